@@ -316,6 +316,8 @@ class GovernedSession:
             return self._session.running()
 
     def count_future(self, shape: Shape) -> int:
+        if self._governor.budget.rows_per_second is not None:
+            return 0  # a warning less: the database would read all rows at once
         with self.watch.waiting():
             found = self._session.count_future(shape)
         self.note(0)
@@ -447,6 +449,10 @@ class GovernedSplit:
         with self.session.watch.waiting():
             self._split.wait()
         self.session.note(0)
+
+    def finish(self) -> None:
+        with self.session.watch.waiting():
+            self._split.finish()
 
 
 def _quiet_until(quiet: Sequence[Hours], now: datetime) -> dict[str, str]:

@@ -342,6 +342,9 @@ class Split(Protocol):
     def wait(self) -> None:
         """Keep the session from being closed as idle while others read. Raises as `note`."""
 
+    def finish(self) -> None:
+        """Check, when all parts were read, what `scan` checks at its end. Raises as `scan`."""
+
 
 class Engine(Protocol):
     """One database, named by the DBA's URL.

@@ -215,6 +215,7 @@ class SharedScan:
             else:
                 self._receive(LOOK_S)
                 self._split.wait()
+        self._split.finish()
 
     def _next(self) -> int | None:
         return self._again.pop() if self._again else next(self._fresh, None)

@@ -7,8 +7,9 @@ at the same cost: no SQL. Descriptions contain names and types, never values.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from driftline import wire_pb2 as pb
 from driftline.activity import NotKnown
@@ -48,6 +49,7 @@ class AgentState:
     governor: Governor
     audit: Audit
     heartbeat_s: float
+    _reading: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def served_relation(self, name: str, protocol: int, client: Client) -> ServedRelation:
         """Return the relation that this client knows by a name. Contact no database.
@@ -92,10 +94,11 @@ class AgentState:
         Limits take effect also for running exchanges, relations and `allow` for new ones, and
         [database] and [server] only at a restart. A file with an error is logged and not used.
         """
-        if (config := self._read_again()) is None:
-            return
-        self.governor.adopt(config.budget)
-        self.config = replace(config, database=self.config.database, server=self.config.server)
+        with self._reading:
+            if (config := self._read_again()) is None:
+                return
+            self.governor.adopt(config.budget)
+            self.config = replace(config, database=self.config.database, server=self.config.server)
         _log.info("%s was read again: %s", config.path, counted(len(config.relations), "relation"))
 
     def reload_limits(self) -> None:
@@ -104,15 +107,16 @@ class AgentState:
         What a client may have changes by a signal of the DBA, not by saving a file. The log names
         what changed and does not count yet.
         """
-        if (config := self._read_again()) is None:
-            return
-        before = self.config
-        if config.relations != before.relations:
-            _log.warning("[relations] of %s changed; send SIGHUP to apply it", config.path)
-        if config.budget == before.budget:
-            return
-        self.governor.adopt(config.budget)
-        self.config = replace(before, budget=config.budget)
+        with self._reading:
+            if (config := self._read_again()) is None:
+                return
+            before = self.config
+            if config.relations != before.relations:
+                _log.warning("[relations] of %s changed; send SIGHUP to apply it", config.path)
+            if config.budget == before.budget:
+                return
+            self.governor.adopt(config.budget)
+            self.config = replace(before, budget=config.budget)
         _log.info("[limits] of %s changed and count from now on", config.path)
 
     def _read_again(self) -> SourceConfig | None:

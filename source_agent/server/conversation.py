@@ -396,9 +396,9 @@ class Conversation:
                 remedy="Run the refresh again; nothing was published and what arrived is kept.",
             )
         try:
-            if since is None:
-                self._state.governor.check()
             session = self._session
+            if since is None or session is not None:  # its snapshot is held meanwhile
+                self._state.governor.check()
             if session is not None:
                 self._check_age()
                 if probes and (error := session.watch.dead()):

@@ -276,6 +276,18 @@ class MariadbSession(SnapshotSession):
 
         return fetch
 
+    def _end_abandoned(self) -> None:
+        """End a scan whose rows are not wanted any more; the driver reads what was sent of it."""
+        if (cursor := self._open_cursor) is None:
+            return
+        self._open_cursor = None
+        self._connect.kill(self._connection)
+        with contextlib.suppress(pymysql.Error):
+            cursor.close()
+        # If the scan had ended, the server may end the next statement instead.
+        with contextlib.suppress(pymysql.Error), self._connection.cursor(Cursor) as another:
+            another.execute(AS_OF)
+
     def _failed(self, error: pymysql.Error, relation: Relation | None) -> DriftlineError:
         """Translate an error; end the statement if the driver has given up reading its result."""
         if access.is_silence(error):
@@ -285,10 +297,7 @@ class MariadbSession(SnapshotSession):
     def _execute(
         self, cursor: Any, sql: str, values: Sequence[object], relation: Relation | None
     ) -> Any:
-        if self._open_cursor is not None:  # a scan was abandoned: read it to its end
-            with contextlib.suppress(pymysql.Error):
-                self._open_cursor.close()
-            self._open_cursor = None
+        self._end_abandoned()
         self.refuse_interrupted()
         limit(self._connection, self._answer_s if relation is None else self._silence_s)
         try:

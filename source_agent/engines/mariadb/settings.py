@@ -17,7 +17,8 @@ Shown = tuple[str | None, ...]
 
 # Text forms and the meaning of a DBA's query depend on these.
 SETTINGS: Final = (
-    "SET SESSION sql_mode = ''",
+    # Of MariaDB alone: rows of the past.
+    "SET SESSION /*M!100300 system_versioning_asof = DEFAULT, */ sql_mode = ''",
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION lc_time_names = 'en_US'",
     "SET SESSION div_precision_increment = 4",
@@ -60,7 +61,11 @@ WATCHED: Final = (
     "collation_connection",
     "character_set_results",
 )
-SHOWN = f"SELECT {', '.join(f'@@SESSION.{name}' for name in WATCHED)}"
+_AS_OF = "system_versioning_asof"
+SHOWN = (
+    f"SELECT {', '.join(f'@@SESSION.{name}' for name in WATCHED)}, "
+    f"COALESCE(/*M!100300 @@SESSION.{_AS_OF}, */ '')"
+)
 PINNING: Final = (*DRIVER, *SETTINGS, *TIMEOUTS, *STATEMENT_TIMEOUTS.values())
 STATEMENTS: Final = (*PINNING, TIME_LIMITS, VERSION, SHOWN)
 
@@ -94,7 +99,7 @@ def time_limits(ask: Ask) -> list[TimeLimit]:
 
 def refuse_changed(ask: Ask, before: Shown, relation: Relation) -> None:
     """Raise DatabaseRefused if a variable has another value than when the session opened."""
-    pairs = zip(WATCHED, before, ask(SHOWN)[0], strict=True)
+    pairs = zip((*WATCHED, _AS_OF), before, ask(SHOWN)[0], strict=True)
     if changed := [name for name, was, now in pairs if was != now]:
         for sql in (DRIVER[0], *SETTINGS):  # for the relations that follow in this session
             ask(sql)

@@ -36,9 +36,12 @@ from source_agent.engines.shapes import Condition, Relation
 # Character sets that convert to Unicode and back without loss. MySQL's latin1 is cp1252, completed.
 # fmt: off
 _LOSSLESS_CHARSETS: Final = frozenset((
-    "ascii", "latin1", "latin2", "latin5", "latin7", "utf8", "utf8mb3", "utf8mb4", "ucs2",
-    "utf16", "utf16le", "utf32", "cp1250", "cp1251", "cp1256", "cp1257", "cp850", "cp852",
-    "cp866", "koi8r", "koi8u", "greek", "hebrew",
+    "latin1", "latin2", "latin5", "latin7", "utf8", "utf8mb3", "utf8mb4", "ucs2", "utf16",
+    "utf16le", "utf32", "cp850", "cp852", "cp866", "koi8r", "koi8u",
+))
+# Those in which some bytes are no character: all of them would be read as `?`.
+_INCOMPLETE_CHARSETS: Final = frozenset((
+    "ascii", "cp1250", "cp1251", "cp1256", "cp1257", "greek", "hebrew",
 ))
 # fmt: on
 _INTEGERS: Final = {  # data type: declared when signed, when unsigned
@@ -79,6 +82,7 @@ BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
     "text": bytes.decode,
     "date": bytes.decode,
 }
+_NUMBER_WIDTH: Final = 40  # the longest text of a DOUBLE has 33 characters
 _COMPARED_TEXT: Final = frozenset(("varchar", "tinytext", "text", "mediumtext", "longtext"))
 # Collations that do not pad: MariaDB's, by name, and those that MySQL has since 8.0.
 _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
@@ -114,7 +118,7 @@ def column(relation: Relation, column: Described) -> ReadColumn:
     """Return the read expression of one column, or raise the error that refuses its type."""
     quoted = quote(column.name, MARK)
     as_text = column.name in relation.as_text
-    is_foreign = bool(column.charset) and column.charset not in _LOSSLESS_CHARSETS
+    is_foreign = column.charset not in {"", *_LOSSLESS_CHARSETS, *_INCOMPLETE_CHARSETS}
     if column.type in TEXT and is_foreign and not as_text:
         raise refused_type(
             relation,
@@ -132,9 +136,12 @@ def column(relation: Relation, column: Described) -> ReadColumn:
         )
     if as_text and form != "text":
         is_raw = form == "bytes"
-        read, declared, form = f"HEX({read})" if is_raw else f"CAST({read} AS CHAR)", "text", "text"
-    elif as_text and is_foreign:
+        text = f"TRIM({read})" if form == "float" else f"CAST({read} AS CHAR)"
+        read, declared, form = f"HEX({read})" if is_raw else text, "text", "text"
+    elif as_text and (is_foreign or column.charset in _INCOMPLETE_CHARSETS):
         read = f"HEX({read})"
+    elif column.type in TEXT and column.charset in _INCOMPLETE_CHARSETS:
+        read = _checked(quoted, column.charset)
     found = ReadColumn(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
     found = replace(found, unordered=_unordered(column, found))
     if not as_text and _is_compared(column, found):
@@ -149,7 +156,7 @@ def can_page(column: Described, found: ReadColumn) -> bool:
     and SET, which are sorted by number and compared as strings, nor for CHAR under a collation that
     does not pad, which is sorted with the spaces that a comparison lacks.
     """
-    if found.read != quote(column.name, MARK) or found.form not in BINDERS:
+    if not _is_itself(column, found) or found.form not in BINDERS:
         return False
     if found.form != "text":
         return True
@@ -175,7 +182,9 @@ def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
             return quoted, declared, "decimal"
         return quoted, "numeric", "ascii"
     if kind in {"float", "double"}:
-        read = f"IF({quoted} = 0 AND ATAN2({quoted}, -1e0) < 0, '-0', {quoted} * 1e0)"
+        # As wide as a number can be: a temporary table cuts longer ones to the width of the IF.
+        negative = f"{quoted} = 0 AND ATAN2({quoted}, -1e0) < 0"
+        read = f"IF({negative}, RPAD('-0', {_NUMBER_WIDTH}, ' '), {quoted} * 1e0)"
         return read, "float4" if kind == "float" else "float8", "float"
     if kind == "bit":
         declared, form = ("int8", "int") if column.precision <= 63 else ("numeric(20,0)", "decimal")
@@ -193,6 +202,20 @@ def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
     return "", "", ""
 
 
+def _checked(quoted: str, charset: str) -> str:
+    """Return a text as the bytes of its UTF-8, or bytes that are none, which `check_utf8` refuses,
+    where it has bytes that are no character of its set."""
+    text = f"CONVERT({quoted} USING utf8mb4)"
+    is_whole = f"CAST(CONVERT({text} USING {charset}) AS BINARY) = CAST({quoted} AS BINARY)"
+    return f"IF({quoted} IS NULL OR {is_whole}, CAST({text} AS BINARY), X'FF')"
+
+
+def _is_itself(column: Described, found: ReadColumn) -> bool:
+    """Return True if a column is read as it is, or as its bytes."""
+    quoted = quote(column.name, MARK)
+    return found.read in {quoted, _checked(quoted, column.charset)}
+
+
 def _is_compared(column: Described, found: ReadColumn) -> bool:
     """Return True if a derivation may compare a column (docs/types.md)."""
     if column.type in _INTEGERS and found.type.kind in INTEGER_WIDTHS:
@@ -206,15 +229,19 @@ def _is_compared(column: Described, found: ReadColumn) -> bool:
 
 def _unordered(column: Described, found: ReadColumn) -> str:
     """Return how the server sorts a column if not as the protocol does (`ReadColumn.unordered`)."""
-    if not column.is_stored or found.read != quote(column.name, MARK):
+    if not column.is_stored or not _is_itself(column, found):
         return f"as {column.written}"
     if column.type in _INTEGERS or column.type in {"decimal", "date", "datetime"}:
         return ""
     if column.type in {"binary", "varbinary"}:
         return ""
     if column.type in {"char", "varchar"}:
-        is_bytes = _BYTE_ORDER.fullmatch(column.collation.lower())
-        return "" if is_bytes else f"by the collation {column.collation}, not by bytes"
+        collation = column.collation.lower()
+        if not _BYTE_ORDER.fullmatch(collation):
+            return f"by the collation {column.collation}, not by bytes"
+        if column.type == "char" and _NO_PAD.search(collation):  # as in `can_page`
+            return f"as CHAR under {column.collation}: with the blanks that its values lack"
+        return ""
     return f"as {column.written}"
 
 

@@ -64,14 +64,18 @@ class Connector:
             return False
         return True
 
-    def interrupt(self, connection: pymysql.Connection[Cursor]) -> None:
-        """End the statement that runs on a connection, and the connection while it is read."""
+    def kill(self, connection: pymysql.Connection[Cursor]) -> None:
+        """End the statement that runs on a connection, if the server can be reached."""
         with (
             contextlib.suppress(pymysql.Error, OSError),
             contextlib.closing(self(KILL_S)) as other,
             other.cursor() as cursor,
         ):
             cursor.execute(KILL, (connection.thread_id(),))  # type: ignore[no-untyped-call]
+
+    def interrupt(self, connection: pymysql.Connection[Cursor]) -> None:
+        """End the statement that runs on a connection, and the connection while it is read."""
+        self.kill(connection)
         # Also if the server was not reached: the reading thread must not wait any longer.
         sock = connection._sock  # type: ignore[attr-defined]
         if sock is not None:

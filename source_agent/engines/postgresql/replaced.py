@@ -12,8 +12,11 @@ which see the present, for everything that this session has locked, also through
 Invariants: no session has to wait, and only catalogues are locked. A rollback to a savepoint
 releases the locks taken below it; what is read after that is checked again.
 
-Not found: a child by INHERITS alone that leaves its parent; a view that is replaced to read other
-old tables or columns. Found without need: VACUUM FULL and CLUSTER look like a rewrite.
+A plain table is read with ONLY, so that none that begins to inherit from it is read with it.
+
+Not found: a child by INHERITS alone that leaves a parent, or joins one that has others; a view that
+is replaced to read other old tables or columns. Found without need: VACUUM FULL and CLUSTER look
+like a rewrite.
 
 Rejected: locking the tables before the snapshot is taken. A view's tables are not known, and a long
 exchange would lock tables long before it reads them.

@@ -172,7 +172,7 @@ class PostgresqlSession(SnapshotSession):
         """Return the shape with the policies in force. Its tables must be locked."""
         if not policies.hides(self.ask, self._connection.execute, scan_sql(shape)):
             return replace(shape, row_security=policies.NOTHING_HIDDEN)
-        source, is_query = plan_of(shape).source, shape.relation.table is None
+        source, is_query = sql.name_of(shape), shape.relation.table is None
         relation = None if is_query else self.ask(access.RESOLVED, source)[0][0]
         with contextlib.closing(PostgresqlSession(self._parameters, self._limits)) as session:
             found = policies.policies(session.ask, relation)
@@ -213,6 +213,11 @@ class PostgresqlSession(SnapshotSession):
         """Issue statements, so that the server does not take the session for idle."""
         with self._reading(relation):
             pass
+
+    def refuse_changed(self, relation: Relation) -> None:
+        """Raise SnapshotLost if a table that this session has locked differs from its snapshot."""
+        with self._reading(relation):
+            self._refuse_changed(relation)
 
     def read_part(self, shape: Shape, first: str, last: str) -> Iterator[Rows]:
         """Read the rows at places from `first` on and before `last`. Raises as `scan`."""
@@ -262,12 +267,12 @@ class PostgresqlSession(SnapshotSession):
             self._bind(shape)
             source = ":".join(self.ask(sql.IDENTITY)[0])
             if marked.kind is MarkerKind.XMIN:
-                tree = self.ask(sql.LEAVES, plan_of(shape).source)
+                tree = self.ask(sql.LEAVES, sql.name_of(shape))
                 at, started = self.ask(sql.XMIN)[0]
                 source = " ".join([source, started, *(f"{oid}:{file}" for oid, _, file in tree)])
                 return Mark(source, at)
             if shape.relation.table is not None:  # else swapped by renaming another one
-                source += f" {self.ask(access.RESOLVED, plan_of(shape).source)[0][0]}"
+                source += f" {self.ask(access.RESOLVED, sql.name_of(shape))[0][0]}"
 
             def greatest(name: str) -> str | None:
                 # By COPY: without an index on the column, all rows are read.
@@ -429,6 +434,9 @@ class PostgresqlSplit:
 
     def spent(self, time: DatabaseTime) -> None:
         """Do nothing: the governor decides by it."""
+
+    def finish(self) -> None:
+        self.session.refuse_changed(self.join.shape.relation)
 
     def wait(self) -> None:
         self.session.refuse_interrupted()

@@ -21,8 +21,8 @@ from typing import Final
 from driftline.errors import DatabaseUnavailable
 
 from source_agent.engines.interface import Ask
-from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, copy_of
-from source_agent.engines.relations import plan_of, select_sql
+from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, ONLY, copy_of, name_of
+from source_agent.engines.relations import select_sql
 from source_agent.engines.shapes import Shape
 
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
@@ -84,7 +84,7 @@ def part_sql(shape: Shape) -> str:
         shape,
         f"ctid OPERATOR(pg_catalog.>=) {first}",
         f"ctid OPERATOR(pg_catalog.<) {last}",
-        source=f"ONLY {plan_of(shape).source}",  # and no table that inherits from it
+        source=f"{ONLY}{name_of(shape)}",  # and no table that inherits from it
     )
 
 
@@ -103,7 +103,7 @@ def choose(ask: Ask, shape: Shape, rows_max: int | None) -> Cut | None:
     """Choose how a relation is cut now; None: one session has to read it all."""
     if not _is_divisible(shape):
         return None
-    found = ask(SPLIT, plan_of(shape).source)
+    found = ask(SPLIT, name_of(shape))
     if not found:
         return None
     blocks, rows_per_block = found[0]

@@ -16,6 +16,7 @@ from source_agent.engines.postgresql.values import array_of, bound, literal, nam
 from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 
+ONLY: Final = "ONLY "  # before the name of a plain table in FROM
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SET = (
     "SELECT pg_catalog.set_config(s.name, p.value, false)\n"
@@ -147,6 +148,11 @@ def timeouts(limits: Limits) -> dict[str, str]:
 def copy_of(select_sql: str) -> str:
     """Return the COPY statement that sends the rows of a SELECT in binary."""
     return f"COPY (\n{select_sql}\n) TO STDOUT (FORMAT binary)"
+
+
+def name_of(shape: Shape) -> str:
+    """Return the name of a relation that is a table, quoted as in FROM; of another, its SELECT."""
+    return plan_of(shape).source.removeprefix(ONLY)
 
 
 def range_sql(shape: Shape, *, literal: bool = False) -> str:

@@ -25,13 +25,17 @@ from source_agent.engines.markers import Column as MarkingColumn
 from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, marked_by
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
-from source_agent.engines.postgresql.sql import EXPLAIN, LEAVES, kept_sql, range_sql
+from source_agent.engines.postgresql.sql import EXPLAIN, LEAVES, ONLY, kept_sql, range_sql
 from source_agent.engines.postgresql.values import FLOATS, NATIVE, column, sorting
 from source_agent.engines.relations import plan_of, quote, scan_sql
 from source_agent.engines.shapes import Consistency, Fingerprint, Relation, Shape
 
 SMALL_PAGES: Final = 1024  # 8 MiB: below it sorting costs nothing
 CORRELATION_MIN: Final = 0.95
+_LOSSY_ENCODINGS: Final = {  # why their text is not read
+    "SQL_ASCII": "so that its text has no known encoding",
+    "EUC_JP": "which has two codes for some characters: a change from one to the other is not seen",
+}
 _OTHER: Final = "of another type"  # than a marker or a flag can have
 
 # The name is resolved at present, the rest in the snapshot: NULL for a table created after it.
@@ -284,7 +288,7 @@ def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
     columns = session.ask(COLUMNS, oid)
     is_heap = kind in {"r", "m"} and not has_children
     return _Source(
-        sql=sql,
+        sql=f"{ONLY}{sql}" if is_heap else sql,  # no table that begins to inherit from it meanwhile
         columns=tuple(n for n, _, _ in columns),
         not_null=frozenset(n for n, is_not_null, _ in columns if is_not_null),
         types={n: oid for n, _, oid in columns},
@@ -364,10 +368,10 @@ def _columns(
     ]
     has_text = any(f.type.kind in {"text", "jsonb"} for f in found)
     encoding = session.ask(ENCODING)[0][0] if has_text else ""
-    if encoding == "SQL_ASCII":
+    if why := _LOSSY_ENCODINGS.get(encoding):
         raise ConfigurationError(
-            "The database has the encoding SQL_ASCII, so that its text has no known encoding.",
-            remedy="Publish a query that reads text as bytes: convert_to(col, 'SQL_ASCII').",
+            f"The database has the encoding {encoding}, {why}.",
+            remedy=f"Publish a query that reads text as bytes: convert_to(col, '{encoding}').",
             where=relation.name,
         )
     if encoding != "UTF8":  # its bytes have another order, and it may lack a literal's characters

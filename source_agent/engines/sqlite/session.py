@@ -325,17 +325,17 @@ class SqliteSession(SnapshotSession):
     def _paged(self, shape: Shape) -> Iterator[Rows]:
         """Yield pages in stored order; each is a statement that ends before its rows are used."""
         plan, places = plan_of(shape), page_places(shape)
-        after: tuple[Any, ...] = ()
+        last: list[Any] = []
 
         def fetch(count: int) -> Sequence[tuple[Any, ...]]:
-            nonlocal after
             self._begin()
-            sql = page_sql(shape, is_first=not after)
+            sql = page_sql(shape, is_first=not last)
+            # Text must be bound as text: a bytearray would be bound as a blob. It is UTF-8, or the
+            # rows of the block before would have been refused.
+            after = [v.decode() if isinstance(v, bytearray) else v for v in last]
             block = self._execute(sql, (*plan.values, *after, count)).fetchall()
             if block:
-                # Text must be bound as text: a bytearray would be bound as a blob.
-                last = [block[-1][place] for place in places]
-                after = tuple(v.decode() if isinstance(v, bytearray) else v for v in last)
+                last[:] = [block[-1][place] for place in places]
             return block
 
         with self._errors(shape.relation):

@@ -129,7 +129,8 @@ class _Table:
     def pages(self) -> tuple[str, ...]:
         """SQL of the columns that order the table as it is stored; empty if no such key is known.
 
-        A primary key that may be NULL is none: no page follows a NULL.
+        A primary key that may be NULL is none: no page follows a NULL. Nor is one that is read as
+        text of any bytes, which cannot be bound (`describe`).
         """
         if self.rowid:
             return (quote(self.alias, MARK) if self.alias else self.rowid,)
@@ -217,7 +218,7 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         indexed=first == table.alias
         or any(i.columns[0] == first and not i.is_partial for i in table.indexes),
         rows_expected=table.rows,
-        pages=table.pages,
+        pages=table.pages if table.rowid or not set(table.primary) & set(relation.as_text) else (),
         kept=kept,
         marker=marked,
         marking=marking,

@@ -97,3 +97,128 @@ def test_character_sets_that_unicode_does_not_hold(maria: OfMariaDB) -> None:
         with pytest.raises(errors.ConfigurationError, match="cp932"):
             session.describe(Relation("j", table="j"))
         assert read(session, Relation("j", table="j", as_text=("v",))) == [["1", "8341"]]
+
+
+@pytest.mark.parametrize(
+    ("charset", "text", "byte"),
+    [
+        ("ascii", "plain?", 0xE9),
+        ("cp1250", "žluťoučký", 0x81),
+        ("cp1251", "съешь", 0x98),
+        ("cp1256", "نص عربي", 0x8A),
+        ("cp1257", "ąčęė", 0x81),
+        ("greek", "Ελληνικά", 0xA4),
+        ("hebrew", "עברית", 0xBF),
+    ],
+)
+@pytest.mark.parametrize("engine", ["InnoDB", "MyISAM"])
+def test_a_byte_that_is_no_character_of_its_set_is_refused(
+    maria: OfMariaDB, charset: str, text: str, byte: int, engine: str
+) -> None:
+    """The server reads each of them as `?`: a change from one to another would be missed."""
+    of_set = f"CHARACTER SET {charset} COLLATE {charset}_bin NOT NULL"
+    maria.run(
+        f"CREATE TABLE t (k varchar(20) {of_set} PRIMARY KEY, v text {of_set}) ENGINE={engine}",
+        f"INSERT INTO t VALUES ('{text}', CONCAT('{text}', '{text}'))",
+    )
+    relation = Relation("t", table="t")
+    with session_of(maria) as session:
+        assert read(session, relation) == [[text, text * 2]]
+        is_sorted = not session.describe(relation).unordered
+        assert is_sorted is (charset == "ascii")
+    maria.run(f"INSERT INTO t VALUES ('x', CONVERT(X'{byte:02x}' USING {charset}))")
+    with session_of(maria) as session:
+        with pytest.raises(errors.ValueDoesNotFit, match="v"):
+            read(session, relation)
+        digits = read(session, Relation("t", table="t", as_text=("v",)))
+        assert f"{byte:02X}" in {row[1] for row in digits}
+
+
+@pytest.mark.parametrize("collation", ["utf8mb4_nopad_bin", "ascii_nopad_bin"])
+def test_a_char_key_that_is_not_padded_is_not_read_in_tiles(
+    maria: OfMariaDB, collation: str
+) -> None:
+    """The index has it with blanks, a comparison without: a row could be in no tile."""
+    charset = collation.partition("_")[0]
+    for kind, is_sorted in (("char", False), ("varchar", True)):
+        of_set = f"CHARACTER SET {charset} COLLATE {collation}"
+        maria.run(f"CREATE TABLE {kind}_key (k {kind}(9) {of_set} PRIMARY KEY, v int)")
+        with session_of(maria) as session:
+            shape = session.describe(Relation("t", table=f"{kind}_key"))
+            assert bool(shape.unordered) is not is_sorted, shape.unordered
+
+
+def test_doubles_keep_their_digits_in_a_temporary_table(maria: OfMariaDB) -> None:
+    """In which the server keeps a text at the width that it has given the expression."""
+    values = [1.2345678901234567e-10 * (1 + i / 7) * (-1) ** i for i in range(2000)]
+    values += [-2.4691357802469136e-300, 5e-324, 1.7976931348623157e308, 1e15, 0.1]
+    maria.run(
+        "CREATE TABLE r (id int PRIMARY KEY, cust int NOT NULL, v double, w float, KEY (cust))",
+        "CREATE TABLE few (cust int PRIMARY KEY)",
+        "INSERT INTO few VALUES (0), (1), (2), (3)",
+    )
+    maria.insert("r", [(i, i % 4, v, -1e-60) for i, v in enumerate(values)])
+    maria.run("ANALYZE TABLE r", "ANALYZE TABLE few")
+    for as_text in ((), ("v", "w")):
+        relation = Relation("r", table="r", where="cust IN (SELECT cust FROM few)", as_text=as_text)
+        with session_of(maria) as session:
+            shape = session.describe(relation)
+            for ordered in (False, True):
+                rows = [decoded(r, shape) for r in flat(session.scan(shape, ordered=ordered))]
+                found = {int(row[0] or 0): str(row[2]) for row in rows}
+                assert {float(row[3] or 0).hex() for row in rows} == {"-0x0.0p+0"}
+                assert [float(found[i]) for i in range(len(values))] == values
+
+
+def test_rows_of_the_past_are_not_read_for_those_of_now(maria: OfMariaDB) -> None:
+    """As a variable of the server, or one that a stored function sets, would have it."""
+    maria.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v int) WITH SYSTEM VERSIONING",
+        "INSERT INTO t VALUES (1, 1)",
+    )
+    time.sleep(1.1)
+    with maria.server.admin(maria.database) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT NOW(6)")
+        ((then,),) = cursor.fetchall()
+    maria.run(
+        "UPDATE t SET v = 2",
+        "CREATE FUNCTION back(x int) RETURNS int READS SQL DATA "
+        f"BEGIN SET SESSION system_versioning_asof = '{then}'; RETURN x; END",
+        f"SET GLOBAL system_versioning_asof = '{then}'",
+    )
+    try:
+        with session_of(maria) as session:
+            assert read(session, Relation("t", table="t")) == [["1", "2"]]
+    finally:
+        maria.run("SET GLOBAL system_versioning_asof = DEFAULT")
+    with session_of(maria) as session:
+        query = Relation("q", query="SELECT id, back(id) AS v FROM t", key=("id",))
+        with pytest.raises(errors.DatabaseRefused, match="system_versioning_asof"):
+            read(session, query)
+        assert read(session, Relation("t", table="t")) == [["1", "2"]]
+
+
+def test_a_scan_that_is_abandoned_is_ended(
+    maria: OfMariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver would read it to its end before the next statement, beyond every budget."""
+    maria.run(
+        "CREATE TABLE t (id int PRIMARY KEY, pad char(200))",
+        "INSERT INTO t SELECT seq, 'x' FROM seq_1_to_200000",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+    )
+    with session_of(maria) as session:
+        packets, connection = [0], session._connection
+        read_packet = connection._read_packet
+
+        def counted(*args: object, **more: object) -> object:
+            packets[0] += 1
+            return read_packet(*args, **more)
+
+        monkeypatch.setattr(connection, "_read_packet", counted)
+        for number in range(3):
+            assert next(session.scan(session.describe(Relation("t", table="t"))))
+            maria.run(f"INSERT INTO u VALUES ({number})")
+            packets[0] = 0
+            assert read(session, Relation("u", table="u")) == [], "the snapshot is the same"
+            assert packets[0] < 50_000

@@ -131,14 +131,17 @@ def test_has_no_snapshot_of_foreign_tables(
         assert session.consistency is Consistency.FUZZY
 
 
-def test_of_no_known_encoding_is_refused(pg: OfPostgreSQL) -> None:
-    name = pg.server.create_database(pg.database + "a", encoding="SQL_ASCII")
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "EUC_JP"])
+def test_text_is_refused_of_which_a_change_could_not_be_seen(
+    pg: OfPostgreSQL, encoding: str
+) -> None:
+    name = pg.server.create_database(pg.database + "a", encoding=encoding)
     try:
         with pg.server.superuser(name) as connection:
             connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         engine = connect(pg.server.url("postgres", name), None, Limits())
         with closing(engine.open()) as session:
-            with pytest.raises(errors.ConfigurationError, match="SQL_ASCII"):
+            with pytest.raises(errors.ConfigurationError, match=encoding):
                 session.describe(Relation("t", table="t"))
             assert session.describe(Relation("t", table="t", columns=("id",))).vouched
     finally:

@@ -139,6 +139,16 @@ def test_other_names_of_the_same(legacy: OfPostgreSQL) -> None:
             assert count(session, odd) == 0
 
 
+def test_a_table_that_begins_to_inherit_is_not_read(legacy: OfPostgreSQL) -> None:
+    legacy.run("CREATE TABLE child (k int NOT NULL, a text)", FILL.format("child"))
+    with closing(open_session(legacy)) as session:
+        before = count(session, TABLE)
+        legacy.run("ALTER TABLE child INHERIT t")  # which no lock of a reader prevents
+        assert count(session, TABLE) == before
+    with closing(open_session(legacy)) as session:
+        assert count(session, TABLE) == 2 * before
+
+
 def test_a_materialized_view_that_was_made_anew(legacy: OfPostgreSQL) -> None:
     legacy.run("CREATE MATERIALIZED VIEW m AS TABLE t")
     relation = Relation("orders", table="m", key=("k",))

@@ -136,6 +136,20 @@ def test_a_key_that_may_be_null_orders_no_pages(tmp_path: Path) -> None:
         assert len(read(session, Relation("t", table="t", key=("oid",)))) == 60
 
 
+def test_a_stored_key_that_is_not_utf8(tmp_path: Path) -> None:
+    """It cannot be bound, so no page begins behind it."""
+    lite = OfSQLite(tmp_path / "rollback.sqlite", journal="delete")
+    lite.run(
+        "CREATE TABLE t (k TEXT NOT NULL PRIMARY KEY, v INT) WITHOUT ROWID",
+        "INSERT INTO t VALUES ('a', 1), (CAST(x'c328' AS TEXT), 2)",
+    )
+    with session_of(lite) as session:
+        found = read(session, Relation("t", table="t", as_text=("k",)))
+        assert sorted(map(str, found)) == ["['t:a', '1']", "['x:c328', '2']"]
+        with pytest.raises(errors.ValueDoesNotFit, match="k"):
+            read(session, Relation("t", table="t"))
+
+
 @pytest.mark.parametrize("how", ["query", "ranges", "ranges of at most two rows"])
 def test_without_wal_lets_go_of_what_is_copied(tmp_path: Path, how: str) -> None:
     """What is in the temporary file needs no lock, though nobody has paused the session."""

@@ -30,7 +30,7 @@ from source_agent.cli.check import check
 from source_agent.cli.explain import explain
 from source_agent.cli.grants import grants
 from source_agent.config import Budget, load
-from source_agent.engines.interface import DatabaseTime, Limits, Session, Split
+from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, Split
 from source_agent.engines.postgresql import session as postgresql_session
 from source_agent.engines.postgresql import split as postgresql_split
 from source_agent.engines.postgresql.engine import PostgresqlEngine
@@ -273,6 +273,28 @@ def test_what_has_no_places_of_its_own_is_read_by_one(
         found, _ = scanned(session, pool)
         assert found.sums.total.count in {2000, 4000}
     assert not pool._idle
+
+
+def test_a_table_that_is_replaced_between_two_parts(pg: OfPostgreSQL, pool: WorkerPool) -> None:
+    """Under its name stands another one, which readers that begin later would read."""
+    fill_items(pg, 2000)
+    pg.run("CREATE SCHEMA staging", "CREATE TABLE staging.items (id bigint PRIMARY KEY, name text)")
+
+    class Swapped:
+        def __init__(self, split: Split) -> None:
+            self._split, self._is_done = split, False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._split, name)
+
+        def read(self, part: int) -> Iterator[Rows]:
+            yield from self._split.read(part)
+            if not self._is_done:
+                self._is_done = True
+                pg.run("ALTER SCHEMA public RENAME TO old", "ALTER SCHEMA staging RENAME TO public")
+
+    with session_of(pg) as session, pytest.raises(errors.SnapshotLost, match="items"):
+        scanned(session, pool, wrap=Swapped)
 
 
 def test_conditions_and_queries_are_read_by_one(pg: OfPostgreSQL) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from source_agent.budgets.audit import Audit, recent_snapshots
 from source_agent.budgets.budget import Governor
-from source_agent.config import SourceConfig, load
+from source_agent.config import Budget, SourceConfig, load
 from source_agent.engines.registry import connect
 from source_agent.server import reload
 from source_agent.server.catalogue import AgentState
@@ -103,6 +104,34 @@ def test_limits_are_adopted_and_all_else_is_named(
     state.reload()
     assert list(state.config.relations) == ["others"]
     assert [line["outcome"] for line in audited(tmp_path)] == ["reloaded", "reloaded"]
+
+
+def test_a_signal_while_limits_are_adopted_is_not_undone(
+    state: AgentState, written: Callable[..., SourceConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relations that the DBA takes away would come back, and clients that she locks out."""
+    adopt, is_adopting, signalled = state.governor.adopt, threading.Event(), threading.Event()
+
+    def slow(budget: Budget) -> None:
+        if threading.current_thread() is watch:
+            is_adopting.set()
+            assert not signalled.wait(0.5), "the signal waits"
+        adopt(budget)
+
+    def reload() -> None:
+        assert is_adopting.wait(10)
+        state.reload()
+        signalled.set()
+
+    monkeypatch.setattr(state.governor, "adopt", slow)
+    written("rows_per_second = 7", relation="others")
+    watch = threading.Thread(target=state.reload_limits)
+    by_signal = threading.Thread(target=reload)
+    for thread in (watch, by_signal):
+        thread.start()
+    for thread in (watch, by_signal):
+        thread.join()
+    assert list(state.config.relations) == ["others"]
 
 
 @pytest.mark.parametrize("text", ["", "[limits]\nrows = 3\n", None])

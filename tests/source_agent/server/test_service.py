@@ -638,6 +638,27 @@ def test_the_pause_file_and_quiet_hours(running: Start, certs: Path) -> None:
         conversation.until("finished")
 
 
+@pytest.mark.parametrize("switch", ["pause", "hours"])
+def test_an_exchange_that_waits_for_its_client_is_ended(
+    running: Start, certs: Path, switch: str
+) -> None:
+    """Its snapshot holds back vacuum, also while nothing is read."""
+    at = [NOON]
+    limits = '[limits]\npause_file = "pause"\nquiet_hours = ["08:00-10:00"]\n'
+    agent = running(
+        limits, heartbeat_s=0.05, govern=lambda c: Governor(c.budget, wall=lambda: at[0])
+    )
+    with peer(agent, certs) as conversation:
+        conversation.send(opening(RECIPE))
+        conversation.until("finished")  # and may ask for another relation
+        if switch == "pause":
+            (agent.folder / "pause").touch()
+        else:
+            at[0] = NOON.replace(hour=9)
+        assert agent.engine.closed.acquire(timeout=5), "the snapshot was held"
+        agent.engine.closed.release()
+
+
 ENDLESS = """[relations.endless]
 key = ["id"]
 query = '''SELECT id, comment FROM orders WHERE id = (
