@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from driftline.errors import ValueDoesNotFit
 from driftline.types import parse_type
@@ -14,7 +16,7 @@ from source_agent.engines.encoding.plain_values import joined
 from source_agent.engines.encoding.rows import from_text
 
 FORMAT = Format("a.toml", "csv", ("id",), (parse_type("int8"),))
-UNFIT = (ValueDoesNotFit, ValueError, OverflowError, TypeError)
+UNFIT = (ValueDoesNotFit, ValueError, OverflowError, TypeError, struct.error)  # as of `joined`
 DIGITS = st.from_regex(r"-?\d{1,19}", fullmatch=True)
 NUMBERS = st.from_regex(r"-?\d{0,14}(\.\d{1,3})?", fullmatch=True)
 ODD = st.text("0123456789-+.,_ e", max_size=6)
