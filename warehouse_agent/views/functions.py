@@ -3,7 +3,9 @@
 A function that is not listed is refused: every user's function, and every new one until somebody
 has read what it does. Missing on purpose: aggregates, generators, functions of the clock, of the
 session, of random numbers, of files, partitions or the catalogue, of time zones other than UTC
-(their rules change with Java), and JSON, XML and CSV parsers (whose errors depend on options).
+(their rules change with Java), `format_string` and `printf` (which print where an object lies in
+memory, and times in the machine's zone), and JSON, XML and CSV parsers (whose errors depend on
+options).
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ signum sin sinh sqrt tan tanh try_add try_divide try_mod try_multiply try_subtra
 """
 _TEXTS = """
 ascii base64 bit_length btrim char char_length character_length chr concat concat_ws contains crc32
-decode elt encode endswith find_in_set format_number format_string hash hex initcap instr lcase left
+decode elt encode endswith find_in_set format_number hash hex initcap instr lcase left
 len length levenshtein like locate lower lpad ltrim luhn_check mask md5 octet_length overlay
-position printf regexp regexp_count regexp_extract regexp_instr regexp_like regexp_replace
+position regexp regexp_count regexp_extract regexp_instr regexp_like regexp_replace
 regexp_substr repeat replace reverse right rlike rpad rtrim sha sha1 sha2 soundex split_part
 startswith substr substring substring_index to_char to_number to_varchar translate trim
 try_to_number ucase unbase64 unhex upper xxhash64

@@ -53,6 +53,7 @@ _REFUSED = {
     exp.Placeholder: ("a parameter is refused", "Write the value."),
     exp.Parameter: ("a parameter is refused", "Write the value."),
     exp.Lambda: ("a lambda is refused", ""),
+    exp.Collate: ("COLLATE is refused: texts are compared by their bytes", "Leave it out."),
     exp.Distinct: ("DISTINCT is refused", "The rows of a view are as many as its joins give."),
 }  # fmt: skip
 _CLAUSES = {
@@ -235,11 +236,13 @@ class _Reader:
             raise self._error(f"it has more than {TEXT_MAX:,} characters", "")
         tokens = self._tokens()
         select = self._parsed(tokens)
-        for found in refusals(self._text, tokens, select):
-            raise self._error(found.why, found.remedy, found.at)
         self._check_clauses(select)
         for node in select.walk():
-            self._check_node(node, select)
+            self._check_kind(node, select)
+        for found in refusals(self._text, tokens, select):
+            raise self._error(found.why, found.remedy, found.at)
+        for node in select.walk():
+            self._check_node(node)
         occurrences = self._occurrences(select)
         self._check_tables(tokens, occurrences)
         first = occurrences[0].start
@@ -335,12 +338,16 @@ class _Reader:
                     f"{after.text!r} is refused behind a table", "Leave it out.", after.start
                 )
 
-    def _check_node(self, node: exp.Expr, select: exp.Select) -> None:
+    def _check_kind(self, node: exp.Expr, select: exp.Select) -> None:
+        """Refuse what has a reason of its own."""
         if node is not select and isinstance(node, exp.Query):
             raise self._refused(_REFUSED[exp.Subquery], _start(node))
         for kind, why in _REFUSED.items():
             if isinstance(node, kind):
                 raise self._refused(why, _start(node))
+
+    def _check_node(self, node: exp.Expr) -> None:
+        """Refuse what is not on the list."""
         if isinstance(node, exp.Column) and (node.args.get("db") or node.args.get("catalog")):
             raise self._error(
                 f"the column {node.name!r} has more than one qualifier",

@@ -33,7 +33,18 @@ _LITERALS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
 _OPERANDS = _LITERALS | {
     TokenType.IDENTIFIER, TokenType.NUMBER, TokenType.R_PAREN, TokenType.VAR,
 }  # fmt: skip
-_COMMENT = re.compile(r"--[^\n]*\\\n")
+_COMMENTS = (  # what Spark and sqlglot end in different places
+    (
+        re.compile(r"--[^\n]*\\\n"),
+        "a comment that ends with a backslash is refused: Spark continues it on the next line",
+        "Leave the backslash out.",
+    ),
+    (
+        re.compile(r"/\*(?:(?!\*/).)*/\*|\{#", re.DOTALL),
+        "a comment within a comment is refused: Spark may end it earlier than it seems",
+        "Leave the inner one out.",
+    ),
+)
 _MOMENT = re.compile(
     r"[\0- ]*(now|today|yesterday|tomorrow)([ \t]+\S+|[+-]\S+)?[\0- ]*", re.IGNORECASE
 )
@@ -67,16 +78,12 @@ def refusals(text: str, tokens: Sequence[Token], select: exp.Select) -> Iterator
 
 
 def _comments(text: str, tokens: Sequence[Token]) -> Iterator[Refusal]:
-    end = 0
-    for token in tokens:
-        if match := _COMMENT.search(text, end, token.start):
-            yield Refusal(
-                "a comment that ends with a backslash is refused: Spark continues it on the next"
-                " line",
-                "Leave the backslash out.",
-                match.start(),
-            )
-        end = token.end + 1
+    ends = [0, *(token.end + 1 for token in tokens)]
+    starts = [*(token.start for token in tokens), len(text)]
+    for end, start in zip(ends, starts, strict=True):
+        for pattern, why, remedy in _COMMENTS:
+            if match := pattern.search(text, end, start):
+                yield Refusal(why, remedy, match.start())
 
 
 def _names(tokens: Sequence[Token]) -> Iterator[Refusal]:
@@ -84,7 +91,7 @@ def _names(tokens: Sequence[Token]) -> Iterator[Refusal]:
     for before, token in pairwise(tokens):
         if token.token_type in (TokenType.HINT, TokenType.ARROW, TokenType.PIPE_GT):
             yield Refusal(f"{token.text!r} is refused", "Leave it out.", token.start)
-        is_name = before.text[:1].isalpha() or before.text[:1] == "_"
+        is_name = before.text[:1].isalnum() or before.text[:1] == "_"
         is_text = before.token_type in _LITERALS
         if token.token_type is not TokenType.L_PAREN or not is_name or is_text:
             continue
@@ -101,7 +108,7 @@ def _names(tokens: Sequence[Token]) -> Iterator[Refusal]:
 def _similar(name: str) -> str:
     """Return which function may be meant, or where they are listed."""
     near = get_close_matches(name, sorted(FUNCTIONS), n=1)
-    return f"Did you mean {near[0]!r}?" if near else "docs/views.md lists those that it may."
+    return f"Did you mean {near[0]!r}?" if near else "docs/views.md says which it may."
 
 
 def _pluses(tokens: Sequence[Token], select: exp.Select) -> Iterator[Refusal]:
