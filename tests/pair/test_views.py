@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -491,6 +492,56 @@ def test_the_first_view_over_fragments_with_versions(sites: Sites) -> None:
     assert read(spark, sites.warehouse, "orders", 1).where("amount = 151").count() == 1
     feed = changes(spark, sites.warehouse, "orders", since=0).where("_op = 'update_after'")
     assert sorted(row.amount for row in feed.collect()) == [151, 152, 153]
+
+
+def test_without_locks_a_view_is_said_to_be_of_what_it_was_made_of(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another command commits a fragment, and flips nothing yet, while the view is computed."""
+
+    @contextlib.contextmanager
+    def no_lock(_store: Store, _name: str) -> Iterator[None]:
+        yield
+
+    del sites.views["inverse"]
+    sites.view_lines["joined"] = 'max_lag = "1h"\nchunk_rows = 20'
+    monkeypatch.setattr(Store, "lock", no_lock)
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id = 29")
+    sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
+    sites.well()
+    sites.well("joined")
+    compute = vars(view_phase)["maintain"]
+
+    def beside(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(view_phase, "maintain", compute)
+        made = compute(*args, **options)
+        with contextlib.closing(sqlite3.connect(sites.folder / "crm.db")) as crm, crm:
+            crm.execute("UPDATE customer SET name = 'new' WHERE id = 1")
+        with ThreadPoolExecutor(1) as rival:
+            assert rival.submit(sites.well, "crm.customer").result()["crm.customer"].ahead
+        return made
+
+    sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id = 30")
+    monkeypatch.setattr(view_phase, "maintain", beside)
+    for inputs in ({"orders": 2, "crm.customer": 1}, {"orders": 2, "crm.customer": 2}):
+        sites.well("joined")
+        newest = sites.newest()
+        assert newest is not None
+        assert newest.members["joined"].inputs == inputs
+    sites.check("joined")
+
+
+def test_a_view_over_a_removed_view_is_left_out(sites: Sites) -> None:
+    sites.well()
+    sites.views = {"inverse": "SELECT o.id FROM orders o"}
+    for amount in (100, 102, 104):
+        sites.sql("erp", "UPDATE orders SET amount = ? WHERE id = 3", amount)
+        assert sites.refresh("orders", without=("inverse",))["orders"].error is None
+    newest = sites.newest()
+    assert newest is not None
+    assert newest.members["orders"].version == 3
+    assert newest.members["inverse"].stale
 
 
 def test_the_commands(sites: Sites) -> None:

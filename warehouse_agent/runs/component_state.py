@@ -21,6 +21,7 @@ from driftline.errors import NotFound, WarehouseUnavailable
 from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.planning.staleness.flip_schedule import Ahead
 from warehouse_agent.planning.staleness.optimum import Batch
+from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.schema_change import differs
 from warehouse_agent.runs.held_fragments import Held
 from warehouse_agent.storage import formats
@@ -134,11 +135,21 @@ def _is_whole(
     """Return True if all versions are there that belong to the same snapshot as a head.
 
     A fragment that left the component does not count, and one that is held has a later snapshot.
+    Without locks, the version that was to be committed beside it may be another command's.
     """
-    beside = None if head is None else head.record.beside
+    if head is None:
+        return True
+    record = head.record
+
+    def is_there(name: str, version: int) -> bool:
+        other = heads[name]
+        if other is None or other.version < version:
+            return False
+        return other.version > version or other.record.as_of == record.as_of
+
     return all(
-        name in held or ((other := heads[name]) is not None and other.version >= version)
-        for name, version in (beside or {}).items()
+        name in held or is_there(name, version)
+        for name, version in (record.beside or {}).items()
         if name in heads
     )
 
@@ -212,7 +223,12 @@ def _head(store: Store, name: str, flipped: int | None, *, is_held: bool) -> Sna
         found = formats.head(store, name)
     if is_held or flipped is None or (found is not None and found.version >= flipped):
         return found
-    return formats.head(store, name, version=flipped)
+    try:
+        return formats.head(store, name, version=flipped)
+    except NotFound:
+        if found is not None:
+            restored.refuse(name, found, flipped)
+        raise
 
 
 def _input(name: str, found: Snapshot | None) -> Input | None:

@@ -208,8 +208,11 @@ class ComponentTurn:
         """Put what was committed, and what was ahead, into `after`."""
         store, fragments = self._command.store, self._command.config.fragments
         for name in sorted({*taken.held, *state.names_ahead}):
-            is_held = name in taken.held  # by its lock, the newest version is ours
-            snapshot = formats.head(store, name) if is_held else state.fragments[name].head
+            if name in taken.held:  # without locks, a newer version may be there already
+                version = taken.held[name].job.report.version
+                snapshot = formats.head(store, name, version=version)
+            else:
+                snapshot = state.fragments[name].head
             if snapshot is not None:
                 after[name] = fragment_member(store, fragments[name], snapshot)
 

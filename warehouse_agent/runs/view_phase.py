@@ -187,7 +187,10 @@ class ViewPhase:
                     after[name] = after[name].marked(one.behind, now)
         for view in self._left_out:
             known = after.get(view.name)
-            if known is not None and any(after[n].version != v for n, v in known.inputs.items()):
+            if known is None:
+                continue
+            now_there = {n: after[n].version for n in known.inputs if n in after}  # not if removed
+            if now_there != known.inputs:
                 after[view.name] = known.marked(_LEFT_OUT, now)
 
     def note_current(self, turned: Sequence[PhaseOfView], flipped: Mapping[str, Member]) -> None:
@@ -300,10 +303,10 @@ class ViewPhase:
                 made_of=made_of(store, versions),
             )
             new = NewViewVersion(made.base, made.layout, made.added, made.removed, record)
-            formats.commit(store, name, new)
+            version = formats.commit(store, name, new)
             Point.VIEW_COMMITTED.reach()
             one.is_committed = True
-            one.head = formats.view_head(store, name)
+            one.head = formats.view_head(store, name, version=version)
 
 
 def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, Input | None]) -> bool:

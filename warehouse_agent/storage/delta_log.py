@@ -163,6 +163,13 @@ def _opened(
     try:
         table = DeltaTable(store.table(name), version=version)
     except TableNotFoundError:
+        if version is not None and _opened(store, name, None) is not None:
+            raise NotFound(
+                f"The log does not have version {version} any more.",
+                where=name,
+                remedy="Read a newer version. If a view holds the table back, mend the view and "
+                "refresh.",
+            ) from None
         return None
     except (DeltaError, OSError) as error:
         if version is not None:

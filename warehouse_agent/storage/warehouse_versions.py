@@ -286,12 +286,11 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
                 [add, gone], "append", delta_schema, commit_properties=properties
             )
     except CommitFailedError:
-        store.remove_file(PRIVATE, FOLDER, name)
-        return False
+        return _is_ours(store, number, name)
     except (DeltaError, OSError) as error:
-        if base is None and exists(store):
-            store.remove_file(PRIVATE, FOLDER, name)
-            return False
+        with contextlib.suppress(WarehouseUnavailable):
+            if _is_logged(store, number):
+                return _is_ours(store, number, name)
         why = why_not_logged(error, store.table(TABLE), len(data))
         raise WarehouseUnavailable(
             f"The warehouse version could not be committed: {why}.",
@@ -300,6 +299,20 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
             " keep the version before, and the next refresh goes on from there.",
         ) from error
     return True
+
+
+def _is_ours(store: Store, number: int, name: str) -> bool:
+    """Return True if a version is the one of this file; else remove the file.
+
+    A commit may be answered with an error although it was made: a store that repeats a write after
+    a lost answer finds its own, and takes it for somebody else's.
+    """
+    with contextlib.suppress(NotFound):
+        table = _table(store, number)
+        if table is not None and _file(table) == name:
+            return True
+    store.remove_file(PRIVATE, FOLDER, name)
+    return False
 
 
 def _row(member: Member) -> dict[str, Any]:

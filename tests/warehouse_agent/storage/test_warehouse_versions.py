@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
 from driftline.errors import NotFound, WarehouseUnavailable
 
 from tests.warehouse_agent.planning.test_flip import fragment, view
@@ -77,6 +79,35 @@ def test_writers_beside_each_other(store: Store) -> None:
         assert all(now[name] >= version for name, version in before.items())
         assert sum(now.values()) + len(now) == number + 1
         before = now
+
+
+@pytest.mark.parametrize("error", [CommitFailedError, DeltaError])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_flip_that_was_made_and_is_answered_with_an_error(
+    store: Store, before: int, error: type[DeltaError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a store that repeats a write whose answer was lost, and finds its own."""
+    for version in range(before):
+        put(store, "orders", version)
+    create = vars(versions)["create_table_with_add_actions"]
+    write = DeltaTable.create_write_transaction
+
+    def created(*args: Any, **options: Any) -> None:
+        create(*args, **options)
+        raise error("A table already exists")
+
+    def written(*args: Any, **options: Any) -> None:
+        write(*args, **options)
+        raise error("Transaction failed: version already exists")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(versions, "create_table_with_add_actions", created)
+        patched.setattr(DeltaTable, "create_write_transaction", written)
+        assert put(store, "orders", 7).number == before
+    found = versions.newest(store)
+    assert found is not None
+    assert (found.number, found.members["orders"].version) == (before, 7)
+    assert put(store, "orders", 8).number == before + 1
 
 
 def test_garbage(store: Store) -> None:
