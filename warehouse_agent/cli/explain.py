@@ -206,12 +206,14 @@ def _allowed(one: _Known, view: View, query: Query, number: int) -> Decompositio
     return united([wish_of(view.name, query, number)], free)
 
 
-def _saving(one: _Known, allowed: Decomposition, dialect: Dialect) -> str | None:
-    """Return what this occurrence would read if the DBA allowed all; None: what it reads now."""
-    fragment, offer, derivation = one.fragment, one.offer, allowed.derivation
-    if not fragment.is_kept or offer is None or one.whole is None or derivation is None:
+def _saving(one: _Known, dialect: Dialect) -> str | None:
+    """Return what would be read of a relation, for all views over it, if the DBA allowed all; None:
+    what is read now."""
+    fragment, offer = one.fragment, one.offer
+    if not fragment.is_kept or offer is None or one.whole is None:
         return None
-    if derivation.parts <= offer.allowed:
+    derivation = united(fragment.wishes, replace(offer, allowed=frozenset(Part))).derivation
+    if derivation is None or derivation.parts <= offer.allowed:
         return None
     layout = derived(one.whole, derivation)
     query = share_query(fragment.relation, layout.recipe, derivation.rows, dialect)
@@ -240,9 +242,9 @@ def _table(one: _Known, alias: str, allowed: Decomposition | None, dialect: Dial
             if found.predicate is not None and is_row_choice:
                 pushed.append(predicate_text(found.predicate, offer.recipe, dialect))
             if found.predicate is None or found.why or not is_row_choice:
-                why = "; ".join(found.why) or "the relation is read whole"
+                why = "; ".join(found.why) or "every row is read"
                 stays.append((conjunct.text, why))
-    if allowed is not None and (saving := _saving(one, allowed, dialect)) is not None:
+    if allowed is not None and (saving := _saving(one, dialect)) is not None:
         notes.append(saving)
     rows = None if layout is None or layout.derivation is None else layout.derivation.rows
     expected = one.reply.description.rows_expected if one.reply is not None else 0

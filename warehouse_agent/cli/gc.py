@@ -127,11 +127,18 @@ def _since(store: Store, keep_hours: int, now: datetime) -> datetime:
 def oldest_kept(times: list[tuple[int, datetime]], since: datetime) -> int:
     """Return the oldest version that was still the newest at `since`.
 
+    Versions follow each other, so one with an earlier time than one before it was committed by a
+    clock that was behind: when, is not known, and it counts as new.
+
     Args:
         times: versions and the times of their commits, by version ascending, not empty.
     """
-    before = [version for version, committed in times if committed <= since]
-    return max(before, default=times[0][0])
+    oldest, latest = times[0]
+    for version, committed in times:
+        if latest <= committed <= since:
+            oldest = version
+        latest = max(latest, committed)
+    return oldest
 
 
 def oldest_flipped(flips: Sequence[WarehouseVersion], name: str) -> int | None:

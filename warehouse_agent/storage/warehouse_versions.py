@@ -110,6 +110,7 @@ def since(store: Store, moment: datetime) -> list[WarehouseVersion]:
     """Return the version that was the newest at a moment, and all later ones, ascending.
 
     Those before the last one that `gc` removed, or the log lost, are left out: nobody can pin them.
+    When a version was made whose time is before that of the one before it is not known.
 
     Raises:
         WarehouseUnavailable: as `newest`.
@@ -118,9 +119,11 @@ def since(store: Store, moment: datetime) -> list[WarehouseVersion]:
     version = newest(store)
     while version is not None:
         found.append(version)
-        if version.flipped_at <= moment or version.number == 0:
+        before = None if version.number == 0 else _kept(store, version.number - 1)
+        is_known = before is None or before.flipped_at <= version.flipped_at
+        if is_known and version.flipped_at <= moment:
             break
-        version = _kept(store, version.number - 1)
+        version = before
     return found[::-1]
 
 

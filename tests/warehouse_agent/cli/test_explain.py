@@ -16,6 +16,7 @@ from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent import config as configure
 from warehouse_agent.cli.explain import decomposed, relation_name
+from warehouse_agent.spark.session import Deferred
 
 TABLES = {
     "erp": {
@@ -118,6 +119,23 @@ def test_what_a_dba_who_allows_less_would_save(
     said = f"with derive = {parts} in source.toml it would read 2 of 3 columns: "
     is_said = any(note.startswith(said) for note in crm.tables[0].notes)
     assert is_said == ("columns" not in allowed)
+
+
+def test_what_is_saved_is_what_all_views_leave(tmp_path: Path) -> None:
+    """One view alone would leave fewer columns, and no row but those of one name."""
+    views = {
+        "few": "SELECT c.id FROM crm.customer c WHERE c.name = 'x'",
+        "all": "SELECT c.city, c.name FROM crm.customer c",
+    }
+    tables = {"crm": {"customer": "id INTEGER PRIMARY KEY, name VARCHAR, city VARCHAR, x, y"}}
+    with Sites(Deferred({}), tmp_path, tables, views) as sites:
+        config = sites.config()
+        (site,) = decomposed(config, config.views["few"], ask=True)
+    (saving,) = [note for note in site.tables[0].notes if "it would read" in note]
+    assert saving == (
+        'with derive = ["columns"] in source.toml it would read 3 of 5 columns: '
+        'SELECT "id", "name", "city" FROM customer'
+    )
 
 
 def test_proposals_have_names_of_their_own(tmp_path: Path) -> None:

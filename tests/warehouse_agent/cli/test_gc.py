@@ -87,6 +87,10 @@ def test_the_oldest_version_that_was_the_newest() -> None:
     assert oldest_kept(times, at(55)) == 5
     # Older than the log goes back: everything that it knows is kept.
     assert oldest_kept(times, at(0) - LATER) == 0
+    # Versions 6 and 7 by a clock that was behind: they may be as new as the last one.
+    behind = [*times, (6, at(1)), (7, at(2)), (8, at(59))]
+    assert oldest_kept(behind, at(58)) == 5
+    assert oldest_kept(behind, at(59)) == 8
 
 
 def test_a_reader_keeps_reading_during_ten_refreshes_with_gc(pair: Pair) -> None:
