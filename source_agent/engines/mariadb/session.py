@@ -63,6 +63,7 @@ from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
 
 PAGE_ROWS: Final = 1024
+LEFT_ROWS_MAX: Final = 1024  # of a scan that is given up: as cheap to read as to end it
 _ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00', which is refused"
 
 
@@ -281,6 +282,9 @@ class MariadbSession(SnapshotSession):
         if (cursor := self._open_cursor) is None:
             return
         self._open_cursor = None
+        with contextlib.suppress(pymysql.Error):
+            if any(cursor.read_next() is None for _ in range(LEFT_ROWS_MAX)):
+                return
         self._connect.kill(self._connection)
         with contextlib.suppress(pymysql.Error):
             cursor.close()
