@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -530,6 +531,24 @@ def test_without_locks_a_view_is_said_to_be_of_what_it_was_made_of(
         assert newest is not None
         assert newest.members["joined"].inputs == inputs
     sites.check("joined")
+
+
+def test_a_lost_version_whose_number_others_rows_have_is_not_given(sites: Sites) -> None:
+    """Between a restore that was accepted and the next flip of a fragment without views."""
+    for mark in (1, 2, 3):
+        sites.sql("erp", "UPDATE other SET mark = ? WHERE id = 3", mark)
+        sites.well()
+    (sites.warehouse / "other" / "_delta_log" / f"{2:020d}.json").unlink()
+    time.sleep(1.1)  # times have whole seconds
+    sites.sql("erp", "DELETE FROM other WHERE id > 2")  # which is refused
+    report = sites.refresh("other", options=Options(accept_restored=True))["other"]
+    assert report.error is not None
+    assert report.error["code"] == "SHRANK"
+    with pytest.raises(NotFound, match="Version 2 was lost, and the rows of version 1 have its"):
+        sites.pinned().read("other")
+    options = Options(accept_restored=True, allow_shrink=True)
+    assert sites.refresh("other", options=options)["other"].error is None
+    assert sites.pinned().read("other").count() == 3
 
 
 def test_a_view_over_a_removed_view_is_left_out(sites: Sites) -> None:

@@ -149,8 +149,9 @@ def _pinned(
 ) -> Snapshot | ViewSnapshot:
     """Return a version of a table, None for the one of its member, or else the newest."""
     member = members.get(name)
-    if version is None and member is not None:
-        version = member.version
+    given = member if version is None else None
+    if given is not None:
+        version = given.version
     found: Snapshot | ViewSnapshot | None
     if member is not None:
         is_of_view = member.kind is Kind.VIEW
@@ -163,6 +164,13 @@ def _pinned(
     if found is None:
         raise NotFound(
             "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
+        )
+    restored = found.record.restored
+    if given and restored is not None and found.record.published_at > given.moved_at:
+        raise NotFound(
+            f"Version {version} was lost, and the rows of version {restored} have its number.",
+            where=name,
+            remedy=f"Run `driftline refresh {name}`, and read the newest version of the warehouse.",
         )
     return found
 
