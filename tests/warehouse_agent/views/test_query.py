@@ -129,7 +129,7 @@ REFUSED = [
     ("SELECT a + +1 AS b FROM t", "a plus in front, column 12"),
     ("SELECT d + INTERVAL +3 DAY AS b FROM t", "a plus in front"),
     ("SELECT a -- x\\\n, b FROM t", "ends with a backslash, column 10"),
-    ("SELECT a FROM t WHERE a = 1 /* /*+ */ OR a = 2 -- */\n", "a comment within a comment"),
+    ("SELECT a FROM t WHERE a = 1 /* /*+ */ OR a = 2 -- */\n AND b", "a comment within a comment"),
     ("SELECT a FROM t WHERE a = 1 /*/*/ AND a > 0 /* */", "a comment within a comment"),
     ("SELECT a {# b #} FROM t", "refused"),
     ("SELECT a FROM t WHERE s COLLATE UTF8_LCASE = 'a'", "COLLATE is refused"),
