@@ -81,15 +81,15 @@ def in_this_process(files: list[DataFile], sketch: Sketch, repeat: int) -> None:
 def on_spark(files: list[DataFile], sketch: Sketch, master: str, repeat: int) -> None:
     """Time as many tasks, added up by the driver and by a second stage; and as chosen."""
     steps, received = Steps(start({"spark.master": master, "spark.driver.memory": "4g"})), [0]
-    seen, found = vars(digests), set()
-    scan_ = seen["scan"]
+    module, found = vars(digests), set()
+    scan_ = module["scan"]
 
     def counted(*args: object, **options: object) -> pa.Table:
         rows = scan_(*args, **options)
         received[0] = rows.nbytes
         return rows
 
-    seen["scan"] = counted
+    module["scan"] = counted
     bounds = {"driver": (1 << 50, 4), "second stage": (1, 1), "as chosen": (128 << 20, 4)}
     for _, (name, (most, factor)) in product(range(repeat), bounds.items()):
         digests.DRIVER_BYTES_MAX, digests.READ_FACTOR = most, factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -18,6 +19,8 @@ from driftline.digests import MASK64, Salt
 from driftline.errors import ConfigurationError
 from driftline.key_digests import hash_seed, hashed
 
+from source_agent.budgets.budget import GovernedSession, Governor
+from source_agent.config import Budget
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
 from source_agent.engines.markers import Mark, Marker, MarkerKind
@@ -98,7 +101,7 @@ def test_the_mark_of_a_snapshot(legacy: Legacy) -> None:
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Vienna", "America/St_Johns"])
 def test_times_in_the_future_are_counted_by_the_clock_of_the_writers(
-    legacy: Legacy, zone: str
+    legacy: Legacy, zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a zone's clocks are set back in autumn: then an hour is not known to be ahead."""
     filled(legacy)
@@ -106,9 +109,17 @@ def test_times_in_the_future_are_counted_by_the_clock_of_the_writers(
     ahead = [timedelta(), timedelta(seconds=30), timedelta(hours=3), timedelta(days=900)]
     written = [(local + by).strftime("%Y-%m-%d %H:%M:%S") for by in ahead]
     legacy.insert("t", [(100 + i, at, i, 0, "now") for i, at in enumerate(written)])
-    marker = Marker("at", late_s=60.0, zone=zone)
+    marker, issued = Marker("at", late_s=60.0, zone=zone), list[str]()
+    slow = Governor(Budget(rows_per_second=1.0))
+    legacy.record(monkeypatch, issued)
     with session_of(legacy) as session:
-        assert session.count_future(session.describe(relation(marker))) == 2
+        shape = session.describe(relation(marker))
+        issued.clear()
+        assert session.count_future(shape) == 2
+        assert issued
+        issued.clear()  # all rows at once would be over the rate
+        assert GovernedSession(session, slow, threading.Event()).count_future(shape) == 0
+        assert not issued
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from source_agent.cli.enroll import enroll
 from source_agent.server.service import start
 from tests import ROOT
 from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.no_locks import without_locks
 from tests.harness.pair import Pair, SourceProcess, environment, expect_equal
 from tests.harness.relay import Relay
 from tests.harness.servers import MariaDB, PostgreSQL
@@ -416,10 +417,6 @@ def test_commit_race_without_the_lock(
             pair.refresh("orders")
             edit(sqlite)
 
-        @contextlib.contextmanager
-        def no_lock(_store: Store, _name: str) -> Iterator[None]:
-            yield
-
         real = getattr(module, step)
         winner: list[Any] = []
 
@@ -428,7 +425,7 @@ def test_commit_race_without_the_lock(
             winner.append(pair.refresh("orders"))
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(Store, "lock", no_lock)
+        without_locks(monkeypatch)
         monkeypatch.setattr(module, step, late)
         (report,) = pair.reports("orders")
         monkeypatch.undo()

@@ -19,6 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 from driftline.errors import NotFound, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
+from tests.harness.no_locks import without_locks
 from tests.harness.no_spark import NoSpark
 from tests.harness.views import Sites
 from tests.pair.test_since import OLD, by_time, now
@@ -500,13 +501,9 @@ def test_without_locks_a_view_is_said_to_be_of_what_it_was_made_of(
 ) -> None:
     """Another command commits a fragment, and flips nothing yet, while the view is computed."""
 
-    @contextlib.contextmanager
-    def no_lock(_store: Store, _name: str) -> Iterator[None]:
-        yield
-
     del sites.views["inverse"]
     sites.view_lines["joined"] = 'max_lag = "1h"\nchunk_rows = 20'
-    monkeypatch.setattr(Store, "lock", no_lock)
+    without_locks(monkeypatch)
     sites.well()
     sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id = 29")
     sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
@@ -549,6 +546,21 @@ def test_a_lost_version_whose_number_others_rows_have_is_not_given(sites: Sites)
     options = Options(accept_restored=True, allow_shrink=True)
     assert sites.refresh("other", options=options)["other"].error is None
     assert sites.pinned().read("other").count() == 3
+
+
+def test_a_table_that_lost_its_version_is_named_by_a_refresh_of_another(sites: Sites) -> None:
+    """Readers are given a version of it that is gone, so the component does not move."""
+    sites.well()
+    sites.sql("crm", "UPDATE customer SET name = 'new' WHERE id = 1")
+    sites.well()
+    log = sites.warehouse / "_driftline" / "kept" / "crm.customer" / "_delta_log"
+    (log / f"{1:020d}.json").unlink()
+    sites.sql("erp", "UPDATE orders SET amount = 100 WHERE id = 3")
+    error = sites.refresh("orders")["orders"].error
+    assert error is not None
+    assert (error["code"], error["where"]) == ("WAREHOUSE", "crm.customer")
+    assert "version 1 was published" in error["message"]
+    assert "refresh crm.customer --accept-restored" in error["remedy"]
 
 
 def test_a_view_over_a_removed_view_is_left_out(sites: Sites) -> None:

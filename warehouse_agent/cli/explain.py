@@ -247,6 +247,9 @@ def _table(one: _Known, alias: str, allowed: Decomposition | None, dialect: Dial
     if allowed is not None and (saving := _saving(one, dialect)) is not None:
         notes.append(saving)
     rows = None if layout is None or layout.derivation is None else layout.derivation.rows
+    wanted_rows = allowed.derivation.rows if allowed and allowed.derivation else None
+    if pushed and rows != wanted_rows:
+        notes.append("less is left out than is pushed here: other tables of views need more rows")
     expected = one.reply.description.rows_expected if one.reply is not None else 0
     return TableShare(
         name=fragment.name,

@@ -59,8 +59,14 @@ _PINNED = {
 }
 # What files hold, not what the text means.
 _WRITING = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-# Classes of SQLSTATE: 22 and 42 are the query's and its data's; `cause` has the rest.
-_STATE = re.compile(r"\[([A-Z0-9_.]+)\] (.*?)SQLSTATE: (?:22|42|0A)", re.DOTALL)
+# Classes of SQLSTATE: 22 is of a value, 42 and 0A of the query; `cause` has the rest.
+_STATE = re.compile(r"\[([A-Z0-9_.]+)\] (.*?)SQLSTATE: (22|42|0A)", re.DOTALL)
+_REMEDIES = {
+    "22": "Change the expression so that it fails on no row (such as try_divide, try_cast, nullif),"
+    " or mend the rows at the source.",
+    "42": "Correct the query: Spark refuses it whatever the rows are.",
+    "0A": "Write the query without it: Spark does not support it.",
+}
 _CONTEXT = re.compile(r"== SQL[^\n]*==\n(.*?)\n *\^+", re.DOTALL)
 _SHOWN = 300  # characters of Spark's message
 
@@ -276,8 +282,7 @@ def query_errors(name: str) -> Iterator[None]:
         raise ViewFailed(
             f"Spark cannot evaluate the view: {message[:_SHOWN] or cause(problem)}",
             where=name,
-            remedy="Change the expression so that it fails on no row (such as try_divide, try_cast,"
-            " nullif), or mend the rows at the source.",
+            remedy=_REMEDIES[match[3]],
             details=details,
         ) from problem
 

@@ -462,9 +462,14 @@ def _equalities(select: exp.Select) -> Iterator[tuple[ColumnUse, ColumnUse]]:
 
 
 def _start(node: exp.Expr) -> int | None:
-    """Return the least offset that a node or a part of it has; None if none has one."""
-    found = [n.meta["start"] for n in node.walk() if "start" in n.meta]
-    return min(found, default=None)
+    """Return the least offset that a node or a part of it has, or else what it is a part of; None
+    if none has one."""
+    around: exp.Expr | None = node
+    while around is not None:
+        if found := [n.meta["start"] for n in around.walk() if "start" in n.meta]:
+            return int(min(found))
+        around = around.parent
+    return None
 
 
 def _position(text: str, offset: int) -> str:

@@ -289,8 +289,8 @@ class MariadbSession(SnapshotSession):
         with contextlib.suppress(pymysql.Error):
             cursor.close()
         # If the scan had ended, the server may end the next statement instead.
-        with contextlib.suppress(pymysql.Error), self._connection.cursor(Cursor) as another:
-            another.execute(AS_OF)
+        with contextlib.suppress(DriftlineError):
+            self.ask(AS_OF)
 
     def _failed(self, error: pymysql.Error, relation: Relation | None) -> DriftlineError:
         """Translate an error; end the statement if the driver has given up reading its result."""

@@ -61,10 +61,10 @@ WATCHED: Final = (
     "collation_connection",
     "character_set_results",
 )
-_AS_OF = "system_versioning_asof"
+_PAST = "system_versioning_asof"  # of MariaDB alone
 SHOWN = (
     f"SELECT {', '.join(f'@@SESSION.{name}' for name in WATCHED)}, "
-    f"COALESCE(/*M!100300 @@SESSION.{_AS_OF}, */ '')"
+    f"COALESCE(/*M!100300 @@SESSION.{_PAST}, */ '')"
 )
 PINNING: Final = (*DRIVER, *SETTINGS, *TIMEOUTS, *STATEMENT_TIMEOUTS.values())
 STATEMENTS: Final = (*PINNING, TIME_LIMITS, VERSION, SHOWN)
@@ -99,7 +99,7 @@ def time_limits(ask: Ask) -> list[TimeLimit]:
 
 def refuse_changed(ask: Ask, before: Shown, relation: Relation) -> None:
     """Raise DatabaseRefused if a variable has another value than when the session opened."""
-    pairs = zip((*WATCHED, _AS_OF), before, ask(SHOWN)[0], strict=True)
+    pairs = zip((*WATCHED, _PAST), before, ask(SHOWN)[0], strict=True)
     if changed := [name for name, was, now in pairs if was != now]:
         for sql in (DRIVER[0], *SETTINGS):  # for the relations that follow in this session
             ask(sql)

@@ -5,7 +5,8 @@ it is read as a double, and packed as a single.
 
 Invariants: a column is read in a form whose text is lossless under `settings`, or refused by
 name; zero dates are refused by value. Text in a character set that Unicode does not hold completely
-is refused: the server would write `?`, and a change between two such characters would be missed.
+is refused: the server would write `?`, and a change between two such characters would be missed. So
+is a value with a byte that is no character of its set.
 The server writes a negative zero as `0` in every numeric form (tried on 10.11.19, where a FLOAT
 has one only through underflow): its sign is read with ATAN2(x, -1), which is π or −π.
 

@@ -138,6 +138,23 @@ def test_what_is_saved_is_what_all_views_leave(tmp_path: Path) -> None:
     )
 
 
+def test_a_condition_that_other_views_weaken(tmp_path: Path) -> None:
+    views = {
+        name: f"SELECT c.id FROM crm.customer c WHERE c.{condition}"
+        for name, condition in (("x", "name = 'x'"), ("y", "city = 'y'"))
+    }
+    tables, derive = {"crm": TABLES["crm"]}, ("columns", "rows")
+    said = "less is left out than is pushed here: other tables of views need more rows"
+    for some in (views, {"x": views["x"]}):
+        folder = tmp_path / str(len(some))
+        folder.mkdir()
+        with Sites(Deferred({}), folder, tables, some, derive=derive) as sites:
+            config = sites.config()
+            (site,) = decomposed(config, config.views["x"], ask=True)
+        assert site.tables[0].pushed == ("\"name\" COLLATE BINARY = 'x'",)
+        assert (said in site.tables[0].notes) is (len(some) > 1)
+
+
 def test_proposals_have_names_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "warehouse.toml"
     file.write_text(

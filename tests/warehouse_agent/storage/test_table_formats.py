@@ -178,6 +178,19 @@ def test_the_log_is_told_newest_first(form: TableFormat, store: Store) -> None:
     assert times[-1] < datetime.now(UTC) + timedelta(seconds=1)
 
 
+def test_a_version_that_the_log_lost_is_said_to_be_one(store: Store) -> None:
+    """delta-rs removes entries before a checkpoint after 30 days."""
+    form, newest = DeltaLog(), None
+    for version in range(4):
+        newest = commit(form, store, newest, [put(store, f"data-{version}/a.parquet", [version])])
+    DeltaTable(store.table(NAME)).create_checkpoint()
+    for version in range(3):
+        Path(store.table(NAME), form.log, f"{version:020d}.json").unlink()
+    with pytest.raises(NotFound, match="does not have version 1 any more"):
+        form.head(store, NAME, 1)
+    assert form.head(store, NAME, None) == newest
+
+
 def test_one_of_two_commits_on_a_base_succeeds(form: TableFormat, store: Store) -> None:
     a, b, c = (put(store, f"data-{i}/part.parquet", [i]) for i in range(3))
     first = commit(form, store, None, [a])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import duckdb
 import pytest
@@ -108,6 +108,24 @@ def test_a_flip_that_was_made_and_is_answered_with_an_error(
     assert found is not None
     assert (found.number, found.members["orders"].version) == (before, 7)
     assert put(store, "orders", 8).number == before + 1
+
+
+def test_a_clock_that_was_behind_makes_no_version_old(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "a", 0)
+    put(store, "a", 1)
+    moment = datetime.now(UTC)
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) - timedelta(days=40)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(versions, "datetime", Behind)
+        put(store, "a", 2)
+    assert [v.number for v in versions.since(store, moment)] == [1, 2]
 
 
 def test_garbage(store: Store) -> None:

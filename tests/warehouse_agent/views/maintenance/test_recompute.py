@@ -225,18 +225,19 @@ def test_settings_of_the_session_do_not_matter(loaded: Loaded) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "condition"),
+    ("text", "condition", "remedy"),
     [
-        ("SELECT id, 1 / (amount - 3) AS x FROM orders", "DIVIDE_BY_ZERO"),
-        ("SELECT id, CAST(note AS INT) AS x FROM orders", "CAST_INVALID_INPUT"),
-        ("SELECT id, CAST(id + 100 AS TINYINT) AS x FROM orders", "CAST_OVERFLOW"),
-        ("SELECT id, amount + INTERVAL 1 DAY AS x FROM orders", "DATATYPE_MISMATCH"),
+        ("SELECT id, 1 / (amount - 3) AS x FROM orders", "DIVIDE_BY_ZERO", "fails on no row"),
+        ("SELECT id, CAST(note AS INT) AS x FROM orders", "CAST_INVALID_INPUT", "fails on no row"),
+        ("SELECT id, CAST(id + 100 AS TINYINT) AS x FROM orders", "CAST_OVERFLOW", "on no row"),
+        ("SELECT id, amount + INTERVAL 1 DAY AS x FROM orders", "DATATYPE_MISMATCH", "Correct the"),
     ],
 )
-def test_an_expression_that_raises(loaded: Loaded, text: str, condition: str) -> None:
+def test_an_expression_that_raises(loaded: Loaded, text: str, condition: str, remedy: str) -> None:
     with pytest.raises(ViewFailed) as caught:
         loaded.recompute(text)
     assert condition in caught.value.details["condition"]
+    assert remedy in caught.value.remedy
     assert caught.value.where == "v"
     assert folders(loaded.store) == []
 
