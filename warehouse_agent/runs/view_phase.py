@@ -198,7 +198,7 @@ class ViewPhase:
         for one in turned:
             if one.behind is None and isinstance(one.made, UnchangedView):
                 name = one.view.name
-                note_current(self._command.store, name, one.made.base, flipped[name].inputs)
+                note_current(self._command.store, name, one.made, flipped[name].inputs)
 
     def _one(
         self,
@@ -301,6 +301,7 @@ class ViewPhase:
                 inputs=versions,
                 checked=made.checked.value,
                 made_of=made_of(store, versions),
+                java=made.java,
             )
             new = NewViewVersion(made.base, made.layout, made.added, made.removed, record)
             version = formats.commit(store, name, new)

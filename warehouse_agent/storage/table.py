@@ -49,6 +49,8 @@ class VersionRecord:
             before; "slice", one of 16 parts was computed again; None of a fragment.
         made_of: of a view, what tells these versions from others of the same number
             (`views.evaluate.stamp_of`); None of a fragment, and in older tables.
+        java: of a view, the version of the Java that computed its rows, such as "17"; None of a
+            fragment, and in older tables.
         beside: versions of other fragments, by name, that were committed directly before or after
             this one from the same snapshot of their source; None: there were none.
         marking: JSON of `history.marks.Marking`; None where no marker is asked for.
@@ -78,6 +80,7 @@ class VersionRecord:
     inputs: dict[str, int] | None = None
     checked: str | None = None
     made_of: dict[str, str] | None = None
+    java: str | None = None
     beside: dict[str, int] | None = None
     marking: dict[str, Any] | None = None
     body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -113,8 +116,8 @@ class VersionRecord:
 _KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "body")
 # Left out of the JSON where they are None.
 _LATER = (
-    "clock", "row_security", "restored", "report", "inputs", "checked", "made_of", "beside",
-    "marking",
+    "clock", "row_security", "restored", "report", "inputs", "checked", "made_of", "java",
+    "beside", "marking",
 )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 The query runs in a session of its own, whose tables are temporary views of pinned files. Settings
 that decide what the text means have fixed values there; those that Spark keeps for old behaviour
 (`spark.sql.legacy.…`) belong to the recipe as they are, as does Spark's version. So rows of two
-meanings never lie side by side: another recipe is a recomputation that somebody asked for.
+meanings never lie side by side: another recipe is a recomputation that somebody asked for. Java's
+version is noted with the rows (`VersionRecord.java`): after another one the view is recomputed.
 """
 
 from __future__ import annotations
@@ -115,12 +116,27 @@ def stamp_of(snapshot: Snapshot | ViewSnapshot) -> str:
     return f"{snapshot.table} {snapshot.record.published_at}"
 
 
-def recipe_of(spark: SparkSession, name: str, query: Query, inputs: Sequence[Input]) -> ViewRecipe:
-    """Return what the rows of a view depend on beside its inputs' rows."""
-    settings = _PINNED | {k: v for k, v in _settings(spark).items() if k.startswith(_LEGACY)}
-    version = ".".join(spark.version.split(".")[:2])
+def recipe_of(own: SparkSession, name: str, query: Query, inputs: Sequence[Input]) -> ViewRecipe:
+    """Return what the rows of a view depend on beside its inputs' rows.
+
+    Args:
+        own: the session that evaluates it (`session_of`).
+    """
+    settings = _PINNED | {k: v for k, v in _settings(own).items() if k.startswith(_LEGACY)}
+    version = ".".join(own.version.split(".")[:2])
     used = resolve(query, [i.layout.data_names for i in inputs], where=f"views.{name}.query")
     return ViewRecipe(query.text, _identities(inputs, used), settings, version)
+
+
+def java_of(spark: SparkSession) -> str:
+    """Return the version of the Java that evaluates queries, such as "17".
+
+    Java makes texts of doubles, and since Java 19 some are others (JDK-4511638). A task is asked,
+    not the driver: on a cluster and with Spark Connect they may have different ones.
+    """
+    asked = "java_method('java.lang.System', 'getProperty', 'java.specification.version')"
+    (row,) = spark.sql(f"SELECT {asked}").collect()
+    return str(row[0])
 
 
 def has_inputs_of(recipe: ViewRecipe, query: Query, inputs: Sequence[Input]) -> bool:
@@ -176,7 +192,8 @@ def evaluated(
         ConfigurationError: an unknown or ambiguous column, or a type that Delta cannot hold.
         ViewFailed: Spark refuses the query, or an input lacks columns or rows that it needs.
     """
-    own, recipe = session_of(spark), recipe_of(spark, name, query, inputs)
+    own = session_of(spark)
+    recipe = recipe_of(own, name, query, inputs)
     return evaluated_over(own, name, query, recipe, inputs, [rows_in(own, one) for one in inputs])
 
 
@@ -215,7 +232,7 @@ def evaluated_over(
 
     Args:
         own: a session of `session_of`, in which the rows were made.
-        recipe: of the view, by the session that `own` was made from.
+        recipe: of the view (`recipe_of`).
         rows: at least the columns that the query uses, and lineage (`lineage_names`).
         only_flagged: rows have a column CHANGED; return what was made of a row in which it is true.
 

@@ -55,6 +55,7 @@ from warehouse_agent.tasks.write import Sink
 from warehouse_agent.views.evaluate import (
     Input,
     evaluated_over,
+    java_of,
     lineage_names,
     query_errors,
     recipe_of,
@@ -94,6 +95,8 @@ class Feasible:
         feeds: by name of input, since the version that the view was made of.
         reduction: None if nothing changed in any feed.
         slice: the number of the slice to be proven, another one each time.
+        java: the version of the Java that computed the rows of `base`, or found the same; None: it
+            is not known.
     """
 
     base: ViewSnapshot
@@ -101,6 +104,7 @@ class Feasible:
     feeds: Mapping[str, tuple[FeedFiles, ...]]
     reduction: Reduction | None
     slice: int
+    java: str | None
 
     @property
     def rows_changed(self) -> int:
@@ -115,8 +119,13 @@ def feasible(
     base: ViewSnapshot,
     feeds: Mapping[str, tuple[FeedFiles, ...]],
     slice_: int,
+    java: str | None,
 ) -> Feasible:
-    """Decide how a view is maintained by affected keys, without reading rows."""
+    """Decide how a view is maintained by affected keys, without reading rows.
+
+    Args:
+        slice_, java: as in `Feasible`.
+    """
     where = f"views.{name}.query"
     resolved = resolve(query, [i.layout.data_names for i in inputs], where=where)
     forms = tuple(_form(one, used) for one, used in zip(inputs, resolved.used, strict=True))
@@ -124,7 +133,7 @@ def feasible(
     found = None
     if any(one.is_changed for one in occurrences):
         found = join_graph.reduction(_edges(resolved, occurrences), occurrences)
-    return Feasible(base, forms, feeds, found, slice_)
+    return Feasible(base, forms, feeds, found, slice_, java)
 
 
 def graph_of(
@@ -146,7 +155,8 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
     """Compute the next version of a view from the rows that changed.
 
     Returns:
-        NoFeed if the feeds turn out not to serve; nothing was written then.
+        NoFeed if the feeds turn out not to serve, or rows of another Java would lie beside the new
+        ones; nothing was written then.
 
     Raises:
         RecipeChanged: the query, an input's columns, settings or Spark's version are others.
@@ -156,11 +166,13 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
     """
     base = plan.base
     if plan.reduction is None:
-        return UnchangedView(base)
-    spark = job.steps.spark(job.input_bytes)
-    recipe = recipe_of(spark, job.name, job.query, job.inputs)
+        return UnchangedView(base, plan.java)
+    own = session_of(job.steps.spark(job.input_bytes))
+    recipe = recipe_of(own, job.name, job.query, job.inputs)
     refuse_changed(job.name, base.layout, replace(base.layout, recipe=recipe))
-    own = session_of(spark)
+    if (java := java_of(own)) != plan.java:
+        was = f"was computed by Java {plan.java}" if plan.java else "does not say by which Java"
+        return NoFeed(f"the view {was}, and this is Java {java}, whose texts may differ")
     attempt = f"data-{uuid.uuid4().hex[:12]}"
     temporary, folders = f"{attempt}-reduced", (f"{attempt}-kept", f"{attempt}-view")
     try:
@@ -173,7 +185,7 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
             added = _joined(job, own, plan, changes, selected, (temporary, folders[1]))
         affected = _affected(job.inputs, base.layout, changes)
         with job.phase("rewrite"):
-            found = _applied(job, base, affected, added, folders)
+            found = _applied(job, plan, affected, added, folders)
         with job.phase("check"):
             files = found.files if isinstance(found, NextVersion) else base.files
             slice_proof.check(job, own, files, base.layout, plan.slice)
@@ -355,7 +367,7 @@ def _whole(job: ViewJob, own: SparkSession, one: Input, changes: Changes, folder
 
 def _applied(
     job: ViewJob,
-    base: ViewSnapshot,
+    plan: Feasible,
     affected: AffectedLineage,
     added: Sequence[DataFile],
     folders: tuple[str, str],
@@ -365,7 +377,7 @@ def _applied(
     Raises:
         ProofFailed: a lineage occurs twice or is not affected, or rows were lost.
     """
-    store, name, layout = job.store, job.name, base.layout
+    base, store, name, layout = plan.base, job.store, job.name, plan.base.layout
     _check_affected(name, added, layout, affected)
     found = view_rewrite.remove(job.steps, store, name, folders[0], base.files, layout, affected)
     gone = sum(f.rows for f in found.gone)
@@ -376,11 +388,11 @@ def _applied(
     if not any(changes.counts.values()):
         for folder in folders:
             store.remove(name, folder)
-        return UnchangedView(base)
+        return UnchangedView(base, plan.java)
     store.remove(name, folders[0], BEFORE_FOLDER)
     new = (*found.rewritten, *added)
     return NextVersion(
-        base, layout, new, found.kept, found.replaced, changes, folders, Checked.SLICE
+        base, layout, new, found.kept, found.replaced, changes, folders, Checked.SLICE, plan.java
     )
 
 

@@ -2,13 +2,14 @@
 
 Recomputation is always right. The incremental road is taken where it is possible and, with
 `maintain = "auto"`, cheaper (`planning.view_cost`). It is not possible for a first load, for
-another recipe, and where the change feeds do not certainly hold all changes (`affected_keys`). If
-its proof fails, or something else that is no matter of the view's query and not gone when it is
-tried again, nothing is published, and the next refresh recomputes the view: a note says so.
+another recipe or another Java, and where the change feeds do not certainly hold all changes
+(`affected_keys`). If its proof fails, or something else that is no matter of the view's query and
+not gone when it is tried again, nothing is published, and the next refresh recomputes the view: a
+note says so.
 
 Notes of a view lie beside those of fragments, and may be lost: what was learned of the phases'
 prices, a failed proof, and the versions of the inputs for which the published rows were last found
-right although nothing was published, with the number of times that this was found.
+right although nothing was published, by which Java, and the number of times that this was found.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from warehouse_agent.views.evaluate import Input, stamp_of
 from warehouse_agent.views.maintenance import incremental
 from warehouse_agent.views.maintenance.affected_keys import FeedFiles, NoFeed, feeds_since, made_of
 from warehouse_agent.views.maintenance.incremental import Feasible
-from warehouse_agent.views.maintenance.next_version import Computed
+from warehouse_agent.views.maintenance.next_version import Computed, UnchangedView
 from warehouse_agent.views.maintenance.recompute import recompute
 from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import Query
@@ -147,7 +148,7 @@ def choose(
                 return Chosen(found.why)
             feeds[one.name] = found
     number = base.version + 1 + _times_current(notes)
-    plan = incremental.feasible(name, query, inputs, base, feeds, number)
+    plan = incremental.feasible(name, query, inputs, base, feeds, number, record.java)
     work = _work(inputs, base, plan, changed_rows_least)
     prices = view_cost.choose(work, view_cost.factors(notes))
     if asked is Maintain.INCREMENTAL:
@@ -181,10 +182,11 @@ def notes_of(store: Store, name: str) -> dict[str, object]:
     return store.read_json(PRIVATE, "fragments", f"{name}.json")
 
 
-def note_current(store: Store, name: str, base: ViewSnapshot, inputs: Mapping[str, int]) -> None:
+def note_current(store: Store, name: str, found: UnchangedView, inputs: Mapping[str, int]) -> None:
     """Note that a published version is right for these committed versions of its inputs."""
     current = {
-        "version": stamp_of(base),
+        "version": stamp_of(found.base),
+        "java": found.java,
         "inputs": dict(inputs),
         "made_of": made_of(store, inputs),
         "times": _times_current(notes_of(store, name)) + 1,
@@ -209,8 +211,11 @@ def _record(base: ViewSnapshot, notes: Mapping[str, object]) -> VersionRecord:
     inputs, stamps = noted.get("inputs"), noted.get("made_of")
     if not isinstance(inputs, dict) or not isinstance(stamps, dict):
         return base.record
-    is_whole = all(type(v) is int for v in inputs.values()) and inputs.keys() == stamps.keys()
-    return replace(base.record, inputs=inputs, made_of=stamps) if is_whole else base.record
+    if not all(type(v) is int for v in inputs.values()) or inputs.keys() != stamps.keys():
+        return base.record
+    java = noted.get("java")
+    java = java if isinstance(java, str) else base.record.java
+    return replace(base.record, inputs=inputs, made_of=stamps, java=java)
 
 
 def _times_current(notes: Mapping[str, object]) -> int:

@@ -20,9 +20,14 @@ class Checked(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnchangedView:
-    """The published version has the rows that the query gives."""
+    """The published version has the rows that the query gives.
+
+    Attributes:
+        java: the version of the Java that computes these rows; None: it is not known.
+    """
 
     base: ViewSnapshot
+    java: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class NextVersion:
         added: new files; `kept`: those of `base` that stay; `removed`: those that go.
         changes: its feed.
         folders: of the table, to remove if the version is not committed.
+        java: the version of the Java that computed all its rows; None: it is not known.
     """
 
     base: ViewSnapshot | None
@@ -43,6 +49,7 @@ class NextVersion:
     changes: Feed
     folders: tuple[str, ...]
     checked: Checked
+    java: str | None
 
     @property
     def files(self) -> tuple[DataFile, ...]:

@@ -19,7 +19,13 @@ from warehouse_agent.storage.data_files import rows_of, written_files
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks.change_feed import Feed
-from warehouse_agent.views.evaluate import Input, changed_recipe, evaluated, query_errors
+from warehouse_agent.views.evaluate import (
+    Input,
+    changed_recipe,
+    evaluated,
+    java_of,
+    query_errors,
+)
 from warehouse_agent.views.maintenance.next_version import (
     Checked,
     Computed,
@@ -57,6 +63,7 @@ def recompute(
         WarehouseUnavailable: files cannot be read or written.
     """
     rows, layout = evaluated(spark, name, query, inputs)
+    java = java_of(spark)
     if base is not None and not accept_schema:
         refuse_changed(name, base.layout, layout)
         layout = base.layout  # it may have columns of inputs that are not used
@@ -77,9 +84,9 @@ def recompute(
     is_compared = base is not None and bool(changes.counts)
     if base is not None and is_compared and not any(changes.counts.values()):
         store.remove(name, folder)
-        return UnchangedView(base)
+        return UnchangedView(base, java)
     removed = base.files if base is not None else ()
-    return NextVersion(base, layout, added, (), removed, changes, (folder,), Checked.TOTAL)
+    return NextVersion(base, layout, added, (), removed, changes, (folder,), Checked.TOTAL, java)
 
 
 def refuse_changed(name: str, before: ViewLayout, now: ViewLayout) -> None:
@@ -110,8 +117,11 @@ def verified(
     refuse_changed(name, published.layout, layout)
     old = rows_of(spark, published.layout, published.uris())
     if found := differences(old, rows, layout, name):
+        was, java = published.record.java, java_of(spark)
+        why = f" Java {was} computed them, and this is Java {java}, whose texts may differ."
         raise ProofFailed(
-            f"The published rows are not those that the query gives: {found}.",
+            f"The published rows are not those that the query gives: {found}."
+            f"{why if was not in (None, java) else ''}",
             where=name,
             remedy=f"Run `driftline verify {name} --repair`: it computes the view anew. Report it"
             " if nobody changed files.",
