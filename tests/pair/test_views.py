@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sqlite3
 import time
@@ -665,6 +666,42 @@ def test_gc_counts_from_the_flip(sites: Sites) -> None:
     with pytest.raises(WarehouseUnavailable, match="log is missing"):
         clean(later)
     log.with_name("away").rename(log)
+    sites.views["inverse"] = VIEWS["inverse"].replace("100 /", "100 div")
+    sites.well(options=Options(accept_schema=True))
+    check(sites)
+
+
+def test_the_log_keeps_a_version_that_a_stale_view_was_made_of(sites: Sites) -> None:
+    """However old it is; entries that nobody needs go with `gc`."""
+    sites.well()
+    sites.views["inverse"] = "SELECT j.id, 1 / (j.amount - 93) AS x FROM joined j"
+    for amount in (93, 94):
+        sites.sql("erp", "UPDATE orders SET amount = 93 WHERE id = 9")
+        sites.sql("erp", "UPDATE orders SET amount = ? WHERE id = 3", amount)
+        sites.sql("crm", "UPDATE customer SET name = ? WHERE code = 'c1'", str(amount))
+        failed = sites.refresh(options=Options(accept_schema=True))["inverse"]
+        assert failed.error is not None
+    tables = ("joined", "_driftline/kept/crm.customer", "_driftline/warehouse")
+    logs = [sites.warehouse / table / "_delta_log" for table in tables]
+    for log in logs:
+        DeltaTable(str(log.parent)).create_checkpoint()
+        for file in log.iterdir():
+            os.utime(file, (0, 0))
+    sites.sql("erp", "UPDATE orders SET amount = 95 WHERE id = 3")
+    sites.sql("crm", "UPDATE customer SET name = 'new' WHERE code = 'c1'")
+    assert sites.refresh()["inverse"].error is not None
+    newest = sites.newest()
+    assert newest is not None
+    made_of = newest.members["inverse"].inputs["joined"]
+    assert made_of == 0
+    toml = sites.toml()
+    ended = command("gc", "--all", "--yes", "--keep-hours", "0", config=toml)
+    assert ended.code == 0, ended.err
+    pinned = sites.pinned()
+    assert pinned.read("inverse").count() > 0
+    assert read(pinned.spark, sites.warehouse, "joined", made_of).count() > 0
+    kept = [(log / f"{0:020d}.json").exists() for log in logs]
+    assert kept == [True, False, False]
     sites.views["inverse"] = VIEWS["inverse"].replace("100 /", "100 div")
     sites.well(options=Options(accept_schema=True))
     check(sites)

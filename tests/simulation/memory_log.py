@@ -55,13 +55,18 @@ class MemoryLog:
         return Snapshot(number, body["table"], files, layout, record, pin=number)
 
     def entries(
-        self, store: Store, name: str, newest: Snapshot | ViewSnapshot | None
+        self,
+        store: Store,
+        name: str,
+        newest: Snapshot | ViewSnapshot | None,
+        after: int | None = None,
     ) -> list[LogEntry]:
         found = []
         for number in reversed(self._numbers(store, name)):
             body = self._manifest(store, name, number)
             committed = datetime.fromisoformat(body["committed"])
-            found.append(LogEntry(number, committed, VersionRecord.from_json(body["record"])))
+            if after is None or number > after:
+                found.append(LogEntry(number, committed, VersionRecord.from_json(body["record"])))
         return found
 
     def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
@@ -71,6 +76,9 @@ class MemoryLog:
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
         return set(self._manifest(store, name, version)["added"])
+
+    def shorten(self, store: Store, name: str, oldest: int) -> None:
+        """Keep all: nothing in the simulation is so old."""
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
         return None

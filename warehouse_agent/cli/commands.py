@@ -37,6 +37,7 @@ from warehouse_agent.runs.batch import Runner
 from warehouse_agent.runs.each_fragment import each, published
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import failures, mistake
+from warehouse_agent.storage import formats, warehouse_versions
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import proof
@@ -235,6 +236,8 @@ def gc(
                 for place in found.places:
                     store.remove_file(*place)
                     Point.GARBAGE_REMOVED.reach()
+                if found.oldest is not None:
+                    formats.shorten(store, fragment.name, found.oldest)
         files = len(found.places)
         if as_json:
             body = {"name": fragment.name, "files": files, "bytes": found.bytes, "removed": yes}
@@ -244,7 +247,10 @@ def gc(
             size = counted(found.bytes, "byte")
             print(f"{fragment.name}: {verb} {counted(files, 'file')}, {size}")
 
-    return each(chosen, one, as_json=as_json, command="gc")
+    codes = each(chosen, one, as_json=as_json, command="gc")
+    if yes and not any(codes) and flips():
+        warehouse_versions.shorten(flips()[0])
+    return codes
 
 
 def doctor(path: Path, *, as_json: bool) -> list[int]:

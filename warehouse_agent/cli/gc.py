@@ -13,6 +13,9 @@ writing it. A file is removed only from folders that we name:
     *.tmp                                   small files whose writer died
     _driftline/executors/…                  checks of Spark's executors that were killed
 
+Entries of a table's log are removed by its format (`TableFormat.shorten`), once they are old and no
+kept version needs them.
+
 Some small files are those of several tables (notes of sources, the table of versions), and the lock
 of one excludes no writer of another: there, and below `executors`, a file is kept for
 SHARED_KEEP_HOURS at least.
@@ -54,17 +57,24 @@ _SMALL = (
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Files to remove: their places for `Store.remove_file`, and their size in bytes."""
+    """Files to remove: their places for `Store.remove_file`, and their size in bytes.
+
+    `oldest`: the oldest version that is kept, by which the log may be shortened; None: there is no
+    log.
+    """
 
     places: tuple[tuple[str, ...], ...]
     bytes: int
+    oldest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The newest version, the paths of all files of kept versions, the files of their feeds."""
+    """The newest version and the oldest, the paths of all files of kept versions, the files of
+    their feeds."""
 
     newest: int | None = None  # None: nothing was ever published
+    oldest: int | None = None
     paths: frozenset[str] = frozenset()
     feeds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by folder
 
@@ -114,7 +124,7 @@ def unreferenced(
     found = [entry for entry in entries if entry.modified <= since]
     shared_since = min(since, now - timedelta(hours=SHARED_KEEP_HOURS))
     found += [entry for entry in _shared(store, name) if entry.modified <= shared_since]
-    return Garbage(tuple(e.place for e in found), sum(e.size for e in found))
+    return Garbage(tuple(e.place for e in found), sum(e.size for e in found), kept.oldest)
 
 
 def _since(store: Store, keep_hours: int, now: datetime) -> datetime:
@@ -182,7 +192,7 @@ def _kept(store: Store, name: str, since: datetime, flipped: int | None, *, is_v
         paths |= formats.added(store, name, version)
     records = [e.record for e in entries if e.record and e.version >= oldest]
     feeds = {record.changes: record.changes_files for record in records if record.changes}
-    return _Kept(head.version, frozenset(paths), feeds)
+    return _Kept(head.version, oldest, frozenset(paths), feeds)
 
 
 def _data(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:

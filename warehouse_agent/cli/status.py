@@ -293,7 +293,8 @@ def _ahead(store: Store, found: Status) -> Status:
     visible, version = found.visible_version, found.version
     if found.kind == "view" or visible is None or version is None or version <= visible:
         return found
-    entries = [e for e in formats.entries(store, found.name) if visible < e.version <= version]
+    entries = formats.entries(store, found.name, after=visible)
+    entries = [entry for entry in entries if entry.version <= version]
     rows = sum(e.record.rows_changed for e in entries if e.record is not None)
     since = min((e.committed for e in entries), default=datetime.now(UTC))
     at = utc_at(since.timestamp())

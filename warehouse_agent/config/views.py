@@ -10,7 +10,7 @@ from warehouse_agent.config.names import check_name
 from warehouse_agent.config.settings import Maintain, OnFailure, View
 
 SETTINGS = ("query", "maintain", "on_failure", "max_lag", "chunk_rows", *schedule.SETTINGS)
-MAX_LAG_DAYS_MAX = 7  # the log of a table keeps its entries for 30 days
+MAX_LAG_DAYS_MAX = 7  # `gc` keeps what readers are given, and all that was committed since
 _AUTO = "auto"  # of `chunk_rows`
 
 

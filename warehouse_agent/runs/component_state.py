@@ -211,8 +211,8 @@ def _entries(store: Store, name: str, head: Snapshot | None, oldest: int) -> lis
     """Return the commits after the version `oldest`, up to the head."""
     if head is None or head.version <= oldest:
         return []
-    found = formats.entries(store, name, head)
-    return [entry for entry in found if oldest < entry.version <= head.version]
+    found = formats.entries(store, name, head, after=oldest)
+    return [entry for entry in found if entry.version <= head.version]
 
 
 def _head(store: Store, name: str, flipped: int | None, *, is_held: bool) -> Snapshot | None:

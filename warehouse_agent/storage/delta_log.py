@@ -4,7 +4,8 @@ Tasks write Parquet; delta-rs commits add and remove actions with a `txn` marker
 record as metadata. A commit is made with the pin of its base, so that it fails if somebody else
 committed in between. A head that Driftline did not write is refused.
 
-No other module of the product reads or writes a Delta log, but `demo`, which checks with
+No other module of the product reads or writes a Delta log, but `warehouse_versions`, whose table is
+one, and `demo`, which checks with
 independent means.
 """
 
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote
 
-from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import (
     AddAction,
@@ -48,6 +49,9 @@ _APP_ID = "driftline"  # constant per table: versions of one writer
 ACTION_BYTES = 300  # of a file in a log entry, roughly
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
+# By default a commit also removes entries of more than 30 days, and one of those may be the version
+# that a view which stays behind was made of: `gc` knows (`shorten`).
+KEEP_ENTRIES = PostCommitHookProperties(cleanup_expired_logs=False)
 # Errors of reading what another release wrote.
 _UNKNOWN = (AssertionError, KeyError, MalformedMessage, TypeError, ValueError)
 
@@ -90,23 +94,33 @@ class DeltaLog:
         return opened is not None and _is_view(opened[1])
 
     def entries(
-        self, store: Store, name: str, newest: Snapshot | ViewSnapshot | None
+        self,
+        store: Store,
+        name: str,
+        newest: Snapshot | ViewSnapshot | None,
+        after: int | None = None,
     ) -> list[LogEntry]:
         try:
             table = DeltaTable(store.table(name)) if newest is None else _pinned(newest)
-            history = table.history()
+            most = None if after is None else table.version() - after
+            commits = [] if most is not None and most <= 0 else table.history(most)
         except TableNotFoundError:
             return []
+        # delta-rs reads the newest commits and numbers them as if none came after the handle's.
+        bodies = (_metadata([{"commitInfo": commit}]) or {} for commit in commits)
+        known = (body["version"] + i for i, body in enumerate(bodies) if "version" in body)
+        first = next(known, table.version())
         written = {e.place[-1]: e.modified for e in store.walk(name, self.log)}
         found = []
-        for commit in history:
-            version = int(commit["version"])
+        for version, commit in zip(range(first, -1, -1), commits, strict=False):
+            if after is not None and version <= after:
+                break
             stated = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
             # A copied folder has young files, and a wrong clock states an old time.
             committed = max(stated, written.get(_file_of(version), stated))
             record = _record([{"commitInfo": commit}], name, version)
             found.append(LogEntry(version, committed, record))
-        return sorted(found, key=lambda entry: entry.version, reverse=True)
+        return found
 
     def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
         for file, _ in store.files(name, self.log):
@@ -124,6 +138,10 @@ class DeltaLog:
                 where=name,
             )
         return {unquote(action["add"]["path"]) for action in actions if "add" in action}
+
+    def shorten(self, store: Store, name: str, oldest: int) -> None:
+        if (opened := _opened(store, name, oldest)) is not None:
+            shorten_log(opened[0], name)
 
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         base = new.base
@@ -151,6 +169,22 @@ class DeltaLog:
                 remedy="Check space and permissions; the last published version is untouched.",
             ) from error
         return version
+
+
+def shorten_log(oldest: DeltaTable, name: str) -> None:
+    """Remove entries of more than 30 days that no version from `oldest` on needs.
+
+    Raises:
+        WarehouseUnavailable: they cannot be removed.
+    """
+    try:
+        oldest.cleanup_metadata()
+    except (DeltaError, OSError) as error:
+        raise WarehouseUnavailable(
+            f"Old entries of the log cannot be removed: {one_line(error)}.",
+            where=name,
+            remedy="Check permissions. All versions can be read.",
+        ) from error
 
 
 def _opened(
@@ -236,7 +270,13 @@ def _write(
     adds = [_add(f, key) for f in new.added]
     if base is None:
         create_table_with_add_actions(
-            store.table(name), schema, adds, mode="error", name=name, commit_properties=properties
+            store.table(name),
+            schema,
+            adds,
+            mode="error",
+            name=name,
+            commit_properties=properties,
+            post_commithook_properties=KEEP_ENTRIES,
         )
         return
     actions: list[AddAction | RemoveAction]
@@ -248,7 +288,13 @@ def _write(
         now = int(time.time() * 1000)
         mode = "append"
         actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)]
-    _pinned(base).create_write_transaction(actions, mode, schema, commit_properties=properties)
+    _pinned(base).create_write_transaction(
+        actions,
+        mode,
+        schema,
+        commit_properties=properties,
+        post_commithook_properties=KEEP_ENTRIES,
+    )
 
 
 def _pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:

@@ -56,10 +56,19 @@ def has_log(store: Store, name: str) -> bool:
 
 
 def entries(
-    store: Store, name: str, newest: Snapshot | ViewSnapshot | None = None
+    store: Store,
+    name: str,
+    newest: Snapshot | ViewSnapshot | None = None,
+    *,
+    after: int | None = None,
 ) -> list[LogEntry]:
-    """Return the commits of a table's log (`TableFormat.entries`)."""
-    return format_of(store, name).entries(store, name, newest)
+    """Return the commits of a table's log, all or those after a version (`TableFormat.entries`)."""
+    return format_of(store, name).entries(store, name, newest, after)
+
+
+def shorten(store: Store, name: str, oldest: int) -> None:
+    """Remove old entries that no version from `oldest` on needs (`TableFormat.shorten`)."""
+    format_of(store, name).shorten(store, name, oldest)
 
 
 def oldest(store: Store, name: str) -> tuple[int, VersionRecord] | None:

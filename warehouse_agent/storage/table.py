@@ -9,6 +9,7 @@ format; `formats` finds the format of a table. Every format promises
  2. No commit changes an earlier version, and each version can be read until its files are removed.
  3. The columns of a table may change in a commit that keeps no file.
  4. A newest version that Driftline did not write is refused, never read.
+ 5. Entries of the log are kept until `gc` has them removed (`shorten`), however old they are.
 """
 
 from __future__ import annotations
@@ -239,12 +240,17 @@ class TableFormat(Protocol):
         """
 
     def entries(
-        self, store: Store, name: str, newest: Snapshot | ViewSnapshot | None
+        self,
+        store: Store,
+        name: str,
+        newest: Snapshot | ViewSnapshot | None,
+        after: int | None = None,
     ) -> list[LogEntry]:
         """Return the commits of the log, newest first; none if there is no log.
 
         Args:
             newest: the newest version, if it was just read: its log is not opened again.
+            after: a version; only those after it are read. None: all.
         """
 
     def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
@@ -257,6 +263,11 @@ class TableFormat(Protocol):
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
         """Return the paths of a version's new files. Raises WarehouseUnavailable if it is gone."""
+
+    def shorten(self, store: Store, name: str, oldest: int) -> None:
+        """Remove entries of the log that neither a version from `oldest` on needs, nor one of less
+        than a format's own retention; a commit removes none. Raises WarehouseUnavailable.
+        """
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
         """Return a version of a view, as `head` does; raises as well."""

@@ -28,6 +28,7 @@ from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
 from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.flip import Kind, Member
+from warehouse_agent.storage.delta_log import KEEP_ENTRIES, shorten_log
 from warehouse_agent.storage.store import (
     PRIVATE,
     Store,
@@ -172,6 +173,11 @@ def garbage(store: Store, oldest: int, newest: WarehouseVersion) -> list[StoredF
     return [f for f in data if f.place[-1] not in kept and _number(f) <= newest.number]
 
 
+def shorten(oldest: WarehouseVersion) -> None:
+    """Remove old entries of the log that no version from `oldest` on needs (`shorten_log`)."""
+    shorten_log(oldest.pin, TABLE)
+
+
 def _number(file: StoredFile) -> int:
     """Return the number of the version that a file was written for; -1: it is not one of ours."""
     number = file.place[-1].partition("-")[0]
@@ -282,11 +288,16 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
                 mode="error",
                 name="driftline_warehouse",
                 commit_properties=properties,
+                post_commithook_properties=KEEP_ENTRIES,
             )
         else:
             gone = RemoveAction(_file(base.pin), True, now, 0, {})
             base.pin.create_write_transaction(
-                [add, gone], "append", delta_schema, commit_properties=properties
+                [add, gone],
+                "append",
+                delta_schema,
+                commit_properties=properties,
+                post_commithook_properties=KEEP_ENTRIES,
             )
     except CommitFailedError:
         return _is_ours(store, number, name)

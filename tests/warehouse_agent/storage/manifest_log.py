@@ -57,7 +57,11 @@ class ManifestLog:
         return Snapshot(number, body["table"], files, layout, record, pin=None)
 
     def entries(
-        self, store: Store, name: str, newest: Snapshot | ViewSnapshot | None
+        self,
+        store: Store,
+        name: str,
+        newest: Snapshot | ViewSnapshot | None,
+        after: int | None = None,
     ) -> list[LogEntry]:
         """Return the commits, newest first (`TableFormat.entries`)."""
         found = []
@@ -65,7 +69,8 @@ class ManifestLog:
             body = self._manifest(store, name, number)
             committed = datetime.fromisoformat(body["committed"])
             record = VersionRecord.from_json(body["record"]) if "record" in body else None
-            found.append(LogEntry(number, committed, record))
+            if after is None or number > after:
+                found.append(LogEntry(number, committed, record))
         return found
 
     def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
@@ -78,6 +83,12 @@ class ManifestLog:
     def added(self, store: Store, name: str, version: int) -> set[str]:
         """Return the paths that a version added (`TableFormat.added`)."""
         return set(self._manifest(store, name, version)["added"])
+
+    def shorten(self, store: Store, name: str, oldest: int) -> None:
+        """Remove entries of earlier versions (`TableFormat.shorten`)."""
+        for number in self._numbers(store, name):
+            if number < oldest:
+                Path(store.table(name), self.log, f"{number:020d}.json").unlink()
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
         """Return None: this format has tables of fragments only."""

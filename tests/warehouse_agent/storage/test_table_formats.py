@@ -191,6 +191,61 @@ def test_a_version_that_the_log_lost_is_said_to_be_one(store: Store) -> None:
     assert form.head(store, NAME, None) == newest
 
 
+def test_old_entries_stay_until_they_are_removed(form: TableFormat, store: Store) -> None:
+    base = None
+    for version in range(6):
+        base = commit(form, store, base, [put(store, f"data-{version}/a.parquet", [version])])
+        if version in (2, 4) and isinstance(form, DeltaLog):  # it is made every 100 versions
+            DeltaTable(store.table(NAME)).create_checkpoint()
+    log = Path(store.table(NAME), form.log)
+    for file in log.iterdir():
+        os.utime(file, (0, 0))
+    commit(form, store, base, [put(store, "data-6/a.parquet", [6])])
+    for version in range(7):
+        known = form.head(store, NAME, version)
+        assert known is not None
+        assert len(known.files) == version + 1
+    assert [entry.version for entry in form.entries(store, NAME, None, 4)] == [6, 5]
+    assert form.entries(store, NAME, None, 6) == []
+    form.shorten(store, NAME, 3)
+    for version in range(3, 7):
+        known = form.head(store, NAME, version)
+        assert known is not None
+        assert len(known.files) == version + 1
+    assert form.added(store, NAME, 3) == {"data-3/a.parquet"}
+    assert not (log / f"{1:020d}.json").exists()
+    with pytest.raises((NotFound, WarehouseUnavailable)):
+        form.head(store, NAME, 1)
+    form.shorten(store, NAME, 3)
+    assert (log / f"{3:020d}.json").exists()
+
+
+def test_the_log_beside_a_version_that_is_not_the_newest(form: TableFormat, store: Store) -> None:
+    """Others may commit after it was read, and commits are told under their own numbers."""
+    versions: list[Snapshot] = []
+    for version in range(5):
+        base = versions[-1] if versions else None
+        record = replace(RECORD, rows_inserted=10 * version)
+        added = [put(store, f"data-{version}/a.parquet", [version])]
+        versions.append(commit(form, store, base, added, record=record))
+    for after in (None, 0, 1, 2):
+        told = form.entries(store, NAME, versions[2], after)
+        known = {e.version: e.record.rows_inserted for e in told if e.record}
+        first = 0 if after is None else after + 1
+        assert {v: n for v, n in known.items() if v <= 2} == {v: 10 * v for v in range(first, 3)}
+        assert all(known[v] == 10 * v for v in known)
+
+
+def test_young_entries_stay(store: Store) -> None:
+    """Delta's own retention counts as well: others may read a table by version."""
+    form, base = DeltaLog(), None
+    for version in range(3):
+        base = commit(form, store, base, [put(store, f"data-{version}/a.parquet", [version])])
+    DeltaTable(store.table(NAME)).create_checkpoint()
+    form.shorten(store, NAME, 2)
+    assert [entry.version for entry in form.entries(store, NAME, None)] == [2, 1, 0]
+
+
 def test_one_of_two_commits_on_a_base_succeeds(form: TableFormat, store: Store) -> None:
     a, b, c = (put(store, f"data-{i}/part.parquet", [i]) for i in range(3))
     first = commit(form, store, None, [a])
