@@ -959,3 +959,33 @@ def test_a_commit_that_fails_after_it_was_made(
         pair.check("t")
         assert pair.refresh("t").version == 1
         pair.check("t")
+
+
+def test_a_commit_that_fails_after_it_was_made_and_is_followed(
+    spark: SparkSession, sqlite: SqliteLegacy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without locks another agent publishes at once, and needs none of its files: those who pinned
+    the version, or read its feed, still do."""
+    sqlite.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, note TEXT)")
+    sqlite.many("INSERT INTO t VALUES (?, ?)", [(i, f"n{i}") for i in range(100)])
+    commit = formats.commit
+    without_locks(monkeypatch)
+    with Pair(spark, sqlite, tmp_path / "pair", {"t": 'table = "t"'}) as pair:
+        pair.refresh("t")
+        sqlite.execute("UPDATE t SET note = 'ours'")
+
+        def made_then_failed(*args: Any, **kwargs: Any) -> int:
+            monkeypatch.setattr(formats, "commit", commit)
+            commit(*args, **kwargs)
+            sqlite.execute("UPDATE t SET note = 'theirs'")
+            pair.refresh("t")
+            raise WarehouseUnavailable("The answer was lost.", where="t")
+
+        monkeypatch.setattr(formats, "commit", made_then_failed)
+        (report,) = pair.reports("t")
+        assert report.error is not None
+        assert report.error["code"] == "WAREHOUSE"
+        for version, note in ((1, "ours"), (2, "theirs")):
+            expect_equal(pair.published("t", version=version), [(i, note) for i in range(100)])
+        pair.check_feed("t", 1)
+        pair.check("t")

@@ -531,6 +531,36 @@ def test_without_locks_a_view_is_said_to_be_of_what_it_was_made_of(
     sites.check("joined")
 
 
+def test_a_view_whose_commit_fails_after_it_was_made_and_is_followed(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a fragment (tests/faults/test_pair.py): nobody removes the files of its version."""
+    del sites.views["inverse"]
+    without_locks(monkeypatch)
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = amount + 2")
+    commit = formats.commit
+
+    def made_then_failed(store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
+        version = commit(store, name, new)
+        if name == "joined":
+            monkeypatch.setattr(formats, "commit", commit)
+            with contextlib.closing(sqlite3.connect(sites.folder / "erp.db")) as erp, erp:
+                erp.execute("UPDATE orders SET amount = amount + 4")
+            with ThreadPoolExecutor(1) as rival:
+                assert rival.submit(sites.well).result()["joined"].version == version + 1
+            raise WarehouseUnavailable("The answer was lost.", where=name)
+        return version
+
+    monkeypatch.setattr(formats, "commit", made_then_failed)
+    assert sites.refresh()["joined"].error is not None
+    ours = view_head(sites.store, "joined", version=1)
+    assert ours is not None
+    for file in ours.files:
+        assert pq.read_metadata(file.uri.removeprefix("file://")).num_rows == file.rows
+    sites.check("joined")
+
+
 def test_a_lost_version_whose_number_others_rows_have_is_not_given(sites: Sites) -> None:
     """Between a restore that was accepted and the next flip of a fragment without views."""
     for mark in (1, 2, 3):

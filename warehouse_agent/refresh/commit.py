@@ -37,7 +37,7 @@ from warehouse_agent.refresh.finish import (
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Published, fingerprint_kind, miss_probability, utc_now
-from warehouse_agent.storage import formats, row_security
+from warehouse_agent.storage import row_security
 from warehouse_agent.storage.table import NewVersion, VersionRecord
 
 
@@ -92,12 +92,12 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
     record = replace(_record(job, proven, done), beside=dict(beside) or None)
     new = NewVersion(p.base, p.layout, applied.added, applied.gone, record)
     Point.COMMITTING.reach()
-    formats.commit(job.store, job.name, new)
+    job.commit(new)
     Point.COMMITTED.reach()
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
         Point.STAGING_CLEARED.reach()
-        job.tidy(applied.added)
+        job.tidy([file.path for file in applied.added])
         learnt = prices.new_notes(
             job.remembered(),
             frame_bytes=out.frame_bytes,

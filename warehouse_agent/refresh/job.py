@@ -8,9 +8,8 @@ refresh faster and may be lost at any time.
 from __future__ import annotations
 
 import json
-import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import NewVersion, Snapshot
 from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
 from warehouse_agent.tasks.row_statistics import Stamp
@@ -34,8 +33,6 @@ from warehouse_agent.tasks.write import write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_log = logging.getLogger("driftline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,7 @@ class Job:
     emit: Listener = lambda _event: None
     _folder: str = field(default_factory=lambda: f"data-{uuid.uuid4().hex[:12]}")
     _written: list[str] = field(default_factory=list)
+    _committing: int | None = None  # the version of the last commit, whatever came of it
     examined: set[str] = field(default_factory=set)  # paths of data files that were read again
 
     def __post_init__(self) -> None:
@@ -147,23 +145,21 @@ class Job:
             *place, staged, layout, self.key_file, stamp, before=before, updated=updated
         )
 
+    def commit(self, new: NewVersion) -> None:
+        """Publish the files of this attempt. Raises as `formats.commit`."""
+        self._committing = 0 if new.base is None else new.base.version + 1
+        formats.commit(self.store, self.name, new)
+
     def discard(self) -> None:
-        """Remove the data files of an attempt that failed.
+        """Remove the data files of an attempt that failed, except those that are published."""
+        needed = formats.needed_after_failure(self.store, self.name, self._committing)
+        if needed is not None:
+            self.tidy(needed)
 
-        A commit may fail after it was made (a checkpoint on a full disk), so the log decides which
-        files are needed. If it cannot be read, nothing is removed and `gc` removes them later.
-        """
-        try:
-            newest = formats.head(self.store, self.name)
-        except Exception:  # also of metadata that is no JSON; the error of the attempt says more
-            _log.debug("what %s wrote could not be tidied up", self.name, exc_info=True)
-            return
-        self.tidy(newest.files if newest else ())
-
-    def tidy(self, files: Sequence[DataFile]) -> None:
-        """Remove what this attempt wrote, except these files."""
+    def tidy(self, needed: Collection[str]) -> None:
+        """Remove what this attempt wrote, except files of these paths."""
         for folder in self._written:
-            if any(f.path.startswith(f"{folder}/") for f in files):
+            if any(path.startswith(f"{folder}/") for path in needed):
                 self.store.remove(self.name, folder, BEFORE_FOLDER)
             else:
                 self.store.remove(self.name, folder)

@@ -8,7 +8,6 @@ no other view does.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -38,8 +37,6 @@ from warehouse_agent.views.maintenance.next_version import Computed, NextVersion
 from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.phase import Behind, Decision, Evaluate, Head, decide
 
-_log = logging.getLogger("driftline")
-
 LOCK_WAIT_S = 600.0  # for another command that computes views of this component
 _TRY_S = 0.5  # between two attempts to take a lock
 _LEFT_OUT = "left out with --without"
@@ -54,6 +51,7 @@ class PhaseOfView:
     decision: Decision
     head: ViewSnapshot | None
     made: Computed | None = None
+    is_tried: bool = False  # its commit, which may have been made although it failed
     is_committed: bool = False
     error: DriftlineError | None = None
 
@@ -73,22 +71,15 @@ class PhaseOfView:
         return None if self.head is None else Input.published(self.view.name, self.head)
 
     def remove(self, store: Store) -> None:
-        """Remove files of a version that was not committed.
-
-        A commit may fail after it was made, so the log decides which folders are needed. If it
-        cannot be read, nothing is removed and `gc` removes them later.
-        """
+        """Remove files of a version that was not committed, as `Job.discard`."""
         if not isinstance(made := self.made, NextVersion) or self.is_committed:
             return
-        name = self.view.name
-        try:
-            newest = formats.view_head(store, name)
-        except Exception:  # also of metadata that is no JSON; the error of the view says more
-            _log.debug("what %s wrote could not be tidied up", name, exc_info=True)
+        name, version = self.view.name, made.base.version + 1 if made.base else 0
+        needed = formats.needed_after_failure(store, name, version if self.is_tried else None)
+        if needed is None:
             return
-        paths = [f.path for f in newest.files] if newest else []
         for folder in made.folders:
-            if not any(path.startswith(f"{folder}/") for path in paths):
+            if not any(path.startswith(f"{folder}/") for path in needed):
                 store.remove(name, folder)
 
 
@@ -304,6 +295,7 @@ class ViewPhase:
                 java=made.java,
             )
             new = NewViewVersion(made.base, made.layout, made.added, made.removed, record)
+            one.is_tried = True
             version = formats.commit(store, name, new)
             Point.VIEW_COMMITTED.reach()
             one.is_committed = True

@@ -6,6 +6,9 @@ configuration. To add a format, write a module with a class and add it to FORMAT
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
+
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import (
@@ -17,6 +20,8 @@ from warehouse_agent.storage.table import (
     VersionRecord,
     ViewSnapshot,
 )
+
+_log = logging.getLogger("driftline")
 
 FORMATS: tuple[TableFormat, ...] = (DeltaLog(),)  # the last one makes new tables
 
@@ -79,6 +84,31 @@ def oldest(store: Store, name: str) -> tuple[int, VersionRecord] | None:
 def added(store: Store, name: str, version: int) -> set[str]:
     """Return the paths of the files that a version added (`TableFormat.added`)."""
     return format_of(store, name).added(store, name, version)
+
+
+def needed_after_failure(store: Store, name: str, version: int | None) -> Collection[str] | None:
+    """Return paths of a table of which files must stay after an attempt that failed.
+
+    A commit may be made and answered with an error (a checkpoint on a full disk, a lost answer),
+    and others may have committed since, so what its version added decides.
+
+    Args:
+        version: that the attempt tried to commit; None: it came to none.
+
+    Returns:
+        None if any file may be needed: the log cannot be read, or storage of other machines may
+        still make the commit. `gc` removes later what is not.
+    """
+    if version is None:
+        return ()
+    try:
+        newest = any_head(store, name)
+        if newest is None or newest.version < version:
+            return () if store.is_local else None
+        return added(store, name, version)
+    except Exception:  # also of metadata that is no JSON; the error of the attempt says more
+        _log.debug("what %s wrote could not be tidied up", name, exc_info=True)
+        return None
 
 
 def commit(store: Store, name: str, new: NewVersion | NewViewVersion) -> int:

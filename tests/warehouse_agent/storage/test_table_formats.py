@@ -236,6 +236,25 @@ def test_the_log_beside_a_version_that_is_not_the_newest(form: TableFormat, stor
         assert all(known[v] == 10 * v for v in known)
 
 
+def test_which_files_are_needed_after_a_commit_that_failed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = DeltaLog()
+    ours, theirs = (put(store, f"data-{i}/a.parquet", [i]) for i in range(2))
+    first = commit(form, store, None, [ours])
+    commit(form, store, first, [theirs], removed=(ours,))
+    assert formats.needed_after_failure(store, NAME, None) == ()  # there was no commit
+    assert formats.needed_after_failure(store, NAME, 0) == {ours.path}
+    assert formats.needed_after_failure(store, NAME, 1) == {theirs.path}
+    assert formats.needed_after_failure(store, NAME, 2) == ()
+    with monkeypatch.context() as remote:
+        remote.setattr(Store, "is_local", property(lambda _: False))
+        assert formats.needed_after_failure(store, NAME, 0) == {ours.path}
+        assert formats.needed_after_failure(store, NAME, 2) is None, "it may still arrive"
+    Path(store.table(NAME), DeltaLog.log, f"{0:020d}.json").write_text("{")
+    assert formats.needed_after_failure(store, NAME, 0) is None
+
+
 def test_young_entries_stay(store: Store) -> None:
     """Delta's own retention counts as well: others may read a table by version."""
     form, base = DeltaLog(), None
