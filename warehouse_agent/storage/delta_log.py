@@ -5,8 +5,7 @@ record as metadata. A commit is made with the pin of its base, so that it fails 
 committed in between. A head that Driftline did not write is refused.
 
 No other module of the product reads or writes a Delta log, but `warehouse_versions`, whose table is
-one, and `demo`, which checks with
-independent means.
+one, and `demo`, which checks with independent means.
 """
 
 from __future__ import annotations
