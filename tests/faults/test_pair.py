@@ -526,6 +526,25 @@ def alike(pair: Pair, salt: Salt, make: Callable[[str], list[str]]) -> tuple[str
     return notes[order[at]], notes[order[at + 1]]
 
 
+@pytest.mark.parametrize("data", [b"", b"x" * 31, None])
+def test_a_fragment_key_that_is_damaged_or_gone(pair: Pair, data: bytes | None) -> None:
+    edit(pair.legacy)
+    place = (PRIVATE, "keys", "orders.key")
+    key, store = pair.store.read(*place), pair.store
+    assert key is not None
+    if data is None:
+        store.remove_file(*place)
+    else:
+        store.write(data, *place)
+    error = pair.error("orders")
+    assert error["code"] == "WAREHOUSE"
+    said = "gone" if data is None else f"damaged: {len(data)} bytes, not 32"
+    assert f"The fragment key is {said}" in error["message"]
+    assert store.uri(*place) in error["remedy"]
+    store.write(key, *place, private=True)
+    converges(pair)
+
+
 def test_an_update_that_no_cell_shows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two values of a row with one element the cells tell nothing: the proof does. What came
     was right and is kept; the next attempt, under another salt, finds the row."""

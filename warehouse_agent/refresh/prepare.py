@@ -317,17 +317,22 @@ def _stamp(base: Snapshot | None, earlier: list[Run], now: datetime) -> Stamp:
 
 
 def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
-    """Return the fragment key, a new one for a first load. Raise WarehouseUnavailable: it is
-    gone."""
+    """Return the fragment key, a new one for a first load.
+
+    Raises:
+        WarehouseUnavailable: it is gone or damaged.
+    """
     place = (PRIVATE, "keys", f"{job.name}.key")
-    if (key := job.store.read(*place)) is not None:
+    key = job.store.read(*place)
+    if key is not None and len(key) == FRAGMENT_KEY_BYTES:
         return key
-    if base is not None:
+    if key is not None or base is not None:
+        what = "gone" if key is None else f"damaged: {len(key)} bytes, not {FRAGMENT_KEY_BYTES}"
+        else_ = "remove it" if base is None else "move the table's folder away"
         raise WarehouseUnavailable(
-            "The fragment key is gone; fingerprints cannot be compared without it.",
+            f"The fragment key is {what}; fingerprints cannot be compared without it.",
             where=job.name,
-            remedy=f"Restore {job.key_file.uri}, or move the table's folder away for a new "
-            "first load.",
+            remedy=f"Restore {job.key_file.uri}, or {else_} for a new first load.",
         )
     key = secrets.token_bytes(FRAGMENT_KEY_BYTES)
     is_ours = job.store.write_new(key, *place, private=True)
