@@ -52,9 +52,8 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Legacy]] = {
     "postgresql": _postgresql,
     "mariadb": _mariadb,
 }
-# What every run tries. Views need Spark, whose start takes longer than all else.
+# What every run tries, without a view: that needs Spark, whose start takes longer than all else.
 DEFAULT = {("dsl", "mariadb"), ("lossy", "postgresql")}
-WITH_VIEW = {"postgresql"}
 
 
 def _case(profile: str, engine: str) -> object:
@@ -63,12 +62,12 @@ def _case(profile: str, engine: str) -> object:
 
 
 @contextmanager
-def _replayable(request: pytest.FixtureRequest, profile: str) -> Iterator[None]:
+def _replayable(request: pytest.FixtureRequest, profile: str, *, is_soak: bool) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        test = f"tests/wan/test_matrix.py::{request.node.name}"
-        error.add_note(f"replay: WAN_SEED={SEED} ./tests/run '{test}'  # {PROFILES[profile]}")
+        test = f"{'--soak ' if is_soak else ''}'tests/wan/test_matrix.py::{request.node.name}'"
+        error.add_note(f"replay: WAN_SEED={SEED} ./tests/run {test}  # {PROFILES[profile]}")
         raise
 
 
@@ -82,9 +81,9 @@ def test_all_is_equal_over(
     is_soak = (profile, engine) not in DEFAULT
     legacy = ENGINES[engine](request)
     with (
-        _replayable(request, profile),
+        _replayable(request, profile, is_soak=is_soak),
         PROFILES[profile].link() as link,
-        Site(tmp_path, link, legacy, seed=SEED, with_view=is_soak and engine in WITH_VIEW) as site,
+        Site(tmp_path, link, legacy, seed=SEED, with_view=is_soak) as site,
     ):
         site.converge()
         site.edit()
