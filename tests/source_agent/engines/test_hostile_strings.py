@@ -1,8 +1,8 @@
 """A thousand hostile strings, wherever a peer may send one: none becomes a part of a statement.
 
 The oracle is the server's own log: harmless strings in the same places must leave the same
-statements, literals aside. And no string is taken for another: the rows that come are those that
-Python finds.
+statements, literals aside, and each of them is one of the templates that `explain` prints. And no
+string is taken for another: the rows that come are those that Python finds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from driftline.derivations import Comparison, Derivation, Negated, Operator
@@ -21,7 +22,13 @@ from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
-from tests.source_agent.engines.test_statement_log import OnMariaDB, OnPostgreSQL, server
+from tests.source_agent.engines.test_statement_log import (
+    OnMariaDB,
+    OnPostgreSQL,
+    command,
+    server,
+    strangers,
+)
 
 __all__ = ["server"]  # the fixture
 
@@ -89,8 +96,8 @@ class Asked:
             self._between_keys()
             self._by_name()
         pattern = LITERALS[type(on)]
-        statements = on.statements()[before:]
-        self.statements = {pattern.sub("?", sql.replace(table, "t")) for sql in statements}
+        self.logged = on.statements()[before:]
+        self.statements = {pattern.sub("?", sql.replace(table, "t")) for sql in self.logged}
 
     def _keys(self, rows: Sequence[bytes]) -> list[str]:
         return sorted(str(decoded(row, self._shape)[0]) for row in rows)
@@ -133,7 +140,22 @@ class Asked:
 
 def test_hostile_strings_leave_the_statements_of_harmless_ones(
     server: OnPostgreSQL | OnMariaDB,  # a fixture
+    tmp_path: Path,
 ) -> None:
     expected = Asked(server, "harmless", harmless()).statements
     assert len(expected) > 5
-    assert Asked(server, "hostile", hostile()).statements == expected
+    asked = Asked(server, "hostile", hostile())
+    assert asked.statements == expected
+    secret = tmp_path / "reader.password"
+    secret.write_text(server.password)
+    secret.chmod(0o600)
+    (tmp_path / "source.toml").write_text(
+        f'[database]\nurl = "{server.url}"\npassword_file = "reader.password"\n[server]\n'
+        'listen = "127.0.0.1:0"\ninsecure = true\n[relations.hostile]\ntable = "hostile"\n'
+        'derive = ["columns", "rows"]\n'
+    )
+    explained = command(tmp_path, "explain")
+    assert explained.returncode == 0, explained
+    assert len(asked.logged) > COUNT / 20
+    assert strangers(asked.logged, explained.stdout) == []
+    assert strangers(["SELECT k FROM secret"], explained.stdout) != []
