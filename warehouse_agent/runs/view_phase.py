@@ -184,12 +184,12 @@ class ViewPhase:
             if now_there != known.inputs:
                 after[view.name] = known.marked(_LEFT_OUT, now)
 
-    def note_current(self, turned: Sequence[PhaseOfView], flipped: Mapping[str, Member]) -> None:
-        """Note for what versions of their inputs views that nothing changed in were flipped."""
+    def note_current(self, turned: Sequence[PhaseOfView], after: Mapping[str, Member]) -> None:
+        """Note for what committed versions of their inputs views that did not change are right."""
         for one in turned:
             if one.behind is None and isinstance(one.made, UnchangedView):
                 name = one.view.name
-                note_current(self._command.store, name, one.made, flipped[name].inputs)
+                note_current(self._command.store, name, one.made, after[name].inputs)
 
     def _one(
         self,

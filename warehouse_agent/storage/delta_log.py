@@ -105,20 +105,23 @@ class DeltaLog:
             commits = [] if most is not None and most <= 0 else table.history(most)
         except TableNotFoundError:
             return []
-        # delta-rs reads the newest commits and numbers them as if none came after the handle's.
-        bodies = (_metadata([{"commitInfo": commit}]) or {} for commit in commits)
+        except (DeltaError, OSError) as error:  # another command may shorten it meanwhile
+            raise WarehouseUnavailable(
+                f"The log cannot be read: {one_line(error)}.", where=name, remedy="Run it again."
+            ) from error
+        # delta-rs numbers what it finds as if none came after the handle's, and none were missing.
+        bodies = [_metadata([{"commitInfo": commit}]) or {} for commit in commits]
         known = (body["version"] + i for i, body in enumerate(bodies) if "version" in body)
-        first = next(known, table.version())
-        written = {e.place[-1]: e.modified for e in store.walk(name, self.log)}
+        version = next(known, table.version()) + 1
         found = []
-        for version, commit in zip(range(first, -1, -1), commits, strict=False):
-            if after is not None and version <= after:
-                break
-            stated = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
-            # A copied folder has young files, and a wrong clock states an old time.
-            committed = max(stated, written.get(_file_of(version), stated))
-            record = _record([{"commitInfo": commit}], name, version)
-            found.append(LogEntry(version, committed, record))
+        for commit, body in zip(commits, bodies, strict=True):
+            version = body.get("version", version - 1)
+            if after is None or version > after:
+                stated = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
+                # A copied folder has young files, and a wrong clock states an old time.
+                written = store.modified(name, self.log, _file_of(version)) or stated
+                record = _record([{"commitInfo": commit}], name, version)
+                found.append(LogEntry(version, max(stated, written), record))
         return found
 
     def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:

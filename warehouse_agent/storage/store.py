@@ -249,6 +249,13 @@ class Store:
                 found.append(StoredFile((*parts, *below), info.size, info.mtime or now))
         return sorted(found, key=lambda file: file.place)
 
+    def modified(self, *parts: str) -> datetime | None:
+        """Return when a file was written; None if it is not there, or the storage does not say."""
+        system, path = self._at(*parts)
+        with file_errors("read", path):
+            found: datetime | None = system.get_file_info(path).mtime
+            return found
+
     def _listed(self, *parts: str, recursive: bool = False) -> tuple[str, list[fs.FileInfo]]:
         """Return the path of a folder, and what is in it."""
         system, path = self._at(*parts)

@@ -10,6 +10,7 @@ version is noted with the rows (`VersionRecord.java`): after another one the vie
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,14 +129,24 @@ def recipe_of(own: SparkSession, name: str, query: Query, inputs: Sequence[Input
     return ViewRecipe(query.text, _identities(inputs, used), settings, version)
 
 
-def java_of(spark: SparkSession) -> str:
+@functools.lru_cache(maxsize=1)
+def java_of(spark: SparkSession) -> str | None:
     """Return the version of the Java that evaluates queries, such as "17".
 
     Java makes texts of doubles, and since Java 19 some are others (JDK-4511638). A task is asked,
-    not the driver: on a cluster and with Spark Connect they may have different ones.
+    not the driver: on a cluster and with Spark Connect they may have different ones. All tasks are
+    taken to have the same.
+
+    Returns:
+        None if Spark does not let us ask.
     """
+    from pyspark.errors import AnalysisException
+
     asked = "java_method('java.lang.System', 'getProperty', 'java.specification.version')"
-    (row,) = spark.sql(f"SELECT {asked}").collect()
+    try:
+        (row,) = spark.sql(f"SELECT {asked}").collect()
+    except AnalysisException:
+        return None
     return str(row[0])
 
 

@@ -167,12 +167,14 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
     base = plan.base
     if plan.reduction is None:
         return UnchangedView(base, plan.java)
-    own = session_of(job.steps.spark(job.input_bytes))
+    spark = job.steps.spark(job.input_bytes)
+    own = session_of(spark)
     recipe = recipe_of(own, job.name, job.query, job.inputs)
     refuse_changed(job.name, base.layout, replace(base.layout, recipe=recipe))
-    if (java := java_of(own)) != plan.java:
-        was = f"was computed by Java {plan.java}" if plan.java else "does not say by which Java"
-        return NoFeed(f"the view {was}, and this is Java {java}, whose texts may differ")
+    java = java_of(spark)
+    if java is None or java != plan.java:
+        was = f"by Java {plan.java}" if plan.java else "by a Java that is not known"
+        return NoFeed(f"it was computed {was}, and this is Java {java}, whose texts may differ")
     attempt = f"data-{uuid.uuid4().hex[:12]}"
     temporary, folders = f"{attempt}-reduced", (f"{attempt}-kept", f"{attempt}-view")
     try:

@@ -63,10 +63,10 @@ def recompute(
         WarehouseUnavailable: files cannot be read or written.
     """
     rows, layout = evaluated(spark, name, query, inputs)
-    java = java_of(spark)
     if base is not None and not accept_schema:
         refuse_changed(name, base.layout, layout)
         layout = base.layout  # it may have columns of inputs that are not used
+    java = java_of(spark)
     folder = f"data-{uuid.uuid4().hex[:12]}-view"
     try:
         with query_errors(name):
@@ -118,10 +118,10 @@ def verified(
     old = rows_of(spark, published.layout, published.uris())
     if found := differences(old, rows, layout, name):
         was, java = published.record.java, java_of(spark)
-        why = f" Java {was} computed them, and this is Java {java}, whose texts may differ."
+        why = f" Java {was or '?'} computed them, and this is Java {java}, whose texts may differ."
         raise ProofFailed(
             f"The published rows are not those that the query gives: {found}."
-            f"{why if was not in (None, java) else ''}",
+            f"{why if was != java else ''}",
             where=name,
             remedy=f"Run `driftline verify {name} --repair`: it computes the view anew. Report it"
             " if nobody changed files.",
