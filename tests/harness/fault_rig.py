@@ -79,6 +79,7 @@ class Rig:
         self.pair = Pair(spark or NoSpark(), legacy, folder, {"t": 'table = "t"'})
         self.pair.small_bytes = 0 if spark else 256 << 20
         self.pair.fragment_lines["t"] = 'method = "sketch"'  # a copy would rewrite nothing
+        self.refreshes = 1  # after so many, what is published is the source
         self.log = folder / "log"
 
     def __enter__(self) -> Self:
@@ -141,8 +142,9 @@ class Rig:
 
     def converge(self) -> None:
         """Refresh by an agent that is well; the result is equal to the source."""
-        (report,) = self.pair.reports("t", options=Options(allow_shrink=True))
-        expect(report.error is None, f"the next refresh: {report.error}")
+        for _ in range(self.refreshes):
+            (report,) = self.pair.reports("t", options=Options(allow_shrink=True))
+            expect(report.error is None, f"the next refresh: {report.error}")
         expect(self.published() == self.source(), "the rows after the next refresh")
 
     # What is there
