@@ -1,12 +1,13 @@
 """The conditions of docs/errors.md as they are registered, and what they are made with.
 
 A condition is a generator that takes a `Bench`, makes the condition, yields the pair of agents that
-has it, and cleans up. No test here.
+has it, ends it, lets the pair converge, and cleans up. No test here.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.fault_rig import SESSION_S_MAX
 from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.servers import MariaDB, PostgreSQL
 from tests.harness.tls_pair import TlsPair
@@ -27,6 +29,7 @@ class Bench:
 
     def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
         self.folder = folder
+        self.has_converged = False
         self._request = request
 
     def fixture(self, name: str) -> Any:
@@ -55,10 +58,11 @@ class Bench:
             made.close()
 
     @contextmanager
-    def mariadb(self, rows: int = ROWS, note_bytes: int = 0) -> Iterator[MariaLegacy]:
+    def mariadb(
+        self, server: MariaDB | None = None, rows: int = ROWS, note_bytes: int = 0
+    ) -> Iterator[MariaLegacy]:
         """A database of MariaDB with `orders(id, note)`."""
-        server: MariaDB = self.fixture("mariadb")
-        made = MariaLegacy(server)
+        made = MariaLegacy(server or self.fixture("mariadb"))
         try:
             fill(made, rows, note_bytes)
             yield made
@@ -68,6 +72,31 @@ class Bench:
     def pair(self, legacy: Legacy, **options: Any) -> TlsPair:
         """Both agents; close it."""
         return TlsPair(self.fixture("spark"), legacy, self.folder / "pair", **options)
+
+    def converge(
+        self,
+        pair: TlsPair,
+        relation: str = "orders",
+        *,
+        then: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Refresh when the condition is over, compare with what the owner reads, find no session.
+
+        Args:
+            relation: a table or view with the rows that are published as `orders`.
+            then: called when rows have changed; the agent sees that afterwards.
+        """
+        legacy = pair.legacy
+        assert isinstance(legacy, SqliteLegacy | PostgresLegacy | MariaLegacy)
+        legacy.execute("UPDATE orders SET note = 'after' WHERE id < 9")
+        then()
+        pair.refresh("orders")
+        pair.check("orders", relation)
+        deadline = time.monotonic() + SESSION_S_MAX
+        while legacy.sessions():
+            assert time.monotonic() < deadline, "a database session is left"
+            time.sleep(0.02)
+        self.has_converged = True
 
 
 Provoke = Callable[[Bench], Iterator[TlsPair]]

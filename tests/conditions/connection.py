@@ -50,27 +50,38 @@ def refused(bench: Bench) -> Iterator[TlsPair]:
     with _pair(bench) as pair:
         pair.stop()
         yield pair
+        pair.serve()
+        bench.converge(pair)
 
 
 @cause("the host name is not known", "UNREACHABLE", 4, "erp.invalid:7443", retried=False)
 def no_such_host(bench: Bench) -> Iterator[TlsPair]:
     with _pair(bench) as pair:
+        address = pair.address
         pair.dial("erp.invalid:7443")
         yield pair
+        pair.dial(address)
+        bench.converge(pair)
 
 
 @cause("a firewall drops the packets to it", "UNREACHABLE", 4, "in time", retried=False)
 def black_hole(bench: Bench) -> Iterator[TlsPair]:
-    with _pair(bench) as pair, _impatient(), unanswered() as address:
-        pair.dial(address)
-        yield pair
+    with _pair(bench) as pair:
+        with _impatient(), unanswered() as address:
+            pair.dial(address)
+            yield pair
+        pair.restart()
+        bench.converge(pair)
 
 
 @cause("connected, and nothing comes back", "UNREACHABLE", 4, "in time", retried=True)
 def swallowed(bench: Bench) -> Iterator[TlsPair]:
-    with _relayed(bench) as (pair, relay), _impatient():
-        relay.swallow()
-        yield pair
+    with _relayed(bench) as (pair, relay):
+        with _impatient():
+            relay.swallow()
+            yield pair
+        relay.heal()
+        bench.converge(pair)
 
 
 @cause("FIN in the TLS handshake", "UNREACHABLE", 4, "cut off", retried=True)
@@ -79,6 +90,8 @@ def fin(bench: Bench) -> Iterator[TlsPair]:
         relay.end_each(down=HANDSHAKE_BYTES, ending=Ending.FIN)
         yield pair
         assert relay.cuts >= 2
+        relay.heal()
+        bench.converge(pair)
 
 
 @cause("RST in the TLS handshake", "UNREACHABLE", 4, "reset", retried=True)
@@ -87,6 +100,8 @@ def rst(bench: Bench) -> Iterator[TlsPair]:
         relay.end_each(down=HANDSHAKE_BYTES, ending=Ending.RST)
         yield pair
         assert relay.cuts >= 2
+        relay.heal()
+        bench.converge(pair)
 
 
 @cause("a byte changed in the TLS handshake", "UNREACHABLE", 4, "damaged", retried=True)
@@ -95,6 +110,8 @@ def flipped_in_handshake(bench: Bench) -> Iterator[TlsPair]:
         relay.flip_after(down=HANDSHAKE_BYTES)
         yield pair
         assert relay.cuts == 1
+        relay.heal()
+        bench.converge(pair)
 
 
 @cause("a byte changed on the line after it", "UNREACHABLE", 4, "damaged", retried=True)
@@ -103,6 +120,8 @@ def flipped(bench: Bench) -> Iterator[TlsPair]:
         relay.flip_after(down=FLIPPED_BYTES)
         yield pair
         assert relay.cuts == 1
+        relay.heal()
+        bench.converge(pair)
 
 
 @cause("the line is reset while rows come", "UNREACHABLE", 4, "what arrived is kept", retried=True)
@@ -111,6 +130,8 @@ def cut(bench: Bench) -> Iterator[TlsPair]:
         relay.cut_after(down=ROWS * NOTE_BYTES // 4)
         yield pair
         assert relay.cuts == 1
+        relay.heal()
+        bench.converge(pair)
 
 
 @cause(

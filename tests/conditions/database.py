@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tests.conditions.conditions import Bench, cause
 from tests.harness.legacy import MariaLegacy, PostgresLegacy
-from tests.harness.servers import PostgreSQL
+from tests.harness.servers import MariaDB, PostgreSQL
 from tests.harness.standby import Standby
 from tests.harness.tls_pair import TlsPair
 
 CRASH_S_MAX = 60.0
 MANY_ROWS = 20_000  # some 4 MB, which do not fit into a disk of 1 MiB
-SORTED = "SELECT id, note, row_number() OVER (ORDER BY note) AS n FROM orders"
+SORTED = "SELECT id, note, row_number() OVER (ORDER BY note, id) AS n FROM orders"
 SLOW = 250  # the id of a row that takes a minute to read
 SLOW_QUERY = {
     "postgresql": "SELECT id, note || CASE id WHEN 250 THEN pg_sleep(60)::text ELSE '' END AS note"
@@ -65,6 +65,9 @@ def down(bench: Bench) -> Iterator[TlsPair]:
         assert legacy.url != up
         with bench.pair(legacy) as pair:
             yield pair
+            legacy.url = up
+            pair.restart()
+            bench.converge(pair)
 
 
 @cause("the file of an SQLite database is gone", "DATABASE_UNAVAILABLE", 4, "erp.db", retried=True)
@@ -72,14 +75,19 @@ def no_file(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy) as pair:
         (bench.folder / "erp.db").rename(bench.folder / "elsewhere.db")
         yield pair
+        (bench.folder / "elsewhere.db").rename(bench.folder / "erp.db")
+        bench.converge(pair)
 
 
 @cause("the database refuses the password", "DATABASE_REFUSED", 1, "password", retried=False)
 def wrong_password(bench: Bench) -> Iterator[TlsPair]:
     with bench.postgresql() as legacy:
-        legacy.password = "not-it"
+        right, legacy.password = legacy.password, "not-it"
         with bench.pair(legacy) as pair:
             yield pair
+            legacy.password = right
+            pair.restart()
+            bench.converge(pair)
 
 
 @cause("SELECT is not granted", "DATABASE_REFUSED", 1, "GRANT SELECT ON orders", retried=False)
@@ -89,6 +97,8 @@ def not_granted(bench: Bench) -> Iterator[TlsPair]:
         legacy.execute(f"REVOKE SELECT ON orders FROM {legacy.login}")
         with bench.pair(legacy) as pair:
             yield pair
+            legacy.execute(f"GRANT SELECT ON orders TO {legacy.login}")
+            bench.converge(pair)
 
 
 @cause(
@@ -101,6 +111,7 @@ def terminated(bench: Bench) -> Iterator[TlsPair]:
         _asleep(bench, legacy, lambda: legacy.signal("terminate")) as pair,
     ):
         yield pair
+        bench.converge(pair)
 
 
 @cause(
@@ -113,6 +124,7 @@ def cancelled(bench: Bench) -> Iterator[TlsPair]:
         _asleep(bench, legacy, lambda: legacy.signal("cancel")) as pair,
     ):
         yield pair
+        bench.converge(pair)
 
 
 @cause(
@@ -122,6 +134,7 @@ def cancelled(bench: Bench) -> Iterator[TlsPair]:
 def killed(bench: Bench) -> Iterator[TlsPair]:
     with bench.mariadb() as legacy, _asleep(bench, legacy, legacy.kill_readers) as pair:
         yield pair
+        bench.converge(pair)
 
 
 @cause(
@@ -149,7 +162,30 @@ def restarted(bench: Bench) -> Iterator[TlsPair]:
         with _asleep(bench, legacy, crash) as pair:
             pair.between = start
             yield pair
-        legacy.reconnect()
+            legacy.reconnect()
+            bench.converge(pair)
+
+
+@cause("MariaDB restarts", "DATABASE_UNAVAILABLE", 4, "MariaDB says", retried=True)
+def mariadb_restarted(bench: Bench) -> Iterator[TlsPair]:
+    """Its administrator stops it in mid-scan, and starts it again."""
+    server: MariaDB = bench.fixture("own_mariadb")
+    stopped = threading.Event()
+    with bench.mariadb(server) as legacy:
+
+        def stop() -> None:
+            server.stop()
+            stopped.set()
+
+        def start() -> None:
+            assert stopped.wait(CRASH_S_MAX)  # the error is here before the server has ended
+            server.start()
+
+        with _asleep(bench, legacy, stop) as pair:
+            pair.between = start
+            yield pair
+            legacy.reconnect()
+            bench.converge(pair)
 
 
 @cause(
@@ -170,6 +206,7 @@ def conflict(bench: Bench) -> Iterator[TlsPair]:
         legacy.watched = standby
         with _asleep(bench, legacy, clean_up) as pair:
             yield pair
+            bench.converge(pair, then=standby.await_replay)
 
 
 @cause("a lock is held for longer than lock_timeout_s", "DATABASE_UNAVAILABLE", 4,
@@ -182,6 +219,7 @@ def locked(bench: Bench) -> Iterator[TlsPair]:
             owner.execute("LOCK TABLE orders")
             yield pair
             owner.rollback()
+        bench.converge(pair)
 
 
 @cause("a statement takes longer than statement_timeout_s", "DATABASE_REFUSED", 1,
@@ -194,6 +232,8 @@ def slow(bench: Bench) -> Iterator[TlsPair]:
         bench.pair(legacy, database=limit, relations=relation) as pair,
     ):
         yield pair
+        pair.publish("orders", 'table = "orders"')
+        bench.converge(pair)
 
 
 @cause("the database's disk is full", "DATABASE_UNAVAILABLE", 4,
@@ -216,6 +256,9 @@ def full(bench: Bench) -> Iterator[TlsPair]:
         try:
             with bench.pair(legacy, relations=relation) as pair:
                 yield pair
+                legacy.execute(f"ALTER ROLE {legacy.login} RESET temp_tablespaces")
+                legacy.execute(f"CREATE VIEW sorted AS {SORTED}")
+                bench.converge(pair, "sorted")
         finally:
             legacy.execute(f"REVOKE ALL ON TABLESPACE small FROM {legacy.login}")
             legacy.execute("DROP TABLESPACE small")
@@ -227,6 +270,8 @@ def paused(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy, limits=f'pause_file = "{pause}"') as pair:
         pause.touch()
         yield pair
+        pause.unlink()
+        bench.converge(pair)
 
 
 @cause("all places for scans are taken", "NOT_NOW", 75, "scans_at_once", retried=True)
@@ -234,6 +279,7 @@ def busy(bench: Bench) -> Iterator[TlsPair]:
     with (
         bench.sqlite() as legacy,
         bench.pair(legacy, limits="scans_at_once = 1") as pair,
-        pair.governor.slot(threading.Event(), "another client"),
     ):
-        yield pair
+        with pair.governor.slot(threading.Event(), "another client"):
+            yield pair
+        bench.converge(pair)

@@ -1,7 +1,8 @@
 """What went wrong is said by its cause: the table of conditions in docs/errors.md, row by row.
 
 Each condition is made between a real source agent with mutual TLS and the warehouse's own code. Its
-row says the code, the exit code, and whether `driftline refresh` tries it again by itself.
+row says the code, the exit code, and whether `driftline refresh` tries it again by itself. When it
+is over, the next refresh converges, and no session is left in the database.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.conditions import database as causes_database
 from tests.conditions import warehouse as causes_warehouse
 from tests.conditions.conditions import CAUSES, Bench, Cause
 from tests.faults import test_stderr as test_noise
-from tests.harness.servers import PostgreSQL
+from tests.harness.servers import MariaDB, PostgreSQL
 
 pytestmark = pytest.mark.slow  # each cause starts or stops a process, or waits for a deadline
 
@@ -35,6 +36,9 @@ ELSEWHERE = {
     ),
 }
 
+# Codes of what somebody must write otherwise, in a file or in a certificate.
+BY_HAND = {"CONFIGURATION", "UNAUTHENTICATED"}
+
 _ROW = re.compile(r"^\| ([^|`]+?) \| `?([A-Z_]+)`? \| (\d+) \| (yes|no) \|$", re.M)
 
 
@@ -42,6 +46,14 @@ _ROW = re.compile(r"^\| ([^|`]+?) \| `?([A-Z_]+)`? \| (\d+) \| (yes|no) \|$", re
 def own_postgresql() -> Iterator[PostgreSQL]:
     """A server that a condition may crash."""
     with PostgreSQL() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_mariadb(request: pytest.FixtureRequest) -> Iterator[MariaDB]:
+    """A server that a condition may stop."""
+    request.getfixturevalue("mariadb")  # says so where there is none
+    with MariaDB() as server:
         yield server
 
 
@@ -54,6 +66,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
 def test_the_cause_is_said(cause: Cause, bench: Bench) -> None:
     with cause.provoked(bench) as pair:
         found = pair.attempt()
+    assert bench.has_converged is (cause.code not in BY_HAND)
     error = found.error
     assert (error["code"], error["exit_code"]) == (cause.code, cause.exit), error
     assert found.was_retried is cause.is_retried, error

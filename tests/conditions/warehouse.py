@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,10 @@ DISK_MIB = 2
 
 @cause("another agent works on the fragment", "LOCKED", 75, "orders", retried=False)
 def locked(bench: Bench) -> Iterator[TlsPair]:
-    with (
-        bench.sqlite() as legacy,
-        bench.pair(legacy) as pair,
-        Store(str(pair.warehouse)).lock("orders"),
-    ):
-        yield pair
+    with bench.sqlite() as legacy, bench.pair(legacy) as pair:
+        with Store(str(pair.warehouse)).lock("orders"):
+            yield pair
+        bench.converge(pair)
 
 
 @cause(
@@ -40,10 +39,14 @@ def locked(bench: Bench) -> Iterator[TlsPair]:
 def gone(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy) as pair:
         pair.refresh("orders")
-        for file in (pair.warehouse / "orders").rglob("*.parquet"):
+        table, elsewhere = pair.warehouse / "orders", bench.folder / "elsewhere"
+        shutil.copytree(table, elsewhere)
+        for file in table.rglob("*.parquet"):
             file.unlink()
         legacy.execute("UPDATE orders SET note = 'new' WHERE id < 5")
         yield pair
+        shutil.copytree(elsewhere, table, dirs_exist_ok=True)
+        bench.converge(pair)
 
 
 @cause("a Python worker of Spark is killed", "SPARK", 75, "was killed", "memory", retried=True)
@@ -52,6 +55,7 @@ def worker_killed(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy) as pair, _first_worker_killed(bench.folder):
         pair.small_bytes = 0  # in a task, and not in this process
         yield pair
+        bench.converge(pair)
 
 
 @contextlib.contextmanager
@@ -79,8 +83,11 @@ def _first_worker_killed(folder: Path) -> Iterator[None]:
 @cause("the warehouse's disk is full when rows come", "WAREHOUSE", 1, "space", retried=False)
 def full_staging(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite(note_bytes=BIG_BYTES) as legacy, bench.pair(legacy) as pair:
-        pair.warehouse = Path(bench.fixture("small_disk")(DISK_MIB)) / "warehouse"
+        mount = bench.fixture("small_disk")
+        pair.warehouse = Path(mount(DISK_MIB)) / "warehouse"
         yield pair
+        mount(20 * DISK_MIB)
+        bench.converge(pair)
 
 
 @cause("the warehouse's disk is full at the commit", "WAREHOUSE", 1, "space", retried=False)
@@ -105,3 +112,6 @@ def full_commit(bench: Bench) -> Iterator[TlsPair]:
 
         patch.setattr(formats, "commit", on_a_full_disk)
         yield pair
+        patch.undo()
+        (pair.warehouse / "filler").unlink()
+        bench.converge(pair)

@@ -34,7 +34,7 @@ PAGES_MAX = 160
 NEEDED = re.compile(r"[\d,]+ bytes are needed,(?: a reserve of 0 among them,)? and [\d,]+ are free")
 ROWS = 40  # fewer pages
 OLD = timedelta(days=40)  # of entries of a log that `gc` removes
-PAGES_ON_SPARK = 20  # that a refresh needs there
+PAGES_ON_SPARK = 12  # that a refresh needs there
 TILES = 'method = "range"\nrequire = "fuzzy"\nincremental = { rows = 25, pause_s = 0.01 }'
 
 

@@ -117,7 +117,10 @@ class PostgresLegacy:
 
     def sessions(self) -> int:
         sql = "SELECT 1 FROM pg_stat_activity WHERE usename = %s"
-        return len(self._connection.execute(sql, (self.login,)).fetchall())
+        if self.watched is None:
+            return len(self._connection.execute(sql, (self.login,)).fetchall())
+        with self.watched.superuser(self.database) as connection:
+            return len(connection.execute(sql, (self.login,)).fetchall())
 
     def is_asleep(self) -> bool:
         """Return True if a statement of the agent's is in pg_sleep, on the server it reads."""
@@ -212,6 +215,11 @@ class MariaLegacy:
         """End the connections of the agent's login."""
         with self._connection.cursor() as cursor:
             cursor.execute(f"KILL CONNECTION USER '{self.login}'@'%'")
+
+    def reconnect(self) -> None:
+        """After the server was restarted."""
+        self._connection.close()
+        self._connection = self._server.admin(self.database)
 
     def close(self) -> None:
         self._connection.close()

@@ -42,6 +42,17 @@ class Standby(PostgreSQL):
             subprocess.run(["chown", self._user, str(self.folder)], check=True)
         self.start()
 
+    def await_replay(self) -> None:
+        """Wait until all that the primary has committed can be read here."""
+        with self._primary.superuser() as primary:
+            (written,) = primary.execute("SELECT pg_switch_wal()").fetchone() or ("",)
+        deadline = time.monotonic() + REPLAY_S_MAX
+        with self.superuser() as standby:
+            replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+            while standby.execute(replayed, (written,)).fetchone() != (True,):
+                assert time.monotonic() < deadline, "it replays"
+                time.sleep(0.05)
+
     def await_conflict(self, database: str) -> None:
         """Wait until recovery has cancelled a statement in a database."""
         with self._primary.superuser() as primary:
