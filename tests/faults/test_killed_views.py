@@ -18,6 +18,7 @@ from driftline.failpoints import VARIABLE
 from pyspark.sql import SparkSession
 
 from tests import ROOT
+from tests.faults.sweep import ON_SPARK, RUNS
 from tests.faults.test_killed_steps import KILLED
 from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.pair import environment, plain
@@ -67,19 +68,35 @@ def test_killed_at(sites: Sites) -> None:
     sites.view_lines = dict.fromkeys(VIEWS, ONE_PHASE)
     sites.well()
     for number, (point, nth) in enumerate(PLACES):
-        before = all_seen(sites)
-        edit(sites, number)
-        run_killed(sites, ["-m", "warehouse_agent.cli"], **{VARIABLE: f"{point.value}:kill:{nth}"})
-        if point is Point.FLIPPED:
-            sites.check()
-        else:
-            assert all_seen(sites) == before, (point, nth)
-        sites.well()
+        kill_at(sites, number, point, nth)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("point", sorted(ON_SPARK, key=str), ids=str)
+def test_killed_again_and_again(sites: Sites, point: Point) -> None:
+    """At the points that the sweep of kills leaves out, as often as at each of its own."""
+    sites.view_lines = dict.fromkeys(VIEWS, ONE_PHASE)
+    sites.well()
+    for number in range(RUNS):
+        kill_at(sites, number, point, 1 + number % len(VIEWS))
+
+
+def kill_at(sites: Sites, number: int, point: Point, nth: int) -> None:
+    """Change the sources, refresh until a point is reached, check what is left, and refresh."""
+    before = all_seen(sites)
+    edit(sites, number)
+    run_killed(sites, ["-m", "warehouse_agent.cli"], **{VARIABLE: f"{point.value}:kill:{nth}"})
+    if point is Point.FLIPPED:
         sites.check()
-        newest = sites.newest()
-        assert newest is not None
-        inputs = {"joined": newest.members["joined"].version}
-        assert newest.members["over"].inputs == inputs, (point, nth)
+    else:
+        assert all_seen(sites) == before, (point, nth)
+    sites.well()
+    sites.check()
+    newest = sites.newest()
+    assert newest is not None
+    inputs = {"joined": newest.members["joined"].version}
+    assert newest.members["over"].inputs == inputs, (point, nth)
 
 
 # Of the maintenance of a view by affected keys, from its first data file on.
