@@ -4,6 +4,9 @@ BASE is the commit before the messages last changed, OLDER one before markers, f
 named keys. Each is taken out of the repository's own history; its source agent runs as a process
 against this tree's warehouse, and its warehouse as a process against this tree's source agent.
 Whoever adds messages moves BASE to the commit before.
+
+FIELD is the commit before the first archive, unit and failpoint. Its wheel is built and installed,
+and one side after the other is upgraded around one warehouse, as users do it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -27,14 +31,16 @@ from pyspark.sql import SparkSession
 from source_agent.engines.sqlite.activity import WAL
 from tests import ROOT
 from tests.harness.absent import absent
+from tests.harness.installation import Installation, build_wheel, clean_environment, install
 from tests.harness.legacy import SqliteLegacy
-from tests.harness.pair import Pair, SourceProcess, environment
+from tests.harness.pair import UNBRAKED, Pair, SourceProcess, environment
 from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.reply_validation import refusal
 
 BASE = "00d938a352968ee54b996c61315e48e46daf722f"
 OLDER = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
+FIELD = "d5146057dbfa90ee8da1a9a36df9842adc154a90"
 ROWS = 2000
 
 # Runs commands of a tree's own command line in one process, so that Spark starts once: arguments
@@ -52,10 +58,14 @@ for line in sys.stdin:
 """
 
 
-def tree_of(commit: str, folder: Path) -> Path:
-    """Return a folder with the product's tree of a commit."""
-    words = ["git", "-C", str(ROOT), "archive", "--format=tar", commit]
-    words += ["proto", "source_agent", "warehouse_agent"]
+PRODUCT = ("proto", "source_agent", "warehouse_agent")
+
+Changes = tuple[int, int, int] | None  # rows inserted, updated, deleted; None: all, by a load
+
+
+def tree_of(commit: str, folder: Path, paths: tuple[str, ...] = PRODUCT) -> Path:
+    """Return a folder with these paths of a commit, by default the product's."""
+    words = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, *paths]
     try:
         taken = subprocess.run(words, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -79,6 +89,20 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree_of(OLDER, tmp_path_factory.mktemp("older"))
 
 
+@pytest.fixture(scope="module")
+def field(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """An environment with the wheel of FIELD, beside the packages of the tests."""
+    folder = tmp_path_factory.mktemp("field")
+    paths = (*PRODUCT, "pyproject.toml", "README.md", "LICENSE")
+    wheel = build_wheel(tree_of(FIELD, folder / "tree", paths), folder / "dist")
+    made = install(wheel, folder / "environment")
+    names = ("driftline", "source_agent", "warehouse_agent")
+    code = f"import {', '.join(names)}; print({'.__file__, '.join(names)}.__file__)"
+    places = made.run("python", "-c", code, cwd=folder).split()
+    assert all(Path(place).is_relative_to(made.folder) for place in places), places
+    return made
+
+
 @pytest.fixture
 def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
     """This tree's agents around one table; each test replaces one of them."""
@@ -91,17 +115,21 @@ def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
     legacy.close()
 
 
-def edit(pair: Pair) -> tuple[int, int, int]:
-    """Change the table; returns how many rows were inserted, updated, deleted."""
-    pair.legacy.execute("UPDATE orders SET note = 'updated' WHERE id % 100 = 3")
-    pair.legacy.execute("DELETE FROM orders WHERE id % 400 = 5")
+def edit(pair: Pair, again: int = 0) -> tuple[int, int, int]:
+    """Change the table; returns how many rows were inserted, updated, deleted.
+
+    `again`: 1 for a second edit of the same table.
+    """
+    pair.legacy.execute(f"UPDATE orders SET note = 'updated {again}' WHERE id % 100 = 3")
+    pair.legacy.execute(f"DELETE FROM orders WHERE id % 400 = {5 + again}")
     pair.legacy.execute(
-        f"INSERT INTO orders SELECT id + {ROWS}, 'new', 0.5 FROM orders WHERE id % 200 = 7"
+        f"INSERT INTO orders SELECT id + {ROWS}, 'new', 0.5 FROM orders"
+        f" WHERE id % 200 = {7 + again} AND id < {ROWS}"
     )
     return 10, 20, 5
 
 
-def check_reports(reports: list[dict[str, Any]], changes: tuple[int, int, int] | None) -> None:
+def check_reports(reports: list[dict[str, Any]], changes: Changes) -> None:
     """The fragment is proven, and changed by so many rows; None: by a load."""
     (report,) = reports
     assert report["error"] is None, report
@@ -116,7 +144,7 @@ def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
     with SourceProcess(pair.source_toml(), tree=older) as source:
         pair.address = source.address
 
-        def refresh(changes: tuple[int, int, int] | None) -> None:
+        def refresh(changes: Changes) -> None:
             check_reports([json.loads(report.to_json()) for report in pair.reports()], changes)
             pair.check("orders")
 
@@ -192,16 +220,19 @@ def test_a_mark_of_an_older_source_is_not_used(base: Path, pair: Pair) -> None:
     pair.check("orders")
 
 
-@pytest.mark.parametrize("release", ["base", "older"])
-def test_an_older_warehouse_refreshes_from_this_source(
-    release: str, pair: Pair, request: pytest.FixtureRequest
-) -> None:
-    base: Path = request.getfixturevalue(release)
-    words = ["--config", str(pair.warehouse_toml()), "refresh", "--all", "--json"]
+@contextmanager
+def older_warehouse(
+    pair: Pair, python: str | Path, folder: Path, variables: Mapping[str, str]
+) -> Iterator[Callable[[Changes], None]]:
+    """A process of an older warehouse agent; yields its `refresh --all`, whose result is checked.
+
+    Args:
+        folder: where the process imports from first.
+    """
     with subprocess.Popen(
-        [sys.executable, "-c", COMMANDS],
-        cwd=base,  # where this process imports from first
-        env=environment(base),
+        [python, "-c", COMMANDS],
+        cwd=folder,
+        env=variables,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -209,9 +240,10 @@ def test_an_older_warehouse_refreshes_from_this_source(
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def refresh(changes: tuple[int, int, int] | None) -> None:
+        def refresh(changes: Changes) -> None:
             assert process.stdin is not None
             assert process.stdout is not None
+            words = ["--config", str(pair.warehouse_toml()), "refresh", "--all", "--json"]
             process.stdin.write(json.dumps(words) + "\n")
             process.stdin.flush()
             said = []
@@ -224,13 +256,65 @@ def test_an_older_warehouse_refreshes_from_this_source(
             pair.check("orders")
 
         try:
-            refresh(None)
-            refresh(edit(pair))
-            refresh((0, 0, 0))
+            yield refresh
         finally:
             process.stdin.close()
             process.wait()
+
+
+@pytest.mark.parametrize("release", ["base", "older"])
+def test_an_older_warehouse_refreshes_from_this_source(
+    release: str, pair: Pair, request: pytest.FixtureRequest
+) -> None:
+    base: Path = request.getfixturevalue(release)
+    with older_warehouse(pair, sys.executable, base, environment(base)) as refresh:
+        refresh(None)
+        refresh(edit(pair))
+        refresh((0, 0, 0))
     assert pair.version("orders") == 1
     # This tree's warehouse goes on with the table that the older one wrote.
     edited = [json.loads(report.to_json()) for report in pair.reports()]
     check_reports(edited, (0, 0, 0))
+
+
+@pytest.mark.parametrize("first", ["source", "warehouse"])
+def test_one_side_at_a_time_is_upgraded_from_an_older_wheel(
+    first: str, field: Installation, pair: Pair, tmp_path: Path
+) -> None:
+    """Both sides run from the wheel; then one is upgraded to this tree, and then the other.
+
+    The table stays equal at each step, and nobody loads it again.
+    """
+
+    def refresh(changes: Changes) -> None:
+        check_reports([json.loads(report.to_json()) for report in pair.reports()], changes)
+        pair.check("orders")
+
+    python = field.program("python")
+    # Spark's workers are of the wheel, too, and not of the tests.
+    variables = clean_environment(PYSPARK_PYTHON=str(python))
+    pair.stop()
+    pair.limits = ""  # it does not know feedback
+    with (
+        SourceProcess(pair.source_toml(), installation=field) as source,
+        older_warehouse(pair, python, tmp_path, variables) as older_refresh,
+    ):
+        pair.address = source.address
+        with Link(pair.config().sources["erp"]) as link:
+            assert not link.features & {SINCE}, "the source is not of the wheel"
+        older_refresh(None)
+        if first == "source":
+            source.kill()
+            pair.limits = UNBRAKED
+            pair.serve()
+            older_refresh(edit(pair))
+            older_refresh((0, 0, 0))
+        else:
+            refresh(edit(pair))
+            refresh((0, 0, 0))
+            source.kill()
+            pair.limits = UNBRAKED
+            pair.serve()
+    refresh(edit(pair, again=1))
+    refresh((0, 0, 0))
+    assert pair.version("orders") == 2

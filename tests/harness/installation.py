@@ -18,6 +18,7 @@ from tests import ROOT
 from tests.harness.absent import absent
 
 RELEASE_MODULES = ("build", "hatchling", "twine", "cyclonedx_py")  # of the extra `release`
+WHEEL_MODULES = ("build", "hatchling")  # those that make a wheel
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class Release:
 
 def build(folder: Path) -> Release:
     """Run `deploy/release` into a folder, with this interpreter."""
-    if missing := [name for name in RELEASE_MODULES if importlib.util.find_spec(name) is None]:
-        reason = f"the extra `release` is not installed: no {', '.join(missing)}"
-        absent("RELEASE TOOLS", reason, is_required_in_ci=True)
+    _require(RELEASE_MODULES)
     done = subprocess.run(
         [ROOT / "deploy" / "release", folder],
         env={**os.environ, "VENV": sys.prefix},
@@ -52,6 +51,23 @@ def build(folder: Path) -> Release:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return Release(folder, done.stdout)
+
+
+def build_wheel(tree: Path, folder: Path) -> Path:
+    """Build the wheel of a tree into a folder, by the tree's own build backend; asks no index."""
+    _require(WHEEL_MODULES)
+    words = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir"]
+    done = subprocess.run([*words, folder, tree], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _require(modules: Sequence[str]) -> None:
+    """Skip the test, or fail in CI, if a module of the extra `release` is missing."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        reason = f"the extra `release` is not installed: no {', '.join(missing)}"
+        absent("RELEASE TOOLS", reason, is_required_in_ci=True)
 
 
 @dataclass(frozen=True)

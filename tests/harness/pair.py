@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 from source_agent import config as source_configure
 from source_agent.server.service import Server, start
 from tests import ROOT
+from tests.harness.installation import Installation, clean_environment
 from tests.harness.legacy import Legacy
 from warehouse_agent import config as configure
 from warehouse_agent.refresh.job import Options
@@ -220,19 +221,30 @@ class Pair:
 
 
 class SourceProcess:
-    """`driftline-source serve` of a tree, on a source.toml. A context manager."""
+    """`driftline-source serve` of a tree or an installed wheel, on a source.toml.
 
-    def __init__(self, config: Path, *, tree: Path = ROOT) -> None:
+    A context manager.
+    """
+
+    def __init__(
+        self, config: Path, *, tree: Path = ROOT, installation: Installation | None = None
+    ) -> None:
+        """`installation` counts before `tree`: its program sees no tree at all."""
         self._port_file = config.with_name("source.port")
         self._port_file.unlink(missing_ok=True)
         words = ["--config", str(config), "serve", "--port-file", str(self._port_file)]
+        program: list[str | Path] = [sys.executable, "-m", "source_agent.cli"]
+        folder, variables = tree, environment(tree)  # `-m` looks in the folder first
+        if installation is not None:
+            program = [installation.program("driftline-source")]
+            folder, variables = config.parent, clean_environment()
         with config.with_name("source.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "source_agent.cli", *words],
+                [*program, *words],
                 stdout=log,
                 stderr=log,
-                cwd=tree,  # `-m` looks here first
-                env=environment(tree),
+                cwd=folder,
+                env=variables,
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_S_MAX
