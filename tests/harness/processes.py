@@ -18,6 +18,18 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def having(variable: str, value: str) -> list[str]:
+    """Return the command lines of the processes that have a variable in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{variable}={value}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
 def _fields(pid: int) -> list[str]:
     """Return what follows the name, which may hold anything, in the process's status."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

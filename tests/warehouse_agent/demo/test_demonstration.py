@@ -16,6 +16,7 @@ from driftline.errors import ConfigurationError, UsageError
 
 from tests import ROOT
 from tests.harness.pair import environment
+from tests.harness.processes import having
 from warehouse_agent.demo import demonstration
 from warehouse_agent.demo.source import TABLES, SQLite, Table, change
 
@@ -33,14 +34,7 @@ secrets.randbits, secrets.token_bytes = drawn.getrandbits, drawn.randbytes
 
 def marked(mark: str) -> list[str]:
     """Processes that a demonstration with this mark in its environment started, and itself."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
+    return having(MARK, mark)
 
 
 def start(folder: Path, mark: str, *words: str, path: Path | None = None) -> subprocess.Popen[str]:
