@@ -85,13 +85,31 @@ def test_without_a_goal_a_fragment_is_never_due(pair: Pair) -> None:
     again = run(pair, "refresh", "--due")
     assert (again.exit_code, again.stdout) == (0, "")
     assert "Next: orders: not before 20" in again.stderr
+    assert "Never due: items. warehouse.toml gives no goal" in again.stderr, "it is never silent"
     told = run(pair, "schedule", "items").stdout
     assert told.startswith("items: never due: it has no `freshness`, ")
     assert json.loads(run(pair, "schedule", "items", "--json").stdout)["at"] is None
     pair.fragment_lines["orders"] = ""
     alone = run(pair, "refresh", "--due")
     assert (alone.exit_code, alone.stdout) == (0, "")
+    assert "Never due: items, orders. " in alone.stderr
+    assert "Nothing is due" not in alone.stderr, "there is no next moment"
     assert pair.refresh("items").rows_total == 2
+
+
+def test_what_is_never_due_is_named_beside_what_is_due(pair: Pair) -> None:
+    pair.fragment_lines["items"] = ""
+    first = run(pair, "refresh", "--due", "--json")
+    assert [json.loads(line)["name"] for line in first.stdout.splitlines()] == ["orders"]
+    assert "Never due: items. " in first.stderr
+    by_view = '[views.report]\nquery = "SELECT id FROM items"\ninterval_max = "1h"\n'
+    assert "Never due" not in run(pair, "refresh", "--due", more=by_view).stderr
+
+
+def test_few_names_of_many_that_are_never_due() -> None:
+    names = [f"table_{n}" for n in range(timetable.NAMES_SHOWN + 1_204)]
+    said = timetable._never_due(names, "warehouse.toml")
+    assert f"table_{timetable.NAMES_SHOWN - 1} and 1,204 more. warehouse.toml" in said
 
 
 def test_refresh_of_what_is_due(pair: Pair) -> None:

@@ -27,6 +27,8 @@ from warehouse_agent.views import graph
 from warehouse_agent.views.inputs import inputs_of
 from warehouse_agent.views.selection import Selection, select
 
+NAMES_SHOWN = 20  # of fragments that are never due
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
@@ -251,12 +253,23 @@ def due(
 ) -> Selection:
     """Return what of a selection is due now: fragments, and the views that move with them.
 
-    If nothing is due, the next moment is printed on stderr.
+    If nothing is due, the next moment is printed on stderr. So are the names of fragments that are
+    never due, each time: who forgot a goal would else believe that they are refreshed.
     """
     found = look(config, chosen, now)
+    if never := [one.name for one in found.later if one.decision.at == NEVER]:
+        print(_never_due(never, config.file.name), file=sys.stderr)
     if names := found.due + found.undecided:
         return select(config, names, False, without)
-    if found.later:
-        first = min(found.later, key=lambda one: one.decision.at)
+    if later := [one for one in found.later if one.decision.at != NEVER]:
+        first = min(later, key=lambda one: one.decision.at)
         print(f"Nothing is due. Next: {first.text(now)}", file=sys.stderr)
     return Selection(())
+
+
+def _never_due(names: Sequence[str], file: str) -> str:
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    return (
+        f"Never due: {', '.join(names[:NAMES_SHOWN])}{more}. {file} gives no goal and no"
+        " `interval_max`: write one of them, or refresh by name, without `--due`."
+    )
