@@ -100,13 +100,20 @@ def test_a_table_is_kept_equal_without_a_checkout(
         refresh = words_of("driftline-refresh.service", installation, folder)
         monkeypatch.setenv("PATH", "/nowhere")
         monkeypatch.delenv("JAVA_HOME", raising=False)
-        installation.run(*refresh, cwd=folder)
+        assert refresh[-3:] == ["refresh", "--due", "--json"]
+        assert installation.run(*refresh, cwd=folder), "what was never published is due"
         assert published(folder) == there(folder)
+        assert installation.run(*refresh, cwd=folder) == "", "nothing is, within the hour"
         with closing(sqlite3.connect(folder / "erp.db")) as connection:
             connection.execute("UPDATE orders SET note = 'changed' WHERE id % 50 = 7")
             connection.execute("DELETE FROM orders WHERE id = 5")
             connection.commit()
-        installation.run(*refresh, cwd=folder)
+        toml = (folder / "warehouse.toml").read_text(encoding="utf-8")
+        shorter = toml.replace('interval_max = "1h"', 'interval_max = "1s"')
+        (folder / "warehouse.toml").write_text(shorter, encoding="utf-8")
+        deadline = time.monotonic() + START_S_MAX
+        while not installation.run(*refresh, cwd=folder):  # not due within the second
+            assert time.monotonic() < deadline
         assert published(folder) == there(folder)
         source.send_signal(signal.SIGTERM)
         assert source.wait(timeout=START_S_MAX) == 0

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ SERVICES = [unit for unit in UNITS if unit.suffix == ".service"]
 EXPOSURE_MAX = 20  # tenths, of 100
 ROWS = 500  # of the table, as it is made
 SOURCE, REFRESH = "driftline-source.service", "driftline-refresh.service"
+TIMER = "driftline-refresh.timer"
+DRIFTLINE = "/opt/driftline/bin/driftline --config /etc/driftline/warehouse.toml"
+LIBRARY = f"LD_LIBRARY_PATH={INTERPRETER}/lib"  # of an interpreter built for another prefix
+DUE_S_MAX = 60.0
 
 # Not run as written: the packages come from the tests' environment, and not from an index.
 ELSEWHERE = re.compile(r"^python3 -m venv |/pip install ")
@@ -40,7 +45,8 @@ OURS = {
         "0.0.0.0:7443": "127.0.0.1:7443",
     },
     "/etc/driftline/warehouse.toml": {
-        '"erp.example:7443"': '"127.0.0.1:7443"\nserver_name = "erp.example"'
+        '"erp.example:7443"': '"127.0.0.1:7443"\nserver_name = "erp.example"',
+        'interval_max = "1h"': 'interval_max = "1s"',
     },
 }
 
@@ -79,6 +85,8 @@ class Site:
     machine: Machine
     folder: Path  # of the test, with a copy of the database
     said: dict[str, str] = field(default_factory=dict)
+    timer: str = ""  # its state after the walk,
+    looks: str = ""  # and when it looks
 
     @property
     def database(self) -> Path:
@@ -104,7 +112,17 @@ class Site:
         with closing(sqlite3.connect(self.database)) as connection:
             return connection.execute("SELECT id, note FROM orders ORDER BY id").fetchall()
 
+    def driftline(self, words: str) -> str:
+        """Run a command of the warehouse as its user, which needs no key."""
+        return self.machine.run(f"{LIBRARY} runuser -u driftline -- {DRIFTLINE} {words}")
+
+    def wait_until_due(self) -> None:
+        deadline = time.monotonic() + DUE_S_MAX
+        while '"due": false' in (said := self.driftline("schedule --json")):
+            assert time.monotonic() < deadline, said
+
     def refresh(self) -> None:
+        self.wait_until_due()
         self.machine.run(f"systemctl start {REFRESH} || (journalctl -u {REFRESH}; false)")
 
 
@@ -116,7 +134,7 @@ def follow(machine: Machine, name: str, folder: Path, wheel: Path) -> dict[str, 
             if not machine.path("/opt/driftline").exists():
                 machine.install(wheel)
             continue
-        said[command] = machine.run(command, cwd=folder)
+        said[command] = machine.run(f"export {LIBRARY}\n{command}", cwd=folder)
         for place, edits in OURS.items():
             if command.startswith("cp ") and Path(place).name in command:
                 file = machine.path(place)
@@ -146,14 +164,17 @@ def site(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})"
             " INSERT INTO orders SELECT i, 'note ' || i FROM n",
         )
-        for unit in (SOURCE, REFRESH):  # an interpreter built for another prefix
+        for unit in (SOURCE, REFRESH):
             drop_in = machine.path(f"/etc/systemd/system/{unit}.d/test.conf")
             drop_in.parent.mkdir()
-            drop_in.write_text(f"[Service]\nEnvironment=LD_LIBRARY_PATH={INTERPRETER}/lib\n")
+            drop_in.write_text(f"[Service]\nEnvironment={LIBRARY}\n")
         site.said |= follow(machine, "deploy-source", unpacked, release.wheel)
         given = "cp /etc/driftline-source/certs/{ca.pem,warehouse.pem,warehouse.key} ."
         machine.run(given, cwd=unpacked)
         site.said |= follow(machine, "deploy-warehouse", unpacked, release.wheel)
+        site.looks = machine.property(TIMER, "TimersCalendar")
+        site.timer = machine.property(TIMER, "ActiveState")
+        machine.run(f"systemctl stop {TIMER} {REFRESH}")  # from here on, tests alone refresh
         yield site
 
 
@@ -162,9 +183,11 @@ def test_the_walks_lead_to_a_published_table(site: Site) -> None:
     assert "1 of 1 relation can be served" in check
     assert site.rows() == site.rows_there()
     assert len(site.rows()) == ROWS
-    timers = site.machine.run("systemctl list-timers --all --no-pager")
-    assert "driftline-refresh.timer" in timers
-    assert site.machine.property("driftline-refresh.timer", "ActiveState") == "active"
+    assert site.timer == "active"
+    assert "OnCalendar=*-*-* *:00/5:00" in site.looks
+    (schedule,) = (text for command, text in site.said.items() if command.endswith(" schedule"))
+    assert schedule.startswith("orders: ")
+    assert "never" not in schedule, "the example is refreshed, and was loaded"
 
 
 def test_a_change_is_refreshed(site: Site) -> None:
@@ -173,10 +196,7 @@ def test_a_change_is_refreshed(site: Site) -> None:
     )
     site.refresh()
     assert site.rows() == site.rows_there()
-    command = "/opt/driftline/bin/driftline --config /etc/driftline/warehouse.toml status"
-    assert "orders" in site.machine.run(
-        f"LD_LIBRARY_PATH={INTERPRETER}/lib runuser -u driftline -- {command}"
-    )
+    assert "orders" in site.driftline("status")
 
 
 def test_the_source_has_no_rights(site: Site) -> None:
@@ -226,6 +246,7 @@ def test_a_reload_is_heard_and_a_stop_is_clean(site: Site) -> None:
     assert site.machine.property(SOURCE, "MainPID") == pid, "it was not started again"
     site.machine.run(f"systemctl stop {SOURCE}")
     assert site.machine.property(SOURCE, "Result") == "success"
+    site.wait_until_due()
     said = site.machine.run(f"systemctl start {REFRESH} 2>&1", status=1)
     assert "failed" in said
     assert site.machine.property(REFRESH, "ExecMainStatus") == "4", "UNREACHABLE"
@@ -248,7 +269,7 @@ def test_two_processes_read_a_postgresql(site: Site, postgresql: PostgreSQL) -> 
     text = text.replace("sqlite:////srv/erp.db", url).replace('"orders"', '"wide"')
     file.write_text(text.replace("[limits]", "[limits]\nreaders = 2"), encoding="utf-8")
     warehouse = site.machine.path("/etc/driftline/warehouse.toml")
-    added = '[fragments.wide]\nsource = "erp"\nrelation = "orders"\n'
+    added = '[fragments.wide]\nsource = "erp"\nrelation = "orders"\ninterval_max = "1s"\n'
     fragments = warehouse.read_text(encoding="utf-8")
     warehouse.write_text(fragments.split("[fragments.")[0] + added, encoding="utf-8")
     site.machine.run(f"systemctl daemon-reload && systemctl restart {SOURCE}")
