@@ -190,6 +190,29 @@ def test_the_walks_lead_to_a_published_table(site: Site) -> None:
     assert "never" not in schedule, "the example is refreshed, and was loaded"
 
 
+def test_the_timer_starts_a_refresh(site: Site) -> None:
+    """By itself: only the moment is changed, with a drop-in."""
+    site.change("INSERT INTO orders VALUES (10001, 'by the timer')")
+    site.wait_until_due()
+    earlier = site.machine.property(REFRESH, "InvocationID")
+    drop_in = site.machine.path(f"/etc/systemd/system/{TIMER}.d/test.conf")
+    drop_in.parent.mkdir()
+    soon = "OnCalendar=\nOnActiveSec=100ms\nAccuracySec=1ms\nRandomizedDelaySec=0\n"
+    drop_in.write_text(f"[Timer]\n{soon}")
+    site.machine.run(f"systemctl daemon-reload && systemctl start {TIMER}")
+    deadline = time.monotonic() + DUE_S_MAX
+    while (
+        site.machine.property(REFRESH, "InvocationID") == earlier
+        or site.machine.property(REFRESH, "ActiveState") == "activating"
+    ):
+        assert time.monotonic() < deadline, site.machine.run(f"systemctl status {TIMER} || true")
+    site.machine.run(f"systemctl stop {TIMER}")
+    assert site.machine.property(REFRESH, "Result") == "success"
+    assert (10_001, "by the timer") in site.rows()
+    assert site.rows() == site.rows_there()
+    assert " refresh --due --json " in site.machine.property(REFRESH, "ExecStart")
+
+
 def test_a_change_is_refreshed(site: Site) -> None:
     site.change(
         "UPDATE orders SET note = 'changed' WHERE id % 100 = 7", "DELETE FROM orders WHERE id = 5"
