@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
 from tests import ROOT
-from tests.harness.absent import absent
+from tests.harness.absent import absent, could_be_installed
 from tests.harness.booted import INTERPRETER, Machine, boot
 from tests.harness.installation import Release
 from tests.harness.servers import PostgreSQL
@@ -53,12 +54,23 @@ OURS = {
 
 def analyze(*words: str | Path) -> str:
     if shutil.which("systemd-analyze") is None:
-        absent("SYSTEMD", "no systemd-analyze", is_required_in_ci=False)
+        absent("SYSTEMD", "no systemd-analyze", is_required_in_ci=could_be_installed())
     done = subprocess.run(
         ["systemd-analyze", "--no-pager", *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("user", "raised"), [(0, pytest.fail), (1000, pytest.skip)])
+def test_what_could_be_installed_must_be_there_in_ci(
+    user: int, raised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr("shutil.which", {"apt-get": "/usr/bin/apt-get"}.get)
+    with pytest.raises(raised.Exception, match="no systemd-analyze"):
+        analyze("--version")
 
 
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.name)

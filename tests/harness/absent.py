@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import NoReturn
 
 import pytest
@@ -15,3 +16,9 @@ def absent(what: str, reason: str, *, is_required_in_ci: bool) -> NoReturn:
     if is_required_in_ci and os.environ.get("CI") == "true":
         pytest.fail(f"NO {what}, and in CI there must be one: {reason}", pytrace=False)
     pytest.skip(f"NO {what}, NOT TESTED: {reason}")
+
+
+def could_be_installed() -> bool:
+    """Return True if `tests/run` may install packages of the platform (`ensure`): what these hold
+    is there then, unless apt does not offer it."""
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None

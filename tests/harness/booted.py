@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests import ROOT
-from tests.harness.absent import absent
+from tests.harness.absent import absent, could_be_installed
 
 BOOT_S_MAX = 20.0
 COMMAND_S_MAX = 120.0
@@ -170,7 +170,7 @@ def _script(held: Path) -> str:
 def boot(folder: Path) -> Iterator[Machine]:
     """A machine with no unit of ours; `folder`, empty, holds its log."""
     if reason := _why_not():
-        absent("SYSTEMD", reason, is_required_in_ci=False)
+        absent("SYSTEMD", reason, is_required_in_ci=could_be_installed())
     group = _group()
     if group is None:
         absent("SYSTEMD", "no control group (cgroup2) can be made here", is_required_in_ci=False)
