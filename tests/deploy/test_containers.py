@@ -1,7 +1,8 @@
 """The container files: hadolint's rules, our own, and that their programs are there.
 
 Our rules are about what hadolint lets pass: a base without a registry or a full version, a secret,
-a whole folder that is copied, a user without a number. No builder of images is assumed.
+a whole folder that is copied, a user without a number. No builder of images is assumed: where one
+works, soak builds both images and looks into them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -21,6 +23,7 @@ import pytest
 
 from tests import ROOT
 from tests.harness.absent import absent
+from tests.harness.image_builder import Builder, builder, line_is_said
 from tests.harness.installation import Installation, Release
 
 pytestmark = pytest.mark.xdist_group("deploy")  # one release for all
@@ -31,6 +34,16 @@ KNOWN = {
     "WORKDIR",
 }  # fmt: skip
 BASE = re.compile(r"[\w.-]+\.[a-z]+/[\w./-]+:\d+\.\d+\.\d+[\w.-]*")  # registry/name:version
+USER = "65532"
+# Names of keys and certificates, and contents of keys: a line of a text, not a string in a program.
+NAMED_LIKE_KEYS = r"find / -xdev -type f | grep -E '[.](pem|key|crt|cer|der|p12|pfx|jks|password)$'"
+KEYS = "grep -rIlE --exclude-dir=proc --exclude-dir=sys '^-----BEGIN [A-Z ]*PRIVATE KEY-----' /"
+# Authorities that packages bring, to verify others: no certificate of ours.
+OF_PACKAGES = ("certifi/cacert.pem", "grpc/_cython/_credentials/roots.pem")
+SECRETS = (
+    "ca.key", "certs/source.key", "certs/source.pem", "database.password", "deploy/warehouse.key",
+    "dist/warehouse.pem",
+)  # fmt: skip
 SECRET = re.compile(r"passw|secret|token|credential|\.key\b|\.pem\b|-----BEGIN", re.I)
 
 
@@ -136,3 +149,59 @@ def test_its_program_and_command_are_there(
     (program,) = json.loads(found["ENTRYPOINT"])
     words = json.loads(found["CMD"])
     assert "Usage: " in installation.run(Path(program).name, *words, "--help", cwd=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    bases = {
+        rest.partition(" AS ")[0]
+        for file in FILES
+        for name, rest in parse(file.read_text(encoding="utf-8"))
+        if name == "FROM"
+    }
+    with builder(tmp_path_factory.mktemp("images"), sorted(bases)) as found:
+        yield found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_an_image_is_built(file: Path, images: Builder, release: Release, tmp_path: Path) -> None:
+    """From the unpacked sdist, beside the secrets that the walks of the page leave there: none of
+    them is in the image, and its program runs as a user who is not root."""
+    with tarfile.open(release.sdist) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4
+        archive.extractall(tmp_path)
+    (context,) = tmp_path.glob("driftline-*")
+    (context / "dist").mkdir()
+    shutil.copy2(release.wheel, context / "dist")
+    for place in SECRETS:
+        (context / place).parent.mkdir(exist_ok=True)
+        (context / place).write_text("-----BEGIN PRIVATE KEY-----\n")
+    instructions = parse(file.read_text(encoding="utf-8"))
+    base = instructions[0].rest.partition(" AS ")[0]
+    (program,) = json.loads(dict(instructions)["ENTRYPOINT"])
+    image = images.build(context / "deploy" / "containers" / file.name, context)
+    version = release.wheel.name.split("-")[1]
+    assert images.ask(image, "id -u") == [USER]
+    assert images.ask(image, f"{program} --version") == [f"{Path(program).name} {version}"]
+    for look in (NAMED_LIKE_KEYS, KEYS):
+        found = set(images.ask(image, look, as_root=True)) - set(
+            images.ask(base, look, as_root=True)
+        )
+        assert {path for path in found if not path.endswith(OF_PACKAGES)} == set()
+    writable = "find /opt /etc /usr -xdev -writable -not -type l"
+    assert images.ask(image, writable) == [], "its user changes neither program nor configuration"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("said:65532", True),
+        ("#6 0.213 said:65532", True),
+        ("STEP 2/2: RUN { id -u; } | sed 's/^/said:/'", False),
+        ("#5 [2/2] RUN { id -u; } | sed 's/^/said:/'", False),
+        ("65532", False),
+    ],
+)
+def test_what_an_image_says_is_told_from_its_instructions(line: str, is_said: bool) -> None:
+    assert line_is_said(line) == is_said
