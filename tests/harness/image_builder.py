@@ -21,7 +21,9 @@ from tests.harness.absent import absent
 PROGRAMS = ("podman", "buildah", "docker")
 BUILD_S_MAX = 1800.0
 SAID_MAX = 500  # characters of what a program said, in the reason of a skip
+ASKED_MAX = 3  # times, because a builder may lose what a process prints just before it ends
 _MARK = "said:"
+_END = "end of the answer"
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,17 @@ class Builder:
         return name
 
     def ask(self, image: str, command: str, *, as_root: bool = False) -> list[str]:
-        """Run a command of a shell in an image, as its user; return the lines that it prints."""
-        marked = f"{{ {command}; }} | sed 's/^/{_MARK}/'"
-        said = self.run(image, f"RUN {marked}", *(["USER 0"] if as_root else []))
-        return [line.split(_MARK, 1)[1] for line in said.splitlines() if line_is_said(line)]
+        """Run a command of a shell in an image, as its user; return the lines that it prints.
+
+        Raises AssertionError: what it printed did not arrive as a whole, also not when asked again.
+        """
+        marked = f"{{ {command}; echo {_END}; }} | sed 's/^/{_MARK}/'"
+        for _ in range(ASKED_MAX):
+            said = self.run(image, f"RUN {marked}", *(["USER 0"] if as_root else []))
+            lines = [line.split(_MARK, 1)[1] for line in said.splitlines() if line_is_said(line)]
+            if lines and lines.pop() == _END:
+                return lines
+        raise AssertionError(f"{command}: no end of its answer in {said}")
 
     def run(self, image: str, instruction: str, *before: str) -> str:
         """Follow instructions in an image, and return what the builder says."""
