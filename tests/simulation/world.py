@@ -386,8 +386,6 @@ class World:
                     allowed |= {"PROOF", "DUPLICATE_KEY"}
                 if self.options.isolation is Isolation.NONE and self.options.edits:
                     allowed |= {"PROOF"}  # rows changed between two reads of the exchange
-                if self.options.rivals and self.options.tile_rows is not None:
-                    allowed |= {"PROOF"}  # without locks, two commands add to one pass
                 if report.error["code"] not in allowed:
                     raise Violation(
                         f"{report.name}: an error that nothing explains: {report.error}"

@@ -3,7 +3,7 @@
     _driftline/staging/<name>/pass/exchange.json   the version that the pass compares, and with what
                                    pass.json       salt and tiles
                                    sums.bin        our side of every tile, reduced once
-                                   000012/…        frames of a tile, as they came
+                                   000012-…/…      frames of a tile, as they came
                                    000012.npz      the result of a finished tile
 
 So an interrupted pass goes on with the next tile: nothing is reduced again, and no compared row is
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import json
+import uuid
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,12 +78,23 @@ class _Secret(Store):
         super().write(data, *parts, private=private)
 
 
+@dataclass(frozen=True, slots=True)
+class _Frames:
+    """The staged frames of a finished tile: their folder, and how many files it has."""
+
+    folder: str
+    files: int
+
+
 @dataclass
 class Pass:
     """A pass over one published version: our side of all tiles, and the results of finished tiles.
 
     `outcomes` are by tile, in the order in which they were finished; the first `resumed_at` of them
     are of earlier attempts. `compared`, `rest` and `notes` are those of `OurSide`.
+
+    Without locks another command may compare the same tiles, or begin another pass: the frames of
+    each exchange have a folder of their own, which the result of a tile names, beside the salt.
     """
 
     store: Store
@@ -92,6 +104,7 @@ class Pass:
     sums: PassSums
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     resumed_at: int = 0
+    _frames: dict[int, _Frames] = field(default_factory=dict)  # by tile
     _latest: datetime | None = None  # that a tile said
     rest: ClassVar[Digest] = Digest()
     updates_left: ClassVar[float] = 0.0
@@ -117,20 +130,22 @@ class Pass:
         return [tile for tile in range(len(self.tiling)) if tile not in self.outcomes]
 
     def writer(self, tile: int) -> Writer:
-        """Open a writer for the frames of a tile; remove what an unfinished exchange left.
-
-        Without locks another command may have finished it meanwhile; that result goes first.
-        """
-        folder = f"{FOLDER}/{tile:06d}"
-        self.store.remove_file(*_place(self.name), f"{tile:06d}{_DONE}")
-        self.store.remove(PRIVATE, "staging", self.name, folder)
+        """Open a writer for the frames of a tile; where locks keep others from writing them, remove
+        what an unfinished exchange left."""
+        if self.store.is_local:
+            self.store.remove_file(*_place(self.name), f"{tile:06d}{_DONE}")
+            for folder in self.store.folders(*_place(self.name)):
+                if folder.partition("-")[0] == f"{tile:06d}":
+                    self.store.remove(*_place(self.name), folder)
+        folder = f"{FOLDER}/{tile:06d}-{uuid.uuid4().hex[:8]}"
         return Writer(_Secret(self.store.root), self.name, folder)
 
-    def finish(self, tile: int, outcome: Outcome) -> None:
+    def finish(self, tile: int, outcome: Outcome, writer: Writer) -> None:
         """Keep the result of a tile, whose frames are written."""
+        frames = _Frames(writer.folder, writer.files)
         place = (*_place(self.name), f"{tile:06d}{_DONE}")
-        _Secret(self.store.root).write(_packed(outcome), *place)
-        self.add(tile, outcome)
+        _Secret(self.store.root).write(_packed(outcome, frames, self.salt), *place)
+        self.add(tile, outcome, frames)
 
     def forget_later(self, as_of: str, spared: Collection[int] = ()) -> list[int]:
         """Forget finished tiles that say a later time than one that was compared after them.
@@ -151,25 +166,22 @@ class Pass:
         resumed = {*list(self.outcomes)[: self.resumed_at]}
         for tile in later:
             self.store.remove_file(*_place(self.name), f"{tile:06d}{_DONE}")
-            del self.outcomes[tile]
+            del self.outcomes[tile], self._frames[tile]
         self.resumed_at -= len(resumed.intersection(later))
         self._latest = at  # but for those that are spared
         return sorted(later)
 
-    def add(self, tile: int, outcome: Outcome) -> None:
+    def add(self, tile: int, outcome: Outcome, frames: _Frames) -> None:
         """Note the result of a tile, which is kept."""
-        self.outcomes[tile], at = outcome, moment(outcome.as_of)
+        self.outcomes[tile], self._frames[tile] = outcome, frames
+        at = moment(outcome.as_of)
         self._latest = max(self._latest or at, at)
 
     def staged(self) -> list[str]:
-        """Return the URIs of the frames of all finished tiles."""
+        """Return the URIs of the frames of all finished tiles. Raises Locked: some are gone."""
         staging = Staging(self.store, self.name)
-        return [
-            uri
-            for tile, outcome in sorted(self.outcomes.items())
-            if outcome.frame_bytes
-            for uri in staging.uris(f"{FOLDER}/{tile:06d}")
-        ]
+        kept = [frames for _, frames in sorted(self._frames.items()) if frames.files]
+        return [uri for one in kept for uri in staging.uris(one.folder, one.files)]
 
 
 def take_up(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Pass:
@@ -208,11 +220,17 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
         return None
     found = Pass(store, name, wanted, salt, sums)
     for tile in _finished(store, name):
-        outcome = _unpacked(store.read(*_place(name), f"{tile:06d}{_DONE}") or b"")
-        if outcome is not None:
-            found.add(tile, outcome)
+        data = store.read(*_place(name), f"{tile:06d}{_DONE}") or b""
+        kept = _unpacked(data, tile, salt)
+        if kept is not None and _are_there(store, name, kept[1]):
+            found.add(tile, *kept)
     found.resumed_at = len(found.outcomes)
     return found
+
+
+def _are_there(store: Store, name: str, frames: _Frames) -> bool:
+    """Return True if the frames of a tile were not removed by another command meanwhile."""
+    return len(store.files(PRIVATE, "staging", name, frames.folder)) >= frames.files
 
 
 def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | None:
@@ -273,11 +291,14 @@ def _finished(store: Store, name: str) -> list[int]:
     return [int(file.removesuffix(_DONE)) for file in names]
 
 
-def _packed(outcome: Outcome) -> bytes:
+def _packed(outcome: Outcome, frames: _Frames, salt: Salt) -> bytes:
     difference, removed = outcome.difference, None
     if isinstance(difference, ListedRows) and outcome.method is not Method.FULL:
         removed = difference.rows  # a load of an empty tile lists none
     facts = {
+        "salt": salt.to_bytes().hex(),
+        "folder": frames.folder,
+        "files": frames.files,
         "count": outcome.theirs.count,
         "sum": outcome.theirs.sum_bytes().hex(),
         "equal": outcome.is_equal,
@@ -298,19 +319,28 @@ def _packed(outcome: Outcome) -> bytes:
     return out.getvalue()
 
 
-def _unpacked(data: bytes) -> Outcome | None:
-    """Return the result of a tile; None: it is damaged, and the tile is compared again."""
+def _unpacked(data: bytes, tile: int, salt: Salt) -> tuple[Outcome, _Frames] | None:
+    """Return the result of a tile and its frames; None: it is damaged, or that of another pass, and
+    the tile is compared again.
+
+    Older releases name neither the pass nor its frames, which are in a folder of the tile.
+    """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             facts = json.loads(arrays["facts"].tobytes())
             moment(facts["as_of"])
+            ours = salt.to_bytes().hex()
+            if facts.get("salt", ours) != ours:
+                return None
+            folder = str(facts.get("folder", f"{FOLDER}/{tile:06d}"))
+            frames = _Frames(folder, int(facts.get("files", facts["frame_bytes"] > 0)))
             removed = Listing.joined(())
             if facts["has_removed"]:
                 where = arrays["positions"]
                 nowhere = np.zeros(len(where), np.int64)
                 removed = Listing(nowhere, where, arrays["hashes"], arrays["files"])
         difference: Difference = Everything() if facts["replace_all"] else ListedRows(removed)
-        return Outcome(
+        outcome = Outcome(
             Equal() if facts["equal"] else difference,
             Method(facts["method"]),
             theirs=Digest(facts["count"], int.from_bytes(bytes.fromhex(facts["sum"]), "little")),
@@ -318,6 +348,7 @@ def _unpacked(data: bytes) -> Outcome | None:
             activity=from_json(facts.get("activity")),
             **{name: facts[name] for name in _FACTS},
         )
+        return outcome, frames
     except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         return None
 

@@ -47,6 +47,7 @@ from warehouse_agent.tasks.difference import (
     Zones,
 )
 from warehouse_agent.tasks.digests import InKeyTiles, Listing, list_rows
+from warehouse_agent.tasks.staging import Writer
 from warehouse_agent.transport.channel import Link, Stream
 
 Progress = Callable[[pb.Progress], None]
@@ -89,9 +90,10 @@ def walk(
         tile = left[0]
         try:
             with link.stream() as stream:
-                found = _compare(job, p, tiles, tile, stream, report)
+                writer = tiles.writer(tile)
+                found = _compare(job, p, tiles, tile, writer, stream, report)
                 again = tiles.forget_later(found.as_of, repeated)
-                tiles.finish(tile, found)
+                tiles.finish(tile, found, writer)
         except DriftlineError as error:
             if not (advances and error.is_retryable):
                 raise
@@ -115,13 +117,19 @@ def walk(
 
 
 def _compare(
-    job: Job, p: Prepared, tiles: Pass, tile: int, stream: Stream, progress: Progress
+    job: Job,
+    p: Prepared,
+    tiles: Pass,
+    tile: int,
+    writer: Writer,
+    stream: Stream,
+    progress: Progress,
 ) -> Outcome:
     """Compare a tile; return what it found."""
     bounds, sums = tiles.tiling.bounds(tile), tiles.sums.of(tile)
     copy = _copy_of(job, p, tiles.tiling, tile)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
-    rows, writer = ours.compared.count, tiles.writer(tile)
+    rows = ours.compared.count
     found = converse(job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds)
     if found.scans:
         raise VersionMismatch(

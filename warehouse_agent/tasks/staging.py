@@ -88,10 +88,24 @@ class Staging:
             return None
         return Room(max((disk[1] + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
 
-    def uris(self, folder: str) -> list[str]:
-        """Return the files of an exchange, for Spark."""
+    def uris(self, folder: str, written: int = 0) -> list[str]:
+        """Return the files of an exchange, for Spark.
+
+        Args:
+            written: how many there must be at least.
+
+        Raises:
+            Locked: some are gone. Without locks another agent may take them up meanwhile.
+        """
         place = (PRIVATE, "staging", self.name, folder)
-        return [self.store.uri(*place, file) for file in self._files(folder)]
+        found = [self.store.uri(*place, file) for file in self._files(folder)]
+        if len(found) < written:
+            raise Locked(
+                "Rows that came are gone: another agent took them up, or somebody removed them.",
+                where=self.name,
+                remedy="Run the refresh again.",
+            )
+        return found
 
     def _files(self, folder: str) -> list[str]:
         files = self.store.files(PRIVATE, "staging", self.name, folder)
@@ -114,20 +128,14 @@ class Writer:
     _bytes: int = 0
     _number: int = 0
 
-    def uris(self) -> list[str]:
-        """Return the files that were written, for Spark.
+    @property
+    def files(self) -> int:
+        """Return the number of files that were written."""
+        return self._number
 
-        Raises:
-            Locked: some are gone. Without locks another agent may take them up meanwhile.
-        """
-        found = Staging(self.store, self.name).uris(self.folder)
-        if len(found) < self._number:
-            raise Locked(
-                "Rows that came are gone: another agent took them up, or somebody removed them.",
-                where=self.name,
-                remedy="Run the refresh again.",
-            )
-        return found
+    def uris(self) -> list[str]:
+        """Return the files that were written, for Spark. Raises Locked: some are gone."""
+        return Staging(self.store, self.name).uris(self.folder, self._number)
 
     def add(self, frame: bytes) -> None:
         """Append a frame; write a file when there is enough for one."""

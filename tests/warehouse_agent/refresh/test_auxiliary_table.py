@@ -11,12 +11,20 @@ import numpy as np
 import pytest
 from driftline.activity import Counted
 from driftline.digests import Digest, Salt
+from driftline.errors import Locked
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental, PassSums, tiling
-from warehouse_agent.refresh.auxiliary_table import Pass, _packed, _unpacked
+from warehouse_agent.refresh.auxiliary_table import (
+    FOLDER,
+    Pass,
+    _are_there,
+    _Frames,
+    _packed,
+    _unpacked,
+)
 from warehouse_agent.storage.row_security import PolicyDigests
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.difference import Equal, Everything, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
 
@@ -42,14 +50,26 @@ FOUND = Outcome(
 )
 
 
+SALT = Salt.fresh()
+
+
 def begun(tmp_path: Path) -> Pass:
     sums = PassSums(tiling([1, 10, 20, 30, 40], 40))
-    return Pass(Store(str(tmp_path)), "orders", Incremental(10), Salt.fresh(), sums)
+    return Pass(Store(str(tmp_path)), "orders", Incremental(10), SALT, sums)
+
+
+def finish(tiles: Pass, tile: int, found: Outcome = FOUND) -> str:
+    """Finish a tile that has one file of frames; return their folder."""
+    writer = tiles.writer(tile)
+    writer.add(b"frame")
+    writer.flush()
+    tiles.finish(tile, found, writer)
+    return writer.folder
 
 
 def stored(tmp_path: Path, found: Outcome) -> bytes:
     """Finish a tile; return the file of its result."""
-    begun(tmp_path).finish(1, found)
+    finish(begun(tmp_path), 1, found)
     (file,) = tmp_path.rglob("*.npz")
     return file.read_bytes()
 
@@ -72,11 +92,14 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, found: Outcome, arra
         assert len(parts.files) == arrays
     assert facts["has_removed"] == (arrays > 1)
     assert list(facts) == [
-        "count", "sum", "equal", "replace_all", "has_removed", "method", "as_of", "checked_at",
-        "consistency", "changed", "vouched", "frame_bytes", "row_security", "activity",
+        "salt", "folder", "files", "count", "sum", "equal", "replace_all", "has_removed", "method",
+        "as_of", "checked_at", "consistency", "changed", "vouched", "frame_bytes", "row_security",
+        "activity",
     ]  # fmt: skip
-    again = _unpacked(data)
-    assert again is not None
+    kept = _unpacked(data, 1, SALT)
+    assert kept is not None
+    again, frames = kept
+    assert (frames.folder[:12], frames.files) == ("pass/000001-", 1)
     assert replace(again, difference=Equal()) == replace(found, difference=Equal())
     assert type(again.difference) is type(found.difference)
     if isinstance(found.difference, ListedRows) and isinstance(again.difference, ListedRows):
@@ -87,9 +110,11 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, found: Outcome, arra
 
 def test_a_damaged_result_is_compared_again(tmp_path: Path) -> None:
     data = stored(tmp_path, FOUND)
-    assert _unpacked(data[: len(data) // 2]) is None
-    assert _unpacked(b"") is None
-    assert _unpacked(_packed(replace(FOUND, as_of="yesterday"))) is None
+    assert _unpacked(data[: len(data) // 2], 1, SALT) is None
+    assert _unpacked(b"", 1, SALT) is None
+    assert _unpacked(data, 1, Salt.fresh()) is None, "of another pass"
+    frames = _Frames("pass/000001-0", 1)
+    assert _unpacked(_packed(replace(FOUND, as_of="yesterday"), frames, SALT), 1, SALT) is None
 
 
 def finished(tmp_path: Path) -> set[int]:
@@ -101,7 +126,7 @@ def test_a_tile_is_forgotten_if_one_after_it_says_an_earlier_time(tmp_path: Path
     tiles = begun(tmp_path)
     assert tiles.forget_later("2026-01-01T00:00:00Z") == []
     for tile, second in ((2, "02"), (0, "02.5"), (1, "01")):
-        tiles.finish(tile, replace(FOUND, as_of=f"2026-01-01T00:00:{second}Z"))
+        finish(tiles, tile, replace(FOUND, as_of=f"2026-01-01T00:00:{second}Z"))
     tiles.resumed_at = 2
     assert tiles.forget_later("2026-01-01T00:00:02.5Z") == []
     assert tiles.forget_later("2026-01-01T00:00:01Z", spared={0}) == [2]
@@ -111,10 +136,39 @@ def test_a_tile_is_forgotten_if_one_after_it_says_an_earlier_time(tmp_path: Path
 
 
 def test_a_tile_that_is_compared_again_is_not_finished(tmp_path: Path) -> None:
-    """Without locks another command may have finished it: its result says rows that are removed
-    now."""
+    """Its frames go, so its result goes first."""
     tiles = begun(tmp_path)
-    tiles.finish(1, FOUND)
-    tiles.finish(2, FOUND)
+    finish(tiles, 1)
+    finish(tiles, 2)
     tiles.writer(1)
     assert finished(tmp_path) == {2}
+    assert [len(tiles.store.files(PRIVATE, "staging", "orders", f)) for f in folders(tiles)] == [1]
+
+
+def test_two_commands_that_compare_one_tile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without locks each has frames of its own, and the result that is kept names its own."""
+    monkeypatch.setattr(Store, "is_local", property(lambda _: False))
+    ours, theirs = begun(tmp_path), begun(tmp_path)
+    writer = ours.writer(1)
+    writer.add(b"ours")
+    writer.flush()
+    other = finish(theirs, 1)
+    ours.finish(1, FOUND, writer)
+    assert other != writer.folder
+    assert [len(tiles.staged()) for tiles in (ours, theirs)] == [1, 1]
+    (file,) = tmp_path.rglob("*.npz")
+    kept = _unpacked(file.read_bytes(), 1, SALT)
+    assert kept is not None
+    assert kept[1] == _Frames(writer.folder, 1)
+    assert _are_there(ours.store, "orders", kept[1])
+    ours.store.remove(PRIVATE, "staging", "orders", *writer.folder.split("/"))
+    assert not _are_there(ours.store, "orders", kept[1]), "the next pass compares it again"
+    with pytest.raises(Locked, match="Rows that came are gone"):
+        ours.staged()
+
+
+def folders(tiles: Pass) -> list[str]:
+    found = tiles.store.folders(PRIVATE, "staging", "orders", FOLDER)
+    return [f"{FOLDER}/{folder}" for folder in found]
