@@ -147,45 +147,45 @@ def killed(bench: Bench) -> Iterator[TlsPair]:
 )
 def restarted(bench: Bench) -> Iterator[TlsPair]:
     server: PostgreSQL = bench.fixture("own_postgresql")
-    crashed = threading.Event()
     with bench.postgresql(server) as legacy:
 
         def crash() -> None:
             legacy.execute("CHECKPOINT")  # the test's server does not promise to keep a commit
             server.crash()
-            crashed.set()
 
-        def start() -> None:
-            assert crashed.wait(CRASH_S_MAX)  # the error is here before the server has ended
-            server.start()
-
-        with _asleep(bench, legacy, crash) as pair:
-            pair.between = start
-            yield pair
-            legacy.reconnect()
-            bench.converge(pair)
+        yield from _restarted(bench, legacy, crash, server.start)
 
 
 @cause("MariaDB restarts", "DATABASE_UNAVAILABLE", 4, "MariaDB says", retried=True)
 def mariadb_restarted(bench: Bench) -> Iterator[TlsPair]:
     """Its administrator stops it in mid-scan, and starts it again."""
     server: MariaDB = bench.fixture("own_mariadb")
-    stopped = threading.Event()
     with bench.mariadb(server) as legacy:
+        yield from _restarted(bench, legacy, server.stop, server.start)
 
-        def stop() -> None:
-            server.stop()
-            stopped.set()
 
-        def start() -> None:
-            assert stopped.wait(CRASH_S_MAX)  # the error is here before the server has ended
-            server.start()
+def _restarted(
+    bench: Bench,
+    legacy: PostgresLegacy | MariaLegacy,
+    end: Callable[[], None],
+    start: Callable[[], None],
+) -> Iterator[TlsPair]:
+    """A server that ends in mid-scan, and is there again before the next attempt."""
+    ended = threading.Event()
 
-        with _asleep(bench, legacy, stop) as pair:
-            pair.between = start
-            yield pair
-            legacy.reconnect()
-            bench.converge(pair)
+    def stop() -> None:
+        end()
+        ended.set()
+
+    def again() -> None:
+        assert ended.wait(CRASH_S_MAX)  # the error is here before the server has ended
+        start()
+
+    with _asleep(bench, legacy, stop) as pair:
+        pair.between = again
+        yield pair
+        legacy.reconnect()
+        bench.converge(pair)
 
 
 @cause(

@@ -24,7 +24,7 @@ import pytest
 from tests import ROOT
 from tests.harness.absent import absent
 from tests.harness.image_builder import Builder, builder, line_is_said
-from tests.harness.installation import Installation, Release
+from tests.harness.installation import Installation, Release, unpack
 
 pytestmark = pytest.mark.xdist_group("deploy")  # one release for all
 
@@ -168,12 +168,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 def test_an_image_is_built(file: Path, images: Builder, release: Release, tmp_path: Path) -> None:
     """From the unpacked sdist, beside the secrets that the walks of the page leave there: none of
     them is in the image, and its program runs as a user who is not root."""
-    with tarfile.open(release.sdist) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4
-        archive.extractall(tmp_path)
-    (context,) = tmp_path.glob("driftline-*")
-    (context / "dist").mkdir()
-    shutil.copy2(release.wheel, context / "dist")
+    context = unpack(release, tmp_path)
     for place in SECRETS:
         (context / place).parent.mkdir(exist_ok=True)
         (context / place).write_text("-----BEGIN PRIVATE KEY-----\n")

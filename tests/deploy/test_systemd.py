@@ -7,7 +7,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,7 +20,7 @@ from deltalake import DeltaTable
 from tests import ROOT
 from tests.harness.absent import absent, could_be_installed
 from tests.harness.booted import INTERPRETER, Machine, boot
-from tests.harness.installation import Release
+from tests.harness.installation import Release, unpack
 from tests.harness.servers import PostgreSQL
 from tests.project.test_docs import scenario
 
@@ -162,12 +161,7 @@ def follow(machine: Machine, name: str, folder: Path, wheel: Path) -> dict[str, 
 def site(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("machine")
     (folder / "log").mkdir()
-    with tarfile.open(release.sdist) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4
-        archive.extractall(folder)
-    (unpacked,) = folder.glob("driftline-*")
-    (unpacked / "dist").mkdir()
-    shutil.copy2(release.wheel, unpacked / "dist")
+    unpacked = unpack(release, folder)
     (unpacked / "database.password").write_text("not needed by SQLite\n")
     with boot(folder / "log") as machine:
         site = Site(machine, folder)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,18 @@ class Release:
     def sdist(self) -> Path:
         (found,) = self.folder.glob("*.tar.gz")
         return found
+
+
+def unpack(release: Release, folder: Path) -> Path:
+    """Unpack the sdist into a folder, with the wheel in `dist/`, as the pages say; return its
+    root."""
+    with tarfile.open(release.sdist) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4
+        archive.extractall(folder)
+    (root,) = folder.glob("driftline-*")
+    (root / "dist").mkdir()
+    shutil.copy2(release.wheel, root / "dist")
+    return root
 
 
 def build(folder: Path) -> Release:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from driftline.errors import WarehouseUnavailable
+from driftline.errors import SourceUnreachable, WarehouseUnavailable
 from driftline.limits import MESSAGE_BYTES_MAX
 from pyspark.sql import SparkSession
 
@@ -34,7 +34,7 @@ from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.methods import conversation
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.refresh import auxiliary_table, commit, finish
+from warehouse_agent.refresh import auxiliary_table, commit, finish, tiled
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
@@ -357,6 +357,27 @@ def test_retries_within_a_command(pair: Pair) -> None:
         relay.cut_after(down=100)  # in the first tile
         report = pair.refresh("orders", attempts=2)
         assert (report.attempts, report.resumed_at, report.tiles_done) == (2, 0, TILES)
+    pair.check("orders")
+
+
+def test_rows_of_a_tile_that_failed_do_not_stay(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing goes on with them, and where storage gives no locks the next attempt leaves what
+    others may be writing."""
+    pair.legacy.execute("UPDATE orders SET note = 'changed ' || id")
+    real = vars(tiled)["converse"]
+
+    def failing(*args: Any, **options: Any) -> Any:
+        real(*args, **options)
+        assert list((staged(pair) / "pass").glob("*/*.frames"))
+        raise SourceUnreachable("The answer was lost.", where="erp")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiled, "converse", failing)
+        assert pair.error("orders")["code"] == "UNREACHABLE"
+    assert not list((staged(pair) / "pass").glob("*/*.frames"))
+    pair.refresh("orders")
     pair.check("orders")
 
 

@@ -130,7 +130,12 @@ def _compare(
     copy = _copy_of(job, p, tiles.tiling, tile)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
     rows = ours.compared.count
-    found = converse(job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds)
+    try:
+        found = converse(job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds)
+    except DriftlineError:
+        with contextlib.suppress(DriftlineError):  # another attempt has a folder of its own
+            writer.drop()
+        raise
     if found.scans:
         raise VersionMismatch(
             "The source read more than the tile that it was asked for.",

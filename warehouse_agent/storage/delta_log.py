@@ -113,15 +113,21 @@ class DeltaLog:
         bodies = [_metadata([{"commitInfo": commit}]) or {} for commit in commits]
         known = (body["version"] + i for i, body in enumerate(bodies) if "version" in body)
         version = next(known, table.version()) + 1
+        listed: dict[str, datetime] | None = None
+        if after is None:  # one listing is cheaper than a question for each
+            listed = {e.place[-1]: e.modified for e in store.walk(name, self.log)}
         found = []
         for commit, body in zip(commits, bodies, strict=True):
             version = body.get("version", version - 1)
             if after is None or version > after:
                 stated = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
                 # A copied folder has young files, and a wrong clock states an old time.
-                written = store.modified(name, self.log, _file_of(version)) or stated
+                file = _file_of(version)
+                written = (
+                    listed.get(file) if listed is not None else store.modified(name, self.log, file)
+                )
                 record = _record([{"commitInfo": commit}], name, version)
-                found.append(LogEntry(version, max(stated, written), record))
+                found.append(LogEntry(version, max(stated, written or stated), record))
         return found
 
     def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
