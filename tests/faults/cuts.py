@@ -107,10 +107,23 @@ class CutRig(Rig):
         up, down = self.relay.up_bytes - up, self.relay.down_bytes - down
         return FaultFree(up, down, received.bytes, received.largest)
 
-    def cut(self, usual: FaultFree, *, up: int | None = None, down: int | None = None) -> None:
-        """Refresh over a line that is cut after a byte. Raises Violation."""
+    def cut(self, usual: FaultFree, *, up: int | None = None, down: int | None = None) -> int:
+        """Refresh over a line that is cut after a byte; return the bytes sent. Raises Violation.
+
+        What goes up varies: if a refresh sends less than `up`, the next one is cut a little before.
+        """
+        while True:
+            cuts = self.relay.cuts
+            sent = self._refresh(usual, up, down)
+            if self.relay.cuts > cuts:
+                return sent
+            expect(up is not None, "the line was not cut")
+            up = int(SHORTER * (up or 0))
+
+    def _refresh(self, usual: FaultFree, up: int | None, down: int | None) -> int:
+        """Refresh, with a cut if as much is sent; return the bytes sent. Raises Violation."""
         self.change()
-        before, sent, cuts = self.pair.version("t"), self.relay.total_bytes, self.relay.cuts
+        before, sent = self.pair.version("t"), self.relay.total_bytes
         assert before is not None
         received = Received()
         whole = 0 if down is None else down - (usual.down - usual.frames) - usual.frame_max
@@ -119,13 +132,13 @@ class CutRig(Rig):
             self.relay.cut_after(up=up, down=down, then=lambda: received.wait(max(whole, 0)))
             options = Options(allow_shrink=True)
             (report,) = self.pair.reports("t", options=options, attempts=3)
-        expect(self.relay.cuts == cuts + 1, "the line was not cut")
         expect(report.error is None, f"the refresh: {report.error}")
         expect(report.version == before + 1, "the version")
         expect(self.published() == self.source(), "the rows")
         sent = self.relay.total_bytes - sent
         self.await_no_session()
         expect(sent <= usual.most, f"{sent:,} bytes, at most {usual.most:,.0f}: {usual}")
+        return sent
 
 
 def offsets(usual: FaultFree, count: int) -> Iterator[dict[str, int]]:
@@ -153,13 +166,11 @@ def _sweep(rig: CutRig, count: int) -> int:
     """Cut at so many offsets, print what did not hold and a summary; return the violations."""
     usual, sent, violations = rig.fault_free(), 0, 0
     for offset in offsets(usual, count):
-        before = rig.relay.total_bytes
         try:
-            rig.cut(usual, **offset)
+            sent = max(sent, rig.cut(usual, **offset))
         except Violation as violation:
             violations += 1
             print(f"{offset}: {violation}", flush=True)
-        sent = max(sent, rig.relay.total_bytes - before)
     whole = usual.up + usual.down
     print(
         f"{rig.legacy.engine}: {count} cuts, {violations} violations, {whole:,} bytes without a"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.servers import PostgreSQL, PostgreSQLWithLanguages, postgresql_programs
 from tests.harness.standby import Standby
+from tests.harness.stepped_clock import SteppedMariaDB, SteppedPostgreSQL, faketime
 from tests.harness.transfers import await_more, transferring
 from warehouse_agent.refresh.job import Options
 
@@ -46,6 +48,9 @@ DDL = "id INTEGER PRIMARY KEY NOT NULL, amount INTEGER, note VARCHAR(100)"
 ENGINES = ("postgresql", "mariadb", "sqlite")
 EVERYTHING = Options(accept_schema=True, allow_shrink=True)
 WAIT_S_MAX = 60.0
+YEAR = 365  # days
+Stepped = SteppedPostgreSQL | SteppedMariaDB
+CLOCK_MARKER = 'marker = { column = "at", late = "1m" }'
 
 OTHER = (f"CREATE TABLE other ({DDL})", "INSERT INTO other SELECT id + 5, 100, 'other' FROM t")
 SWAP = (*OTHER, "ALTER TABLE t RENAME TO old", "ALTER TABLE other RENAME TO t")
@@ -388,8 +393,8 @@ def test_fail_over_to_a_standby(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pair", ["sqlite"], indirect=True)
 def test_the_clock_is_stepped(pair: Pair, daily_clock: type[Daily]) -> None:
-    """Between refreshes and in the middle of one, by a year, forth and back: what is published is
-    decided by rows alone."""
+    """The warehouse's, between refreshes and in the middle of one, by a year, forth and back: what
+    is published is decided by rows alone."""
     for number, days in enumerate((0, 365, -365, 1, 0), start=1):
         daily_clock.days = days
         pair.legacy.execute("UPDATE t SET note = ? WHERE id % 9 = 0", f"day {days}")
@@ -397,3 +402,96 @@ def test_the_clock_is_stepped(pair: Pair, daily_clock: type[Daily]) -> None:
             report = pair.refresh("t")
         assert report.version == number
         check(pair)
+
+
+@pytest.fixture(scope="module", params=[SteppedPostgreSQL, SteppedMariaDB])
+def stepped(request: pytest.FixtureRequest) -> Iterator[Stepped]:
+    """`tests/run` requires the library where it can install it."""
+    if faketime() is None:
+        absent("CLOCK OF A SERVER", "libfaketime is not installed", is_required_in_ci=False)
+    if request.param is SteppedMariaDB:
+        request.getfixturevalue("mariadb")  # skips where there is none
+    with request.param() as server:
+        yield server
+
+
+@pytest.fixture
+def on_stepped(stepped: Stepped, tmp_path: Path) -> Iterator[tuple[Stepped, Pair]]:
+    """A server whose clock is right, and a table there."""
+    stepped.step(0)
+    made: ServedLegacy = (
+        MariaLegacy(stepped) if isinstance(stepped, SteppedMariaDB) else PostgresLegacy(stepped)
+    )
+    with closing(made) as legacy:
+        with loaded(legacy, tmp_path) as pair:
+            yield stepped, pair
+        await_no_session(legacy)
+
+
+def expect_days(as_of: str | None, days: int) -> None:
+    """Check that a time is so many days from now, to the hour."""
+    assert as_of is not None
+    off = datetime.fromisoformat(as_of) - (datetime.now(UTC) + timedelta(days=days))
+    assert abs(off) < timedelta(hours=1), (as_of, days)
+
+
+@pytest.mark.parametrize("method", ["sketch", "full"])
+def test_the_clock_of_the_server_is_stepped(on_stepped: tuple[Stepped, Pair], method: str) -> None:
+    """What is published is the table of the snapshot, whose time is what the clock said then."""
+    server, pair = on_stepped
+    pair.fragment_lines["t"] = f'method = "{method}"'
+    for number, days in enumerate((0, YEAR, -YEAR, 1, 0), start=1):
+        server.step(days)
+        pair.legacy.execute("UPDATE t SET note = ? WHERE mod(id, 9) = 0", f"day {days}")
+        with in_mid_scan(partial(server.step, -days)):
+            report = pair.refresh("t")
+        assert (report.version, report.consistency) == (number, "exact")
+        expect_days(report.as_of, days)
+        check(pair)
+
+
+@pytest.mark.parametrize("days", [YEAR, -YEAR])
+def test_the_clock_of_the_server_is_stepped_between_tiles(
+    on_stepped: tuple[Stepped, Pair], days: int
+) -> None:
+    """Each tile has a snapshot of its own: none of the version is older than the version says."""
+    server, pair = on_stepped
+    pair.fragment_lines["t"] = 'method = "range"\nrequire = "fuzzy"\nincremental = { rows = 100 }'
+    with in_mid_scan(partial(server.step, days), is_awaited=True):
+        report = pair.refresh("t")
+    assert report.tiles is not None
+    assert (report.version, report.tiles_done) == (1, report.tiles)
+    expect_days(report.as_of, min(days, 0))
+    check(pair)
+    pair.legacy.execute("UPDATE t SET note = 'again' WHERE id % 9 = 0")
+    pair.refresh("t")
+    check(pair)
+
+
+def test_a_mark_that_the_clock_of_the_server_has_not_reached(
+    on_stepped: tuple[Stepped, Pair],
+) -> None:
+    """A mark of a clock that was ahead is not used when the clock is right: updates would be
+    missed until it gets there."""
+    server, pair = on_stepped
+    legacy = pair.legacy
+    kind = "timestamptz" if legacy.engine == "postgresql" else "timestamp"
+    legacy.execute(f"ALTER TABLE t ADD COLUMN at {kind}")
+    legacy.execute("UPDATE t SET at = '2001-01-01'")
+    legacy.execute("CREATE INDEX by_time ON t (at)")
+    pair.publish("t", f'table = "t"\n{CLOCK_MARKER}')
+    pair.fragment_lines["t"] = 'proof = "keys"\nmethod = "since"'
+    update = "UPDATE t SET note = ?, at = CURRENT_TIMESTAMP WHERE mod(id, 9) = ?"
+    pair.refresh("t", options=EVERYTHING)
+
+    why: list[str | None] = []
+    for number, (days, then) in enumerate([(0, 0), (YEAR, YEAR), (0, YEAR), (0, 0), (-YEAR, 0)]):
+        server.step(days)
+        legacy.execute(update, f"step {number}", number)
+        with in_mid_scan(partial(server.step, then)):
+            report = pair.refresh("t")
+        assert report.marker is not None
+        why.append(report.marker["why"])
+        check(pair)
+    later = "the mark is later than the database's clock, or its newest row, is now"
+    assert why == [None, None, later, None, later]

