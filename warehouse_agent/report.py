@@ -126,6 +126,7 @@ class Report:
     proven_at: str | None = None  # of a fragment with views: when its files were proven
     view_phases: list[dict[str, Any]] = field(default_factory=list)  # of the command, before this
     staleness: dict[str, Any] | None = None  # of a view: seconds, averaged over changed rows
+    failed_at: str | None = None  # when the last attempt did, by the warehouse's clock
     put_off_until: str | None = None  # nothing is wrong: hours of the source are closed until then
     error: dict[str, Any] | None = None
 
@@ -187,6 +188,7 @@ class Report:
             "exit_code": error.exit_code,
             "details": error.details,
         }
+        self.failed_at = utc_at(time.time())
         if isinstance(error, NotNow) and (until := error.until()) is not None:
             self.put_off_until = utc_at(min(until.timestamp(), time.time() + PUT_OFF_S_MAX))
 
@@ -194,7 +196,7 @@ class Report:
         """Move the error to those of earlier attempts: another attempt begins, or has succeeded."""
         if self.error is not None:
             self.retried.append(self.error)
-        self.error = self.put_off_until = None
+        self.error = self.failed_at = self.put_off_until = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Spent]:

@@ -58,6 +58,7 @@ SINCE = {
     "inputs",
     "stale",
     "held",
+    "failed_at",
     "put_off_until",
     "kind",
     "visible_version",

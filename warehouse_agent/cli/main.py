@@ -238,16 +238,17 @@ def refresh(
     _leave_out_pandas()
     patterns: Sequence[str] = click.get_current_context().params["names"]
     selection = select(config, patterns, not patterns, without)
+    failing: list[int] = []
     if due:
         from warehouse_agent.cli.schedule import due as timetable
 
         now = datetime.now(UTC)
-        selection = timetable.due(config, selection, without, now)
+        selection, failing = timetable.due(config, selection, without, now)
         if not selection.fragments:
-            return []
+            return failing
         names = [fragment.name for fragment in selection.fragments]
         options["gains"] = timetable.gains(config, names, now.timestamp())
-    return commands.refresh(config, selection, is_scheduled=due, **options)
+    return failing + commands.refresh(config, selection, is_scheduled=due, **options)
 
 
 @_on_fragments(

@@ -29,6 +29,7 @@ from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.notes import GREATEST, number
+from warehouse_agent.schedule.retry import COUNTED, Failed
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 
@@ -218,6 +219,23 @@ def put_off_until(store: Store, name: str) -> float | None:
             line for line in store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl") if line
         )
         return moment(json.loads(newest)["put_off_until"]).timestamp()
+    return None
+
+
+def failed(store: Store, name: str) -> Failed | None:
+    """Return the refreshes that failed since the last that went well, or that a source put off;
+    None: the last one did."""
+    times, newest = 0, None
+    with contextlib.suppress(*DAMAGED_LINE):
+        for line in filter(None, store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+            body = json.loads(line)
+            if body["error"] is None or body["put_off_until"] is not None or times == COUNTED:
+                break
+            newest, times = newest or body, times + 1
+    with contextlib.suppress(*DAMAGED_LINE):
+        if newest is not None:
+            at, error = moment(newest["failed_at"]).timestamp(), newest["error"]
+            return Failed(times, at, str(error["code"]), int(error["exit_code"]))
     return None
 
 

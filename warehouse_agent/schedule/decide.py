@@ -28,6 +28,7 @@ from warehouse_agent.schedule.claimed_times.claims import Claims
 from warehouse_agent.schedule.fit import FINER, Model
 from warehouse_agent.schedule.memory import Memory
 from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
+from warehouse_agent.schedule.retry import Failed
 from warehouse_agent.schedule.timing import Policy, Timing, hours_allowed
 from warehouse_agent.schedule.week import HOUR_S, Week
 
@@ -76,6 +77,7 @@ class Circumstances:
         allowed: hours in which refreshes may begin; none: always.
         zone: the time zone of these; empty: that of the timing.
         closed_until: the source said that it reads nothing before this moment; None: it did not.
+        failed: the refreshes that failed since the last that went well; None: it did.
         claims: times that rows claim, of which the model is made; None: of counts of refreshes.
         duration_s: seconds from a snapshot until its version is published.
         bytes: that a refresh sends.
@@ -88,6 +90,7 @@ class Circumstances:
     bytes: float | None = None
     zone: str = ""
     closed_until: float | None = None
+    failed: Failed | None = None
     claims: Claims | None = None
     behind_s: float = 0.0
 
@@ -111,6 +114,8 @@ def decide(
     if not timings:
         why = "it has no `freshness`, `refreshes_per_day`, `refresh_worth` or `interval_max`"
         return Decision(False, NEVER, why)
+    if given.failed is not None and given.failed.at > now + CLOCK_S:  # a clock was set
+        given = replace(given, failed=None)
     if given.last is None:
         at, why = _opened(now, "never refreshed", given, timings[0].zone)
         return Decision(at <= now, at, why, timings[0].by, bytes=given.bytes)
@@ -154,7 +159,10 @@ def _late(timing: Timing, given: Circumstances) -> str:
 
 
 def _opened(at: float, why: str, given: Circumstances, zone: str) -> tuple[float, str]:
-    """Return the first moment from `at` on at which the source's hours let a refresh begin, why."""
+    """Return the first moment from `at` on at which failures and the source's hours let a refresh
+    begin, and why."""
+    if given.failed is not None and at < given.failed.until:
+        at, why = given.failed.until, f"{why}; {given.failed.why}"
     if given.closed_until is not None and at < given.closed_until:
         at, why = given.closed_until, f"{why}; its source reads nothing before then"
     local = datetime.fromtimestamp(at, ZoneInfo(given.zone or zone))

@@ -21,7 +21,7 @@ from warehouse_agent.cli import commands
 from warehouse_agent.cli.main import cli
 from warehouse_agent.cli.schedule import due as timetable
 from warehouse_agent.cli.schedule.configuration import Configuration
-from warehouse_agent.cli.schedule.loop import RETRY_S, Loop
+from warehouse_agent.cli.schedule.loop import Loop
 from warehouse_agent.cli.schedule.loop import run as run_loop
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.events import Event, RefreshCommitted
@@ -29,6 +29,7 @@ from warehouse_agent.failpoints import Point
 from warehouse_agent.history import intervals
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
+from warehouse_agent.schedule.retry import RETRY_S
 from warehouse_agent.schedule.week import HOURS
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
-from warehouse_agent.cli.schedule.loop import LOOK_S, RETRY_S, RETRY_S_MAX, Looked, Loop
+from warehouse_agent.cli.schedule.loop import LOOK_S, Looked, Loop
+from warehouse_agent.schedule.retry import RETRY_S, RETRY_S_MAX
 
 END = 6 * 3600.0
 START_S_MAX = 60

@@ -41,7 +41,7 @@ REPORT = [
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
     "checked_at", "activity", "attempts", "retried", "tiles", "tiles_done", "resumed_at",
     "not_started", "warehouse_version", "inputs", "stale", "derived", "held", "ahead",
-    "proven_at", "view_phases", "staleness", "put_off_until", "error",
+    "proven_at", "view_phases", "staleness", "failed_at", "put_off_until", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [

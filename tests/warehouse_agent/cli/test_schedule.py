@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from driftline.errors import TableShrank
 from driftline.hours import DAYS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +28,11 @@ from warehouse_agent.cli.plan import rows_forecast
 from warehouse_agent.cli.schedule import due as timetable
 from warehouse_agent.cli.schedule.fit import spans
 from warehouse_agent.cli.schedule.plot import svg
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.report import PARTIAL
 from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.memory import Interval
+from warehouse_agent.schedule.retry import COUNTED, RETRY_S, RETRY_S_MAX, wait_s
 from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.views.inputs import load
@@ -122,14 +126,63 @@ def test_refresh_of_what_is_due(pair: Pair) -> None:
     assert "Nothing is due. Next: items: not before 20" in again.stderr
     config = pair.config()
     tomorrow = datetime.now(UTC) + timedelta(days=1, minutes=1)
-    chosen = timetable.due(config, select(config, [], True), (), tomorrow)
+    chosen, failing = timetable.due(config, select(config, [], True), (), tomorrow)
     assert [fragment.name for fragment in chosen.fragments] == ["items", "orders"]
+    assert failing == []
+
+
+def test_what_failed_is_told_each_time_and_tried_again_later(pair: Pair) -> None:
+    """Commands of a timer know of each other by the history: a table that somebody has to look at
+    is not scanned at each look. Whoever asks for it by name gets it."""
+    pair.reports("items", "orders")
+    pair.legacy.execute("DELETE FROM orders")
+    pair.fragment_lines["orders"] = 'interval_max = "1s"'
+    time.sleep(1.1)
+    shrank = run(pair, "refresh", "--due", "--json")
+    assert shrank.exit_code == TableShrank.exit_code
+    report = json.loads(shrank.stdout)
+    assert (report["name"], report["error"]["code"]) == ("orders", "SHRANK")
+    failed_at = datetime.fromisoformat(report["failed_at"])
+
+    scans = (pair.folder / "audit.jsonl").read_text()
+    held = run(pair, "refresh", "--due", "--json")
+    assert (held.exit_code, held.stdout) == (TableShrank.exit_code, "")
+    assert held.stderr.startswith("Still fails: orders: not before ")
+    assert "its last refresh failed (SHRANK), so it is tried again then" in held.stderr
+    assert "Nothing is due" not in held.stderr
+    assert (pair.folder / "audit.jsonl").read_text() == scans, "the source was asked"
+    pair.fragment_lines["items"] = 'interval_max = "1s"'
+    beside = run(pair, "refresh", "--due", "--json")
+    assert beside.exit_code == PARTIAL
+    assert json.loads(beside.stdout)["name"] == "items"
+
+    for times in range(1, COUNTED + 2):
+        assert look_at(pair, failed_at + timedelta(seconds=wait_s(times) - 1.1)) == []
+        assert look_at(pair, failed_at + timedelta(seconds=wait_s(times) + 1.1)) == ["orders"]
+        failed_at = datetime.fromisoformat(pair.reports("orders")[0].failed_at or "")
+    assert pair.refresh("orders", options=Options(allow_shrink=True)).rows_total == 0
+    time.sleep(1.1)
+    assert look_at(pair, datetime.now(UTC)) == ["orders"]
+
+
+def look_at(pair: Pair, now: datetime) -> list[str]:
+    """Return whether `orders` is due at a moment."""
+    config = pair.config()
+    return timetable.look(config, select(config, ["orders"], False), now).due
+
+
+@given(st.integers(1, 100))
+def test_waits_after_failures_double_up_to_an_hour(times: int) -> None:
+    assert RETRY_S <= wait_s(times) <= wait_s(times + 1) <= min(2 * wait_s(times), RETRY_S_MAX)
+    assert wait_s(COUNTED) == RETRY_S_MAX
 
 
 def due(pair: Pair, days: float) -> list[str]:
     time.sleep(0.002)  # the least time between two questions
     config, now = pair.config(), datetime.now(UTC) + timedelta(days=days)
-    return [f.name for f in timetable.due(config, select(config, [], True), (), now).fragments]
+    chosen, failing = timetable.due(config, select(config, [], True), (), now)
+    assert failing == []
+    return [fragment.name for fragment in chosen.fragments]
 
 
 def test_the_source_is_asked_what_changed(pair: Pair) -> None:

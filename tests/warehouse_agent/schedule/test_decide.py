@@ -21,6 +21,7 @@ from warehouse_agent.schedule.decide import ASK_S, Circumstances, Decision, deci
 from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.memory import Interval, Memory
 from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
+from warehouse_agent.schedule.retry import Failed
 from warehouse_agent.schedule.timing import Policy, Timing
 from warehouse_agent.schedule.week import HOUR_S, HOURS
 
@@ -42,6 +43,20 @@ def decided(
 def test_never_refreshed() -> None:
     found = decide(Memory(), [DAILY], Circumstances(None), LAST)
     assert (found.due, found.why) == (True, "never refreshed")
+
+
+def test_what_failed_is_due_after_its_wait() -> None:
+    """And when its source reads; a failure that lies in the future shows that a clock was set."""
+    twice = Failed(2, LAST + 30 * HOUR_S, "SHRANK", 6)
+    early, at = decided(30, failed=twice)
+    assert (early.due, at) == (False, pytest.approx(30 + 2 / 60))
+    assert early.why.endswith("its last 2 refreshes failed (SHRANK), so it is tried again then")
+    assert decided(30.04, failed=twice)[0].due
+    assert decided(23, failed=replace(twice, at=LAST + 23 * HOUR_S))[1] == pytest.approx(24)
+    assert decided(29, failed=twice)[0].due
+    assert decided(30, failed=twice, closed_until=LAST + 31 * HOUR_S)[1] == pytest.approx(31)
+    never = decide(Memory(), [DAILY], Circumstances(None, failed=twice), twice.at)
+    assert (never.due, never.at) == (False, twice.until)
 
 
 @pytest.mark.parametrize(

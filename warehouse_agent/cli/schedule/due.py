@@ -20,6 +20,7 @@ from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.schedule.decide import NEVER, Circumstances, Decision, decide
 from warehouse_agent.schedule.memory import Learned, Memory
 from warehouse_agent.schedule.probe import Probe
+from warehouse_agent.schedule.retry import Failed
 from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -37,12 +38,14 @@ class Scheduled:
     Attributes:
         dropped: intervals that a wrong clock made useless.
         unread: why the times that `event_time` names are not used; empty: they are, or none are.
+        held: it would be due now, had it not failed; None: it would not, or has not.
     """
 
     name: str
     decision: Decision
     dropped: int = 0
     unread: str = ""
+    held: Failed | None = None
 
     def to_json(self) -> str:
         """Return it as one JSON object; `at` is ISO 8601 in UTC, null if it is never due."""
@@ -156,11 +159,16 @@ def scheduled(
         duration_s=duration_s,
         bytes=sent,
         closed_until=record.put_off_until(store, fragment.name),
+        failed=record.failed(store, fragment.name),
         claims=claims,
     )
     fitted = memory if learned is None else learned.of(fragment.name, memory)
-    found = decide(fitted, timings_of(config, fragment), given, now, expects=expects)
-    return Scheduled(fragment.name, found, memory.dropped, unread)
+    timings = timings_of(config, fragment)
+    found = decide(fitted, timings, given, now, expects=expects)
+    held = None if found.due else given.failed
+    if held and not decide(fitted, timings, replace(given, failed=None), now, expects=False).due:
+        held = None
+    return Scheduled(fragment.name, found, memory.dropped, unread, held)
 
 
 def _phase_s(config: WarehouseConfig, store: Store, name: str, memory: Memory) -> float:
@@ -250,21 +258,31 @@ def gains(
 
 def due(
     config: WarehouseConfig, chosen: Selection, without: Sequence[str], now: datetime
-) -> Selection:
-    """Return what of a selection is due now: fragments, and the views that move with them.
+) -> tuple[Selection, list[int]]:
+    """Return what of a selection is due now, and the exit codes of fragments that would be, had
+    they not failed a short while ago.
 
-    If nothing is due, the next moment is printed on stderr. So are the names of fragments that are
-    never due, each time: who forgot a goal would else believe that they are refreshed.
+    If nothing is due, the next moment is printed on stderr. So are fragments that failed and are
+    not tried again yet: what starts this command has to see that they still fail. So are the names
+    of fragments that are never due: who forgot a goal would else believe that they are refreshed.
+
+    Returns:
+        Fragments, and the views that move with them; the exit codes, each of one fragment.
     """
     found = look(config, chosen, now)
     if never := [one.name for one in found.later if one.decision.at == NEVER]:
         print(_never_due(never, config.file.name), file=sys.stderr)
+    held = [one for one in found.later if one.held is not None]
+    for one in held:
+        print(f"Still fails: {one.text(now)}", file=sys.stderr)
+    codes = [one.held.exit_code for one in held if one.held is not None]
     if names := found.due + found.undecided:
-        return select(config, names, False, without)
+        return select(config, names, False, without), codes
     if later := [one for one in found.later if one.decision.at != NEVER]:
         first = min(later, key=lambda one: one.decision.at)
-        print(f"Nothing is due. Next: {first.text(now)}", file=sys.stderr)
-    return Selection(())
+        if first not in held:
+            print(f"Nothing is due. Next: {first.text(now)}", file=sys.stderr)
+    return Selection(()), codes
 
 
 def _never_due(names: Sequence[str], file: str) -> str:

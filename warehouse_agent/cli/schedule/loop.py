@@ -22,11 +22,11 @@ from warehouse_agent.cli.schedule.due import gains, look
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.report import say_error
 from warehouse_agent.schedule.memory import Learned
+from warehouse_agent.schedule.retry import wait_s
 from warehouse_agent.views.selection import Selection, select
 
 LOOK_S = 600.0  # the longest time without a look: others may refresh, too
 PAUSE_S = 1.0  # the shortest
-RETRY_S, RETRY_S_MAX = 60.0, 3600.0  # after a failure; it doubles with each
 
 Looked = tuple[list[str], list[tuple[str, float]]]
 Refresh = Callable[
@@ -75,8 +75,7 @@ class Loop:
         for name, code in zip(names, codes, strict=True):
             times, _ = self.failed.pop(name, (0, 0.0))
             if code:
-                wait_s = min(RETRY_S * 2**times, RETRY_S_MAX)
-                self.failed[name] = (times + 1, self.clock() + wait_s)
+                self.failed[name] = (times + 1, self.clock() + wait_s(times + 1))
 
 
 def run(
