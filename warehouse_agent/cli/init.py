@@ -45,6 +45,8 @@ _INVALID = re.compile(r"[^A-Za-z0-9_.-]+")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
+# Without it a fragment is never due, and who sets up a timer would have nothing refreshed.
+_DAILY = 'interval_max = "1d"                # for `refresh --due`: docs/scheduling.md'
 _HEAD = """\
 # The data engineer's file. Relative paths resolve against it; an unknown key is an error.
 [warehouse]
@@ -63,6 +65,7 @@ key = "warehouse.key"
 [fragments.orders]                  # the published table is <path>/orders
 source = "erp"
 relation = "orders"                 # the name that the DBA gave it
+{_DAILY}
 """
 
 
@@ -285,6 +288,7 @@ def _fragment_lines(name: str, source: Source, offer: Offer) -> Iterator[str]:
     yield f"{mark}source = {_string(source.name)}"
     if name != offer.relation:
         yield f"{mark}relation = {_string(offer.relation)}"
+    yield f"{mark}{_DAILY}"
     for note in described.notes if described is not None else ():
         yield f"# {_clean(note)}"
         if note.startswith(_FUZZY):

@@ -118,6 +118,7 @@ def test_every_relation_that_is_published_to_us(
     assert "# keyless cannot be refreshed. " in text
     assert "# [fragments.keyless]" in text
     assert "payroll" not in text
+    assert all(f.timing is not None and f.timing.is_asked for f in config.fragments.values()), "due"
     assert "[fragments.orders]  # about 1,234 rows, key (id)\n" in text
     # What was written is what the other commands need.
     planned = driftline("plan", "orders", "--json", config=file)

@@ -156,16 +156,22 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_sigterm_ends_it(pair: Pair) -> None:
-    """After its first refresh, which is kept; it waits for no interval."""
+    """After its first refresh, which is kept; it waits for no interval. What is never due is named
+    once."""
+    pair.legacy.execute("CREATE TABLE items (id INTEGER PRIMARY KEY)")
+    pair.publish("items", 'table = "items"')
     command = [sys.executable, "-m", "warehouse_agent.cli", "--config", str(pair.warehouse_toml())]
     process = subprocess.Popen(
-        [*command, "run", "--json"], env=environment(), stdout=subprocess.PIPE, text=True
-    )
+        [*command, "run", "--json"], env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
         assert process.stdout is not None
         assert '"version": 0' in process.stdout.readline()
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(START_S_MAX) == 0
+        _, said = process.communicate(timeout=START_S_MAX)
+        assert process.returncode == 0
+        assert said.count("Never due: items. ") == 1
     finally:
         process.kill()
         process.wait()

@@ -30,6 +30,7 @@ from warehouse_agent.cli.schedule.fit import spans
 from warehouse_agent.cli.schedule.plot import svg
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import PARTIAL
+from warehouse_agent.schedule.decide import NEVER, Decision
 from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.memory import Interval
 from warehouse_agent.schedule.retry import COUNTED, RETRY_S, RETRY_S_MAX, wait_s
@@ -112,7 +113,8 @@ def test_what_is_never_due_is_named_beside_what_is_due(pair: Pair) -> None:
 
 def test_few_names_of_many_that_are_never_due() -> None:
     names = [f"table_{n}" for n in range(timetable.NAMES_SHOWN + 1_204)]
-    said = timetable._never_due(names, "warehouse.toml")
+    later = [timetable.Scheduled(name, Decision(False, NEVER, "no goal")) for name in names]
+    said = timetable.never_due(timetable.Found([], [], later), "warehouse.toml")
     assert f"table_{timetable.NAMES_SHOWN - 1} and 1,204 more. warehouse.toml" in said
 
 

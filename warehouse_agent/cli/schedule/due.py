@@ -270,8 +270,8 @@ def due(
         Fragments, and the views that move with them; the exit codes, each of one fragment.
     """
     found = look(config, chosen, now)
-    if never := [one.name for one in found.later if one.decision.at == NEVER]:
-        print(_never_due(never, config.file.name), file=sys.stderr)
+    if said := never_due(found, config.file.name):
+        print(said, file=sys.stderr)
     held = [one for one in found.later if one.held is not None]
     for one in held:
         print(f"Still fails: {one.text(now)}", file=sys.stderr)
@@ -285,7 +285,11 @@ def due(
     return Selection(()), codes
 
 
-def _never_due(names: Sequence[str], file: str) -> str:
+def never_due(found: Found, file: str) -> str:
+    """Return which fragments are never due, and what to do, in words; empty: none."""
+    names = [one.name for one in found.later if one.decision.at == NEVER]
+    if not names:
+        return ""
     more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
     return (
         f"Never due: {', '.join(names[:NAMES_SHOWN])}{more}. {file} gives no goal and no"

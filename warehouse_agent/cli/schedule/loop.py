@@ -10,6 +10,7 @@ warehouse.toml is read before each look.
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from driftline.errors import DriftlineError, InternalError
 
 from warehouse_agent.cli.schedule.configuration import Configuration
-from warehouse_agent.cli.schedule.due import gains, look
+from warehouse_agent.cli.schedule.due import gains, look, never_due
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.report import say_error
 from warehouse_agent.schedule.memory import Learned
@@ -98,12 +99,17 @@ def run(
     """
     learned, current = Learned(), Configuration(patterns, config)
     undecided: list[str] = []
+    told = ""
 
     def looked(now: float) -> Looked:
+        nonlocal told
         current.renew()
         moment = datetime.fromtimestamp(now, UTC)
         found = look(current.config, current.chosen, moment, learned)
         undecided[:] = found.undecided
+        if (said := never_due(found, current.config.file.name)) != told:
+            print(said or "Every fragment is due at some time now.", file=sys.stderr, flush=True)
+            told = said
         return found.due + undecided, [(one.name, one.decision.at) for one in found.later]
 
     def refreshed(names: Sequence[str]) -> Sequence[int]:
