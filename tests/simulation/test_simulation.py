@@ -20,7 +20,7 @@ SEEDS = 1_000_000  # between the first worlds of two shares
 # What must have happened in a share, or the sample shows less than it says. A lost data file
 # ("damaged") and a source that shrank are too rare for each share.
 HAPPENS = (
-    "crash", "cut", "down", "silent", "rival", "unreadable", "full at open", "scheduled",
+    "crash", "cut", "down", "silent", "rival", "unreadable", "full at open", "scheduled", "held",
     "misdirected", "garbled", "answer lost", "WAREHOUSE", "UNREACHABLE",
 )  # fmt: skip
 

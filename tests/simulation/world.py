@@ -37,6 +37,8 @@ from warehouse_agent.planning.tiling import Incremental
 from warehouse_agent.refresh.job import Options as RefreshOptions
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
+from warehouse_agent.schedule.decide import CLOCK_S
+from warehouse_agent.schedule.retry import RETRY_S_MAX
 from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage import formats, warehouse_versions
 from warehouse_agent.storage.store import Store
@@ -348,18 +350,25 @@ class World:
     def _due(self) -> list[Fragment]:
         """Return the fragments that the schedule says are due, by the decision of `refresh --due`.
 
-        Raises Violation if it leaves out one whose longest interval is over.
+        Raises Violation if it leaves out one that was never published, unless that failed and is
+        tried again before long.
         """
         self.process = Process()
         every = list(self.config.fragments.values())
         now = datetime.fromtimestamp(self.clock.time(), UTC)
         found = look(self.config, of_fragments(self.config, every), now)
         names = found.due + found.undecided
+        held = {one.name for one in found.later if one.held is not None}
+        for one in found.later:
+            if one.name in held and one.decision.at > now.timestamp() + RETRY_S_MAX + CLOCK_S:
+                raise Violation(f"{one.name} is not tried again before long: {one.decision}")
         for fragment in every:
             seen = self.checker.seen.get(fragment.name)
-            if not seen and fragment.name not in names:
+            if not seen and fragment.name not in {*names, *held}:
                 raise Violation(f"{fragment.name} was never published, and is not due")
         self.tally.count("scheduled")
+        if held:
+            self.tally.count("held")
         return [f for f in every if f.name in names]
 
     def _damage(self) -> None:
