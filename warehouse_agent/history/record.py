@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -225,18 +225,18 @@ def put_off_until(store: Store, name: str) -> float | None:
 def failed(store: Store, name: str) -> Failed | None:
     """Return the refreshes that failed since the last that went well, or that a source put off;
     None: the last one did."""
-    times, newest = 0, None
-    with contextlib.suppress(*DAMAGED_LINE):
-        for line in filter(None, store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+    newest, times = None, 0
+    for line in store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl"):
+        with contextlib.suppress(*DAMAGED_LINE):
             body = json.loads(line)
+            if body["command"] != "refresh":
+                continue
             if body["error"] is None or body["put_off_until"] is not None or times == COUNTED:
                 break
-            newest, times = newest or body, times + 1
-    with contextlib.suppress(*DAMAGED_LINE):
-        if newest is not None:
-            at, error = moment(newest["failed_at"]).timestamp(), newest["error"]
-            return Failed(times, at, str(error["code"]), int(error["exit_code"]))
-    return None
+            code, exit_code = str(body["error"]["code"]), int(body["error"]["exit_code"])
+            one = Failed(1, moment(body["failed_at"]).timestamp(), code, exit_code)
+            newest, times = newest or one, times + 1
+    return None if newest is None else replace(newest, times=times)
 
 
 def rows_total(store: Store, name: str) -> int:

@@ -21,6 +21,7 @@ from warehouse_agent.history.record import (
     changes_expected,
     checked,
     durations_s,
+    failed,
     is_missing,
     left,
     line,
@@ -37,6 +38,7 @@ from warehouse_agent.history.record import (
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.report import Report
+from warehouse_agent.schedule.retry import COUNTED, Failed
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
 from warehouse_agent.transport.channel import Link, Stream
@@ -133,6 +135,28 @@ def test_when_a_fragment_was_last_refreshed(tmp_path: Path) -> None:
     assert refreshed_at(store, "orders") == datetime(2026, 1, 2, tzinfo=UTC)
     store.write("\n".join(lines[2:]).encode(), PRIVATE, "runs", "orders.jsonl")
     assert refreshed_at(store, "orders") is None
+
+
+def test_failures_since_a_refresh_that_went_well(tmp_path: Path) -> None:
+    """Other commands and damaged lines do not count; what a source put off is no failure."""
+    store, at = Store(str(tmp_path)), datetime(2026, 1, 5, tzinfo=UTC).timestamp()
+    assert failed(store, "orders") is None
+    failure = {"code": "SHRANK", "exit_code": 6}
+    newest = said(error=failure, failed_at="2026-01-05T00:00:00Z")
+    older = said(error={"code": "VALUE", "exit_code": 1}, failed_at="2026-01-04T00:00:00Z")
+    none = said(error=failure)  # by an older release, which told no time
+    skipped = [said(error=failure, command="verify"), none, "{cut off", "7"]
+    for lines, found in (
+        ([said()], None),
+        ([said(), none], None),
+        ([newest, said()], None),
+        ([said(), *skipped, newest, *skipped], Failed(1, at, "SHRANK", 6)),
+        ([said(), older, *skipped, older, newest], Failed(3, at, "SHRANK", 6)),
+        ([older, said(error=failure, put_off_until="2026-01-06T00:00:00Z")], None),
+        ([older] * 20 + [newest], Failed(COUNTED, at, "SHRANK", 6)),
+    ):
+        store.write("\n".join(lines).encode(), PRIVATE, "runs", "orders.jsonl")
+        assert failed(store, "orders") == found
 
 
 # Histories, the oldest line first: (previous version, version, checked at); None: a failure.
