@@ -7,6 +7,7 @@ reference. Every other way to read a derived relation: `test_derived_reads`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -99,14 +100,23 @@ def kept_by_spark(
     spark: SparkSession, shape: Shape, rows: Sequence[Sequence[str | None]], conditions: list[str]
 ) -> list[list[str]]:
     """For each condition of Spark's SQL the keys of the rows that it keeps, ascending."""
-    names = [c.name for c in shape.recipe.columns]
-    given = spark.createDataFrame(
-        [tuple(row) for row in rows], ", ".join(f"`{name}` STRING" for name in names)
-    )
-    casts = [f"CAST(`{c.name}` AS {carrier(c.type)}) AS `{c.name}`" for c in shape.recipe.columns]
+    columns = tuple((c.name, carrier(c.type)) for c in shape.recipe.columns)
+    return _kept_by_spark(spark, columns, tuple(map(tuple, rows)), tuple(conditions))
+
+
+@functools.cache  # Spark sees no engine and no collation: many have the same texts
+def _kept_by_spark(
+    spark: SparkSession,
+    columns: tuple[tuple[str, str], ...],
+    rows: tuple[tuple[str | None, ...], ...],
+    conditions: tuple[str, ...],
+) -> list[list[str]]:
+    """`columns`: names and carriers."""
+    given = spark.createDataFrame(list(rows), ", ".join(f"`{name}` STRING" for name, _ in columns))
+    casts = [f"CAST(`{name}` AS {carried}) AS `{name}`" for name, carried in columns]
     given.selectExpr(*casts).createOrReplaceTempView("published")
     marks = ", ".join(f"({sql}) AS p{i}" for i, sql in enumerate(conditions))
-    found = spark.sql(f"SELECT `{names[0]}`, {marks} FROM published ORDER BY 1").collect()
+    found = spark.sql(f"SELECT `{columns[0][0]}`, {marks} FROM published ORDER BY 1").collect()
     return [[str(row[0]) for row in found if row[i + 1]] for i in range(len(conditions))]
 
 
