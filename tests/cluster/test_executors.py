@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,17 @@ END_S_MAX = 300.0  # of a command, on a busy machine
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
+    with pair_in(tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def pair_in(folder: Path) -> Iterator[Pair]:
     """A source with one small table, and a warehouse whose commands are processes."""
-    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy = SqliteLegacy(folder / "erp.db")
     legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, comment TEXT)")
     legacy.many("INSERT INTO orders VALUES (?, 'x')", [(i,) for i in range(100)])
-    with Pair(NoSpark(), legacy, tmp_path, {"orders": 'table = "orders"'}) as made:
+    with Pair(NoSpark(), legacy, folder, {"orders": 'table = "orders"'}) as made:
         made.small_bytes = 0
         yield made
     legacy.close()
@@ -120,24 +127,28 @@ def test_executors_without_driftline(cluster: Cluster, pair: Pair, wrapper: Path
     assert not asked(pair)
 
 
-@pytest.mark.parametrize(
-    ("lacking", "wait_s", "says"),
-    [
-        ({"spark.executor.memory": "3g"}, 10, "gave no executor within 10 s"),
-        ({"spark.master": "spark://127.0.0.1:1"}, 3, "spark://127.0.0.1:1 does not answer"),
-    ],
-)
-def test_executors_that_never_come(
-    cluster: Cluster, pair: Pair, lacking: dict[str, str], wait_s: int, says: str
-) -> None:
-    """An error that names the master, and no endless wait; the source is not asked."""
-    more = f"executors_wait_s = {wait_s}\n"
-    (report,) = command(pair, "refresh", cluster.settings() | lacking, more)
-    assert report["error"]["code"] == "CONFIGURATION", report
-    assert says in report["error"]["message"]
-    assert "executors_wait_s" in report["error"]["remedy"]
-    assert "Spark is needed" in report["error"]["details"]
-    assert not asked(pair)
+def test_executors_that_never_come(cluster: Cluster, tmp_path: Path) -> None:
+    """An error that names the master, and no endless wait; the source is not asked. Two commands
+    wait at once: of a master that gives no executor, and of one that does not answer."""
+
+    def never(lacking: dict[str, str], wait_s: int, says: str) -> None:
+        folder = tmp_path / str(wait_s)
+        folder.mkdir()
+        with pair_in(folder) as pair:
+            more = f"executors_wait_s = {wait_s}\n"
+            (report,) = command(pair, "refresh", cluster.settings() | lacking, more)
+            assert report["error"]["code"] == "CONFIGURATION", report
+            assert says in report["error"]["message"]
+            assert "executors_wait_s" in report["error"]["remedy"]
+            assert "Spark is needed" in report["error"]["details"]
+            assert not asked(pair)
+
+    silent, master = {"spark.master": "spark://127.0.0.1:1"}, "spark://127.0.0.1:1 does not answer"
+    greedy, executor = {"spark.executor.memory": "3g"}, "gave no executor within 10 s"
+    with ThreadPoolExecutor() as beside:
+        first = beside.submit(never, silent, 3, master)
+        never(greedy, 10, executor)
+        first.result()
 
 
 def test_a_path_that_only_the_driver_reaches(pair: Pair) -> None:
