@@ -20,6 +20,7 @@ from tests.conditions import database as causes_database
 from tests.conditions import warehouse as causes_warehouse
 from tests.conditions.conditions import CAUSES, Bench, Cause
 from tests.faults import test_stderr as test_noise
+from tests.fixtures.databases import require_mariadb
 from tests.harness.servers import MariaDB, PostgreSQL
 
 pytestmark = pytest.mark.slow  # each cause starts or stops a process, or waits for a deadline
@@ -50,9 +51,9 @@ def own_postgresql() -> Iterator[PostgreSQL]:
 
 
 @pytest.fixture(scope="module")
-def own_mariadb(request: pytest.FixtureRequest) -> Iterator[MariaDB]:
+def own_mariadb() -> Iterator[MariaDB]:
     """A server that a condition may stop."""
-    request.getfixturevalue("mariadb")  # says so where there is none
+    require_mariadb()
     with MariaDB() as server:
         yield server
 

@@ -24,6 +24,7 @@ from driftline.errors import SnapshotLost
 from psycopg import errors as psycopg_errors
 
 from tests.fixtures.clock import Daily
+from tests.fixtures.databases import require_mariadb
 from tests.harness.absent import absent
 from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, ServedLegacy
 from tests.harness.no_spark import NoSpark
@@ -410,7 +411,7 @@ def stepped(request: pytest.FixtureRequest) -> Iterator[Stepped]:
     if faketime() is None:
         absent("CLOCK OF A SERVER", "libfaketime is not installed", is_required_in_ci=False)
     if request.param is SteppedMariaDB:
-        request.getfixturevalue("mariadb")  # skips where there is none
+        require_mariadb()
     with request.param() as server:
         yield server
 
