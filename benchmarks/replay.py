@@ -6,8 +6,8 @@ Both halves are the product's own: `Comparison` reads a SQLite file that SQL bri
 commit; `compare` opens with the partition, sketch and prediction of `prepare`, and learns from each
 refresh what `commit` would. Between them is a queue that carries every message. Left out is Spark:
 our side is reduced and applied by the contract's numpy code (`replay_sides`), because 1,474
-refreshes in Spark take an hour; the messages are the same, and `tests/pair/test_replay.py` takes
-some of these commits through all of the product.
+refreshes in Spark take an hour; the messages are the same, and `tests/pair/refresh/test_replay.py`
+takes some of these commits through all of the product.
 
  1. After every refresh ours − removed + shipped is, byte for byte, the state that the curators
     recorded; its digest is the one that the source told; the changes counted are the commit's.

@@ -26,7 +26,7 @@ from tests.harness.histories import DATA, History, available
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
-from tests.pair.test_replay import FOOTBALL, RUNWAYS, Table
+from tests.pair.refresh.test_replay import FOOTBALL, RUNWAYS, Table
 from warehouse_agent.refresh.job import Options
 
 HISTORIES = (RUNWAYS, FOOTBALL)

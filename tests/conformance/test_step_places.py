@@ -412,7 +412,7 @@ def joined(*place: Any, before: Any, after: Any, layout: Layout) -> Feed:
 
 
 STEPS_CALL = {"scan", "spread", "added", "runs_here", "spark"}
-# Files and rooms: SQL, which only Spark can do, and what `pair/test_incremental_views.py` runs in
+# Files and rooms: SQL, which only Spark can do, and what `pair/views/test_incremental.py` runs in
 # both places.
 OF_VIEWS = {"view_phase.py", "views.py", "maintenance"}
 

@@ -45,7 +45,7 @@ from tests.harness.exchange_pair import (
     fill,
     open_session,
 )
-from tests.pair.test_exchange import edited, sketches
+from tests.pair.exchange.test_both_halves import edited, sketches
 from warehouse_agent.planning.choice import Method
 
 LIMITS: dict[str, dict[tuple[Any, str], object]] = {

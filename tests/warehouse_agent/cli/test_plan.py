@@ -381,7 +381,7 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert predicted(pair).candidates[0].seconds is not None
 
 
-# `since` needs a marker, and a fragment that takes its claims: tests/pair/test_since.py.
+# `since` needs a marker, and a fragment that takes its claims: tests/pair/since/test_refreshes.py.
 @pytest.mark.parametrize("method", [None, *(m for m in Method if m is not Method.SINCE)])
 def test_what_is_found_is_what_was_modelled(
     pair: Pair, daily_clock: type[Daily], method: Method | None

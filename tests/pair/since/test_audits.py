@@ -15,7 +15,7 @@ from driftline.errors import ProofFailed
 
 from source_agent.scan import marked
 from tests.harness.legacy import SqliteLegacy
-from tests.pair.test_since import STALLED, Stock, counts, used
+from tests.pair.since.test_refreshes import STALLED, Stock, counts, used
 from warehouse_agent.cli.answers import text_of
 from warehouse_agent.methods import registry
 from warehouse_agent.methods.full_copy import WholeCopy

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.legacy import SqliteLegacy
-from tests.pair.test_since import STOCK, TYPES, Stock, counts, used
+from tests.pair.since.test_refreshes import STOCK, TYPES, Stock, counts, used
 from warehouse_agent.refresh import prepare
 from warehouse_agent.refresh.job import Options
 

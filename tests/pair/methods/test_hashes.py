@@ -17,7 +17,7 @@ from source_agent.engines.registry import connect
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
-from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill
+from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store

@@ -16,7 +16,7 @@ from driftline.errors import WarehouseUnavailable
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
-from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill
+from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.cli.doctor import examine
 from warehouse_agent.cli.verify import damaged
 from warehouse_agent.refresh.job import Options

@@ -20,7 +20,7 @@ import pytest
 
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.servers import PostgreSQL
-from tests.pair.test_since import OLD, ROWS, Stock, counts, used
+from tests.pair.since.test_refreshes import OLD, ROWS, Stock, counts, used
 from warehouse_agent.cli.answers import text_of
 from warehouse_agent.cli.status import status_of
 from warehouse_agent.cli.status import text_of as status_lines

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.pair import Pair, plain
-from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
+from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
 from warehouse_agent.methods import units
 from warehouse_agent.methods.units import TURN

@@ -21,7 +21,7 @@ from tests import ROOT
 from tests.conformance.test_new_method import TotalCompared
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
-from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill
+from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.methods import registry
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.interface import Offers, Step, WorkingCopy

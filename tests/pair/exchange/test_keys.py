@@ -41,7 +41,7 @@ from tests.harness.exchange_pair import (
     open_session,
 )
 from tests.harness.exchange_pair import exchange as exchanged
-from tests.pair.test_exchange import FORCINGS, edited, patched
+from tests.pair.exchange.test_both_halves import FORCINGS, edited, patched
 from warehouse_agent.methods.groups import Grouped, GroupSide, KeyPartOf, NamedPiece
 from warehouse_agent.methods.interface import OurSide
 
@@ -196,7 +196,7 @@ def test_a_key_without_a_unique_index_is_refused_by_name() -> None:
     units = NamedUnits(rows, [True] * 9, KeyPartOf((), 100), recipe_of(TEXT))
     units = NamedUnits(rows, [True] * 9, units.part, units.recipe)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.pair.test_exchange_keys.key_of", lambda row: (row[0],))
+        patch.setattr("tests.pair.exchange.test_keys.key_of", lambda row: (row[0],))
         path = Path(folder) / "erp.db"
         fill(path, TEXT, rows)
         with closing(open_session(path)) as session, pytest.raises(ConfigurationError) as caught:

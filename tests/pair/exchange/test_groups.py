@@ -43,7 +43,7 @@ from tests.harness.exchange_pair import (
     open_session,
 )
 from tests.harness.exchange_pair import exchange as exchanged
-from tests.pair.test_exchange import (
+from tests.pair.exchange.test_both_halves import (
     END,
     FINISHED,
     FORCINGS,

@@ -27,7 +27,7 @@ from source_agent.engines.shapes import Relation
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.servers import PostgreSQL
 from tests.harness.standby import Standby
-from tests.pair.test_since import Stock, counts, used
+from tests.pair.since.test_refreshes import Stock, counts, used
 
 XMIN = "{ xmin = true }"
 SEEN_S_MAX = 30.0

@@ -20,7 +20,7 @@ from driftline import negotiation
 from tests.harness.legacy import LEGACIES, PostgresLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, plain
-from tests.pair.test_key_tiles import KEYS, ROWS, Orders
+from tests.pair.parts.test_key_tiles import KEYS, ROWS, Orders
 from warehouse_agent.methods import key_parts
 
 BUDGET = 1000

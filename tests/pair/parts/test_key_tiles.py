@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
-from tests.pair.test_tiled import Writer, audit, cut, rows_read, second_connection, staged
+from tests.pair.parts.test_tiles import Writer, audit, cut, rows_read, second_connection, staged
 from warehouse_agent import config as configure
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh import auxiliary_table

@@ -16,7 +16,7 @@ from source_agent.engines.shapes import Fingerprint, Relation
 from tests.harness.exchange_pair import COMPOSITE, INTEGER, Schema, Table, exchange
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
-from tests.pair.test_exchange import FORCINGS, check, edited, patched, sketches
+from tests.pair.exchange.test_both_halves import FORCINGS, check, edited, patched, sketches
 from warehouse_agent.planning.choice import Method
 
 RELATION = Relation("orders", table="t", fingerprint=Fingerprint.DATABASE)

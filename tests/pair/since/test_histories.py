@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.harness.legacy import LEGACIES
-from tests.pair.test_since import Stock, by_time, counts, now, of
+from tests.pair.since.test_refreshes import Stock, by_time, counts, now, of
 from warehouse_agent.planning import sketch_size
 
 ENGINES = ("sqlite", "postgresql", "mariadb")

@@ -1,0 +1,1 @@
+"""Both halves of an exchange against each other, without network or Spark."""

@@ -1,0 +1,1 @@
+"""Methods of comparison through both agents: groups, hashes, a new one, a switch midway."""

@@ -1,0 +1,1 @@
+"""Refreshes of a fragment: every engine, any schema, real histories, row security."""

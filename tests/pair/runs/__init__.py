@@ -1,0 +1,1 @@
+"""Commands with many fragments or sources: order, deadlines, and where Spark is needed."""

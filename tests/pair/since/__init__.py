@@ -1,0 +1,1 @@
+"""Refreshes by a marker of the source: times, versions, checksums, transaction numbers."""

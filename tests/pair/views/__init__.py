@@ -1,0 +1,1 @@
+"""Views over several sites, and the relations that are kept for them."""
