@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from driftline.errors import ProofFailed
 
 from source_agent.scan import marked
 from tests.harness.legacy import SqliteLegacy
-from tests.pair.since.test_refreshes import STALLED, Stock, counts, used
+from tests.pair.since.rig import Stock, counts, used
 from warehouse_agent.cli.answers import text_of
 from warehouse_agent.methods import registry
 from warehouse_agent.methods.full_copy import WholeCopy
@@ -23,33 +22,22 @@ from warehouse_agent.methods.ranges import RangeDigests
 from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.job import Options
 
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "erp.db"
+STALLED = "more keys differ than a refresh by the marker finds cheaply"
 
 
 @pytest.fixture
-def stock(file: Path, tmp_path: Path) -> Iterator[Stock]:
-    made = Stock(SqliteLegacy(file), tmp_path / "pair", '{ column = "version" }')
-    yield made
-    made.pair.stop()
-    made.legacy.close()
-
-
-@pytest.fixture
-def refused(stock: Stock) -> Stock:
-    """A marker that is refused after two audits with misses."""
-    stock.refresh()
+def refused(local: Stock) -> Stock:
+    """Return a table whose marker is refused after two audits with misses."""
+    local.refresh()
     for amount in (1000, 1001):
-        stock.update([30], amount, honest=False)
-        stock.fragment('audit = "1s"')
-        found = stock.refresh_when_due()
+        local.update([30], amount, honest=False)
+        local.fragment('audit = "1s"')
+        found = local.refresh_when_due()
         assert found.audit is not None
         assert found.audit["missed"] == 1
-    stock.fragment()
-    expect_refused(stock)
-    return stock
+    local.fragment()
+    expect_refused(local)
+    return local
 
 
 def expect_refused(stock: Stock) -> None:
@@ -123,66 +111,66 @@ def test_a_failed_proof_lifts_no_refusal(refused: Stock, monkeypatch: pytest.Mon
     expect_refused(refused)
 
 
-def test_misses_of_an_audit_are_told_once(stock: Stock) -> None:
-    stock.refresh()
-    stock.update([30, 33], 7, honest=False)
-    stock.fragment('audit = "1s"')
-    assert "the marker had missed 2 changed rows" in text_of(stock.refresh_when_due())
-    stock.update([36], 8, honest=False)
-    found = stock.refresh(Options(accept_schema=True))
+def test_misses_of_an_audit_are_told_once(local: Stock) -> None:
+    local.refresh()
+    local.update([30, 33], 7, honest=False)
+    local.fragment('audit = "1s"')
+    assert "the marker had missed 2 changed rows" in text_of(local.refresh_when_due())
+    local.update([36], 8, honest=False)
+    found = local.refresh(Options(accept_schema=True))
     assert found.audit is not None
     assert (counts(found), found.audit["missed"]) == ((0, 1, 0), 2)
     assert "had missed" not in text_of(found)
 
 
 def test_a_sample_without_a_miss_clears_no_earlier_audit(
-    stock: Stock, monkeypatch: pytest.MonkeyPatch
+    local: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full copy sends all rows, of which the source names a few."""
-    stock.refresh()
-    stock.update([30], 999, honest=False)
-    stock.fragment('audit = "1s"')
-    assert (stock.refresh_when_due().audit or {})["in_row"] == 1
-    stock.pair.fragment_lines["stock"] = 'proof = "keys"\nmethod = "full"\n'
+    local.refresh()
+    local.update([30], 999, honest=False)
+    local.fragment('audit = "1s"')
+    assert (local.refresh_when_due().audit or {})["in_row"] == 1
+    local.pair.fragment_lines["stock"] = 'proof = "keys"\nmethod = "full"\n'
     monkeypatch.setattr(marked, "UNMARKED_ROWS_MAX", 100)
-    stock.update([33], 8)
-    found = stock.refresh()
+    local.update([33], 8)
+    found = local.refresh()
     assert found.audit is not None
     assert (found.audit["missed"], found.audit["in_row"]) == (0, 1)
     assert found.audit["is_sample"] is True
     assert "in a sample of the rows, the marker had missed none" in text_of(found)
     # Half of all rows, so that some of them are among the named ones.
-    stock.legacy.execute("UPDATE stock SET amount = amount + 1000 WHERE id % 2 = 0")
-    found = stock.refresh()
+    local.legacy.execute("UPDATE stock SET amount = amount + 1000 WHERE id % 2 = 0")
+    found = local.refresh()
     assert found.audit is not None
     assert (found.audit["missed"] > 100, found.audit["in_row"]) == (True, 2)
     assert "the marker had missed about" in text_of(found)
     monkeypatch.undo()
-    trusted = stock.refresh(Options(trust_marker=True))
+    trusted = local.refresh(Options(trust_marker=True))
     assert trusted.audit is not None
     assert (trusted.audit["missed"], trusted.audit["in_row"]) == (0, 0)
     assert trusted.audit["is_sample"] is False
 
 
 def test_a_refresh_by_the_marker_that_cannot_go_on_is_an_audit(
-    stock: Stock, monkeypatch: pytest.MonkeyPatch
+    local: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many keys differ, so all rows are compared: what the marker missed is counted."""
     monkeypatch.setattr(registry, "CONTINUATIONS", (RangeDigests(), WholeCopy()))
-    stock.refresh()
-    stock.update([30], 999, honest=False)
-    stock.fragment('audit = "1s"')
-    first = stock.refresh_when_due()
+    local.refresh()
+    local.update([30], 999, honest=False)
+    local.fragment('audit = "1s"')
+    first = local.refresh_when_due()
     assert first.audit is not None
     assert first.audit["in_row"] == 1
-    stock.fragment()
-    stock.update([33, 36, 39], 4242, honest=False)
-    stock.delete([k * 3 for k in range(100, 380)])
-    stock.insert([k * 3 + 1 for k in range(400)])
-    found = stock.refresh()
+    local.fragment()
+    local.update([33, 36, 39], 4242, honest=False)
+    local.delete([k * 3 for k in range(100, 380)])
+    local.insert([k * 3 + 1 for k in range(400)])
+    found = local.refresh()
     assert found.audit is not None
     assert (found.proof, counts(found)) == ("total", (400, 3, 280))
     assert used(found)["why"] == STALLED
     assert (found.audit["missed"], found.audit["in_row"]) == (3, 2)
     assert sorted(found.audit["keys"]) == ["33", "36", "39"]
-    expect_refused(stock)
+    expect_refused(local)

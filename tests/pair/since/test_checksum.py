@@ -19,15 +19,12 @@ from driftline.negotiation import CHECKSUM, FEATURES
 from source_agent.scan.marked import KeyReader
 from source_agent.scan.reader import Reader
 from tests.harness.legacy import LEGACIES, Legacy
-from tests.harness.no_spark import NoSpark
-from tests.harness.pair import Pair, expect_equal
-from warehouse_agent.report import Report
-from warehouse_agent.storage.formats import head
-from warehouse_agent.tasks.scan import read_batches
+from tests.harness.pair import expect_equal
+from tests.pair.since.rig import TYPES, Rig, counts, seeds
 
-TYPES = {"sqlite": "TEXT", "postgresql": "TEXT", "mariadb": "VARCHAR(200)"}
 ROWS = 500
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 300))]
+SEEDS = seeds(1)
+INSERT = "INSERT INTO goods VALUES (?, ?, ?, ?)"
 KEYS = ["id", "code"]  # an integer, whose rows are found by index; and text, which is hashed
 
 Row = tuple[int, str, int, str | None]
@@ -41,45 +38,24 @@ def row(id: int, amount: int = 0, *, has_sum: bool = True) -> Row:
     return id, f"code {id}", amount, summed(id, amount) if has_sum else None
 
 
-class Goods:
+class Goods(Rig):
     """A pair over the table `goods`, published with one of its two keys."""
 
     def __init__(self, legacy: Legacy, folder: Path, key: str) -> None:
-        text, key_text = TYPES[legacy.engine], TYPES[legacy.engine]
+        text = TYPES[legacy.engine]["text"]
         legacy.execute(
-            f"CREATE TABLE goods (id INTEGER PRIMARY KEY, code {key_text} NOT NULL UNIQUE,"
+            f"CREATE TABLE goods (id INTEGER PRIMARY KEY, code {text} NOT NULL UNIQUE,"
             f" amount INTEGER, row_hash {text})"
         )
-        self.legacy = legacy
-        self.insert([row(id) for id in range(0, ROWS * 3, 3)])
+        legacy.many(INSERT, [row(id) for id in range(0, ROWS * 3, 3)])
         self.marker, self.key = '{ checksum = "row_hash" }', key
-        self.pair = Pair(NoSpark(), legacy, folder, {"goods": self.lines()})
-        self.fragment()
+        super().__init__(legacy, folder, "goods", self.lines())
 
     def lines(self) -> str:
         return f'table = "goods"\nkey = ["{self.key}"]\nmarker = {self.marker}'
 
-    def fragment(self, lines: str = "") -> None:
-        self.pair.fragment_lines["goods"] = f'proof = "keys"\nmethod = "since"\n{lines}'
-
-    def refresh(self) -> Report:
-        return self.pair.refresh("goods")
-
-    def audit(self) -> dict[str, Any]:
-        """Compare all rows, as if the last audit were years ago; return what it found."""
-        path = self.pair.warehouse / "_driftline" / "fragments" / "goods.json"
-        notes = json.loads(path.read_text())
-        notes["mark"]["audit"]["at"] = "2020-01-01T00:00:00Z"
-        path.write_text(json.dumps(notes))
-        self.fragment('audit = "1s"')
-        report = self.refresh()
-        self.fragment()
-        assert report.proof == "total"
-        assert report.audit is not None
-        return report.audit
-
     def insert(self, rows: list[Row]) -> None:
-        self.legacy.many("INSERT INTO goods VALUES (?, ?, ?, ?)", rows)
+        self.legacy.many(INSERT, rows)
 
     def delete(self, ids: list[int]) -> None:
         self.legacy.many("DELETE FROM goods WHERE id = ?", [(id,) for id in ids])
@@ -95,30 +71,8 @@ class Goods:
     def theirs(self) -> dict[int, tuple[Any, ...]]:
         return {one[0]: one for one in self.legacy.rows("goods")}
 
-    def ours(self) -> dict[int, tuple[Any, ...]]:
-        snapshot = head(self.pair.store, "goods")
-        assert snapshot is not None
-        layout, found = snapshot.layout, []
-        for file in snapshot.files:
-            for batch in read_batches(file.uri, layout.file_schema):
-                columns = (batch.column(name).to_pylist() for name in layout.data_names)
-                found += list(zip(*columns, strict=True))
-        assert len({one[0] for one in found}) == len(found)
-        return {one[0]: one for one in found}
-
     def check(self) -> None:
         expect_equal(list(self.ours().values()), list(self.theirs().values()))
-
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.rows_inserted, report.rows_updated, report.rows_deleted
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
-def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = LEGACIES[request.param](request, tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture(params=KEYS)
@@ -130,7 +84,7 @@ def goods(request: pytest.FixtureRequest, legacy: Legacy, tmp_path: Path) -> Ite
 
 @pytest.fixture
 def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Goods]:
-    """On SQLite alone."""
+    """Yield the table on SQLite alone."""
     legacy = LEGACIES["sqlite"](request, tmp_path)
     made = Goods(legacy, tmp_path / "pair", "id")
     yield made
@@ -223,10 +177,9 @@ def test_another_checksum_is_another_marker(local: Goods) -> None:
 def test_an_older_warehouse_compares_all_rows(local: Goods) -> None:
     """It keeps the mark, and would send a sketch of keys alone."""
     local.refresh()
-    path = local.pair.warehouse / "_driftline" / "fragments" / "goods.json"
-    notes = json.loads(path.read_text())
+    notes = json.loads(local.notes.read_text())
     assert notes["mark"].pop("checksum") == "row_hash"
-    path.write_text(json.dumps(notes))
+    local.notes.write_text(json.dumps(notes))
     local.update([30], 3, honest=False)
     found = local.refresh()
     assert (found.proof, counts(found)) == ("total", (0, 1, 0))

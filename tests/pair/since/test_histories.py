@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.harness.legacy import LEGACIES
-from tests.pair.since.test_refreshes import Stock, by_time, counts, now, of
+from tests.harness.legacy import Legacy
+from tests.pair.since.rig import OLD, Stock, by_time, counts, now, of
 from warehouse_agent.planning import sketch_size
 
-ENGINES = ("sqlite", "postgresql", "mariadb")
 HISTORIES = 100  # of one pair of agents
 SAMPLE = 12  # of these in the default run
 PAIRS = 100  # of a soak: 10,000 histories for each engine
@@ -34,13 +33,12 @@ SEEDS = [
 ]
 
 
-@pytest.fixture(params=ENGINES)
-def stock(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stock]:
-    legacy = LEGACIES[request.param](request, tmp_path)
+@pytest.fixture
+def stock(legacy: Legacy, tmp_path: Path) -> Iterator[Stock]:
+    """Yield a table of few rows."""
     made = Stock(legacy, tmp_path / "pair", by_time(legacy), rows=ROWS)
     yield made
     made.pair.stop()
-    legacy.close()
 
 
 class Writers:
@@ -73,7 +71,7 @@ class Writers:
             free |= {rng.randrange(6 * ROWS) for _ in range(4)}
         new = sorted(free - set(present))
         self.stock.delete([*gone, *again])
-        times = [of(legacy, "2001-01-01 00:00:00"), of(legacy, "1999-12-31 23:59:59"), None]
+        times = [of(legacy, OLD), of(legacy, "1999-12-31 23:59:59"), None]
         rows: list[tuple[Any, ...]] = [
             (key, self.amount(), "new", rng.choice(times), 0, False) for key in (*new, *again)
         ]

@@ -7,32 +7,18 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness.legacy import SqliteLegacy
-from tests.pair.since.test_refreshes import STOCK, TYPES, Stock, counts, used
+from tests.pair.since.rig import STOCK, TYPES, Stock, counts, used
 from warehouse_agent.refresh import prepare
 from warehouse_agent.refresh.job import Options
 
 _TEST_TABLE = STOCK.format(**TYPES["sqlite"]).replace("stock", "stock_test", 1)
 _TEST_ROWS = "INSERT INTO stock_test SELECT * FROM stock WHERE id < 600"
 _STALE = ("UPDATE stock SET amount = -1 WHERE id < 600", "DELETE FROM stock WHERE id >= 600")
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "erp.db"
-
-
-@pytest.fixture
-def stock(file: Path, tmp_path: Path) -> Iterator[Stock]:
-    made = Stock(SqliteLegacy(file), tmp_path / "pair", '{ column = "version" }')
-    yield made
-    made.pair.stop()
-    made.legacy.close()
 
 
 def refuse_shrunk(stock: Stock) -> None:
@@ -46,35 +32,35 @@ def staged(stock: Stock) -> int:
     return len([*place.rglob("*.frames")])
 
 
-def test_rows_of_a_relation_that_was_configured_by_mistake_are_not_published(stock: Stock) -> None:
-    stock.legacy.execute(_TEST_TABLE)
-    stock.legacy.execute(_TEST_ROWS)
-    stock.legacy.execute("UPDATE stock_test SET amount = amount + 7000")
-    stock.pair.publish("stock_test", 'table = "stock_test"')
-    stock.refresh()
-    stock.fragment('relation = "stock_test"')
-    refuse_shrunk(stock)
-    stock.fragment()
-    stock.update([30], 5)
-    found = stock.refresh()
+def test_rows_of_a_relation_that_was_configured_by_mistake_are_not_published(local: Stock) -> None:
+    local.legacy.execute(_TEST_TABLE)
+    local.legacy.execute(_TEST_ROWS)
+    local.legacy.execute("UPDATE stock_test SET amount = amount + 7000")
+    local.pair.publish("stock_test", 'table = "stock_test"')
+    local.refresh()
+    local.fragment('relation = "stock_test"')
+    refuse_shrunk(local)
+    local.fragment()
+    local.update([30], 5)
+    found = local.refresh()
     assert (found.proof, counts(found), used(found)["used"]) == ("keys", (0, 1, 0), True)
-    stock.check()
+    local.check()
 
 
-def test_rows_of_a_stale_copy_are_not_published(stock: Stock, file: Path) -> None:
+def test_rows_of_a_stale_copy_are_not_published(local: Stock, file: Path) -> None:
     """A copy of the database is served for one refresh, then the database itself again."""
-    stock.refresh()
+    local.refresh()
     real, stale = file.with_name("real.db"), file.with_name("stale.db")
-    serve_copy(stock, file, stale)
-    refuse_shrunk(stock)
-    stock.pair.stop()
+    serve_copy(local, file, stale)
+    refuse_shrunk(local)
+    local.pair.stop()
     file.rename(stale)
     real.rename(file)
-    stock.pair.serve()
-    stock.legacy = SqliteLegacy(file)
-    found = stock.refresh()
+    local.pair.serve()
+    local.legacy = SqliteLegacy(file)
+    found = local.refresh()
     assert (found.proof, counts(found), used(found)["used"]) == ("keys", (0, 0, 0), True)
-    stock.check()
+    local.check()
 
 
 def serve_copy(stock: Stock, file: Path, stale: Path) -> None:
@@ -93,34 +79,34 @@ def serve_copy(stock: Stock, file: Path, stale: Path) -> None:
     stock.pair.serve()
 
 
-def test_an_audit_that_was_cut_counts_its_misses_when_it_is_repeated(stock: Stock) -> None:
-    stock.refresh()
-    stock.update([1500, 1503], 4242, honest=False)
-    stock.delete([k * 3 for k in range(400)])
-    stock.fragment('audit = "1s"')
-    stock.make_due()
-    refuse_shrunk(stock)
-    found = stock.refresh(Options(allow_shrink=True))
+def test_an_audit_that_was_cut_counts_its_misses_when_it_is_repeated(local: Stock) -> None:
+    local.refresh()
+    local.update([1500, 1503], 4242, honest=False)
+    local.delete([k * 3 for k in range(400)])
+    local.fragment('audit = "1s"')
+    local.make_due()
+    refuse_shrunk(local)
+    found = local.refresh(Options(allow_shrink=True))
     assert found.audit is not None
     assert (found.proof, counts(found)) == ("total", (0, 2, 400))
     assert (found.audit["missed"], found.audit["in_row"]) == (2, 1)
     assert sorted(found.audit["keys"]) == ["1500", "1503"]
-    stock.check()
+    local.check()
 
 
 def test_many_staged_rows_are_kept_and_all_rows_compared(
-    stock: Stock, monkeypatch: pytest.MonkeyPatch
+    local: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a refresh that the line cuts again and again would never end."""
-    stock.refresh()
-    stock.update([1500, 1503], 4242, honest=False)
-    stock.delete([k * 3 for k in range(400)])
-    stock.fragment('audit = "1s"')
-    stock.make_due()
-    refuse_shrunk(stock)
+    local.refresh()
+    local.update([1500, 1503], 4242, honest=False)
+    local.delete([k * 3 for k in range(400)])
+    local.fragment('audit = "1s"')
+    local.make_due()
+    refuse_shrunk(local)
     monkeypatch.setattr(prepare, "AGAIN_BYTES", 0)
-    found = stock.refresh(Options(allow_shrink=True))
+    found = local.refresh(Options(allow_shrink=True))
     assert (found.proof, used(found)["rows"]) == ("total", 0)
     assert used(found)["why"] == "rows that a cut exchange staged are compared again"
-    assert staged(stock) == 0
-    stock.check()
+    assert staged(local) == 0
+    local.check()

@@ -5,42 +5,28 @@ The oracle is a join made here of the owner's own rows. Both agents run in this 
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.legacy import LEGACIES, Legacy
-from tests.harness.no_spark import NoSpark
-from tests.harness.pair import Pair
-from warehouse_agent.report import Report
-from warehouse_agent.storage.formats import head
-from warehouse_agent.tasks.scan import read_batches
+from tests.pair.since.rig import OLD, TYPES, Rig, by_time, counts, now, of, seeds
 
-TIMES = {"sqlite": "DATETIME", "postgresql": "TIMESTAMPTZ", "mariadb": "TIMESTAMP(6) NULL"}
-ZONES = {"sqlite": ', zone = "UTC"', "postgresql": "", "mariadb": ""}
 CUSTOMERS, ORDERS = 20, 400
-OLD = "2001-01-01 00:00:00"
-SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 300))]
+SEEDS = seeds(2)
 QUERY = """SELECT o.id, o.v, c.name, o.changed AS o_changed, c.changed AS c_changed,
 o.version AS o_version, c.version AS c_version
 FROM orders o JOIN customers AS c ON c.id = o.customer WHERE o.v >= 0"""
+BY_VERSIONS = 'markers = { o = { column = "o_version" }, c = { column = "c_version" } }'
 
 
-def of(legacy: Legacy, at: str) -> str:
-    """Return a time in UTC as a writer of this engine sets it."""
-    return f"{at}+00" if legacy.engine == "postgresql" else at
-
-
-class Shop:
+class Shop(Rig):
     """A pair over a query of orders and their customers."""
 
     def __init__(self, legacy: Legacy, folder: Path, markers: str) -> None:
-        self.legacy, time = legacy, TIMES[legacy.engine]
+        time = TYPES[legacy.engine]["time"]
         for table, columns in {"customers": "name", "orders": "v"}.items():
             more = ", customer INTEGER" if table == "orders" else ""
             legacy.execute(
@@ -54,33 +40,14 @@ class Shop:
         legacy.many(sql, [(i, i % 50, old, 0, i % CUSTOMERS) for i in range(ORDERS)])
         self.version = 1
         lines = f'query = """{QUERY}"""\nkey = ["id"]\ncolumns = ["id", "v", "name"]\n{markers}'
-        self.pair = Pair(NoSpark(), legacy, folder, {"shop": lines})
-        self.fragment()
-
-    def fragment(self, lines: str = "") -> None:
-        self.pair.fragment_lines["shop"] = f'proof = "keys"\nmethod = "since"\n{lines}'
-
-    def refresh(self) -> Report:
-        return self.pair.refresh("shop")
-
-    def audit(self) -> dict[str, Any]:
-        """Compare all rows, as if the last audit were years ago; return what it found."""
-        path = self.pair.warehouse / "_driftline" / "fragments" / "shop.json"
-        notes = json.loads(path.read_text())
-        notes["mark"]["audit"]["at"] = "2020-01-01T00:00:00Z"
-        path.write_text(json.dumps(notes))
-        self.fragment('audit = "1s"')
-        report = self.refresh()
-        self.fragment()
-        assert report.audit is not None
-        return report.audit
+        super().__init__(legacy, folder, "shop", lines)
 
     def update(self, table: str, ids: list[int], **values: int) -> None:
         """Update rows, and both of their markers."""
         self.version += 1
-        now = of(self.legacy, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
+        at = now(self.legacy)
         names = ", ".join(f"{name} = ?" for name in (*values, "changed", "version"))
-        rows = [(*values.values(), now, self.version, id) for id in ids]
+        rows = [(*values.values(), at, self.version, id) for id in ids]
         self.legacy.many(f"UPDATE {table} SET {names} WHERE id = ?", rows)
 
     def insert(self, ids: list[int], customer: int) -> None:
@@ -91,10 +58,10 @@ class Shop:
     def delete(self, table: str, ids: list[int]) -> None:
         self.legacy.many(f"DELETE FROM {table} WHERE id = ?", [(id,) for id in ids])
 
-    def theirs(self) -> dict[int, tuple[int, int]]:
+    def theirs(self) -> dict[int, tuple[Any, ...]]:
         names = {row[0]: row[1] for row in self.legacy.rows("customers")}
         orders = self.legacy.rows("orders")
-        return {o[0]: (o[1], names[o[4]]) for o in orders if o[1] >= 0 and o[4] in names}
+        return {o[0]: (o[0], o[1], names[o[4]]) for o in orders if o[1] >= 0 and o[4] in names}
 
     def newest(self) -> tuple[int, int]:
         """Return the newest version of an order in the result, and of a customer."""
@@ -103,41 +70,16 @@ class Shop:
         found = [(o[3], customers[o[4]]) for o in orders if o[1] >= 0 and o[4] in customers]
         return max(o for o, _ in found), max(c for _, c in found)
 
-    def ours(self) -> dict[int, tuple[int, int]]:
-        snapshot = head(self.pair.store, "shop")
-        assert snapshot is not None
-        layout = snapshot.layout
-        found: list[tuple[int, ...]] = []
-        for file in snapshot.files:
-            for batch in read_batches(file.uri, layout.file_schema):
-                found += zip(*(batch.column(n).to_pylist() for n in layout.data_names), strict=True)
-        assert len({row[0] for row in found}) == len(found)
-        return {id: (v, name) for id, v, name in found}
 
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.rows_inserted, report.rows_updated, report.rows_deleted
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
-def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = LEGACIES[request.param](request, tmp_path)
-    yield made
-    made.close()
-
-
-BY_VERSION = 'markers = { o = { column = "o_version" }, c = { column = "c_version" } }'
-
-
-def by_time(legacy: Legacy) -> str:
-    more = f'late = "1m"{ZONES[legacy.engine]}'
-    of_orders = f'o = {{ column = "o_changed", {more} }}'
-    return f'markers = {{ {of_orders}, c = {{ column = "c_changed", {more} }} }}'
+def by_times(legacy: Legacy) -> str:
+    """Return the TOML of a marker for each table, by its times."""
+    orders, customers = (by_time(legacy, column=name) for name in ("o_changed", "c_changed"))
+    return f"markers = {{ o = {orders}, c = {customers} }}"
 
 
 @pytest.mark.parametrize("kind", ["time", "version"])
 def test_a_change_in_any_table_is_found(legacy: Legacy, tmp_path: Path, kind: str) -> None:
-    shop = Shop(legacy, tmp_path / "pair", by_time(legacy) if kind == "time" else BY_VERSION)
+    shop = Shop(legacy, tmp_path / "pair", by_times(legacy) if kind == "time" else BY_VERSIONS)
     try:
         shop.refresh()
         quiet = shop.refresh()
@@ -166,7 +108,7 @@ def test_what_a_joined_table_does_not_show_is_named_by_the_audit(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     legacy = LEGACIES["sqlite"](request, tmp_path)
-    shop = Shop(legacy, tmp_path / "pair", BY_VERSION)
+    shop = Shop(legacy, tmp_path / "pair", BY_VERSIONS)
     try:
         shop.update("orders", list(range(30)), v=2)
         shop.update("customers", [0], name=1)
@@ -184,7 +126,7 @@ def test_what_a_joined_table_does_not_show_is_named_by_the_audit(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_histories(request: pytest.FixtureRequest, tmp_path: Path, seed: int) -> None:
     legacy = LEGACIES["sqlite"](request, tmp_path)
-    shop, rng = Shop(legacy, tmp_path / "pair", BY_VERSION), random.Random(seed)
+    shop, rng = Shop(legacy, tmp_path / "pair", BY_VERSIONS), random.Random(seed)
     try:
         shop.refresh()
         mark = shop.newest()

@@ -6,27 +6,23 @@ some writers get around; `xmin` meets a real wrap-around of transaction numbers,
 
 from __future__ import annotations
 
-import base64
-import json
 import random
 import shutil
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.servers import PostgreSQL
-from tests.pair.since.test_refreshes import OLD, ROWS, Stock, counts, used
+from tests.pair.since.rig import OLD, ROWS, XMIN, Stock, counts, used
 from warehouse_agent.cli.answers import text_of
 from warehouse_agent.cli.status import status_of
 from warehouse_agent.cli.status import text_of as status_lines
 
 BY_TIME = '{ column = "updated_at", late = "1m" }'
-XMIN = "{ xmin = true }"
 TOUCH = """CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   NEW.updated_at :=
@@ -125,16 +121,6 @@ def test_every_row_that_a_lying_column_missed_is_named(touched: Stock, how: str)
     touched.check()
 
 
-def shift_mark(stock: Stock, **entries: object) -> None:
-    """Change entries of the published version's mark, such as the time at which it was made."""
-    notes = json.loads(stock.notes.read_text())
-    mark = json.loads(base64.b64decode(notes["mark"]["mark"]))
-    assert entries.keys() <= mark.keys()
-    body = json.dumps(mark | entries).encode()
-    notes["mark"]["mark"] = base64.b64encode(body).decode()
-    stock.notes.write_text(json.dumps(notes))
-
-
 def test_a_transaction_that_is_open_for_longer_than_late_is_told(
     touched: Stock, legacy: PostgresLegacy, postgresql: PostgreSQL
 ) -> None:
@@ -146,7 +132,7 @@ def test_a_transaction_that_is_open_for_longer_than_late_is_told(
         touched.update([33], 78, honest=False)  # a snapshot shows numbers up to the last commit
         first = touched.refresh()
         assert used(first)["warnings"] == []
-        shift_mark(touched, as_of="2026-01-01T00:00:00Z", since="2026-01-01T00:00:00Z")
+        touched.change_mark(as_of="2026-01-01T00:00:00Z", since="2026-01-01T00:00:00Z")
         report = touched.refresh()
         (warning,) = used(report)["warnings"]
         assert warning.startswith("a transaction of the source has been open for ")
@@ -178,7 +164,7 @@ def test_a_mark_that_cannot_be_of_this_database_is_not_used(
 ) -> None:
     stock = Stock(legacy, tmp_path / "pair", marker)
     stock.refresh()
-    identity = mark_of(stock)["source"]
+    identity = stock.last_mark()["source"]
     system, timeline, *_ = identity.split(":")
     later = "9999-12-31 00:00:00+00" if marker == BY_TIME else str(2**60)
     cases: list[tuple[dict[str, object], str]] = [
@@ -194,7 +180,7 @@ def test_a_mark_that_cannot_be_of_this_database_is_not_used(
     try:
         for i, (entries, why) in enumerate(cases):
             stock.update([30], 1000 + i, honest=False)
-            shift_mark(stock, **entries)
+            stock.change_mark(**entries)
             report = stock.refresh()
             assert (report.proof, counts(report)) == ("total", (0, 1, 0)), why
             assert why in str(used(report)["why"])
@@ -352,7 +338,7 @@ def test_a_restored_server_compares_all_rows(own: tuple[PostgreSQL, PostgresLega
     for i in range(40):
         stock.update([30 + 3 * i], 100 + i, honest=False)
     stock.refresh()
-    mark = mark_of(stock)
+    mark = stock.last_mark()
     server.stop()
     shutil.rmtree(data)
     copy.rename(data)
@@ -361,12 +347,12 @@ def test_a_restored_server_compares_all_rows(own: tuple[PostgreSQL, PostgresLega
     for i in range(60):  # other rows, by the same numbers, and more of them than before
         stock.update([600 + 3 * i], 500 + i, honest=False)
     again = stock.refresh()
-    assert int(mark_of(stock)["at"]) > int(mark["at"]), "the mark looks older than the database"
+    assert int(stock.last_mark()["at"]) > int(mark["at"]), "the mark looks older than the database"
     assert (again.proof, counts(again)) == ("total", (0, 100, 0))
     assert "before a restart" in str(used(again)["why"])
     stock.check()
     # A recovery ends on another timeline.
-    timeline = mark_of(stock)["source"].split(":")[1]
+    timeline = stock.last_mark()["source"].split(":")[1]
     server.stop()
     (data / "recovery.signal").touch()
     with (data / "postgresql.auto.conf").open("a") as settings:
@@ -379,11 +365,5 @@ def test_a_restored_server_compares_all_rows(own: tuple[PostgreSQL, PostgresLega
     assert (recovered.proof, counts(recovered)) == ("total", (0, 1, 0))
     legacy.execute("CHECKPOINT")
     stock.refresh()
-    assert int(mark_of(stock)["source"].split(":")[1]) == int(timeline) + 1
+    assert int(stock.last_mark()["source"].split(":")[1]) == int(timeline) + 1
     stock.check()
-
-
-def mark_of(stock: Stock) -> dict[str, Any]:
-    notes = json.loads(stock.notes.read_text())
-    found: dict[str, Any] = json.loads(base64.b64decode(notes["mark"]["mark"]))
-    return found

@@ -5,15 +5,12 @@ Both agents run in this process and no step needs Spark. The oracle is the owner
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
@@ -23,176 +20,23 @@ from source_agent.engines.interface import Session
 from source_agent.scan import marked as marked_scan
 from source_agent.scan.marked import Marked
 from source_agent.scan.reader import Reader
-from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
-from tests.harness.no_spark import NoSpark
-from tests.harness.pair import Pair, expect_equal
+from tests.harness.legacy import LEGACIES, Legacy
+from tests.pair.since.rig import BY_VERSION, OLD, ROWS, XMIN, Stock, by_time, counts, seeds, used
 from warehouse_agent.cli.answers import text_of
 from warehouse_agent.cli.commands import receipt
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.status import status_of
 from warehouse_agent.cli.status import text_of as status_lines
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.report import Report
-from warehouse_agent.storage.formats import head
-from warehouse_agent.tasks.scan import read_batches
 
-STOCK = """CREATE TABLE stock (
-    id {int8} PRIMARY KEY, amount INTEGER, note {text}, updated_at {time}, version {int8},
-    gone {flag})"""
-TYPES = {
-    "sqlite": {"int8": "INTEGER", "text": "TEXT", "time": "DATETIME", "flag": "BOOLEAN"},
-    "postgresql": {"int8": "BIGINT", "text": "TEXT", "time": "TIMESTAMPTZ", "flag": "BOOLEAN"},
-    "mariadb": {
-        "int8": "BIGINT",
-        "text": "VARCHAR(200)",
-        "time": "TIMESTAMP(6) NULL",
-        "flag": "BOOLEAN",
-    },
-}
-ZONES = {"sqlite": ', zone = "UTC"', "postgresql": "", "mariadb": ""}
-ROWS = 600
-SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 300))]
-STALLED = "more keys differ than a refresh by the marker finds cheaply"
-OLD = "2001-01-01 00:00:00"
-
-
-def of(legacy: Legacy, at: str) -> str:
-    """Return a time in UTC as a writer of this engine sets it."""
-    return f"{at}+00" if legacy.engine == "postgresql" else at
-
-
-def now(legacy: Legacy) -> str:
-    return of(legacy, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
-
-
-def by_time(legacy: Legacy, more: str = "") -> str:
-    return f'{{ column = "updated_at", late = "1m"{ZONES[legacy.engine]}{more} }}'
-
-
-class Stock:
-    """A pair over the table `stock`, without Spark."""
-
-    def __init__(
-        self,
-        legacy: Legacy,
-        folder: Path,
-        marker: str,
-        *,
-        more: str = "",
-        options: str = "",
-        rows: int = ROWS,
-    ) -> None:
-        legacy.execute(f"{STOCK.format(**TYPES[legacy.engine])} {options}")
-        legacy.execute("CREATE INDEX stock_updated ON stock (updated_at)")
-        old = of(legacy, OLD)
-        made = [(i * 3, i % 100, f"note {i}", old, i, False) for i in range(rows)]
-        legacy.many("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", made)
-        self.legacy = legacy
-        self.pair = Pair(NoSpark(), legacy, folder, {"stock": f'table = "stock"\n{more}'})
-        self.mark(marker)
-        self.fragment()
-
-    def mark(self, marker: str, more: str = "") -> None:
-        self.pair.publish("stock", f'table = "stock"\nmarker = {marker}\n{more}')
-
-    def fragment(self, lines: str = "") -> None:
-        self.pair.fragment_lines["stock"] = f'proof = "keys"\nmethod = "since"\n{lines}'
-
-    def refresh(self, options: Options | None = None) -> Report:
-        return self.pair.refresh("stock", options=options)
-
-    def refresh_when_due(self) -> Report:
-        """Refresh as if the last audit were years ago."""
-        self.make_due()
-        return self.refresh()
-
-    def make_due(self) -> None:
-        notes = json.loads(self.notes.read_text())
-        assert notes["mark"]["audit"] is not None
-        notes["mark"]["audit"]["at"] = "2020-01-01T00:00:00Z"
-        self.notes.write_text(json.dumps(notes))
-
-    def change_mark(self, **entries: object) -> None:
-        """Change entries of the published version's mark."""
-        notes = json.loads(self.notes.read_text())
-        mark = json.loads(base64.b64decode(notes["mark"]["mark"]))
-        assert entries.keys() <= mark.keys()
-        notes["mark"]["mark"] = base64.b64encode(json.dumps(mark | entries).encode()).decode()
-        self.notes.write_text(json.dumps(notes))
-
-    @property
-    def notes(self) -> Path:
-        return self.pair.warehouse / "_driftline" / "fragments" / "stock.json"
-
-    def published(self) -> list[tuple[Any, ...]]:
-        snapshot = head(self.pair.store, "stock")
-        assert snapshot is not None
-        layout, rows = snapshot.layout, []
-        schema = layout.file_schema
-        for file in snapshot.files:
-            for batch in read_batches(file.uri, schema):
-                columns = [batch.column(name).to_pylist() for name in layout.data_names]
-                rows += list(zip(*columns, strict=True))
-        return rows
-
-    def check(self, where: str = "") -> None:
-        theirs = [r for r in self.legacy.rows("stock") if not where or not r[5]]
-        ours = self.published()
-        places = (0, 1, 2, 4)  # times differ by engine in their Python types
-        expect_equal(
-            [tuple(row[i] for i in places) for row in ours],
-            [tuple(row[i] for i in places) for row in theirs],
-        )
-
-    def update(self, keys: list[int], amount: int, *, honest: bool = True) -> None:
-        sql = "UPDATE stock SET amount = ? WHERE id = ?"
-        rows: list[tuple[Any, ...]] = [(amount, k) for k in keys]
-        if honest:
-            sql = "UPDATE stock SET amount = ?, updated_at = ?, version = ? WHERE id = ?"
-            versions = [int(row[4] or 0) for row in self.legacy.rows("stock")]
-            top = max(versions, default=0)
-            rows = [(amount, now(self.legacy), top + 1 + i, k) for i, k in enumerate(keys)]
-        self.legacy.many(sql, rows)
-
-    def insert(self, keys: list[int], at: str = OLD, version: int | None = 0) -> None:
-        rows = [(k, 1, "new", of(self.legacy, at), version, False) for k in keys]
-        self.legacy.many("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", rows)
-
-    def delete(self, keys: list[int]) -> None:
-        self.legacy.many("DELETE FROM stock WHERE id = ?", [(k,) for k in keys])
+SEEDS = seeds(3)
 
 
 @pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
-def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = LEGACIES[request.param](request, tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def stock(legacy: Legacy, tmp_path: Path) -> Iterator[Stock]:
-    made = Stock(legacy, tmp_path / "pair", by_time(legacy))
-    yield made
-    made.pair.stop()
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[Stock]:
-    """On SQLite alone."""
-    legacy = SqliteLegacy(tmp_path / "erp.db")
-    made = Stock(legacy, tmp_path / "pair", '{ column = "version" }')
-    yield made
-    made.pair.stop()
-    legacy.close()
-
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.rows_inserted, report.rows_updated, report.rows_deleted
-
-
-def used(report: Report) -> dict[str, Any]:
-    assert report.marker is not None
-    return report.marker
+def engine(request: pytest.FixtureRequest) -> str:
+    """Return the name of an engine: SQLite also without a write-ahead log."""
+    name: str = request.param
+    return name
 
 
 def test_updates_by_the_marker_and_keys_without_it(stock: Stock) -> None:
@@ -282,7 +126,7 @@ def test_a_table_that_another_one_replaces_is_compared(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     legacy = LEGACIES["postgresql"](request, tmp_path)
-    marker = by_time(legacy) if kind == "time" else '{ column = "version" }'
+    marker = by_time(legacy) if kind == "time" else BY_VERSION
     made = Stock(legacy, tmp_path / "pair", marker)
     try:
         made.refresh()
@@ -336,7 +180,7 @@ def test_flagged_rows_are_gone(stock: Stock) -> None:
 
 
 def test_versions(stock: Stock) -> None:
-    stock.mark('{ column = "version" }')
+    stock.mark(BY_VERSION)
     stock.refresh()
     stock.update([3, 6], 77)
     stock.delete([9])
@@ -348,7 +192,7 @@ def test_versions(stock: Stock) -> None:
 
 def test_a_mark_that_does_not_fit_compares_all_rows_and_says_why(stock: Stock) -> None:
     stock.refresh()
-    stock.mark('{ column = "version" }')
+    stock.mark(BY_VERSION)
     stock.update([30], 12, honest=False)
     other = stock.refresh()
     assert (other.proof, counts(other)) == ("total", (0, 1, 0))
@@ -385,7 +229,7 @@ def test_a_damaged_mark_compares_all_rows(
 ) -> None:
     """So does one that is ahead of the database, as after a restore."""
     legacy = LEGACIES["postgresql" if kind == "xmin" else "sqlite"](request, tmp_path)
-    marker = {"version": '{ column = "version" }', "xmin": "{ xmin = true }"}
+    marker = {"version": BY_VERSION, "xmin": XMIN}
     made = Stock(legacy, tmp_path / "pair", marker.get(kind, by_time(legacy)))
     try:
         made.refresh()
@@ -433,7 +277,7 @@ def test_an_audit_whose_snapshot_changes_accuses_no_writer(
 ) -> None:
     """Without WAL a writer may commit between the audited keys and the scan."""
     legacy = LEGACIES["sqlite-journal"](request, tmp_path)
-    made = Stock(legacy, tmp_path / "pair", '{ column = "version" }')
+    made = Stock(legacy, tmp_path / "pair", BY_VERSION)
     begin, audited = marked_scan.begin, []
 
     def begin_and_write(session: Session, reader: Reader, asked: pb.Since) -> Marked:
@@ -475,7 +319,7 @@ def test_an_audit_samples_all_rows_alike(local: Stock, monkeypatch: pytest.Monke
 
 
 def test_hashed_keys(legacy: Legacy, tmp_path: Path) -> None:
-    made = Stock(legacy, tmp_path / "pair", by_time(legacy), more="")
+    made = Stock(legacy, tmp_path / "pair", by_time(legacy))
     try:
         made.mark(by_time(legacy), 'key = ["note"]')
         made.refresh()
@@ -533,7 +377,7 @@ def test_more_keys_differ_than_the_cells_tell(stock: Stock) -> None:
 
 def test_two_rows_of_one_key_are_named(local: Stock) -> None:
     """A key that no constraint vouches for is not unique any more."""
-    local.mark('{ column = "version" }', 'key = ["note"]')
+    local.mark(BY_VERSION, 'key = ["note"]')
     local.refresh()
     local.legacy.execute("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", 7, 1, "note 5", OLD, 0, 0)
     error = local.pair.error("stock")
@@ -561,7 +405,7 @@ def test_xmin_shows_updates_that_no_column_shows(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     legacy = LEGACIES["postgresql"](request, tmp_path)
-    made = Stock(legacy, tmp_path / "pair", "{ xmin = true }")
+    made = Stock(legacy, tmp_path / "pair", XMIN)
     try:
         made.refresh()
         made.update([30, 33], 9, honest=False)

@@ -27,9 +27,8 @@ from source_agent.engines.shapes import Relation
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.servers import PostgreSQL
 from tests.harness.standby import Standby
-from tests.pair.since.test_refreshes import Stock, counts, used
+from tests.pair.since.rig import XMIN, Stock, counts, used
 
-XMIN = "{ xmin = true }"
 SEEN_S_MAX = 30.0
 BY_XMIN = Relation("t", table="t", marker=Marker(""))
 BY_TIME = Relation("t", table="t", marker=Marker("at", late_s=0.0))

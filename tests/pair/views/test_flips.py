@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from tests.harness.no_locks import without_locks
 from tests.harness.no_spark import NoSpark
 from tests.harness.views import Sites
-from tests.pair.since.test_refreshes import OLD, by_time, now
+from tests.pair.since.rig import OLD, by_time, now
 from tests.warehouse_agent.cli.test_main import REPORT, command, warm_command
 from warehouse_agent import changes, read
 from warehouse_agent.cli.gc import unreferenced
