@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.fixtures.installation",
     "tests.fixtures.selection",
     "tests.fixtures.spark",
+    "tests.fixtures.starts",
     "tests.fixtures.wan",
 ]
 

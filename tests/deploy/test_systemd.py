@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests import ROOT
-from tests.harness.absent import absent, could_be_installed
+from tests.harness.absent import absent, could_be_installed, set_up
 from tests.harness.booted import INTERPRETER, Machine, boot
 from tests.harness.installation import Release, unpack
 from tests.harness.servers import PostgreSQL
@@ -52,6 +52,7 @@ OURS = {
 
 
 def analyze(*words: str | Path) -> str:
+    set_up("systemd")
     if shutil.which("systemd-analyze") is None:
         absent("SYSTEMD", "no systemd-analyze", is_required_in_ci=could_be_installed())
     done = subprocess.run(

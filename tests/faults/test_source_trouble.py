@@ -25,7 +25,7 @@ from psycopg import errors as psycopg_errors
 
 from tests.fixtures.clock import Daily
 from tests.fixtures.databases import require_mariadb
-from tests.harness.absent import absent
+from tests.harness.absent import absent, set_up
 from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, ServedLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
@@ -407,7 +407,7 @@ def test_the_clock_is_stepped(pair: Pair, daily_clock: type[Daily]) -> None:
 
 @pytest.fixture(scope="module", params=[SteppedPostgreSQL, SteppedMariaDB])
 def stepped(request: pytest.FixtureRequest) -> Iterator[Stepped]:
-    """`tests/run` requires the library where it can install it."""
+    set_up("faketime")
     if faketime() is None:
         absent("CLOCK OF A SERVER", "libfaketime is not installed", is_required_in_ci=False)
     if request.param is SteppedMariaDB:

@@ -1,12 +1,27 @@
-"""What a test does without a server, a kernel feature or a program that it needs."""
+"""What a test does about a server, a kernel feature or a program that it needs and may not have."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
 import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+from tests import ROOT
+
+
+@functools.cache
+def set_up(name: str) -> None:
+    """Let `tests/setup` find or install something: all that it needs, a test asks for itself."""
+    with Path(tempfile.gettempdir(), f"driftline-setup-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([ROOT / "tests/setup", name], stdout=subprocess.DEVNULL, check=False)
 
 
 def absent(what: str, reason: str, *, is_required_in_ci: bool) -> NoReturn:
@@ -19,6 +34,6 @@ def absent(what: str, reason: str, *, is_required_in_ci: bool) -> NoReturn:
 
 
 def could_be_installed() -> bool:
-    """Return True if `tests/run` may install packages of the platform (`ensure`): what these hold
+    """Return True if `tests/setup` may install packages of the platform: what these hold
     is there then, unless apt does not offer it."""
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
