@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,8 @@ COMPOSITE = Schema(
 TEXT = Schema("CREATE TABLE t (a INTEGER, code TEXT, b BLOB)", ("code", "a", "b"), key=("code",))
 
 
-def encode(row: Sequence[Cell]) -> bytes:
+@lru_cache(maxsize=1 << 16)
+def encode(row: tuple[Cell, ...]) -> bytes:
     """Row bytes: integers are int8, text is UTF-8, blobs are themselves."""
     cells = [
         struct.pack(">q", v) if isinstance(v, int) else v.encode() if isinstance(v, str) else v
