@@ -255,7 +255,10 @@ def load(bench: Bench, name: str, inputs: dict[str, Input]) -> None:
     assert isinstance(made, NextVersion)
     versions = {one.name: 0 for one in job.inputs}
     told = record(
-        pa.table({"x": range(made.rows)}), inputs=versions, made_of=made_of(bench.store, versions)
+        pa.table({"x": range(made.rows)}),
+        inputs=versions,
+        made_of=made_of(bench.store, versions),
+        java=made.java,
     )
     new = NewViewVersion(None, made.layout, made.added, (), told)
     formats.commit(bench.store, name, new)
