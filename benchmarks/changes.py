@@ -51,7 +51,6 @@ class Table:
     key: tuple[str, ...]
     key_indices: tuple[int, ...]
     price_index: int
-    comment_characters_max: int
     postgresql: str
     mariadb: str
 
@@ -81,11 +80,9 @@ _UUID_POSTGRESQL = _UUID.replace(_BIGINT_KEY, "o_id uuid PRIMARY KEY")
 _UUID_MARIADB = _UUID.replace(_BIGINT_KEY, "o_id char(36) CHARACTER SET ascii PRIMARY KEY")
 _ORDERS, _LINEITEM = tpch.TABLES["orders"], tpch.TABLES["lineitem"]
 _LINE = ("l_orderkey", "l_linenumber")
-ORDERS = Table("orders", "orders", 9, ("o_orderkey",), (0,), 3, 79, _ORDERS, _ORDERS)
-LINEITEM = Table("lineitem", "lineitem", 16, _LINE, (0, 3), 5, 44, _LINEITEM, _LINEITEM)
-ORDERS_UUID = Table(
-    "orders_uuid", "orders", 9, ("o_id",), (0,), 3, 79, _UUID_POSTGRESQL, _UUID_MARIADB
-)
+ORDERS = Table("orders", "orders", 9, ("o_orderkey",), (0,), 3, _ORDERS, _ORDERS)
+LINEITEM = Table("lineitem", "lineitem", 16, _LINE, (0, 3), 5, _LINEITEM, _LINEITEM)
+ORDERS_UUID = Table("orders_uuid", "orders", 9, ("o_id",), (0,), 3, _UUID_POSTGRESQL, _UUID_MARIADB)
 TABLES = {table.name: table for table in (ORDERS, LINEITEM, ORDERS_UUID)}
 
 

@@ -93,15 +93,6 @@ class Sites:
         assert isinstance(found, PlacedPostgreSQL)
         return found
 
-    def mariadb(self, side: Side) -> PlacedMariaDB:
-        found = self.database(Engine.MARIADB, side)
-        assert isinstance(found, PlacedMariaDB)
-        return found
-
-    def at(self, side: Side) -> list[Database]:
-        """The servers of one side that have been started."""
-        return [found for (_, where), found in self._databases.items() if where is side]
-
 
 @cache
 def debian_server() -> Path | None:

@@ -60,7 +60,6 @@ from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.digests import Listing
 
 HISTORIES = ("ourairports_runways", "intl_football_results")
-OBJECTIVES = tuple(objective.value for objective in Objective)
 RTT_S, BYTES_PER_S = 0.1, 1.25e6  # 100 ms, 10 Mbit/s
 SAID_EVERY = 100  # commits
 
