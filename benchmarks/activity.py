@@ -32,19 +32,21 @@ from tests.harness.servers import PostgreSQL
 from warehouse_agent.config import Source
 from warehouse_agent.transport.channel import Link
 
+DATABASE = "activity"
 _COLUMNS = ", ".join(f"c{i} int" for i in range(19))
 
 
 def fill(server: PostgreSQL, tables: int) -> str:
     """Make the tables and a login that may read them; return its URL."""
     server.create_login("reader")
-    with server.superuser() as owner:
+    server.create_database(DATABASE)
+    with server.superuser(DATABASE) as owner:
         for i in range(tables):
             owner.execute(f"CREATE TABLE t{i} (id int PRIMARY KEY, {_COLUMNS})")
             owner.execute(f"INSERT INTO t{i} (id) SELECT generate_series(1, 10)")
         owner.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
         owner.execute("ANALYZE")
-    return server.url("reader", "postgres")
+    return server.url("reader", DATABASE)
 
 
 def configured(folder: Path, url: str, tables: int) -> Path:

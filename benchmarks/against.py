@@ -8,7 +8,7 @@ and every change is refreshed by both, in turn first. What is compared is the ra
 that a machine whose speed drifts changes nothing; medians are of all pairs but the first two.
 
 Processor seconds of a warehouse are those of its JVM and Python workers as well. A checkout that
-knows no `small_bytes` runs all steps on Spark.
+knows no `small_bytes` runs all steps on Spark; one that knows no `--lazy-spark` starts it at once.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ Costs = dict[str, float]  # of one refresh, by what is measured
 class Side:
     """Both agents of a checkout: a source agent, and a warehouse with a warm session."""
 
-    def __init__(self, tree: Path, folder: Path, url: str, small_bytes: int | None) -> None:
+    def __init__(
+        self, tree: Path, folder: Path, url: str, small_bytes: int | None, lazy_spark: bool
+    ) -> None:
         self._tree, self._folder, self._url, self._small = tree.resolve(), folder, url, small_bytes
+        self._words = ["--lazy-spark"] if lazy_spark else []
 
     def __enter__(self) -> Self:
         folder = self._folder
@@ -78,8 +81,9 @@ class Side:
             '[fragments.orders]\nsource = "erp"\nmethod = "sketch"\n'
         )
         log = self._stack.enter_context((folder / "warehouse.log").open("wb"))
+        warm = [sys.executable, "-m", "benchmarks.warm"]
         self._warehouse = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.warm", str(folder / "warehouse.toml")],
+            [*warm, str(folder / "warehouse.toml"), *self._words],
             cwd=self._tree,  # `-m` looks here first
             env=environment(self._tree),
             stdin=subprocess.PIPE,
@@ -143,7 +147,10 @@ def lines(what: str, pairs: Sequence[tuple[Costs, Costs]]) -> list[str]:
 @click.option("--share", default=1.0, show_default=True, help="Per cent changed; 0: nothing.")
 @click.option("--rounds", default=12, show_default=True, help="Pairs of refreshes.")
 @click.option("--small-bytes", type=int, help="Of both [warehouse]; default: the agents'.")
-def main(other: Path, rows: int, share: float, rounds: int, small_bytes: int | None) -> None:
+@click.option("--lazy-spark", is_flag=True, help="Start Spark when a step needs it.")
+def main(
+    other: Path, rows: int, share: float, rounds: int, small_bytes: int | None, lazy_spark: bool
+) -> None:
     """Refresh a table in warm sessions of this checkout and of OTHER, and print the ratios."""
     with ExitStack() as stack:
         server = stack.enter_context(PostgreSQL())
@@ -156,7 +163,8 @@ def main(other: Path, rows: int, share: float, rounds: int, small_bytes: int | N
         sides = []
         for tree in (other, ROOT):
             folder = Path(stack.enter_context(TemporaryDirectory()))
-            side = Side(tree, folder, server.url("postgres", _DATABASE), small_bytes)
+            url = server.url("postgres", _DATABASE)
+            side = Side(tree, folder, url, small_bytes, lazy_spark)
             sides.append(stack.enter_context(side))
         loads = [side.refresh() for side in sides]
         print(f"{rows:,} rows, {share:g} % changed in each of {rounds} rounds", flush=True)

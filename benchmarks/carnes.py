@@ -1,6 +1,6 @@
 """Pages read to find changes, by what a source allows: Carnes and Hanson's formulas and PostgreSQL.
 
-    python -m benchmarks.carnes [--rows 60000]
+    python -m benchmarks.carnes [--rows 60000] [--columns 30] [--changed 1] [--copied 1]
 
 Table 3 and Figures 4 to 6 of the paper, beside the buffers that `EXPLAIN (ANALYZE, BUFFERS)` counts
 for plain SQL at the source: a full read, a join with a copy (MDS), range checksums (ID/RCS), a time
@@ -11,7 +11,8 @@ the older copy is at the source, too.
 Figure 9 varies the columns that are published, Figure 10 the rows that the older copy has, here the
 last ones by key, of which one in a hundred changed; the other table varies the rows that changed.
 The paper takes changed rows for neighbours; here they are either neighbours or scattered. Formulas
-get the sizes that PostgreSQL has: N pages of the relation, M of the copy, I of the index.
+get the sizes that PostgreSQL has: N pages of the relation, M of the copy, I of the index. The
+options, in percent, may be given again and again: a line of the table for each.
 """
 
 from __future__ import annotations
@@ -235,24 +236,29 @@ def table(title: str, found: list[tuple[str, Mapping[str, Pages]]]) -> Iterator[
 
 @click.command()
 @click.option("--rows", default=60_000, show_default=True)
-def main(rows: int) -> None:
+@click.option("--columns", default=COLUMNS, multiple=True, show_default=True, help="Per cent.")
+@click.option("--changed", default=CHANGED, multiple=True, show_default=True, help="Per cent.")
+@click.option("--copied", default=COPIED, multiple=True, show_default=True, help="Per cent.")
+def main(
+    rows: int, columns: tuple[int, ...], changed: tuple[int, ...], copied: tuple[int, ...]
+) -> None:
     """Print the three tables, formula / measured, for neighbouring and for scattered changes."""
     with PostgreSQL() as server:
         for is_scattered in (False, True):
             what = "scattered" if is_scattered else "neighbours"
             by_columns = [
                 (f"{c} %, {what}", measure(server, Setting(rows, c // 10, 0.01, is_scattered)))
-                for c in COLUMNS
+                for c in columns
             ]
             print(*table("columns published", by_columns), "", sep="\n", flush=True)
             by_rows = [
                 (f"{c} %, {what}", measure(server, Setting(rows, 3, c / 100, is_scattered)))
-                for c in CHANGED
+                for c in changed
             ]
             print(*table("rows changed", by_rows), "", sep="\n", flush=True)
             by_copy = [
                 (f"{c} %, {what}", measure(server, Setting(rows, 3, 0.01, is_scattered, c / 100)))
-                for c in COPIED
+                for c in copied
             ]
             print(*table("rows in the older copy", by_copy), "", sep="\n", flush=True)
 

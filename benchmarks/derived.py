@@ -30,7 +30,8 @@ import psycopg
 
 from benchmarks import tpch
 from benchmarks.floor import floor_bytes
-from benchmarks.pair import DATA, SOURCE_PORT, enroll, program
+from benchmarks.pair import SOURCE_PORT, program
+from source_agent.cli.enroll import enroll
 from tests.harness.servers import PostgreSQL
 from tests.wan.link import SOURCE_ADDRESS, Link
 
@@ -72,7 +73,7 @@ class Bench:
         self.folder, self.link = folder, link
         self.connections: dict[str, psycopg.Connection[Any]] = {}
         self._processes: list[subprocess.Popen[Any]] = []
-        enroll(folder)
+        enroll(folder / "certs", source_names=[SOURCE_ADDRESS])
         lines = ['[warehouse]\npath = "warehouse"\n[spark]\n"spark.master" = "local[2]"\n']
         for number, (site, tables) in enumerate(SITES.items()):
             server.create_database(site)
@@ -197,7 +198,7 @@ def main(scale: float, refreshes: int, share: float) -> None:
     ):
         for site, tables in SITES.items():
             for table in tables:
-                tpch.load(bench.connections[site], tpch.generate(DATA, scale, table), table)
+                tpch.load(bench.connections[site], tpch.generate(tpch.DATA, scale, table), table)
         for view in ("q3", "q3_whole"):
             reports, on_link = bench.refresh(view)
             rows = {name: r["rows_total"] for name, r in reports.items()}

@@ -29,7 +29,7 @@ from typing import IO
 import click
 import zstandard
 
-from benchmarks.source_speed import DATA
+from benchmarks.tpch import DATA
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Files, Relation

@@ -1,6 +1,6 @@
 """How well d, the number of changes of the next refresh, is predicted on two real histories.
 
-    python -m benchmarks.expect
+    python -m benchmarks.expect [--history ourairports_runways] [--schedule weekly]
 
 One step ahead: each refresh is predicted from those before it only (Dawid's prequential way), from
 the second on. Refreshes are every commit, or a schedule at the hour of the load, or irregular (a
@@ -33,6 +33,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
+import click
 import duckdb
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,9 @@ class Schedule(Enum):
     WEEKDAYS = "weekdays"
     WEEKLY = "weekly"
     IRREGULAR = "irregular"
+
+
+SCHEDULES = [schedule.value for schedule in Schedule]
 
 
 class Predicted(Protocol):
@@ -249,8 +253,11 @@ def _net(name: str, commits: list[int], refreshes: list[int]) -> dict[int, tuple
     return {refresh: (inserted, updated, deleted) for refresh, inserted, updated, deleted in found}
 
 
-def main() -> None:
-    """The table."""
+@click.command()
+@click.option("--history", type=click.Choice(HISTORIES), multiple=True, help="By default, all.")
+@click.option("--schedule", type=click.Choice(SCHEDULES), multiple=True, help="By default, all.")
+def main(history: tuple[str, ...], schedule: tuple[str, ...]) -> None:
+    """Print the table."""
     if not all(map(available, HISTORIES)):
         raise SystemExit(f"NO REAL TABLES, NOT MEASURED: {DATA} is not there")
     print(
@@ -259,14 +266,14 @@ def main() -> None:
     )
     print("| q10–q90 | median error |")
     print("|---|---|---|---|---|---|---|---|")
-    for name in HISTORIES:
-        for schedule in Schedule:
-            history = pasts(name, schedule)
-            idle = np.mean([past.changed == 0 for past in history])
+    for name in history or HISTORIES:
+        for when in map(Schedule, schedule or SCHEDULES):
+            series = pasts(name, when)
+            idle = np.mean([past.changed == 0 for past in series])
             for title, estimator in ESTIMATORS.items():
-                found = score(history, estimator)
+                found = score(series, estimator)
                 print(
-                    f"| {name}, {schedule.value} | {len(history):,} ({idle:.1%}) | {title} "
+                    f"| {name}, {when.value} | {len(series):,} ({idle:.1%}) | {title} "
                     f"| {found.log_loss_nats:,.3f} | {found.coverage:.1%} "
                     f"| {found.coverage_changed:.1%} | {found.coverage_quantiles:.1%} "
                     f"| {found.relative_error:.0%} |",

@@ -1,6 +1,6 @@
 """How well it is predicted which rows will be updated, on two real histories.
 
-    python -m benchmarks.expect_rows
+    python -m benchmarks.expect_rows [--history ourairports_runways] [--schedule weekly]
 
 One step ahead, as in `benchmarks.expect`, and with its schedules: before each refresh from the
 second on, every row gets a probability from what was known before. Estimators:
@@ -25,16 +25,17 @@ from __future__ import annotations
 import csv
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import click
 import duckdb
 import numpy as np
 import numpy.typing as npt
 from driftline.arrays import Floats, Integers
 
-from benchmarks.expect import HISTORIES, Schedule, load_s_of, seconds, snapshots
+from benchmarks.expect import HISTORIES, SCHEDULES, Schedule, load_s_of, seconds, snapshots
 from tests.harness.histories import DATA, History, available
 from warehouse_agent.planning import update_probability
 from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past
@@ -251,12 +252,12 @@ def steps(name: str, schedule: Schedule) -> tuple[Table, list[Step]]:
     return Table.loaded(rows, base, load_s), found
 
 
-def score(name: str, schedule: Schedule) -> Result:
-    """All estimators on one series."""
+def score(name: str, schedule: Schedule, refreshes: int | None = None) -> Result:
+    """Return the scores of all estimators on one series, or on its first refreshes."""
     table, found = steps(name, schedule)
     scores = {title: Score() for title in ESTIMATORS}
     updates = [0, 0]
-    for number, step in enumerate(found):
+    for number, step in enumerate(found[:refreshes]):
         elapsed_s = max(step.at_s - table.at_s, 1.0)
         at = np.flatnonzero(table.present)
         expected = forecast(table, elapsed_s)
@@ -280,14 +281,16 @@ def forecast(table: Table, elapsed_s: float) -> Expected:
     )
 
 
-def lines() -> Iterator[str]:
-    """The table, in Markdown."""
+def lines(
+    histories: Sequence[str], schedules: Sequence[Schedule], refreshes: int | None
+) -> Iterator[str]:
+    """Yield the lines of the table, in Markdown."""
     columns = "usual | all | Σ P ÷ updates | found ÷ Σ P | largest P"
     yield f"| history | updates (bulk) | estimator | {columns} |"
     yield "|---|---|---|---|---|---|---|---|"
-    for name in HISTORIES:
-        for schedule in Schedule:
-            result = score(name, schedule)
+    for name in histories:
+        for schedule in schedules:
+            result = score(name, schedule, refreshes)
             usual, bulk = result.usual_updates, result.bulk_updates
             for title, found in result.scores.items():
                 yield (
@@ -299,11 +302,16 @@ def lines() -> Iterator[str]:
                 )
 
 
-def main() -> None:
-    """The table."""
+@click.command()
+@click.option("--history", type=click.Choice(HISTORIES), multiple=True, help="By default, all.")
+@click.option("--schedule", type=click.Choice(SCHEDULES), multiple=True, help="By default, all.")
+@click.option("--refreshes", type=int, help="The first ones of each series; otherwise all.")
+def main(history: tuple[str, ...], schedule: tuple[str, ...], refreshes: int | None) -> None:
+    """Print the table."""
     if not all(map(available, HISTORIES)):
         raise SystemExit(f"NO REAL TABLES, NOT MEASURED: {DATA} is not there")
-    for line in lines():
+    schedules = [Schedule(one) for one in schedule or SCHEDULES]
+    for line in lines(history or HISTORIES, schedules, refreshes):
         print(line, flush=True)
 
 

@@ -31,7 +31,6 @@ from source_agent.engines.shapes import Relation, Shape
 from tests.harness.agents import FRAGMENT_KEY
 from tests.harness.servers import MariaDB, PostgreSQL
 
-DATA = Path(".cache/tpch")
 SHARES = (0.001, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0)
 KEYS_PER_RANGE = 32  # of which TPC-H uses eight
 ROWS_PER_INSERT = 2000
@@ -51,7 +50,7 @@ def rows_of(file: Path) -> Iterator[list[str]]:
 
 def databases(stack: ExitStack, folder: Path, scale: float) -> dict[str, str]:
     """The URL of orders in each engine."""
-    file = tpch.generate(DATA, scale, "orders")
+    file = tpch.generate(tpch.DATA, scale, "orders")
     postgresql = stack.enter_context(PostgreSQL())
     postgresql.create_database("bench")
     with postgresql.superuser("bench") as pg:

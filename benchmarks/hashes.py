@@ -24,7 +24,7 @@ from driftline.ranges import Partition, RangeSums
 from driftline.sketches import Cells
 
 from benchmarks import tpch
-from benchmarks.source_speed import DATA, partition_for
+from benchmarks.source_speed import partition_for
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.registry import connect
@@ -153,7 +153,7 @@ def main(scale: float, repeat: int, tables: tuple[str, ...]) -> None:
         database = server.create_database("bench")
         for table in tables:
             with server.superuser(database) as connection:
-                rows = tpch.load(connection, tpch.generate(DATA, scale, table), table)
+                rows = tpch.load(connection, tpch.generate(tpch.DATA, scale, table), table)
             measure(server, database, table, rows, repeat)
 
 

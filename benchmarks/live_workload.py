@@ -1,22 +1,24 @@
 """How much slower a live workload is beside a refresh: pgbench at half of its own peak.
 
     python -m benchmarks.live_workload [--rounds 10] [--seconds 6] [--rows 1000000] [--scale 100]
+    python -m benchmarks.live_workload --rounds 1 --settle 1 --peak 2 --way "two readers"
     python -m benchmarks.live_workload --slow
 
 PostgreSQL (of the tests' wheel, commits durable as by default), pgbench's own transactions, and a
 source agent on one machine. The peak is measured first; then one run of pgbench keeps half of it
 (`-R`), while spans take turns, in a new order in each round: pgbench alone, beside refreshes with
-the agent's default settings, without feedback, at a limited rate instead of it, by two readers,
-and beside a session that holds a snapshot and does nothing. Refreshes follow each other without a
-break: a peer asks for a total that is not the source's, so every row is scanned and hashed, and
-goes no further.
-The warehouse is another machine and is left out.
+the agent's default settings, without feedback, at a limited rate instead of it, by two readers, and
+beside a session that holds a snapshot and does nothing; with `--way`, alone and that one only.
+Refreshes follow each other without a break: a peer asks for a total that is not the source's, so
+every row is scanned and hashed, and goes no further. The warehouse is another machine and is left
+out.
 
-Latencies are those of pgbench's log, from the moment at which a transaction was due; not of
-the seconds in which a span begins. Printed for each way: the p95 of all its transactions, the
-median over its seconds of the p95 of a second, its quotient to pgbench alone (goal: at most 1.10),
-rows scanned per second, and the load of the machine before. Single seconds with a p95 of 30 ms and
-more happen alone, too, on a virtual machine; the median is what they do not move.
+Latencies are those of pgbench's log, from the moment at which a transaction was due; not of the
+seconds in which a span begins (`--settle`): what the one before has delayed is over then. Printed
+for each way: the p95 of all its transactions, the median over its seconds of the p95 of a second,
+its quotient to pgbench alone (goal: at most 1.10), rows scanned per second, and the load of the
+machine before. Single seconds with a p95 of 30 ms and more happen alone, too, on a virtual machine;
+the median is what they do not move.
 
 With --slow, without pgbench: the backends of a refresh are stopped (SIGSTOP) for 0.4 s of each
 0.45 s after a first refresh, as by a database that has become slow. Printed: what both refreshes
@@ -51,8 +53,6 @@ from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL, find_program, postgresql_programs
 
 CLIENTS = 4
-PEAK_S = 10
-SETTLE_S = 4.0  # of a span: what the one before has delayed is over
 GOAL = 1.10
 ALONE, SNAPSHOT = "alone", "a snapshot"
 SLOW_S, STOPPED_S, LOOK_S = 15.0, 0.4, 0.05
@@ -137,9 +137,9 @@ class Live:
         )  # fmt: skip
         return done.stdout
 
-    def peak(self) -> float:
+    def peak(self, seconds: int) -> float:
         """Return the transactions per second that pgbench gets alone."""
-        said = self._run("-c", str(CLIENTS), "-j", "1", "-n", "-T", str(PEAK_S))
+        said = self._run("-c", str(CLIENTS), "-j", "1", "-n", "-T", str(seconds))
         return float(said.partition("tps = ")[2].split()[0])
 
     @contextmanager
@@ -199,7 +199,7 @@ class Span:
 
 
 def measure(
-    live: Live, rate: float, rounds: int, seconds: int, ways: dict[str, str]
+    live: Live, rate: float, rounds: int, seconds: int, settle_s: float, ways: dict[str, str]
 ) -> dict[str, list[list[float]]]:
     """Return latencies in ms by way, [seconds, transactions]; print the rows scanned by each."""
     order = [way for n in range(rounds) for way in random.Random(n).sample(list(ways), len(ways))]
@@ -210,8 +210,9 @@ def measure(
             for way, limits in ways.items()
             if way not in (ALONE, SNAPSHOT)
         }
-        with live.worked(rate, len(order) * (SETTLE_S + seconds + 0.5) + 5) as transactions:
-            time.sleep(SETTLE_S)
+        lasts_s = len(order) * (settle_s + seconds + 0.5) + settle_s + 1
+        with live.worked(rate, lasts_s) as transactions:
+            time.sleep(settle_s)
             for way in order:
                 with ExitStack() as beside:
                     refreshes = Beside()
@@ -219,8 +220,8 @@ def measure(
                         beside.enter_context(live.snapshot())
                     elif way != ALONE:
                         refreshes = beside.enter_context(refreshed(agents[way], live.recipe))
-                    first_s = time.time() + SETTLE_S
-                    time.sleep(SETTLE_S + seconds)
+                    first_s = time.time() + settle_s
+                    time.sleep(settle_s + seconds)
                     spans.append(Span(way, first_s, first_s + seconds, refreshes.rows))
     found: dict[str, list[list[float]]] = {way: [] for way in ways}
     for span in spans:
@@ -231,7 +232,7 @@ def measure(
         found[span.way] += by_second.values()
     for way in agents:
         rows = sum(span.rows for span in spans if span.way == way)
-        print(f"{way}: {rows / rounds / (SETTLE_S + seconds):,.0f} rows/s scanned")
+        print(f"{way}: {rows / rounds / (settle_s + seconds):,.0f} rows/s scanned")
     return found
 
 
@@ -287,7 +288,27 @@ def text_of(found: dict[str, list[list[float]]]) -> str:
 @click.option("--slow", is_flag=True, help="A database that becomes slow, without pgbench.")
 @click.option("--rows", default=1_000_000, show_default=True, help="Of the refreshed table.")
 @click.option("--scale", default=100, show_default=True, help="Of pgbench's tables.")
-def main(rounds: int, seconds: int, slow: bool, rows: int, scale: int) -> None:
+@click.option(
+    "--settle", default=4.0, show_default=True, help="Seconds of a span that are not counted."
+)
+@click.option("--peak", "peak_s", default=10, show_default=True, help="Seconds to find the peak.")
+@click.option(
+    "--way",
+    "named",
+    type=click.Choice([SNAPSHOT, *LIMITS]),
+    multiple=True,
+    help="Beside alone; by default all.",
+)
+def main(
+    rounds: int,
+    seconds: int,
+    slow: bool,
+    rows: int,
+    scale: int,
+    settle: float,
+    peak_s: int,
+    named: tuple[str, ...],
+) -> None:
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with TemporaryDirectory() as name, PostgreSQL(**DURABLE) as server:
         live = Live(Path(name), server, rows, scale)
@@ -298,10 +319,11 @@ def main(rounds: int, seconds: int, slow: bool, rows: int, scale: int) -> None:
                     f"{way}: {usual_s:.1f} s; slow {slow_s:.1f} s, of it {held_s:.1f} s held back"
                 )
             return
-        peak = live.peak()
+        peak = live.peak(peak_s)
         print(f"peak: {peak:,.0f} transactions/s; pgbench keeps {peak / 2:,.0f}", flush=True)
         ways = {ALONE: "", SNAPSHOT: "", **LIMITS}
-        print(text_of(measure(live, peak / 2, rounds, seconds, ways)))
+        ways = {way: limits for way, limits in ways.items() if way in (ALONE, *(named or ways))}
+        print(text_of(measure(live, peak / 2, rounds, seconds, settle, ways)))
         print(f"goal: at most {GOAL} of alone")
 
 

@@ -3,10 +3,10 @@
     python -m benchmarks.pair --scale 0.5
     python -m benchmarks.pair --scale 0.5 --rtt-ms 100 --rate-mbit 10
 
-One warm session refreshes in the warehouse's namespace; the source agent runs in the source's
-namespace beside a PostgreSQL reached by its socket. A new connection is made for every refresh.
-Packets are at most 1,500 bytes, without offload; bytes are the link's own counters, in both
-directions, set-up included.
+One warm session refreshes in the warehouse's namespace (with `--lazy-spark` and a small table one
+without Spark); the source agent runs in the source's namespace beside a PostgreSQL reached by its
+socket. A new connection is made for every refresh. Packets are at most 1,500 bytes, without
+offload; bytes are the link's own counters, in both directions, set-up included.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import click
 
 from benchmarks import tpch
 from benchmarks.source_memory import peak_mb, status_mb
+from source_agent.cli.enroll import enroll
 from tests.harness.servers import PostgreSQL
 from tests.wan.link import SOURCE_ADDRESS, Link
 
-DATA = Path(".cache/tpch")
 SOURCE_PORT = 7443
 SPARK_PHASES = ("reduce", "list", "apply", "prove", "publish")
 
@@ -41,12 +41,14 @@ class Bench:
         link: Link,
         method: str | None = None,
         readers: int = 1,
+        lazy_spark: bool = False,
     ) -> None:
         self.folder, self.link = folder, link
+        self._words = ["--lazy-spark"] if lazy_spark else []
         self.database = "bench"
         server.create_database(self.database)
         self.connection = server.superuser(self.database)
-        enroll(folder)
+        enroll(folder / "certs", source_names=[SOURCE_ADDRESS])
         (folder / "source.toml").write_text(
             f'[database]\nurl = "{server.url("postgres", self.database)}"\n'
             f'[server]\nlisten = "0.0.0.0:{SOURCE_PORT}"\ncertificate = "certs/source.pem"\n'
@@ -82,8 +84,9 @@ class Bench:
         while not ready.exists():
             assert time.monotonic() < deadline, "the source agent did not start"
             time.sleep(0.05)
+        warm = [sys.executable, "-m", "benchmarks.warm"]
         self._warehouse = self.link.popen_warehouse(
-            [sys.executable, "-m", "benchmarks.warm", str(self.folder / "warehouse.toml")],
+            [*warm, str(self.folder / "warehouse.toml"), *self._words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -124,13 +127,6 @@ class Bench:
         return f"{status_mb(self._warehouse.pid, 'VmHWM'):.1f} MB"
 
 
-def enroll(folder: Path) -> None:
-    """Make certificates of both sides in `certs` of a folder."""
-    certs, words = folder / "certs", ("enroll", "--source-name", SOURCE_ADDRESS, "--directory")
-    command = [program("driftline-source"), *words, str(certs)]
-    subprocess.run(command, check=True, capture_output=True)
-
-
 def program(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
@@ -155,6 +151,7 @@ def show(what: str, report: dict[str, Any], floor: int | None = None) -> None:
 @click.option("--share", default=1.0, show_default=True, help="Per cent changed in each.")
 @click.option("--readers", default=1, show_default=True, help="limits.readers of the source agent.")
 @click.option("--method", default=None, help="range, group, sketch, full; else the agent's choice.")
+@click.option("--lazy-spark", is_flag=True, help="Start Spark when a step needs it.")
 def main(
     scale: float,
     rtt_ms: float,
@@ -163,15 +160,16 @@ def main(
     share: float,
     readers: int,
     method: str | None,
+    lazy_spark: bool,
 ) -> None:
     """Load, nothing, scattered changes again and again, a second load; orders at a scale factor."""
     with (
         TemporaryDirectory() as folder,
         PostgreSQL() as server,
         Link(rtt_ms=rtt_ms, rate_mbit=rate_mbit) as link,
-        Bench(Path(folder), server, link, method, readers) as bench,
+        Bench(Path(folder), server, link, method, readers, lazy_spark) as bench,
     ):
-        rows = tpch.load(bench.connection, tpch.generate(DATA, scale, "orders"), "orders")
+        rows = tpch.load(bench.connection, tpch.generate(tpch.DATA, scale, "orders"), "orders")
         print(f"orders, scale {scale}: {rows:,} rows; {rtt_ms} ms, {rate_mbit or 'no'} Mbit/s")
         show("first load, JVM just started", bench.refresh())
         show("nothing changed, first time", bench.refresh())

@@ -48,9 +48,14 @@ class Agents(Bench):
     """Both agents, for all fragments of a benchmark."""
 
     def __init__(
-        self, folder: Path, server: PostgreSQL, link: Link, fragments: Iterable[tuple[Cell, str]]
+        self,
+        folder: Path,
+        server: PostgreSQL,
+        link: Link,
+        fragments: Iterable[tuple[Cell, str]],
+        lazy_spark: bool,
     ) -> None:
-        super().__init__(folder, server, link)
+        super().__init__(folder, server, link, lazy_spark=lazy_spark)
         relations = "".join(f'[relations.{name}]\ntable = "{name}"\n' for name in TABLES)
         (folder / "source.toml").write_text(
             f'[database]\nurl = "{server.url(READER, self.database)}"\n'
@@ -112,9 +117,14 @@ class SharedAgents:
     """The agents, started when first needed, and again after one was given up."""
 
     def __init__(
-        self, stack: ExitStack, sites: Sites, cells: Sequence[Cell], tools: Sequence[str]
+        self,
+        stack: ExitStack,
+        sites: Sites,
+        cells: Sequence[Cell],
+        tools: Sequence[str],
+        lazy_spark: bool,
     ) -> None:
-        self._sites = sites
+        self._sites, self._lazy_spark = sites, lazy_spark
         self._fragments = [(cell, tool) for cell in cells for tool in tools]
         self._agents: Agents | None = None
         self._is_running = False
@@ -126,7 +136,9 @@ class SharedAgents:
         if self._agents is None:
             self.folder.mkdir()
             server = self._sites.postgresql(Side.SOURCE)
-            self._agents = Agents(self.folder, server, self._sites.link, self._fragments)
+            self._agents = Agents(
+                self.folder, server, self._sites.link, self._fragments, self._lazy_spark
+            )
         if not self._is_running:
             (self.folder / "port").unlink(missing_ok=True)
             self._agents.__enter__()

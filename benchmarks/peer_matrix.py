@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import peer_results
+from benchmarks import peer_results, tpch
 from benchmarks.changes import ChangeSet, draw, lines_of
 from benchmarks.floor import floor_bytes
 from benchmarks.meter import Measured, Meter
@@ -25,7 +25,6 @@ from benchmarks.peer_results import Result, link_name, percent
 from benchmarks.peer_sites import Database, Side, Sites
 from benchmarks.tool import Cell, Outcome, Tool, ToolError
 
-DATA = Path(".cache/tpch")
 WARM_AGAIN = 3  # refreshes on a later link: the rate is learnt, the link is new
 NO_COST = Measured(0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)  # it did not run
 
@@ -76,7 +75,7 @@ class Matrix:
     def run(self, cell: Cell, shapes: Sequence[Shape], warm: int) -> None:
         tools = [c.tool for c in self._choices if cell.rate <= c.rate_max]
         self._shape(Shape(0, None))
-        lines = lines_of(cell.table, DATA, self._where.scale)
+        lines = lines_of(cell.table, tpch.DATA, self._where.scale)
         for side in Side:
             for database in self._databases(tools, side):
                 database.load(cell.table, lines)

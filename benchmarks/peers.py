@@ -89,7 +89,12 @@ def peers(words: Sequence[str], sites: Sites, timeout_s: float) -> list[Choice]:
 
 
 def driftline(
-    words: Sequence[str], cells: Sequence[Cell], stack: ExitStack, sites: Sites, timeout_s: float
+    words: Sequence[str],
+    cells: Sequence[Cell],
+    stack: ExitStack,
+    sites: Sites,
+    timeout_s: float,
+    lazy_spark: bool,
 ) -> list[Choice]:
     """Its tools. Imported here, so that the peers can be run without what the product needs."""
     from benchmarks import peer_driftline
@@ -99,7 +104,7 @@ def driftline(
         raise click.BadParameter(
             f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}", param_hint="--tool"
         )
-    shared = peer_driftline.SharedAgents(stack, sites, cells, words)
+    shared = peer_driftline.SharedAgents(stack, sites, cells, words, lazy_spark)
     return [Choice(peer_driftline.Driftline(w, sites, timeout_s, shared), 1.0) for w in words]
 
 
@@ -146,6 +151,7 @@ def publish(results: Path, pictures: Path) -> None:
 @click.option("--results", type=Path, default=Path("benchmarks/peers.jsonl"), show_default=True)
 @click.option("--pictures", type=Path, default=Path("docs/pictures"), show_default=True)
 @click.option("--redraw", is_flag=True, help="Run nothing.")
+@click.option("--lazy-spark", is_flag=True, help="Start Spark when a step needs it.")
 def main(
     tools: tuple[str, ...],
     tables: tuple[str, ...],
@@ -160,6 +166,7 @@ def main(
     results: Path,
     pictures: Path,
     redraw: bool,
+    lazy_spark: bool,
 ) -> None:
     """Driftline and its peers side by side."""
     signal.signal(signal.SIGTERM, leave)
@@ -179,7 +186,9 @@ def main(
             folder.chmod(0o755)  # the servers' users look here
             sites = Sites(stack, stack.enter_context(wan.Link()), folder)
             # Driftline first: it expects the more changes the longer others kept it waiting.
-            choices = driftline(ours, cells, stack, sites, timeout_s) if ours else []
+            choices: list[Choice] = []
+            if ours:
+                choices += driftline(ours, cells, stack, sites, timeout_s, lazy_spark)
             choices += peers([word for word in words if word not in ours], sites, timeout_s)
             matrix = Matrix(sites, choices, here(scale, results), seed)
             for cell in cells:

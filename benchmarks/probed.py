@@ -1,11 +1,11 @@
 """What a probe each minute costs the database's own users: pgbench, without and with it.
 
-    python -m benchmarks.probed --minutes 2
+    python -m benchmarks.probed --minutes 2 [--tables 1000] [--seconds 60]
 
 A real PostgreSQL with 1,000 small tables, of which all are published, and pgbench's own tables, on
 which one client works at a fixed rate. Spans without and with a question about the activity of all
-tables alternate, so that other load of the machine falls on both. Every transaction is logged; its
-latency counts from the moment at which it was due.
+tables alternate, so that other load of the machine falls on both; a span takes `--seconds`. Every
+transaction is logged; its latency counts from the moment at which it was due.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 
-from benchmarks.activity import configured, fill
+from benchmarks.activity import DATABASE, configured, fill
 from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.config import Source
@@ -52,14 +52,14 @@ def span(uri: str, folder: Path, seconds: int) -> np.ndarray:
 @click.command(help=__doc__)
 @click.option("--minutes", default=10, show_default=True, help="Of each kind, in spans of one.")
 @click.option("--tables", default=1000, show_default=True)
-def main(minutes: int, tables: int) -> None:
+@click.option("--seconds", default=60, show_default=True, help="Of a span.")
+def main(minutes: int, tables: int, seconds: int) -> None:
     """Print the percentiles of both kinds."""
     with TemporaryDirectory() as name, PostgreSQL() as server:
         folder, url = Path(name), fill(server, tables)
         program = shutil.which("pgbench") or "pgbench"
-        subprocess.run(
-            [program, "--initialize", "--quiet", server.uri], check=True, capture_output=True
-        )
+        uri = server.uri_of(DATABASE)
+        subprocess.run([program, "--initialize", "--quiet", uri], check=True, capture_output=True)
         certs = configured(folder, url, tables).parent / "certs"
         found: dict[bool, list[np.ndarray]] = {False: [], True: []}
         asked: list[float] = []
@@ -85,7 +85,7 @@ def main(minutes: int, tables: int) -> None:
                     thread = threading.Thread(target=ask, args=(stopped,))
                     if is_asked:
                         thread.start()
-                    found[is_asked].append(span(server.uri, folder, 60))
+                    found[is_asked].append(span(uri, folder, seconds))
                     stopped.set()
                     if is_asked:
                         thread.join()

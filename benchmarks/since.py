@@ -1,7 +1,7 @@
 """Refreshes by a marker: what they read and cost beside a sketch, and what late commits hide.
 
     python -m benchmarks.since                       orders, 750,000 rows, and 60 s of late commits
-    python -m benchmarks.since --scale 0.1 --seconds 0
+    python -m benchmarks.since --scale 0.1 --seconds 0 --marker checksum
 
 *Cost*: TPC-H orders with an indexed time column, in a real PostgreSQL; the source agent is a
 process, the warehouse this one, without Spark. Updates alone, then updates with deletes, each
@@ -22,6 +22,7 @@ import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +31,6 @@ import click
 import psycopg
 
 from benchmarks import tpch
-from benchmarks.source_speed import DATA
 from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.markers import Mark, Marker
@@ -53,6 +53,7 @@ MARKERS = {
 HASH = "hashtextextended(concat(o_orderkey, ' ', o_totalprice{}), 0)"
 TICKS = os.sysconf("SC_CLK_TCK")
 LATE_S = 5.0
+SEEN_S = 0.5  # until the server has noticed that a process of its own ended
 
 
 def spent_s(pid: int, *, of_children: bool) -> float:
@@ -82,8 +83,8 @@ class Bench:
         self.source = SourceProcess(folder / "source.toml")
         self._folder = folder
 
-    def refresh(self, method: str) -> tuple[Report, float]:
-        """Refresh; return the report, and the processor seconds of the source."""
+    def refresh(self, method: str) -> Report:
+        """Refresh, which must go well."""
         proof = 'proof = "keys"\n' if method == "since" else ""
         file = self._folder / "warehouse.toml"
         file.write_text(
@@ -92,12 +93,17 @@ class Bench:
             f'[fragments.orders]\nsource = "erp"\n{proof}method = "{method}"\n'
         )
         config = configure.load(file)
-        before = self._spent_s()
         (report,) = Runner(NoSpark(), config, attempts=1).refresh(
             list(config.fragments.values()), Options()
         )
         assert report.error is None, report.error
-        time.sleep(0.5)  # until the server has noticed that its process ended
+        return report
+
+    def measured(self, method: str) -> tuple[Report, float]:
+        """Refresh; return the report, and the processor seconds of the source."""
+        before = self._spent_s()
+        report = self.refresh(method)
+        time.sleep(SEEN_S)
         return report, self._spent_s() - before
 
     def _spent_s(self) -> float:
@@ -112,11 +118,11 @@ class Bench:
         shutil.copytree(a, b)
 
 
-def costs(server: PostgreSQL, scale: float) -> None:
+def costs(server: PostgreSQL, scale: float, names: Sequence[str]) -> None:
     """Print what refreshes by a marker read and cost."""
     database = server.create_database("since")
     with server.superuser(database) as owner:
-        rows = tpch.load(owner, tpch.generate(DATA, scale, "orders"), "orders")
+        rows = tpch.load(owner, tpch.generate(tpch.DATA, scale, "orders"), "orders")
         owner.execute("ALTER TABLE orders ADD updated_at timestamptz DEFAULT '2020-01-01'")
         owner.execute("ALTER TABLE orders ADD row_hash bigint")
         owner.execute(f"UPDATE orders SET row_hash = {HASH.format('')}")
@@ -124,11 +130,10 @@ def costs(server: PostgreSQL, scale: float) -> None:
         owner.execute("VACUUM FULL orders")  # as if it had been written once
         owner.execute("VACUUM (ANALYZE) orders")
         print(f"orders, {rows:,} rows", flush=True)
-        for name, marker in MARKERS.items():
+        for name in names:
             with TemporaryDirectory() as folder:
-                bench = Bench(
-                    Path(folder), server.url("postgres", database), postmaster(owner), marker
-                )
+                url = server.url("postgres", database)
+                bench = Bench(Path(folder), url, postmaster(owner), MARKERS[name])
                 with bench.source:
                     _measure(bench, owner, name)
 
@@ -137,8 +142,9 @@ def _measure(bench: Bench, owner: psycopg.Connection, name: str) -> None:
     bench.refresh("since")
     bench.refresh("since")
     for share, deletes in ((0.001, False), (0.01, False), (0.01, True)):
-        time.sleep(2.5)  # nothing is late
+        time.sleep(2.5 if "late" in MARKERS[name] else 0)  # nothing is late
         bench.refresh("since")
+        time.sleep(SEEN_S)
         bench.copy("kept")
         step = round(1 / share)
         sql = (
@@ -153,7 +159,7 @@ def _measure(bench: Bench, owner: psycopg.Connection, name: str) -> None:
         took = {}
         for method in ("since", "sketch"):
             bench.copy("back")
-            report, took[method] = bench.refresh(method)
+            report, took[method] = bench.measured(method)
             assert report.rows_changed == changed, (report.rows_changed, changed)
             if method == "since":
                 assert report.marker is not None
@@ -255,13 +261,14 @@ def _values(session: Session, shape: Shape, mark: Mark | None) -> dict[str, tupl
 @click.command(help=__doc__)
 @click.option("--scale", default=0.5, show_default=True, help="of TPC-H; 1.5 million orders each.")
 @click.option("--seconds", default=60.0, show_default=True, help="of late commits.")
-def main(scale: float, seconds: float) -> None:
+@click.option("--marker", "names", type=click.Choice([*MARKERS]), default=[*MARKERS], multiple=True)
+def main(scale: float, seconds: float, names: tuple[str, ...]) -> None:
     """Measure refreshes by a marker."""
     with PostgreSQL() as server:
         if seconds:
             late_commits(server, seconds)
         if scale:
-            costs(server, scale)
+            costs(server, scale, names)
 
 
 if __name__ == "__main__":

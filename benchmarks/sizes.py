@@ -1,6 +1,6 @@
 """How many bytes refreshes of small tables take, and how balanced the forecast is, by simulation.
 
-    python -m benchmarks.sizes
+    python -m benchmarks.sizes [--refreshes 150] [--seeds 4]
 
 A history is a list of numbers of changes, one a day. One step ahead, `expect` forecasts the next
 from those before it, `sizing` decides how many cells go first, and `candidates` says what bytes and
@@ -31,6 +31,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import click
 import numpy as np
 import numpy.typing as npt
 
@@ -48,7 +49,7 @@ from warehouse_agent.planning.prices import Prices
 
 ROWS, DAY_S = 10_000, 86_400.0
 REFRESHES = 150
-SEEDS = range(4)
+SEEDS = 4
 WARM_AFTER = 10  # refreshes
 PRICES = Prices(row=64.0, few=64.0, copied=50.0)
 FLOOR_ROW_BYTES = 58.0
@@ -211,13 +212,16 @@ def balance(forecasts: Iterable[tuple[Expected, int]]) -> Balance:
     return Balance(*(float(share) for share in np.mean(found, axis=0)))
 
 
-def main() -> None:
-    """Print a table for both objectives, summed over SEEDS."""
+@click.command()
+@click.option("--refreshes", default=REFRESHES, show_default=True, help="Of a history.")
+@click.option("--seeds", default=SEEDS, show_default=True, help="Histories of a shape.")
+def main(refreshes: int, seeds: int) -> None:
+    """Print a table for both objectives, summed over the seeds."""
     print("| changes a day | objective | bytes ÷ floor: median, 90 % | one round trip ", end="")
     print("| in the lower, upper 10 % | within the interval |")
     print("|---|---|---|---|---|---|")
     for name in shapes(0):
-        histories = [daily(shapes(seed)[name]) for seed in SEEDS]
+        histories = [daily(shapes(seed, refreshes)[name]) for seed in range(seeds)]
         for objective in Objective:
             line = Line(objective=objective)
             found = [r for history in histories for r in simulated(history, line)[WARM_AFTER:]]

@@ -15,8 +15,9 @@ Drivers: on MariaDB and SQLite, orders, beside `fetchmany` of the same SELECT ov
 connection, which decodes nothing, and `fetchall` over one with the driver's defaults.
 
 Memory: `driftline-source serve` processes over mutual TLS, answering a client that speaks the
-protocol by hand: nothing changed, then the same number of changed rows by ranges, for each size of
-table. Resident means VmHWM, the peak of the process's life; every answer has a process of its own.
+protocol by hand: nothing changed, then `--changed` rows (1 % of 1.5 million, whatever the size) by
+ranges, for each size of table. Resident means VmHWM, the peak of the process's life; every answer
+has a process of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import click
 
 from benchmarks import tpch
 from benchmarks.source_memory import measure_memory
-from benchmarks.source_speed import DATA, measure_drivers, measure_speed
+from benchmarks.source_speed import measure_drivers, measure_speed
 from tests.harness.servers import PostgreSQL
 
 
@@ -41,6 +42,7 @@ from tests.harness.servers import PostgreSQL
 @click.option("--drivers/--no-drivers", default=True, help="MariaDB and SQLite.")
 @click.option("--memory/--no-memory", default=True)
 @click.option("--readers", default=2, show_default=True, help="limits.readers, for memory as well.")
+@click.option("--changed", default=15_000, show_default=True, help="Rows, for memory.")
 def main(
     scale: float,
     rows_millions: tuple[float, ...],
@@ -50,6 +52,7 @@ def main(
     drivers: bool,
     memory: bool,
     readers: int,
+    changed: int,
 ) -> None:
     """Scan speed on TPC-H orders and lineitem, and the agent's memory on orders of two sizes."""
     if drivers:
@@ -61,12 +64,12 @@ def main(
         tables = list(named) if speed else ["orders"]
         with server.superuser(database) as connection:
             for table in tables:
-                tpch.load(connection, tpch.generate(DATA, scale, table), table)
+                tpch.load(connection, tpch.generate(tpch.DATA, scale, table), table)
         if speed:
             for table in tables:
                 measure_speed(server, database, table, repeat, readers)
         if memory:
-            measure_memory(server, database, Path(folder), list(rows_millions), readers)
+            measure_memory(server, database, Path(folder), rows_millions, readers, changed)
 
 
 if __name__ == "__main__":

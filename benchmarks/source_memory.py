@@ -11,7 +11,7 @@ import queue
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -27,12 +27,12 @@ from driftline.wire_pb2_grpc import SourceStub
 
 from benchmarks import tpch
 from benchmarks.source_speed import Fingerprinted, partition_for
+from source_agent.cli.enroll import enroll
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from tests.harness.agents import SALT, Peer, channel, opening
 from tests.harness.servers import PostgreSQL
 
-CHANGED_ROWS = 15_000  # 1 % of 1.5 M, whatever the table's size
 ANSWER_S_MAX = 900
 LEVEL = 9  # of zstd, as a warehouse asks for in a refresh
 ROWS_PER_COPY, KEYS_PER_COPY = 1_500_000, 6_000_000  # of TPC-H orders at scale 1
@@ -64,21 +64,6 @@ def scatter(connection: psycopg.Connection, table: str, rows: int) -> None:
         f"UPDATE {table} SET o_totalprice = o_totalprice + 1.01 WHERE o_orderkey = ANY(%s)",
         (chosen.tolist(),),
     )
-
-
-def enroll(folder: Path) -> None:
-    """Certificates for both sides."""
-    command = [
-        sys.executable,
-        "-m",
-        "source_agent.cli",
-        "enroll",
-        "--directory",
-        str(folder / "certs"),
-        "--source-name",
-        "127.0.0.1",
-    ]
-    subprocess.run(command, check=True, capture_output=True)
 
 
 @contextmanager
@@ -188,11 +173,16 @@ def ask(folder: Path, port: int, table: str, ours: Fingerprinted, partition: Par
 
 
 def measure_memory(
-    server: PostgreSQL, database: str, folder: Path, millions: list[float], readers: int
+    server: PostgreSQL,
+    database: str,
+    folder: Path,
+    millions: Sequence[float],
+    readers: int,
+    changed: int,
 ) -> None:
-    enroll(folder)
+    enroll(folder / "certs", source_names=["127.0.0.1"])
     url = server.url("postgres", database)
-    print(f"\npeak resident (VmHWM), {CHANGED_ROWS:,} changed rows, {readers} reader(s)")
+    print(f"\npeak resident (VmHWM), {changed:,} changed rows, {readers} reader(s)")
     with serving(folder, url, ["orders"], readers) as (pid, _):
         print(f"| serving, nothing asked yet | {'':40} | {peak_mb(pid)} |")
     for number, million in enumerate(millions):
@@ -204,7 +194,7 @@ def measure_memory(
                 ours = Fingerprinted(session, table, partition)
             for is_changed in (False, True):
                 if is_changed:
-                    scatter(connection, table, CHANGED_ROWS)
+                    scatter(connection, table, changed)
                 with serving(folder, url, [table], readers) as (pid, port):
                     start = time.perf_counter()
                     what = ask(folder, port, table, ours, partition)

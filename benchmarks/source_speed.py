@@ -40,7 +40,6 @@ from warehouse_agent.planning.change_forecast import Past, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.sketch_size import Sketch, open_sketch
 
-DATA = Path(".cache/tpch")
 STAGES = ("read", "gather", "hash", "positions", "mix", "add", "sketch")
 FETCH_ROWS = 512
 

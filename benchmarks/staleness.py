@@ -1,6 +1,7 @@
 """Staleness of a view by the number of view phases, as in MAUVE's Figures 8-11 and 13-16.
 
     python -m benchmarks.staleness [--rows 4000] [--piece 60] [--only 8,9]
+    python -m benchmarks.staleness --rows 100 --piece 8 --only 8 --phases 1 --warm 2
 
 Two tables of one source and their join, all through the real maintenance: a stream of insertions
 and deletions comes in pieces; each piece is a refresh of both fragments, which run ahead of the
@@ -61,11 +62,10 @@ SETTINGS = {
     "spark.driver.memory": "2g",
 }
 SIZES = {8: 8, 9: 11, 10: 19, 11: 27}  # pieces; 30, 40, 70 and 100 thousand updates there
-SWEEP = (1, 2, 3, 4, 6)  # view phases
 NEVER = 'max_lag = "7d"\nchunk_rows = 1000000'  # unless the view is named
 IDLE = (0.0, 0.5)
 DISCONTINUOUS = 12  # pieces
-WARM = (1, 3, 1, 2, 4) * 4  # pieces between view phases, from which a and b are learned
+WARM = (1, 3, 1, 2, 4)  # pieces between view phases, again and again: a and b are learned
 
 
 Step = tuple[float, float | None]  # seconds of a piece, and of the view phase after it, if any
@@ -107,7 +107,7 @@ def run_of(steps: Sequence[Step], arrivals: Sequence[float], rows: int) -> Run:
 class Mauve:
     """Two tables of `rows` rows, their join, and streams of pieces of `piece` updates."""
 
-    def __init__(self, spark: Deferred, folder: Path, rows: int, piece: int) -> None:
+    def __init__(self, spark: Deferred, folder: Path, rows: int, piece: int, warm: int) -> None:
         self.rng, self.rows, self.piece = random.Random(1998), rows, piece
         self.sites = Sites(spark, folder, TABLES, {"v": QUERY})
         self.alive: dict[str, list[int]] = {name: [] for name in TABLES["m"]}
@@ -118,7 +118,7 @@ class Mauve:
             self._insert(name, rows)
         self._runner(NEVER)
         self._refresh(is_named=True)
-        for pieces in WARM:
+        for pieces in itertools.islice(itertools.cycle(WARM), warm):
             for number in range(pieces):
                 self._edit()
                 self._refresh(is_named=number == pieces - 1)
@@ -206,12 +206,12 @@ def head(*columns: str) -> None:
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
 
 
-def steady(mauve: Mauve, only: set[int]) -> None:
+def steady(mauve: Mauve, only: set[int], phases: Sequence[int]) -> None:
     """Print Figures 8 to 11: VS by the number of phases, and what `auto` does."""
     wanted = [figure for figure in SIZES if figure in only]
     if not wanted:
         return
-    named = [f"n = {n}" for n in SWEEP]
+    named = [f"n = {n}" for n in phases]
     head(
         "figure, updates",
         *named,
@@ -226,9 +226,9 @@ def steady(mauve: Mauve, only: set[int]) -> None:
     for figure in wanted:
         arrivals = [0.0] * SIZES[figure]
         # Phases become faster while the JVM compiles: ours is measured between the others.
-        before = list(mauve.sweep(arrivals, SWEEP[:3]))
+        before = list(mauve.sweep(arrivals, phases[:3]))
         ours = mauve.stream(arrivals, None)
-        runs = [*before, *mauve.sweep(arrivals, SWEEP[3:])]
+        runs = [*before, *mauve.sweep(arrivals, phases[3:])]
         piece_s = statistics.median(base_s for run in runs for base_s, _ in run.steps)
         phase_s = statistics.median(seconds for run in runs for seconds in run.phases)
         evened = [
@@ -268,30 +268,35 @@ def interrupted(mauve: Mauve, only: set[int]) -> None:
             row(f"{figure}: {idle:.0%}", runs, lags)
 
 
-def scaled(mauve: Mauve) -> None:
+def scaled(mauve: Mauve, phases: Sequence[int]) -> None:
     """Print a line of Figure 16: the same updates on tables of another size."""
-    head("figure, rows of a table", *(f"n = {n}" for n in SWEEP[:3]))
-    row(f"16: {mauve.rows:,}", list(mauve.sweep([0.0] * DISCONTINUOUS, SWEEP[:3])))
+    head("figure, rows of a table", *(f"n = {n}" for n in phases[:3]))
+    row(f"16: {mauve.rows:,}", list(mauve.sweep([0.0] * DISCONTINUOUS, phases[:3])))
 
 
 @click.command()
 @click.option("--rows", default=4000, show_default=True, help="Of each table.")
 @click.option("--piece", default=60, show_default=True, help="Updates in a piece.")
 @click.option("--only", default="8,9,10,11,13,14,16", show_default=True, help="Figures.")
-def main(rows: int, piece: int, only: str) -> None:
+@click.option(
+    "--phases", default="1,2,3,4,6", show_default=True, help="Of a view, in Figures 8-11."
+)
+@click.option("--warm", default=20, show_default=True, help="View phases that teach the costs.")
+def main(rows: int, piece: int, only: str, phases: str, warm: int) -> None:
     """Print the tables."""
     began, spent_s = time.monotonic(), cpu_s([os.getpid()])
     wanted = {int(figure) for figure in only.split(",")}
+    sweep = [int(n) for n in phases.split(",")]
     spark = Deferred(SETTINGS)
     with TemporaryDirectory() as folder:
-        with Mauve(spark, Path(folder) / "small", rows, piece) as mauve:
-            steady(mauve, wanted)
+        with Mauve(spark, Path(folder) / "small", rows, piece, warm) as mauve:
+            steady(mauve, wanted, sweep)
             interrupted(mauve, wanted)
             if 16 in wanted:
-                scaled(mauve)
+                scaled(mauve, sweep)
         if 16 in wanted:
-            with Mauve(spark, Path(folder) / "large", 3 * rows, piece) as mauve:
-                scaled(mauve)
+            with Mauve(spark, Path(folder) / "large", 3 * rows, piece, warm) as mauve:
+                scaled(mauve, sweep)
     spent_s = cpu_s([os.getpid()]) - spent_s
     print(f"\nAll of it: {time.monotonic() - began:.0f} s, {spent_s:.0f} s of processor.")
 

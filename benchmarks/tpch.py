@@ -14,6 +14,7 @@ import psycopg
 
 from benchmarks.floor import floor_bytes
 
+DATA = Path(".cache/tpch")  # made once, below the working folder
 TABLES = {
     "customer": """CREATE TABLE customer (c_custkey bigint PRIMARY KEY, c_name varchar(25) NOT NULL,
         c_address varchar(40) NOT NULL, c_nationkey bigint NOT NULL, c_phone char(15) NOT NULL,

@@ -1,4 +1,9 @@
-"""A warm warehouse agent for measurements: the name of a fragment or view in, reports out."""
+"""A warm warehouse agent for measurements: the name of a fragment or view in, reports out.
+
+    python -m benchmarks.warm WAREHOUSE.TOML [--lazy-spark]
+
+Spark starts before the first name is read, or with `--lazy-spark` when a step needs it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import sys
 from warehouse_agent.events import Event, RefreshRetried
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark import session
+from warehouse_agent.spark.session import Deferred
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
 
@@ -19,7 +24,9 @@ def note_retries(event: Event) -> None:
 
 def main() -> None:
     config = load(sys.argv[1])
-    spark = session.start(dict(config.spark))
+    spark = Deferred.of(config)
+    if "--lazy-spark" not in sys.argv:
+        spark.get()
     runner = Runner(spark, config, (note_retries,))
     for line in sys.stdin:
         chosen = select(config, line.split(), False)
