@@ -1,0 +1,622 @@
+"""Every command of `benchmarks/` at a tiny size: it ends well, and prints its table with numbers.
+
+Numbers of such sizes say nothing, so no test looks at one. Commands run as `python -m` runs them,
+but in this process: most of the time of a tiny run would be the imports of a new one. They get the
+database servers and the Spark session of the tests, and what they leave in a server is dropped.
+Processes of their own are those that wait for all children of theirs (`many`), whose children
+import the main module (`snapshots`), and that end with a signal (`line_relay`). `carnes` restarts
+its server, and `peers` puts servers into network namespaces, so they start their own.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import replay_results
+from benchmarks.expect import HISTORIES
+from tests import ROOT
+from tests.harness import servers
+from tests.harness.histories import available
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.no_spark import NoSpark
+from tests.harness.pair import Pair, environment
+from warehouse_agent.planning import candidates
+from warehouse_agent.planning.groups import shards
+from warehouse_agent.spark import session
+from warehouse_agent.tasks import digests, scan
+
+BENCHMARKS = ROOT / "benchmarks"
+FOOTBALL = "intl_football_results"
+N = r"[\d.,]+"  # a number
+
+POSTGRESQL, MARIADB, SPARK, WAN = (
+    getattr(pytest.mark, name) for name in ("postgresql", "mariadb", "spark", "wan")
+)
+PGBENCH = pytest.mark.skipif(
+    shutil.which("pgbench") is None, reason="NO PGBENCH, NOT TESTED: install postgresql-contrib"
+)
+REAL = pytest.mark.skipif(
+    not all(map(available, HISTORIES)), reason="NO REAL TABLES, NOT TESTED: ../shared/data"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One run: the words after the module's name, and regular expressions of what it prints.
+
+    In the words `{folder}` is the working folder, and `{root}` that of this checkout. Marks also
+    say which servers and session are lent. `prepare` makes files in the working folder first.
+    """
+
+    words: str
+    prints: tuple[str, ...]
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+    prepare: Callable[[Path], None] = lambda _: None
+    is_process: bool = False
+
+
+def write_changes(folder: Path) -> None:
+    """Write short histories of change for `when`: three rows a day for two months."""
+    for name in HISTORIES:
+        file = folder / name / "changes_all_commits.csv"
+        file.parent.mkdir()
+        with file.open("w", newline="") as out:
+            lines = csv.writer(out)
+            lines.writerow(["date", "inserts", "updates", "deletes"])
+            for day in range(1, 28 * 2):
+                at = f"2026-{day // 28 + 1:02}-{day % 28 + 1:02}T{9 + day % 7:02}:00:00+00:00"
+                lines.writerow([at, 1, 2, 0])
+
+
+def write_peers(folder: Path) -> None:
+    """Copy the recorded runs of one table, pattern and link."""
+    lines = (BENCHMARKS / "peers.jsonl").read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])
+    same = ("table", "pattern", "scale", "rtt_ms", "rate_mbit")
+    found = [line for line in lines if all(json.loads(line)[k] == first[k] for k in same)]
+    (folder / "peers.jsonl").write_text("".join(found))
+
+
+def write_replay(folder: Path) -> None:
+    """Write records of a replay of three refreshes."""
+    made = [
+        replay_results.Record(
+            commit=number,
+            at=f"2026-0{number}-01T00:00:00+00:00",
+            rows=1000,
+            inserted=1,
+            updated=2,
+            deleted=0,
+            expected=(1, 3, 6),
+            sent_bytes=900,
+            received_bytes=600,
+            frame_bytes=300,
+            round_trips=1,
+            method="sketch",
+            scans=1,
+            idle_bytes=800,
+            bare_bytes=500,
+            modelled_bytes=1500,
+            load_bytes=20_000,
+            floor_bytes=200,
+            csv_bytes=60_000,
+        )
+        for number in (1, 2, 3)
+    ]
+    list(replay_results.write(made, folder / "replay.jsonl"))
+
+
+COMMANDS = {
+    "activity": Command(
+        "--tables 3 --rounds 2",
+        (
+            rf"statement, 3 tables +{N} ms",
+            rf"open, 3 tables probed +{N} ms",
+            rf"call, 1 table +{N}",
+        ),
+        (POSTGRESQL,),
+    ),
+    "against": Command(
+        "{root} --rows 300 --rounds 1 --share 10 --lazy-spark",
+        (
+            r"300 rows, 10 % changed in each of 1 rounds",
+            rf"load, cold +wall, s +there +{N} +here +{N} +ratio {N}",
+            rf"10 % changed +bytes +there +{N} +here +{N} +ratio 1\.0",
+        ),
+        (POSTGRESQL,),
+    ),
+    "carnes": Command(
+        "--rows 2000 --columns 30 --changed 10 --copied 10",
+        (
+            r"\| columns published \| full read \| MDS \| ID/RCS \|",
+            rf"\| 30 %, neighbours \| {N} / \*\*{N}\*\* \|",
+            rf"\| 10 %, scattered \| {N} / \*\*{N}\*\* \|",
+            r"\| rows in the older copy \|",
+        ),
+        (POSTGRESQL,),
+    ),
+    "derived": Command(
+        "--scale 0.001 --refreshes 1 --share 10",
+        (
+            rf"first load of q3_whole: {N} bytes on the link, rows",
+            rf"0: lineitem +{N} changed rows, floor +{N}, +{N} bytes, {N} x, \w+",
+            rf"0: in all +floor {N}, {N} bytes, {N} x; of every changed row {N}",
+        ),
+        (POSTGRESQL, SPARK, WAN),
+    ),
+    "dump": Command(
+        "--mib 1 --repeat 1",
+        (
+            r"file +pass +CPU s +MiB +of split +of parse",
+            rf"plain +split +{N} +{N} +1\.00 +{N}",
+            rf"\.zst +engine +{N} +{N} +{N} +{N}",
+        ),
+    ),
+    "expect": Command(
+        f"--history {FOOTBALL} --schedule weekly",
+        (
+            r"\| history \| refreshes \(unchanged\) \| estimator \| log-loss \|",
+            rf"\| {FOOTBALL}, weekly \| {N} \({N}%\) \| \*\*ours\*\* \| {N} \| {N}% \|",
+        ),
+        (REAL,),
+    ),
+    "expect_rows": Command(
+        f"--history {FOOTBALL} --schedule weekly --refreshes 30",
+        (
+            r"\| history \| updates \(bulk\) \| estimator \| usual \| all \|",
+            rf"\| {FOOTBALL}, weekly \| {N} \({N}\) \| \*\*ours\*\* \| {N} \| {N} \|",
+        ),
+        (REAL,),
+    ),
+    "fetch": Command(
+        "--scale 0.001 --repeat 1",
+        (
+            r"\| engine \| share \| rows \| ranges \| index s \| scan s \| memory s \| MB \|",
+            rf"\| sqlite +\| 100\.0% \| +1,500 \| +{N} \| +{N} \| +{N} \| +{N} \| +{N} \|",
+            r"mariadb: a second scan beats the index from (above|below|\d)",
+            r"postgresql: a second scan beats",
+        ),
+        (POSTGRESQL, MARIADB),
+    ),
+    "flips": Command(
+        "3 6",
+        (
+            rf"commit: median {N} ms, slowest of 6 {N} ms \(3 tables\)",
+            rf"flip: median {N} ms",
+            rf"open: median {N} ms",
+        ),
+    ),
+    "groups_without_scans": Command(
+        "--rows 20000 --changes 40 --learnt 2 --rounds 1",
+        (
+            r"20,000 rows, 1 parts of 5% after 2 complete refreshes: ",
+            rf"{N} of 40 changes found, {N} times a uniform draw; {N} left, {N} expected; ",
+        ),
+        (POSTGRESQL,),
+    ),
+    "hashes": Command(
+        "--scale 0.001 --repeat 1",
+        (
+            r"orders: 1,500 rows, [\d,]+ ranges, least of 1",
+            r"lineitem: [\d,]+ rows",
+            rf"\| key and hash +\| +{N} \| +{N} \| +{N} \| +{N} \|",
+            rf"\| survey, database +\| +{N} \| +{N} \| +{N} \| +{N} \|",
+        ),
+        (POSTGRESQL),
+    ),
+    "live_workload": Command(
+        "--rounds 1 --seconds 1 --settle 0.3 --peak 1 --rows 2000 --scale 1 --way default",
+        (
+            rf"peak: {N} transactions/s; pgbench keeps {N}",
+            rf"default: {N} rows/s scanned",
+            r"\| beside \| seconds \| p95, ms \|",
+            rf"\| alone \| \d \| {N} \| {N} \| 1\.00 \|",
+            rf"\| default \| \d \| {N} \| {N} \| {N} \|",
+        ),
+        (POSTGRESQL, PGBENCH),
+    ),
+    "many": Command(
+        "--tables 1 --rows 60 --changed 3 --rounds 1",
+        (
+            r"1 x 60 rows, 1 rounds",
+            rf"load +wall +{N} s, processor +{N} s, source +{N} s, driver {N} MB",
+            rf"3 changed, 1 +wall +{N} s, .* apply: driver, prove: driver",
+            rf"status +wall +{N} s",
+            rf"--help +wall +{N} s",
+        ),
+        is_process=True,
+    ),
+    "month": Command(
+        "6 2 3",
+        (rf"[1-9]\d* refreshes, \d+ decisions, {N} s of one processor, .*; 0 rules broken",),
+    ),
+    "pair": Command(
+        "--scale 0.001 --refreshes 1 --share 10 --lazy-spark",
+        (
+            r"orders, scale 0\.001: 1,500 rows; 0\.0 ms, no Mbit/s",
+            rf"10 % \([\d,]+ rows, floor {N}\) +{N} bytes on the link = {N} x floor, \w+, +\d+ p",
+            rf"last refresh ÷ warm load: {N}",
+            rf"source agent, peak resident: {N} MB",
+        ),
+        (POSTGRESQL, WAN),
+    ),
+    "paper": Command(
+        "--seeds 1",
+        (
+            rf"\| RPC \+ compound \| {N} \| {N} \| \d+% \|",
+            r"Figure 6: of \d+ refreshes of a week",
+            r"\| 0\.5 \| 1\.00 \| ",
+            rf"recurrent load over the best fixed interval: optimum {N}, threshold {N}",
+        ),
+    ),
+    "peers": Command(
+        "--tool driftline --tool full-copy:3 --tool pg_comparator:5 --table orders"
+        " --pattern scattered --rate 1 --scale 0.001 --rtt-ms 0 --rate-mbit 0 --warm 1 --lazy-spark"
+        " --results {folder}/peers.jsonl --pictures {folder}/pictures",
+        (
+            rf"orders scattered 1 % \[.*\] warming 0: driftline \(\w+\) {N} bytes, floor {N}, ",
+            r"orders scattered 1 % \[.*\] measured: driftline \(\w+\) [^:]+$",
+        ),
+        (POSTGRESQL, WAN),
+    ),
+    "plots": Command(
+        "--results {folder}/peers.jsonl --pictures {folder}/pictures",
+        (r"peers-bytes-\w+-\w+-0ms-0mbit\.svg$",),
+        prepare=write_peers,
+    ),
+    "probed": Command(
+        "--minutes 1 --tables 3 --seconds 1",
+        (
+            rf"no probe +\d+ transactions, p50 {N}, p95 {N}, p99 {N} ms",
+            rf"a probe a minute +\d+ transactions, p50 {N}",
+            rf"[1-9]\d* questions about 3 tables, median {N} ms",
+        ),
+        (POSTGRESQL, PGBENCH),
+    ),
+    "reduce": Command(
+        "--rows 2000 --files 2 --repeat 1",
+        (
+            r"2,000 rows, 2 files, \d+ processors",
+            rf"ranges +threads 1 +batches +16,384 +per M rows: wall {N} s +processor {N} s",
+            rf"finest sketch +threads 2 +batches 131,072 +per M rows: wall {N} s",
+        ),
+    ),
+    "replay": Command(
+        f"--history {FOOTBALL} --upto 3 --results {{folder}}/replay.jsonl",
+        (
+            rf"{FOOTBALL}, objective seconds",
+            rf"\| the others \| 3 \| {N} \|",
+            r"\| driftline \| [\d.]+ [kM]?B \| 1\.00 \|",
+        ),
+        (REAL,),
+    ),
+    "replay_groups": Command(
+        "--commits 1",
+        tuple(rf"\| {name} \| 1 \| {N} \({N} deleted\) \| {N} \| {N} \|" for name in HISTORIES),
+        (REAL,),
+    ),
+    "replay_picture": Command(
+        "--results {folder}/replay.jsonl --picture {folder}/replay.svg", (), prepare=write_replay
+    ),
+    "shards": Command("3000 500", (r'"rows": 3000, .*"proof": "total", .*"equal": true',)),
+    "since": Command(
+        "--scale 0.001 --seconds 2 --marker checksum",
+        (
+            rf"late commits, 2 s: {N} changed rows",
+            r"xmin +missed 0 \(0\.0%\)",
+            r"orders, 1,500 rows",
+            rf"checksum +1\.0% updated, some deleted +{N} rows by the marker, {N} of {N} changed",
+        ),
+        (POSTGRESQL),
+    ),
+    "sizes": Command(
+        "--refreshes 12 --seeds 1",
+        (
+            r"\| changes a day \| objective \| bytes ÷ floor: median, 90 % \|",
+            rf"\| Poisson \| seconds \| {N}, {N} \| {N}% \| {N}%, {N}% \| {N}% \|",
+            rf"\| bulk at times \| bytes \| {N}, {N} \|",
+        ),
+    ),
+    "snapshots": Command(
+        "--rows 30000 --distance 0 --runs 1",
+        (
+            r"30,000 records, distance 0",
+            rf"parse and hash +-?{N} s CPU +x +1\.00 +{N} s wall +{N} MiB \(\+-?{N}\)",
+            rf"window +-?{N} s CPU .* 0 pairs mended, .* 0 temporary files",
+            rf"driftline diff +-?{N} s CPU ",
+            r"out: \d+ changes, 0 useless pairs, as changed",
+        ),
+        is_process=True,
+    ),
+    "source": Command(
+        "--scale 0.001 --rows-millions 1.5 --table orders --repeat 1 --changed 50",
+        (
+            r"sqlite: 1,500 orders, [\d,]+ ranges, least of 1",
+            r"\| +\| wall s \| M rows/s \| ÷ fetchmany \| ÷ fetchall \|",
+            rf"\| ranges, 2 processes +\| +{N} \| +{N} \| +{N} \| +{N} \| +{N} \|",
+            rf"CPU, µs per row: read {N}, gather {N}",
+            r"peak resident \(VmHWM\), 50 changed rows, 2 reader\(s\)",
+            rf"\| +1,500,000 rows, {N} ranges \| nothing changed +\| {N} .*MB \| {N} s \|",
+            rf"\| \d+ rows by ranges \({N} row hashes\) +\| {N}",
+        ),
+        (POSTGRESQL, MARIADB),
+    ),
+    "sources": Command(
+        "--sources 2 --tables 1 --kilobytes 20 --rtt-ms 1 --rate-mbit 100",
+        (
+            r"2 sources of 1 x 20 kB, 1 ms, 100 Mbit/s",
+            rf"one after the other +wall +{N} s, processor +{N} s",
+            rf"side by side +wall +{N} s, processor +{N} s",
+            rf"^{N} x$",
+        ),
+        (WAN,),
+    ),
+    "staleness": Command(
+        "--rows 100 --piece 8 --only 8 --phases 1 --warm 2",
+        (
+            r"\| figure, updates \| n = 1 \| automatic: n \| VS \|",
+            rf"\| 8: 64 \| {N} \| \d+ \| {N} \| {N} \| \*\*{N}\*\* \| {N}, {N} \| {N} \|",
+        ),
+        (SPARK,),
+    ),
+    "view_maintenance": Command(
+        "0.001 0.05 Q3 1",
+        (
+            r"5\.000% changed",
+            rf"Q3 +cpu +s: recompute +{N}, incremental +{N} = \*\*{N}\*\* .* view [\d,]+ rows",
+            rf"Q3 +auto: \w+ = \*\*{N}\*\* of the better, check included",
+        ),
+        (SPARK),
+    ),
+    "when": Command(
+        "{folder}",
+        (
+            r"\| history, best fixed interval \| fixed \| threshold \|",
+            *(rf"\| {name}, a week \| {N} \({N}\) \| {N} \({N}\) \|" for name in HISTORIES),
+        ),
+        prepare=write_changes,
+    ),
+    "writers": Command(
+        "--rows 300 --tile 150 --reply-ms 0",
+        tuple(
+            rf"\| {engine} \| integer \| {what} \| {N} s, {N} ms, {N} \| {N} s, {N} ms, {N} \|"
+            for engine in ("SQLite, rollback journal", "MyISAM, no unique key", "PostgreSQL")
+            for what in ("compared", "shipped")
+        ),
+        (POSTGRESQL, MARIADB),
+    ),
+}
+OF_THEIR_OWN = {"line_relay", "warm"}  # no table: below
+OWN_SERVERS = {"carnes", "peers"}
+# What commands set in modules of the product: it is set back.
+SET = (
+    (shards, "KEYS_MAX"),
+    (candidates, "GROUP_KEYS_MAX"),
+    (scan, "THREAD_BYTES"),
+    (scan, "THREADS_MAX"),
+    (scan, "DIGEST_ROWS"),
+    (digests, "DRIVER_BYTES_MAX"),
+    (digests, "READ_FACTOR"),
+)
+
+
+def test_every_command_is_tested() -> None:
+    found = {
+        file.stem
+        for file in BENCHMARKS.glob("*.py")
+        if re.search(r"^if __name__ == .__main__.:$", file.read_text(), re.MULTILINE)
+    }
+    assert found == COMMANDS.keys() | OF_THEIR_OWN
+
+
+@pytest.fixture(autouse=True)
+def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in a folder of the test: no file of the tree is written. Children find the tree."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    for module, name in SET:
+        monkeypatch.setattr(module, name, vars(module)[name])
+    ends = signal.getsignal(signal.SIGTERM)
+    yield tmp_path
+    signal.signal(signal.SIGTERM, ends)
+
+
+def run(
+    module: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> str:
+    """Run `python -m benchmarks.MODULE WORDS` in this process; return what it printed."""
+    program = str(BENCHMARKS / f"{module}.py")
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    code: object = 0
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code in (0, None), f"{code}\n{err}"
+    return str(out)
+
+
+def run_process(module: str, words: list[str]) -> str:
+    """Run the same as a process of its own; return what it printed."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def lent(server: Any, found: Callable[[], set[tuple[str, str]]]) -> Iterator[Any]:
+    """Lend a server to a command; then drop its databases, and its roles, which own nothing."""
+    before = found()
+    try:
+        yield server
+    finally:
+        new = found() - before
+        for kind, name in sorted(new):  # databases first
+            if kind == "database":
+                server.drop_database(name)
+            else:
+                with server.superuser() as connection:
+                    connection.execute(f'DROP ROLE "{name}"')
+
+
+def lend_postgresql(server: servers.PostgreSQL) -> Callable[..., Any]:
+    """Return a function for commands in place of the class: it lends the server of the tests."""
+
+    def found() -> set[tuple[str, str]]:
+        with server.superuser() as connection:
+            return set(
+                connection.execute(
+                    "SELECT 'database', datname FROM pg_database"
+                    " UNION SELECT 'role', rolname FROM pg_roles"
+                ).fetchall()
+            )
+
+    return lambda **_: lent(server, found)
+
+
+def lend_mariadb(server: servers.MariaDB) -> Callable[..., Any]:
+    """Return the same for MariaDB, where no command makes accounts."""
+
+    def found() -> set[tuple[str, str]]:
+        with server.admin() as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW DATABASES")
+            return {("database", str(name)) for (name,) in cursor.fetchall()}
+
+    return lambda: lent(server, found)
+
+
+def replace_server(name: str, lend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put `lend` in place of a class of servers, in its module and in those of benchmarks."""
+    kind = getattr(servers, name)
+    monkeypatch.setattr(servers, name, lend)
+    for module in [m for n, m in sys.modules.items() if n.startswith("benchmarks.")]:
+        if vars(module).get(name) is kind:
+            monkeypatch.setattr(module, name, lend)
+
+
+@pytest.fixture
+def lending(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Command], None]:
+    """Return a function that lends a command the servers and the session that its marks name."""
+
+    def lend(module: str, command: Command) -> None:
+        import_module(f"benchmarks.{module}")  # before a class is replaced: what it imports stays
+        if WAN in command.marks:
+            request.getfixturevalue("wan_available")
+        if POSTGRESQL in command.marks and module not in OWN_SERVERS:
+            server = request.getfixturevalue("postgresql")
+            replace_server("PostgreSQL", lend_postgresql(server), monkeypatch)
+        if MARIADB in command.marks:
+            server = request.getfixturevalue("mariadb")
+            replace_server("MariaDB", lend_mariadb(server), monkeypatch)
+        if SPARK in command.marks and WAN not in command.marks:  # no namespace around it
+            lend_spark(request, monkeypatch)
+
+    return lend
+
+
+def lend_spark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a command that starts and stops Spark get the session of the tests."""
+    spark = request.getfixturevalue("spark")
+    monkeypatch.setattr(session, "start", lambda *_: session.prepare(spark))
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=command.marks) for name, command in COMMANDS.items()]
+)
+def test_command(
+    module: str,
+    working: Path,
+    lending: Callable[[str, Command], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    command = COMMANDS[module]
+    command.prepare(working)
+    lending(module, command)
+    words = [word.format(folder=working, root=ROOT) for word in command.words.split()]
+    if command.is_process:
+        out = run_process(module, words)
+    else:
+        out = run(module, words, monkeypatch, capsys)
+    for expected in command.prints:
+        assert re.search(expected, out, re.MULTILINE), f"{expected}\nis not in\n{out}"
+    for option, file in pairwise(words):
+        if option in ("--results", "--picture"):
+            assert Path(file).stat().st_size > 0
+        if option == "--pictures" and module == "plots":
+            assert [*Path(file).glob("*.svg")]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_warm_refreshes_what_it_reads(
+    working: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """`warm` has no table: a name in, a report out."""
+    lend_spark(request, monkeypatch)
+    legacy = SqliteLegacy(working / "erp.db")
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT)")
+    legacy.many("INSERT INTO orders VALUES (?, ?)", [(i, "x") for i in range(10)])
+    with Pair(NoSpark(), legacy, working / "pair", {"orders": 'table = "orders"'}) as pair:
+        monkeypatch.setattr(sys, "stdin", StringIO("orders\norders\n"))
+        out = run("warm", [str(pair.warehouse_toml())], monkeypatch, capsys)
+    legacy.close()
+    reports = [json.loads(line) for line in out.splitlines()]
+    assert [(r["name"], r["error"], r["rows_total"]) for r in reports] == [("orders", None, 10)] * 2
+
+
+@pytest.mark.slow
+def test_line_relay_carries_both_ways() -> None:
+    """`line_relay` prints nothing, and its parent ends it."""
+
+    def echo(listener: socket.socket) -> None:
+        with listener.accept()[0] as peer:
+            peer.sendall(peer.recv(100).upper())
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as near,
+        socket.create_server(("127.0.0.1", 0)) as far,
+    ):
+        thread = threading.Thread(target=echo, args=(far,))
+        thread.start()
+        words = [str(near.fileno()), *map(str, far.getsockname())]
+        command = [sys.executable, "-m", "benchmarks.line_relay", *words]
+        with subprocess.Popen(command, pass_fds=(near.fileno(),)) as process:
+            try:
+                with socket.create_connection(near.getsockname(), timeout=60) as client:
+                    client.sendall(b"driftline")
+                    assert client.recv(100) == b"DRIFTLINE"
+                    assert client.recv(100) == b""
+                assert process.poll() is None
+            finally:
+                process.terminate()
+                thread.join()
+        assert process.returncode == -signal.SIGTERM
