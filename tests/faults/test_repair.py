@@ -24,7 +24,7 @@ from driftline.errors import NotFound, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
-from tests.harness.pair import Pair
+from tests.harness.pair import SMALL_BYTES, Pair
 from warehouse_agent import changes
 from warehouse_agent.cli import commands, verify
 from warehouse_agent.cli.gc import unreferenced
@@ -65,17 +65,26 @@ def loaded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture
-def pair(spark: SparkSession, loaded: Path, tmp_path: Path) -> Iterator[Pair]:
-    """A copy of its own of the loaded table and its source."""
+def pair(
+    request: pytest.FixtureRequest, spark: SparkSession, loaded: Path, tmp_path: Path
+) -> Iterator[Pair]:
+    """A copy of its own of the loaded table and its source; with a parameter, its `small_bytes`."""
     for one in loaded.glob("erp.db*"):
         shutil.copyfile(one, tmp_path / one.name)
     shutil.copytree(loaded / "warehouse", tmp_path / "pair" / "warehouse")
     legacy = SqliteLegacy(tmp_path / "erp.db")
     with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as made:
+        made.small_bytes = getattr(request, "param", made.small_bytes)
         # Tests bound the bytes, which a fast line may spend to save time.
         made.source_lines = f'address = "{made.address}"\ninsecure = true\nobjective = "bytes"'
         yield made
     legacy.close()
+
+
+# Steps on Spark, too, where they meet damage.
+ALSO_ON_SPARK = pytest.mark.parametrize(
+    "pair", [SMALL_BYTES, 0], indirect=True, ids=["here", "all on Spark"]
+)
 
 
 def store(pair: Pair) -> Store:
@@ -113,6 +122,7 @@ def mended(pair: Pair, report: Report, lost: list[DataFile]) -> None:
     pair.check("orders")
 
 
+@ALSO_ON_SPARK
 def test_a_missing_file(pair: Pair) -> None:
     """Noticed without a read, pulled again by the same refresh, and nobody is told that its rows
     are new."""
@@ -144,6 +154,7 @@ def test_a_missing_file_of_rows_that_are_gone(pair: Pair) -> None:
     assert (report.rows_inserted, report.rows_deleted) == (0, 2 * ROWS)
 
 
+@ALSO_ON_SPARK
 def test_a_page_that_cannot_be_read(pair: Pair) -> None:
     """Found by the read that fails on it, which names the file; the next attempt mends it."""
     before = head(pair)
@@ -169,6 +180,7 @@ def test_a_command_mends_what_it_meets(pair: Pair) -> None:
     mended(pair, report, [lost])
 
 
+@ALSO_ON_SPARK
 def test_damage_that_verify_found_and_that_was_restored(pair: Pair) -> None:
     """A note is no verdict: what is noted is read again, and stays where it is whole."""
     before = head(pair)
@@ -333,7 +345,7 @@ def test_older_versions_and_gc(pair: Pair) -> None:
     place(before.files[2]).write_bytes(b"")
     pair.refresh("orders")
     with pytest.raises(Exception, match=r"(?i)not exist|not found|FAILED_READ_FILE"):
-        pair.published("orders", before.version)
+        pair.read("orders", before.version)
     now = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
     garbage = unreferenced(store(pair), "orders", keep_hours=0, now=now)
     for one in garbage.places:
@@ -343,6 +355,7 @@ def test_older_versions_and_gc(pair: Pair) -> None:
     assert pair.refresh("orders").repaired_files == 0
 
 
+@ALSO_ON_SPARK
 def test_other_columns(pair: Pair) -> None:
     """A schema that is accepted while files are lost."""
     lost = head(pair).files[1]
@@ -550,8 +563,22 @@ def damage_at_random(spark: SparkSession, folder: Path, seed: int) -> tuple[int,
     return moved, sum(f.size for f in lost)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_damage(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "small_bytes"),
+    [
+        pytest.param(1, SMALL_BYTES, id="1"),
+        pytest.param(2, SMALL_BYTES, id="2"),
+        pytest.param(2, 0, id="2, all on Spark"),
+    ],
+)
+def test_random_damage(
+    spark: SparkSession,
+    tmp_path: Path,
+    seed: int,
+    small_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.harness.pair.SMALL_BYTES", small_bytes)
     moved, held = damage_at_random(spark, tmp_path, seed)
     assert moved <= BYTES_TIMES * held + BYTES_MORE, f"{moved} bytes for {held}"
 

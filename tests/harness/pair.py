@@ -20,13 +20,17 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from source_agent import config as source_configure
 from source_agent.server.service import Server, start
 from tests import ROOT
 from tests.harness.installation import Installation, clean_environment
-from tests.harness.legacy import Legacy
+from tests.harness.legacy import LEGACIES, Legacy
 from warehouse_agent import config as configure
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
@@ -34,13 +38,14 @@ from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.readers import changes, read
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.steps import Steps
 
 START_S_MAX = 60.0
 
-# `./tests/run` runs the suite of the pair a second time with 0, all on Spark.
-SMALL_BYTES = int(os.environ.get("PAIR_SMALL_BYTES", configure.SMALL_BYTES))
+SMALL_BYTES = configure.SMALL_BYTES
+ON_SPARK = "sqlite, all on Spark"  # the name of a parameter, see `legacy_of`
 # Else an agent beside its database rests up to 15 times as long as it reads while other tests run.
 UNBRAKED = "feedback = false"
 
@@ -67,7 +72,7 @@ class Pair:
         self._relations = relations
         self._server: Server | None = None
         self.warehouse = folder / "warehouse"
-        self.small_bytes = SMALL_BYTES
+        self.small_bytes = SMALL_BYTES  # 0: small tables, too, reach Spark
         self.fragment_lines: dict[str, str] = {}
         self.source_lines: str | None = None
         self.limits = limits  # from the next start on
@@ -170,9 +175,19 @@ class Pair:
         return report
 
     def published(self, name: str, version: int | None = None) -> list[tuple[Any, ...]]:
-        """What a reader sees."""
-        rows = read(self.spark, self.warehouse, name, version).collect()
-        return [tuple(row) for row in rows]
+        """Return the rows of a table as a reader of Delta finds them, which knows nothing of us.
+
+        Where all steps are Spark's, so is the reader: `read` of the product.
+        """
+        if self.small_bytes == 0:
+            return self.read(name, version)
+        found = DeltaTable(str(self.warehouse / name), version=version).to_pyarrow_table()
+        columns = [one for one in found.column_names if not one.startswith("_driftline_")]
+        return rows_of(found.select(columns))
+
+    def read(self, name: str, version: int | None = None) -> list[tuple[Any, ...]]:
+        """Return the rows of a table by the product's `read`, with Spark."""
+        return rows_of(read(self.spark, self.warehouse, name, version).toArrow())
 
     def error(self, name: str, options: Options | None = None) -> dict[str, Any]:
         """The refusal of a refresh that must fail, and change nothing that a reader sees."""
@@ -210,14 +225,42 @@ class Pair:
             elif old != new:
                 expected["update_before", old] += 1
                 expected["update_after", new] += 1
-        feed = changes(self.spark, self.warehouse, name, since=version - 1, upto=version).collect()
-        assert {row[0] for row in feed} <= {version}
-        found = Counter((row[1], tuple(map(plain, row[2:]))) for row in feed)
+        found = Counter((op, tuple(map(plain, row))) for op, *row in self._feed(name, snapshot))
         assert found == expected, (found - expected, expected - found)
+
+    def _feed(self, name: str, snapshot: Snapshot) -> list[tuple[Any, ...]]:
+        """Return the change feed of one version, as `published` its rows: `_op` and the columns."""
+        version, feed = snapshot.version, snapshot.record.changes
+        if self.small_bytes == 0:
+            frame = changes(self.spark, self.warehouse, name, since=version - 1, upto=version)
+            rows = rows_of(frame.toArrow())
+            assert {row[0] for row in rows} <= {version}
+            return [row[1:] for row in rows]
+        assert feed is not None
+        folder = self.warehouse / PRIVATE / "changes" / name / feed
+        files = [folder / file for file in snapshot.record.changes_files]
+        columns = ["_op", *snapshot.layout.data_names]
+        tables = (pq.read_table(file, partitioning=None).select(columns) for file in files)
+        return [row for table in tables for row in rows_of(table)]
 
     def check(self, name: str, table: str | None = None) -> None:
         """Published == source, row for row."""
         expect_equal(self.published(name), self.legacy.rows(table or name))
+
+
+def legacy_of(request: pytest.FixtureRequest, folder: Path) -> Legacy:
+    """Return a new legacy system, by the name that is the parameter of a fixture.
+
+    Args:
+        request: of the fixture. Its parameter is a name in `LEGACIES`, or `ON_SPARK`: SQLite, and
+            the pairs of this test run each step on Spark.
+        folder: where a file may be made.
+    """
+    if request.param == ON_SPARK:
+        patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+        patch.setattr("tests.harness.pair.SMALL_BYTES", 0)
+        return LEGACIES["sqlite"](request, folder)
+    return LEGACIES[request.param](request, folder)
 
 
 class SourceProcess:
@@ -272,6 +315,11 @@ def environment(tree: Path = ROOT, /, **more: str) -> dict[str, str]:
     """Of a child process that runs one of the agents from a tree, by default this one."""
     path = f"{tree}{os.pathsep}{tree / 'proto'}"
     return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    """Return the rows of a table of Arrow."""
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def expect_equal(published: Sequence[Sequence[Any]], source: Sequence[Sequence[Any]]) -> None:

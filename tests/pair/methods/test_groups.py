@@ -14,8 +14,8 @@ from driftline.errors import WarehouseUnavailable
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import LEGACIES, Legacy
-from tests.harness.pair import Pair, plain
+from tests.harness.legacy import Legacy
+from tests.harness.pair import ON_SPARK, Pair, legacy_of, plain
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
 from warehouse_agent.methods import units
@@ -28,6 +28,7 @@ from warehouse_agent.storage.store import Store
 
 BUDGET = 1000
 SQLITE = pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+ALSO_ON_SPARK = pytest.mark.parametrize("legacy", ["sqlite", ON_SPARK], indirect=True)
 PART = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
 
 
@@ -41,7 +42,7 @@ PART = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
     ]
 )
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = LEGACIES[request.param](request, tmp_path)
+    made = legacy_of(request, tmp_path)
     yield made
     made.close()
 
@@ -56,7 +57,25 @@ def pair(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> Iterator[Pair]:
         yield made
 
 
-@pytest.mark.parametrize("round_trip_s", [0.0, 10.0], ids=["refined", "whole"])
+REFINED_S, WHOLE_S = 0.0, 10.0  # round trips with which groups are refined, or come whole
+
+
+@pytest.mark.parametrize(
+    ("legacy", "round_trip_s"),
+    [
+        pytest.param("sqlite", REFINED_S, id="sqlite-refined"),
+        pytest.param("sqlite", WHOLE_S, id="sqlite-whole"),
+        pytest.param("mariadb", REFINED_S, id="mariadb-refined"),
+        pytest.param(ON_SPARK, REFINED_S, id=f"{ON_SPARK}-refined"),
+        *(
+            pytest.param(engine, round_trip_s, marks=pytest.mark.soak)
+            for engine in ("sqlite-journal", "postgresql", "mariadb")
+            for round_trip_s in (REFINED_S, WHOLE_S)
+            if (engine, round_trip_s) != ("mariadb", REFINED_S)
+        ),
+    ],
+    indirect=["legacy"],
+)
 def test_by_groups(pair: Pair, monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
     from warehouse_agent.history import record
     from warehouse_agent.planning.network import Line
@@ -74,13 +93,18 @@ def test_by_groups(pair: Pair, monkeypatch: pytest.MonkeyPatch, round_trip_s: fl
             assert report.method == "group"
             assert report.proof == "total"
             pair.check(report.name)
-        assert orders.round_trips == (2 if round_trip_s == 0 else 1)
+        assert orders.round_trips == (2 if round_trip_s == REFINED_S else 1)
         assert (orders.rows_inserted, orders.rows_updated, orders.rows_deleted) == counts
         pair.check_feed("orders", seed)
     quiet = pair.refresh("orders")
     assert (quiet.version, quiet.round_trips, quiet.rows_changed) == (2, 1, 0)
 
 
+@pytest.mark.parametrize(
+    "legacy",
+    ["sqlite", *(pytest.param(e, marks=pytest.mark.soak) for e in ("postgresql", "mariadb"))],
+    indirect=True,
+)
 def test_a_part_of_a_table(pair: Pair) -> None:
     """What was compared is theirs, the rest as it was, and in some refreshes everything is."""
     pair.refresh("orders")
@@ -116,7 +140,7 @@ def test_a_part_of_a_table(pair: Pair) -> None:
     assert (last.rows_changed, last.proof) == (0, "total")
 
 
-@SQLITE
+@ALSO_ON_SPARK
 def test_a_part_compares_what_is_likely_to_have_changed(pair: Pair) -> None:
     """Also where parts alone have told what that is."""
     pair.refresh("orders")
@@ -311,7 +335,7 @@ def test_a_changed_schema_is_compared_whole(pair: Pair) -> None:
     pair.check("orders")
 
 
-@SQLITE
+@ALSO_ON_SPARK
 def test_rows_in_no_unit_are_not_published_twice(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The main job on every engine: load, refresh, prove, publish."""
+"""The main job on every engine, and on Spark alone: load, refresh, prove, publish."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import LEGACIES, Legacy
-from tests.harness.pair import Pair
+from tests.harness.legacy import Legacy
+from tests.harness.pair import ON_SPARK, Pair, legacy_of
 from warehouse_agent.refresh.job import Options
 
 MakePair = Callable[[dict[str, str]], Pair]
@@ -28,9 +28,12 @@ TYPES = {
 }
 
 
-@pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
+ENGINES = ["sqlite", "sqlite-journal", "postgresql", "mariadb"]
+
+
+@pytest.fixture(params=[*ENGINES, ON_SPARK])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = LEGACIES[request.param](request, tmp_path)
+    made = legacy_of(request, tmp_path)
     yield made
     made.close()
 
@@ -98,6 +101,7 @@ def test_composite_text_key(pair: Pair) -> None:
     pair.check("items")
 
 
+@pytest.mark.parametrize("legacy", ENGINES, indirect=True)
 def test_several_in_one_snapshot(pair: Pair) -> None:
     first = pair.reports()
     assert [r.error for r in first] == [None, None]

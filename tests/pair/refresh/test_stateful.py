@@ -306,6 +306,16 @@ def test_anything_in_any_order(spark: SparkSession) -> None:
     run_state_machine_as_test(Machine, settings=chosen_settings(9, 10))
 
 
+def test_anything_in_any_order_on_spark(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step is Spark's, as in tables that are large."""
+    monkeypatch.setattr("tests.harness.pair.SMALL_BYTES", 0)
+    Machine.spark = spark
+    Machine.make = staticmethod(on_sqlite)
+    run_state_machine_as_test(Machine, settings=chosen_settings(2, 8))
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(86_400)
 def test_anything_in_any_order_on_postgresql(spark: SparkSession, postgresql: PostgreSQL) -> None:
