@@ -6,6 +6,7 @@ Rows are marked, so that a table says at which of the source's instants it was r
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -109,10 +110,15 @@ def nowhere() -> Deferred:
 
 
 @contextlib.contextmanager
-def nine_tables(folder: Path) -> Iterator[Served]:
-    """Serve nine tables of ROWS rows each, all of mark 0, where no Spark can start."""
+def nine_tables(folder: Path, *, like: Path | None = None) -> Iterator[Served]:
+    """Serve nine tables of ROWS rows each, all of mark 0, where no Spark can start.
+
+    `like`: the folder of another one, whose tables and warehouse are copied.
+    """
+    if like is not None:
+        shutil.copytree(like, folder, dirs_exist_ok=True)
     legacy = SqliteLegacy(folder / "erp.db")
-    for name in NAMES:
+    for name in NAMES if like is None else []:
         legacy.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY NOT NULL, mark INTEGER)")
         legacy.many(f"INSERT INTO {name} VALUES (?, 0)", [(key,) for key in range(ROWS)])
     relations = {name: f'table = "{name}"' for name in NAMES}

@@ -39,6 +39,32 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def first_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nine tables of which all are published: to be copied."""
+    folder = tmp_path_factory.mktemp("loaded")
+    with nine_tables(folder) as made:
+        assert [r.error for r in made.refresh(Log())] == [None] * 9
+    return folder
+
+
+@pytest.fixture
+def loaded(first_load: Path, tmp_path: Path) -> Iterator[Served]:
+    """Nine tables of which all are published, and of which all rows have changed since."""
+    with nine_tables(tmp_path, like=first_load) as made:
+        made.change()
+        yield made
+
+
+@pytest.fixture
+def unseen() -> Iterator[None]:
+    """Hide the objects of other tests from `gc.get_objects`, which is slow where there are many."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> Phases:
     return Phases(monkeypatch)
@@ -101,6 +127,7 @@ def test_a_run_is_taken_when_the_one_before_is_compared(served: Served, phases: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_two_runs_are_in_memory(served: Served, phases: Phases, ahead: int) -> None:
     """However many there are: nine, or five."""
@@ -137,12 +164,11 @@ def test_two_runs_are_in_memory(served: Served, phases: Phases, ahead: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unseen")
 def test_two_runs_are_in_memory_while_one_is_tried_again(
-    served: Served, phases: Phases, monkeypatch: pytest.MonkeyPatch
+    loaded: Served, phases: Phases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a failed attempt held is let go before the next one, not kept by its error."""
-    served.refresh(Log())
-    served.change()
     real, tried, found = finish.write_and_prove, list[str](), list[int]()
 
     def fail(job: Job, *rest: object) -> object:
@@ -162,10 +188,10 @@ def test_two_runs_are_in_memory_while_one_is_tried_again(
 
     phases.then = count
     monkeypatch.setattr(attempt, "write_and_prove", fail)
-    reports = served.refresh(Log(), more="ahead = 1")
+    reports = loaded.refresh(Log(), more="ahead = 1")
     assert [r.attempts for r in reports] == [4] + [1] * 8
     assert found == [1] * 4
-    served.check(*NAMES)
+    loaded.check(*NAMES)
 
 
 def test_bytes_are_those_of_the_fragment(
@@ -253,23 +279,21 @@ def fail_once(
 @pytest.mark.parametrize("error", [SnapshotLost, Unforeseen])
 @pytest.mark.parametrize("step", ["prepare", "exchange", "write_and_prove", "commit"])
 def test_a_step_of_each_run_fails(
-    served: Served,
+    loaded: Served,
     monkeypatch: pytest.MonkeyPatch,
     step: str,
     error: type[Exception],
 ) -> None:
     """It is tried again where that may help; no other fragment is, and none is lost."""
     broken = ("t1", "t6", "t8")
-    served.refresh(Log())
-    served.change()
     is_retryable = issubclass(error, DriftlineError)
     with monkeypatch.context() as patch:
         fail_once(patch, step, broken, error)
         log = Log()
-        reports = {r.name: r for r in served.refresh(log)}
+        reports = {r.name: r for r in loaded.refresh(log)}
     assert sorted(log.ends) == NAMES
     assert not threads()
-    assert are_free(served)
+    assert are_free(loaded)
     for name, report in reports.items():
         assert report.attempts == (2 if name in broken and is_retryable else 1)
         if name not in broken or is_retryable:
@@ -277,9 +301,9 @@ def test_a_step_of_each_run_fails(
         else:
             assert report.error is not None
             assert (report.error["code"], report.version) == ("INTERNAL", 0)
-    served.check(*(name for name, report in reports.items() if report.error is None))
-    assert [r.error for r in served.refresh(Log())] == [None] * 9
-    served.check(*NAMES)
+    loaded.check(*(name for name, report in reports.items() if report.error is None))
+    assert [r.error for r in loaded.refresh(Log())] == [None] * 9
+    loaded.check(*NAMES)
 
 
 INTERRUPTED_AT = [
@@ -296,11 +320,9 @@ INTERRUPTED_AT = [
 @pytest.mark.slow
 @pytest.mark.parametrize("at", INTERRUPTED_AT, ids="-".join)
 def test_an_interruption(
-    served: Served, phases: Phases, at: Mark, monkeypatch: pytest.MonkeyPatch
+    loaded: Served, phases: Phases, at: Mark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in each phase: nothing is left running or locked, and what was committed is kept."""
-    served.refresh(Log())
-    served.change()
     log, taken, stop = Log(), threading.Event(), batch._Announcer.stop
 
     def stopped(announcer: batch._Announcer) -> None:
@@ -316,16 +338,16 @@ def test_an_interruption(
 
     phases.then = interrupt
     with pytest.raises(KeyboardInterrupt):
-        served.refresh(log)
+        loaded.refresh(log)
     assert not threads()
-    assert are_free(served)
+    assert are_free(loaded)
     committed = [e.report.name for e in log.events if isinstance(e, RefreshCommitted)]
     assert committed == NAMES[: len(committed)]
-    assert [served.pair.version(n) for n in NAMES] == [int(n in committed) for n in NAMES]
+    assert [loaded.pair.version(n) for n in NAMES] == [int(n in committed) for n in NAMES]
     assert len(committed) < 9
     phases.then = lambda _mark: None
-    assert [r.error for r in served.refresh(Log())] == [None] * 9
-    served.check(*NAMES)
+    assert [r.error for r in loaded.refresh(Log())] == [None] * 9
+    loaded.check(*NAMES)
 
 
 @pytest.mark.slow
@@ -333,9 +355,7 @@ def test_an_interruption(
     ("phase", "name"),
     [("reduce", "t1"), ("exchange", "t5"), ("apply", "t1"), ("prove", "t5"), ("publish", "t5")],
 )
-def test_answers_that_nobody_reads(served: Served, phase: str, name: str) -> None:
-    served.refresh(Log())
-    served.change()
+def test_answers_that_nobody_reads(loaded: Served, phase: str, name: str) -> None:
 
     def unread(event: Event) -> None:
         if event == PhaseStarted(name, phase):
@@ -343,14 +363,14 @@ def test_answers_that_nobody_reads(served: Served, phase: str, name: str) -> Non
 
     log = Log(unread)
     with pytest.raises(BrokenPipeError):
-        served.refresh(log)
+        loaded.refresh(log)
     assert not threads()
-    assert are_free(served)
-    assert served.pair.version(name) == 0
-    kept = [served.pair.version(n) for n in NAMES]
+    assert are_free(loaded)
+    assert loaded.pair.version(name) == 0
+    kept = [loaded.pair.version(n) for n in NAMES]
     assert kept == sorted(kept, key=lambda version: -(version or 0)), "in order"
-    assert [r.error for r in served.refresh(Log())] == [None] * 9
-    served.check(*NAMES)
+    assert [r.error for r in loaded.refresh(Log())] == [None] * 9
+    loaded.check(*NAMES)
 
 
 @pytest.mark.parametrize("ahead", ["ahead = 4", 'ahead = "all"'])
