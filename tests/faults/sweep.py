@@ -20,7 +20,6 @@ from driftline.failpoints import Failpoint
 
 from source_agent.failpoints import Point as SourcePoint
 from tests.harness.fault_rig import KillRig, Violation
-from tests.harness.forks import Forks
 from tests.harness.legacy import MariaLegacy, PostgresLegacy, ServedLegacy, SqliteLegacy
 from tests.harness.servers import MariaDB, PostgreSQL
 from warehouse_agent.failpoints import Point as WarehousePoint
@@ -74,12 +73,11 @@ def rigs(
 ) -> Iterator[dict[str, KillRig]]:
     """Yield a rig for each engine; `legacies` makes their databases."""
     with ExitStack() as stack:
-        forks = stack.enter_context(Forks())
         made = {}
         for engine, make in legacies.items():
             below = folder / engine
             below.mkdir()
-            rig = KillRig(forks, make(below), below / "pair", seed=ENGINES.index(engine))
+            rig = KillRig(make(below), below / "pair", seed=ENGINES.index(engine))
             made[engine] = stack.enter_context(rig)
         yield made
 

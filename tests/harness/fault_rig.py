@@ -8,7 +8,6 @@ found by `gc`.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -16,7 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -26,10 +25,10 @@ from driftline.failpoints import VARIABLE, Failpoint
 from pyspark.sql import SparkSession
 
 from source_agent.failpoints import Point as SourcePoint
-from tests.harness.forks import SOURCE, WAREHOUSE, Forks
+from tests.harness.forks import SOURCE, WAREHOUSE, Fork, run
 from tests.harness.legacy import ServedLegacy
 from tests.harness.no_spark import NoSpark
-from tests.harness.pair import Pair
+from tests.harness.pair import Pair, environment
 from warehouse_agent.cli.gc import kept_flips, unreferenced
 from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.refresh.job import Options
@@ -190,10 +189,6 @@ class Rig:
 class KillRig(Rig):
     """A rig in which agents are processes that can be killed."""
 
-    def __init__(self, forks: Forks, legacy: ServedLegacy, folder: Path, *, seed: int = 0) -> None:
-        super().__init__(legacy, folder, seed=seed)
-        self.forks = forks
-
     def kill(self, point: Failpoint, what: str, *, action: str = "kill", nth: int = 1) -> bool:
         """Refresh with an agent that is killed at a point, then check everything.
 
@@ -216,8 +211,10 @@ class KillRig(Rig):
                 self.edit(what)
                 self.converge()
                 before = self.pair.version("t"), self.published()
-            toml = str(self.pair.warehouse_toml())
-            code = self.forks.run(WAREHOUSE, "--config", toml, *command, log=self.log, **armed)
+            words = [*WAREHOUSE, "--config", str(self.pair.warehouse_toml()), *command]
+            with self.log.open("a") as log:
+                done = run(words, env=environment(**armed), stdout=log, stderr=log)
+            code = done.returncode
         is_reached = code == -signal.SIGKILL
         if not is_reached and code != 0:
             raise Violation(f"exit code {code}: {self.log.read_text()[-2000:]}")
@@ -227,9 +224,9 @@ class KillRig(Rig):
     def _refresh_from(self, armed: dict[str, str]) -> int:
         """Refresh from a source agent with a failpoint; return how that process ended."""
         self.pair.stop()
-        with self.serving(**armed) as pid:
+        with self.serving(**armed) as process:
             (report,) = self.pair.reports("t", options=Options(allow_shrink=True))
-        code = self.forks.wait(pid)
+        code = process.wait()
         self.pair.serve()
         if code == -signal.SIGKILL:
             if report.error is not None:
@@ -239,22 +236,22 @@ class KillRig(Rig):
         return 0
 
     @contextmanager
-    def serving(self, **more: str) -> Iterator[int]:
-        """Serve by a process of its own; yield its id. It is asked to end, but not waited for."""
+    def serving(self, **more: str) -> Iterator[Fork]:
+        """Serve by a process of its own. It is asked to end, but not waited for."""
         port = self.pair.folder / "port"
         port.unlink(missing_ok=True)
         words = ["--config", str(self.pair.source_toml()), "serve", "--port-file", str(port)]
-        pid = self.forks.start(SOURCE, *words, log=self.log, **more)
+        with self.log.open("a") as log:
+            process = Fork([*SOURCE, *words], env=environment(**more), stdout=log, stderr=log)
         deadline = time.monotonic() + START_S_MAX
         while not port.exists():
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.01)
         self.pair.address = f"127.0.0.1:{int(port.read_text())}"
         try:
-            yield pid
+            yield process
         finally:
-            with suppress(ProcessLookupError):  # nobody has waited for it, so the id is its own
-                os.kill(pid, signal.SIGTERM)
+            process.terminate()
 
 
 def expect(is_so: bool, what: str) -> None:

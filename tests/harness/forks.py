@@ -1,109 +1,223 @@
 """Commands of both agents as processes that begin with all modules imported: one process forks.
 
-A sweep kills hundreds of processes, and would spend most of its time on imports. The process that
-forks has no thread of Python, runs no command itself, and speaks JSON lines over its pipes.
+Most of the time of a short command is its imports, two to three seconds of a processor. The process
+that forks imports them once. It starts when it is first used, ends with the process that uses it,
+has no thread of Python and runs no command itself.
+
+`Fork` is a `subprocess.Popen`, and `run` is `subprocess.run`, of this interpreter: a command has
+its own folder, environment, descriptors, arguments and session, the handlers of signals and the
+end of any Python process, and arms the failpoint of its environment. Its umask, limits and priority
+are those of the process that forks.
+
+Not for tests of what is imported, of how a process starts, of variables that Python, gRPC or
+OpenBLAS read when they are imported, of memory, or of another tree, installation or Python.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib
 import json
 import os
+import select
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any
 
 from tests import ROOT
-from tests.harness.pair import environment
 from tests.harness.servers import dying_with_parent
 
-WAREHOUSE, SOURCE = "warehouse_agent.cli.main", "source_agent.cli.main"
+WAREHOUSE, SOURCE = ("-m", "warehouse_agent.cli"), ("-m", "source_agent.cli")
+ORDER_BYTES_MAX = 1 << 17  # words and environment; a socket's buffer has more
+# What commands import when they run.
+_OF_PACKAGES = ("pandas", "pyspark.sql.classic.dataframe")
+_OF_SOURCE = (
+    *("cli.main", "cli.check", "cli.enroll", "cli.explain", "cli.grants", "cli.init", "cli.total"),
+    *("engines.mariadb.session", "engines.postgresql.session", "engines.sqlite.session"),
+    "server.service",
+)
+_OF_WAREHOUSE = (
+    *("cli.main", "cli.commands", "cli.doctor", "cli.explain", "cli.gc", "cli.init", "cli.plan"),
+    *("cli.schedule.loop", "cli.status", "cli.verify", "refresh.tiled", "runs.batch"),
+    *("spark.session", "views.inputs"),
+)
 
 
-class Forks:
-    """Starts commands and waits for them. A context manager."""
+class Fork(subprocess.Popen[str]):
+    """The process of `python WORDS`, in a session of its own; dies with the process that forks.
+
+    Audit hooks hear of it as of every process.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str | Path],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: int | IO[Any] | None = None,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+    ) -> None:
+        """`words`: "-m", a module or "-c", code; then arguments. The others: as of `Popen`."""
+        self._reaping = threading.Lock()
+        super().__init__(
+            [*map(str, words)],
+            cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
+        )  # fmt: skip
+
+    def _execute_child(self, *arguments: Any) -> None:
+        """Let the process be forked; the one step of `Popen` that is another one here."""
+        words, folder, variables = arguments[0], *arguments[5:7]
+        pipes = arguments[10:16]  # ends of stdin, stdout and stderr, -1 if there are none
+        theirs = enumerate((pipes[0], pipes[3], pipes[5]))
+        sys.audit("subprocess.Popen", sys.executable, words, folder, variables)
+        order = {
+            "words": words,
+            "folder": str(folder or Path.cwd()),
+            "variables": dict(os.environ if variables is None else variables),
+        }
+        files = [inherited if file == -1 else file for inherited, file in theirs]
+        self.pid = _server().start(order, files)
+        self._exit = os.pidfd_open(self.pid)  # it can be read when the process has ended
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def poll(self) -> int | None:
+        with self._reaping:
+            if self.returncode is None and self._is_over(0):
+                self.returncode = os.waitstatus_to_exitcode(_server().reap(self.pid))
+                os.close(self._exit)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not self._is_over(timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def _is_over(self, timeout_s: float | None) -> bool:
+        ends = select.poll()
+        ends.register(self._exit, select.POLLIN)
+        return bool(ends.poll(None if timeout_s is None else 1000 * max(timeout_s, 0)))
+
+
+def run(
+    words: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str | None = None,
+    stdout: int | IO[Any] | None = subprocess.PIPE,
+    stderr: int | IO[Any] | None = subprocess.PIPE,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` to its end; return how it ended, and what it wrote. stdin is empty.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in `timeout` seconds, and was killed.
+    """
+    stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+    with Fork(words, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr) as process:
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+class _Server:
+    """The process that forks, seen from the one that uses it."""
 
     def __init__(self) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._asking = threading.Lock()
+        code = f"from tests.harness import forks; exec(forks.serve({theirs.fileno()}))"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.forks"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             cwd=ROOT,
-            text=True,
+            start_new_session=True,
         )
+        theirs.close()
 
-    def start(self, program: str, *words: str, log: Path, **more: str) -> int:
-        """Start the command of an agent; return its process id. `more`: its environment."""
-        return self._ask({"program": program, "words": words, "log": str(log), "more": more})
+    def start(self, order: dict[str, Any], files: list[int]) -> int:
+        """Let it fork a process with these descriptors for its first three; return its id."""
+        return self._ask(order, files)
 
-    def wait(self, pid: int) -> int:
-        """Wait until a command ends; return its exit code, or minus the signal that killed it."""
-        return self._ask({"wait": pid})
+    def reap(self, pid: int) -> int:
+        """Return the status of a process that has ended."""
+        return self._ask({"over": pid}, [])
 
-    def run(self, program: str, *words: str, log: Path, **more: str) -> int:
-        """Run a command to its end; return its exit code."""
-        return self.wait(self.start(program, *words, log=log, **more))
-
-    def _ask(self, order: dict[str, Any]) -> int:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(json.dumps(order) + "\n")
-        stdin.flush()
-        return int(stdout.readline())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    def _ask(self, order: dict[str, Any], files: list[int]) -> int:
+        data = json.dumps(order).encode()
+        assert len(data) <= ORDER_BYTES_MAX
+        with self._asking:
+            socket.send_fds(self._orders, [data], files)
+            answer = self._orders.recv(64)
+        assert answer, "the process that forks has ended"
+        return int(answer)
 
 
-def _serve() -> None:
-    """Obey orders until there are no more; the children end with this process."""
-    import warehouse_agent.cli.commands
-    import warehouse_agent.refresh.tiled
-    import warehouse_agent.runs.batch  # noqa: F401 - what a refresh of few rows imports
-    from source_agent.cli import main as _source  # noqa: F401
-    from source_agent.engines import mariadb, postgresql, sqlite  # noqa: F401
-    from source_agent.server import service  # noqa: F401
-    from warehouse_agent.cli import main as _warehouse  # noqa: F401
+_server = functools.cache(_Server)
 
-    for line in sys.stdin:
-        order = json.loads(line)
-        if (pid := order.get("wait")) is not None:
-            answer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def serve(number: int) -> str:
+    """Obey the orders from a socket; return "" when there are no more, and in each process that is
+    forked the code that it runs.
+
+    So that code runs where `python -c` runs it, and the interpreter ends as it always does.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as both agents do, before gRPC is imported
+    for package, names in (("source_agent", _OF_SOURCE), ("warehouse_agent", _OF_WAREHOUSE)):
+        for name in names:
+            importlib.import_module(f"{package}.{name}")
+    for name in _OF_PACKAGES:
+        importlib.import_module(name)
+    gc.freeze()  # else the end of each process visits all objects of all modules, for 0.3 s
+    orders = socket.socket(fileno=number)
+    while True:
+        data, files, _, _ = socket.recv_fds(orders, ORDER_BYTES_MAX, 3)
+        if not data:
+            return ""
+        order = json.loads(data)
+        if (pid := order.get("over")) is not None:
+            answer = os.waitpid(pid, 0)[1]
         elif not (answer := os.fork()):
-            _become(order["program"], order["words"], Path(order["log"]), order["more"])
-        print(answer, flush=True)
+            orders.close()
+            return _become(**order, files=files)
+        for file in files:
+            os.close(file)
+        orders.send(str(answer).encode())
 
 
-def _become(program: str, words: Sequence[str], log: Path, more: dict[str, str]) -> None:
-    """Be the command, in the child; never return."""
+def _become(words: Sequence[str], folder: str, variables: dict[str, str], files: list[int]) -> str:
+    """Give this process what it was ordered with; return the code to run."""
     from driftline import failpoints
 
-    code = 1
-    try:
-        dying_with_parent()
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for number in (1, 2):
-            os.dup2(out, number)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.environ.update(more)
-        failpoints.arm(os.environ.get(failpoints.VARIABLE))
-        sys.argv = [program, *words]
-        sys.modules[program].main()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    _serve()
+    dying_with_parent()
+    os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    time.tzset()
+    failpoints.arm(os.environ.get(failpoints.VARIABLE))
+    option, program, *arguments = words
+    sys.argv = [option, *arguments]
+    if option == "-c":
+        return program
+    return f"import runpy; runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"

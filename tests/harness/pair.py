@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from source_agent import config as source_configure
 from source_agent.server.service import Server, start
 from tests import ROOT
+from tests.harness.forks import SOURCE, Fork
 from tests.harness.installation import Installation, clean_environment
 from tests.harness.legacy import LEGACIES, Legacy
 from warehouse_agent import config as configure
@@ -269,27 +270,41 @@ class SourceProcess:
     A context manager.
     """
 
+    process: subprocess.Popen[Any]
+
     def __init__(
-        self, config: Path, *, tree: Path = ROOT, installation: Installation | None = None
+        self,
+        config: Path,
+        *,
+        tree: Path = ROOT,
+        installation: Installation | None = None,
+        is_forked: bool = False,
     ) -> None:
-        """`installation` counts before `tree`: its program sees no tree at all."""
+        """`installation` counts before `tree`: its program sees no tree at all.
+
+        `is_forked`: of this tree, with all modules imported (`tests.harness.forks`).
+        """
         self._port_file = config.with_name("source.port")
         self._port_file.unlink(missing_ok=True)
         words = ["--config", str(config), "serve", "--port-file", str(self._port_file)]
-        program: list[str | Path] = [sys.executable, "-m", "source_agent.cli"]
-        folder, variables = tree, environment(tree)  # `-m` looks in the folder first
-        if installation is not None:
-            program = [installation.program("driftline-source")]
-            folder, variables = config.parent, clean_environment()
         with config.with_name("source.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*program, *words],
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-                env=variables,
-                start_new_session=True,
-            )
+            if is_forked:
+                words = [*SOURCE, *words]
+                self.process = Fork(words, cwd=ROOT, env=environment(), stdout=log, stderr=log)
+            else:
+                program: list[str | Path] = [sys.executable, *SOURCE]
+                folder, variables = tree, environment(tree)  # `-m` looks in the folder first
+                if installation is not None:
+                    program = [installation.program("driftline-source")]
+                    folder, variables = config.parent, clean_environment()
+                self.process = subprocess.Popen(
+                    [*program, *words],
+                    stdout=log,
+                    stderr=log,
+                    cwd=folder,
+                    env=variables,
+                    start_new_session=True,
+                )
         deadline = time.monotonic() + START_S_MAX
         while not self._port_file.exists():
             said = config.with_name("source.log")
