@@ -40,9 +40,11 @@ from tests.harness.slots import fills
 from tests.reference.predicates import keeps
 
 
-@pytest.fixture(params=KINDS)
-def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = KINDS[request.param](request, tmp_path)
+@pytest.fixture(scope="module", params=KINDS)
+def legacy(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Legacy]:
+    made = KINDS[request.param](request, tmp_path_factory.mktemp(request.param))
     yield made
     made.close()
 
@@ -77,13 +79,15 @@ def chosen(i: int) -> bool:
     return n in {1, 2, 3, 7} and (label is None or label != "l'5" or n <= 2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def items(legacy: Legacy) -> Legacy:
+    """Tables that tests read; none writes."""
     text = "varchar(20)"
     for sql in ITEMS:
         legacy.run(sql.format(text=text, day="date"))
     days = [f"20{i % 80 + 10:02d}-01-01" for i in range(ROWS)]
     legacy.insert("items", [(label_of(i), i, i % 10, days[i]) for i in range(ROWS)])
+    legacy.insert("loose", [(None, 1, "a"), (None, 2, "b"), (5, 1, "c"), (6, 2, "d")])
     return legacy
 
 
@@ -147,7 +151,9 @@ def random_predicate(draw: random.Random, levels: int) -> Predicate:
     return Comparison(column, operator, tuple(draw.choices(literals, k=count)))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))]
+)
 def test_random_predicates_keep_what_the_reference_keeps(items: Legacy, seed: int) -> None:
     draw = random.Random(seed)
     with session_of(items) as session:
@@ -170,7 +176,6 @@ def test_random_predicates_keep_what_the_reference_keeps(items: Legacy, seed: in
 
 
 def test_a_row_without_a_key_is_found_only_if_it_is_chosen(items: Legacy) -> None:
-    items.insert("loose", [(None, 1, "a"), (None, 2, "b"), (5, 1, "c"), (6, 2, "d")])
     all_keys = [np.array([v], np.int64) for v in (-(2**63), 2**63 - 1)]
     with session_of(items) as session:
         shape = session.describe(Relation("loose", table="loose", key=("id",)))

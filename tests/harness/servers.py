@@ -312,9 +312,9 @@ class MariaDB(Server):
         return password
 
     def url(self, user: str, database: str) -> str:
-        """SQLAlchemy URL over the socket, without a password."""
-        where = quote(str(self.socket), safe="")
-        return f"mysql+pymysql://{quote(user)}@/{quote(database)}?unix_socket={where}"
+        """SQLAlchemy URL over the socket, without a password; TLS has no use there."""
+        where = f"unix_socket={quote(str(self.socket), safe='')}&ssl_disabled=true"
+        return f"mysql+pymysql://{quote(user)}@/{quote(database)}?{where}"
 
     def tcp_url(self, user: str, database: str) -> str:
         """SQLAlchemy URL over TCP, without a password."""

@@ -34,9 +34,10 @@ def _wrong(legacy: Legacy, number: int, case: Case) -> list[str]:
     declaration, declared, literals, texts = case
     table = legacy.sql(f'"t{number}"')
     column = legacy.sql(f'"id" INT NOT NULL PRIMARY KEY, "v" {declaration}{legacy.null}')
-    legacy.run(f"CREATE TABLE {table} ({column})")
-    for place, literal in enumerate([*literals, "NULL"]):
-        legacy.run(f"INSERT INTO {table} VALUES ({place}, {literal})")
+    rows = (f"({place}, {literal})" for place, literal in enumerate([*literals, "NULL"]))
+    legacy.run(
+        f"CREATE TABLE {table} ({column})", *(f"INSERT INTO {table} VALUES {row}" for row in rows)
+    )
     with session_of(legacy) as session:
         shape = session.describe(Relation("t", table=f"t{number}"))
         found = _by_id(rows_of(session, shape))
