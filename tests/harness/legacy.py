@@ -21,6 +21,7 @@ from tests.harness.servers import MariaDB, PostgreSQL
 
 _NUMBERS = itertools.count(1)
 RECOVERY_S_MAX = 30.0
+SESSION_END_S_MAX = 10.0
 
 
 class Legacy(Protocol):
@@ -138,15 +139,14 @@ class PostgresLegacy:
 
         The counts of a session are added when it ends, so the sessions of the agent must have.
         """
-        query = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = %s"
-        before = None
-        while True:
-            self.execute("SELECT pg_stat_force_next_flush()")
-            now = self._connection.execute(query, (table,)).fetchone()
-            if now is not None and now == before:
-                return int(now[0])
-            before = now
-            time.sleep(0.3)
+        deadline = time.monotonic() + SESSION_END_S_MAX
+        while self.sessions():
+            assert time.monotonic() < deadline, "the agent still has a session"
+            time.sleep(0.01)
+        self.execute("SELECT pg_stat_force_next_flush()")
+        query = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = %s"
+        (found,) = self._connection.execute(query, (table,)).fetchone() or (0,)
+        return int(found)
 
     def signal(self, what: str) -> None:
         """Cancel or terminate the agent's sessions, as the DBA does."""

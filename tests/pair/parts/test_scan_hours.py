@@ -129,10 +129,25 @@ def site(
         yield Site(pair, run)
 
 
+CLOSED = {
+    "hours": (hours(120, 180), 75, "not before"),
+    "never": (NEVER, 1, "no scan of the relation"),
+}
+SAMPLE = {("postgresql", "hours"), ("mariadb", "never")}
+
+
 @pytest.mark.parametrize(
-    ("closed", "code", "said"),
-    [(hours(120, 180), 75, "not before"), (NEVER, 1, "no scan of the relation")],
-    ids=["hours", "never"],
+    ("legacy", "closed", "code", "said"),
+    [
+        pytest.param(
+            *(engine, *CLOSED[name]),
+            id=f"{engine}-{name}",
+            marks=() if engine == "sqlite" or (engine, name) in SAMPLE else pytest.mark.soak,
+        )
+        for engine in ("sqlite", "postgresql", "mariadb")
+        for name in CLOSED
+    ],
+    indirect=["legacy"],
 )
 def test_refused_then_in_part_then_completely(
     site: Site, closed: str, code: int, said: str

@@ -100,6 +100,10 @@ class Writers:
         assert (inserted, deleted) == (len(theirs.keys() - ours), len(ours.keys() - theirs.keys()))
 
 
+@pytest.mark.parametrize(
+    "engine",
+    ["sqlite", *(pytest.param(e, marks=pytest.mark.soak) for e in ("postgresql", "mariadb"))],
+)
 @pytest.mark.parametrize("per_row", [1, 4])
 def test_keys_that_share_a_k_do_not_hide_from_each_other(
     stock: Stock, monkeypatch: pytest.MonkeyPatch, per_row: int

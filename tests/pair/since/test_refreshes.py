@@ -32,13 +32,23 @@ from warehouse_agent.refresh.job import Options
 SEEDS = seeds(3)
 
 
-@pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
+ENGINES = ["sqlite", "sqlite-journal", "postgresql", "mariadb"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def engine(request: pytest.FixtureRequest) -> str:
-    """Return the name of an engine: SQLite also without a write-ahead log."""
+    """Return the name of an engine, unless a test says `on` which."""
     name: str = request.param
     return name
 
 
+def on(*engines: str) -> pytest.MarkDecorator:
+    """Run a test on these engines, SQLite also without a write-ahead log; in the soak on all."""
+    found = [pytest.param(e, marks=() if e in engines else pytest.mark.soak) for e in ENGINES]
+    return pytest.mark.parametrize("engine", found)
+
+
+@on(*ENGINES)
 def test_updates_by_the_marker_and_keys_without_it(stock: Stock) -> None:
     loaded = stock.refresh()
     assert (loaded.proof, used(loaded)["used"]) == ("total", False)
@@ -69,6 +79,7 @@ def test_updates_by_the_marker_and_keys_without_it(stock: Stock) -> None:
     stock.check()
 
 
+@on(*ENGINES)
 def test_a_missed_update_is_found_and_named_by_the_audit(stock: Stock) -> None:
     stock.refresh()
     stock.update([30], 1)
@@ -190,6 +201,7 @@ def test_versions(stock: Stock) -> None:
     stock.check()
 
 
+@on("sqlite")
 def test_a_mark_that_does_not_fit_compares_all_rows_and_says_why(stock: Stock) -> None:
     stock.refresh()
     stock.mark(BY_VERSION)
@@ -257,6 +269,7 @@ def test_rows_behind_the_mark_are_counted_once(
     assert (counts(found), used(found)["rows"]) == ((0, 3, 0), 4)  # and the newest before
 
 
+@on("sqlite")
 def test_more_rows_are_behind_the_mark_than_are_held(
     stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +373,7 @@ def test_what_people_are_told(local: Stock, tmp_path: Path) -> None:
     assert "the source's DBA names no marker of this relation" in unused.text()
 
 
+@on("sqlite", "postgresql")
 def test_more_keys_differ_than_the_cells_tell(stock: Stock) -> None:
     """The source asks for more cells, or all rows are compared; nothing is lost either way."""
     stock.refresh()
