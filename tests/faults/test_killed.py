@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests import ROOT
+from tests.harness.forks import run
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
@@ -64,14 +63,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def kill(pair: Pair, place: str) -> None:
     """Run a refresh as a process that is killed there."""
     words = ["--config", str(pair.warehouse_toml()), "refresh", "a"]
-    done = subprocess.run(
-        [sys.executable, "-c", PLACES[place], *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+    done = run(["-c", PLACES[place], *words], cwd=ROOT, env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout == ""
 

@@ -7,8 +7,6 @@ killed one left.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,6 +19,7 @@ from deltalake import DeltaTable
 from driftline.errors import WarehouseUnavailable
 
 from tests import ROOT
+from tests.harness.forks import run
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
@@ -151,13 +150,12 @@ def kill(pair: Pair, place: str, function: str, when: str, call: int, *, accept:
     code = KILLED.format(function=function, when=when, call=call)
     log = pair.folder / "log"
     with log.open("w") as out:  # a pipe would be open as long as its JVM takes to notice
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words, *(["--accept-schema"] if accept else [])],
+        done = run(
+            ["-c", code, *words, *(["--accept-schema"] if accept else [])],
+            cwd=ROOT,
             env=environment(**(warm_jvm() if place == "spark" else {})),
             stdout=out,
             stderr=out,
-            check=False,
-            cwd=ROOT,
         )
     assert done.returncode == -signal.SIGKILL, log.read_text()
 

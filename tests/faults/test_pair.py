@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,6 +34,7 @@ from source_agent import config as source_configure
 from source_agent.cli.enroll import enroll
 from source_agent.server.service import start
 from tests import ROOT
+from tests.harness.forks import WAREHOUSE, run
 from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.no_locks import without_locks
 from tests.harness.pair import Pair, SourceProcess, environment, expect_equal
@@ -144,7 +143,10 @@ def test_source_killed_while_it_ships(
     monkeypatch.setattr(staging.Writer, "add", counted)
     legacy = big_table(tmp_path, rows=8000)
     with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
-        with SourceProcess(pair.source_toml()) as source, Relay(source.address) as relay:
+        with (
+            SourceProcess(pair.source_toml(), is_forked=True) as source,
+            Relay(source.address) as relay,
+        ):
             pair.address = relay.address
 
             def kill() -> None:
@@ -156,7 +158,7 @@ def test_source_killed_while_it_ships(
             assert is_read.is_set()
             assert relay.cuts == 1
             assert (error["code"], error["safe_to_retry"]) == ("UNREACHABLE", True)
-        with SourceProcess(pair.source_toml()) as source:
+        with SourceProcess(pair.source_toml(), is_forked=True) as source:
             pair.address = source.address
             report = pair.refresh("orders")
             assert report.bytes_received < 8000 * 512 - 1_000_000  # a part was staged
@@ -940,14 +942,8 @@ def test_configuration(lines: str | None, says: str, tmp_path: Path) -> None:
     file = tmp_path / "warehouse.toml"
     if lines is not None:
         file.write_text(lines)
-    done = subprocess.run(
-        [sys.executable, "-m", "warehouse_agent.cli", "--config", str(file), "refresh", "a"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=environment(),
-    )
+    words = [*WAREHOUSE, "--config", str(file), "refresh", "a"]
+    done = run(words, cwd=ROOT, env=environment())
     assert done.returncode == 2, done
     assert done.stdout == ""
     assert "error CONFIGURATION" in done.stderr

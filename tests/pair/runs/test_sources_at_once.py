@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests import ROOT
+from tests.harness.forks import WAREHOUSE, Fork
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, environment
 from tests.harness.relay import Relay
@@ -168,7 +167,7 @@ class Alone:
 @pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4])
 def test_all_sources_are_refreshed(sources: Sources, at_once: int) -> None:
-    for version in range(3):
+    for version in range(2):
         heard = Alone()
         reports = sources.refresh(heard, more=f"sources_at_once = {at_once}\nahead = 2")
         assert [r.name for r in reports] == names(*SOURCES), "in the order of the command"
@@ -332,10 +331,9 @@ def test_an_interrupted_command(sources: Sources) -> None:
     with out.open("w") as stdout, sources.folder.joinpath("err").open("w+") as stderr:
         sources.relays["hr"].swallow()
         words = ["--config", str(sources.toml("sources_at_once = 3")), "refresh", "--json"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "warehouse_agent.cli", *words],
-            stdout=stdout, stderr=stderr, env=environment(), cwd=ROOT,
-        )  # fmt: skip
+        process = Fork(
+            [*WAREHOUSE, *words], cwd=ROOT, env=environment(), stdout=stdout, stderr=stderr
+        )
         try:
             until = time.monotonic() + S_MAX
             while len(out.read_text().splitlines()) < 6:

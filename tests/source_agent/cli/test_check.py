@@ -6,7 +6,6 @@ import json
 import socket
 import sqlite3
 import subprocess
-import sys
 import uuid
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,9 @@ from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
 from source_agent.server.service import start
+from tests.harness import forks
 from tests.harness.agents import configuration, make_orders
+from tests.harness.forks import SOURCE
 from tests.harness.pair import environment
 from tests.harness.servers import MariaDB, PostgreSQL
 
@@ -50,15 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "source_agent.cli", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environment(),
-    )
+    return forks.run([*SOURCE, *arguments], cwd=folder, env=environment(), timeout=60)
 
 
 def settings(
@@ -137,6 +130,7 @@ def test_certificates_that_do_not_fit_or_are_not_there(folder: Path, tmp_path: P
 # The address
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("is_tls", [True, False], ids=["tls", "plain"])
 def test_a_running_agent_is_no_problem_and_a_stranger_is(
     folder: Path, certs: Path, tmp_path: Path, is_tls: bool
@@ -185,6 +179,7 @@ def test_an_address_that_is_none_of_ours(folder: Path, certs: Path, listen: str,
     assert says in found.text
 
 
+@pytest.mark.starts
 def test_a_database_that_is_away_does_not_hide_the_server(folder: Path, certs: Path) -> None:
     settings(folder, certs, "192.0.2.1:7443")
     (folder / "erp.db").unlink()
@@ -196,6 +191,7 @@ def test_a_database_that_is_away_does_not_hide_the_server(folder: Path, certs: P
 # Relations
 
 
+@pytest.mark.starts
 def test_explain_goes_on_past_a_relation_that_cannot_be_served(folder: Path) -> None:
     with (folder / "source.toml").open("a") as file:
         file.write('[relations.a]\nquery = "SELECT nope FROM orders"\nkey = ["nope"]\n')
@@ -212,6 +208,7 @@ def test_explain_goes_on_past_a_relation_that_cannot_be_served(folder: Path) -> 
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.starts
 def test_total_counts_one_row(folder: Path) -> None:
     facts = {
         "relation": "orders", "columns": [["id", "int8"], ["comment", "text"]], "key_columns": 1,
@@ -360,6 +357,7 @@ def test_the_script_of_postgresql_makes_no_login_that_anybody_can_use(
     postgresql.drop_database(database)
 
 
+@pytest.mark.starts
 def test_tiles(folder: Path) -> None:
     """Of each relation: can it be read in tiles, and if not, why?"""
     with closing(sqlite3.connect(folder / "erp.db")) as connection:
@@ -381,6 +379,7 @@ def test_tiles(folder: Path) -> None:
     assert "  in tiles no: its key has no index\n" in text
 
 
+@pytest.mark.starts
 def test_hours_for_scans(folder: Path) -> None:
     """When may each relation be scanned, and how many rows may be read by key?"""
     with closing(sqlite3.connect(folder / "erp.db")) as connection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import stat
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,6 +20,8 @@ from source_agent.cli.init import Made, Request
 from source_agent.config import SourceConfig, load
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
+from tests.harness import forks
+from tests.harness.forks import SOURCE
 from tests.harness.pair import environment
 from tests.harness.servers import MariaDB, PostgreSQL
 
@@ -229,16 +230,7 @@ def test_a_url_without_a_user_stays_without_one(
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "source_agent.cli", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-    )
+    return forks.run([*SOURCE, *arguments], cwd=folder, env=environment(), timeout=60)
 
 
 @pytest.fixture
@@ -286,6 +278,7 @@ def test_nothing_is_overwritten_unless_forced(folder: Path) -> None:
     assert (folder / "grants.sh").read_text() != "mine"
 
 
+@pytest.mark.starts
 def test_a_database_without_a_relation_that_can_be_served(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "erp.db").close()
     done = command(tmp_path, "init", "--url", "sqlite:///erp.db")

@@ -26,8 +26,10 @@ from source_agent.cli.grants import grants
 from source_agent.config import load
 from source_agent.engines.registry import connect
 from source_agent.printable import printable_row
-from tests import ROOT
+from tests.harness import forks
 from tests.harness.agents import configuration, make_orders
+from tests.harness.forks import SOURCE, Fork
+from tests.harness.pair import environment
 from tests.reference.rows import row_bytes
 
 pytestmark = pytest.mark.slow  # starts a process for each command
@@ -44,20 +46,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
-
-
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "source_agent.cli", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environment(),
-    )
+    return forks.run([*SOURCE, *arguments], cwd=folder, env=environment(), timeout=60)
 
 
 def failed(folder: Path, code: int, *arguments: str) -> str:
@@ -312,11 +302,11 @@ def test_serve_tells_its_supervisor_when_it_listens(folder: Path, place: str) ->
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(address.replace("@", "\0", 1) if place.startswith("@") else address)
         supervisor.settimeout(60)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "source_agent.cli", "serve", "--port-file", "port"],
+        process = Fork(
+            [*SOURCE, "serve", "--port-file", "port"],
             cwd=folder,
+            env=environment(NOTIFY_SOCKET=address),
             stderr=subprocess.DEVNULL,
-            env={**environment(), "NOTIFY_SOCKET": address},
         )
         try:
             assert supervisor.recv(100) == b"READY=1"

@@ -99,7 +99,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     enroll(folder / "certs", source_names=["127.0.0.1"], warehouse_name="lake")
     make_orders(folder / "erp.db", ROWS)
     config = configuration(folder, folder / "erp.db", certs=folder / "certs")
-    with SourceProcess(config.path) as process:
+    with SourceProcess(config.path, is_forked=True) as process:
         yield Agent(process, folder)
 
 

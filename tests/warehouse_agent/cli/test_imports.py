@@ -71,7 +71,7 @@ def test_commands_on_small_tables_import_no_spark(tmp_path: Path):
     )
     found = imported(SOURCE, tmp_path, "check")
     assert not found & {"psycopg", "pymysql", "sqlalchemy.dialects.sqlite"}
-    with SourceProcess(dba) as source:
+    with SourceProcess(dba, is_forked=True) as source:
         (tmp_path / "warehouse.toml").write_text(
             f'[warehouse]\npath = "warehouse"\n[sources.erp]\naddress = "{source.address}"\n'
             'insecure = true\n[fragments.orders]\nsource = "erp"\n'

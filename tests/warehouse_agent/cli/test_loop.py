@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from driftline.errors import Locked, NotNow
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.forks import WAREHOUSE, Fork
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
@@ -160,11 +160,8 @@ def test_sigterm_ends_it(pair: Pair) -> None:
     once."""
     pair.legacy.execute("CREATE TABLE items (id INTEGER PRIMARY KEY)")
     pair.publish("items", 'table = "items"')
-    command = [sys.executable, "-m", "warehouse_agent.cli", "--config", str(pair.warehouse_toml())]
-    process = subprocess.Popen(
-        [*command, "run", "--json"], env=environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = [*WAREHOUSE, "--config", str(pair.warehouse_toml()), "run", "--json"]
+    process = Fork(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert '"version": 0' in process.stdout.readline()

@@ -7,7 +7,6 @@ Commands that need Spark run in this process with the warm session; what only a 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +21,8 @@ from driftline.errors import ConfigurationError
 from pyspark.sql import SparkSession
 
 from source_agent.cli.enroll import enroll
+from tests.harness import forks
+from tests.harness.forks import SOURCE, WAREHOUSE
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
 from tests.harness.warm_jvm import warm_jvm
@@ -29,7 +30,7 @@ from tests.warehouse_agent.storage.test_store import held
 from warehouse_agent.cli import answers, main
 from warehouse_agent.report import Report
 
-pytestmark = pytest.mark.slow  # starts a process for most commands
+pytestmark = pytest.mark.slow  # starts a process for many commands
 
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
@@ -81,13 +82,7 @@ class Ended:
 def command(*words: object, config: Path | None = None, **variables: str) -> Ended:
     """The agent as a process; `variables`: more of its environment."""
     chosen = [] if config is None else ["--config", str(config)]
-    done = subprocess.run(
-        [sys.executable, "-m", "warehouse_agent.cli", *chosen, *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=environment(**variables),
-        check=False,
-    )
+    done = forks.run([*WAREHOUSE, *chosen, *map(str, words)], env=environment(**variables))
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
@@ -204,14 +199,8 @@ main.main()
 
 def test_an_unforeseen_error_waits_for_no_other_source(tmp_path: Path) -> None:
     """Python would wait at its end for what the thread of another source has started."""
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS, "--config", str(written(tmp_path)), "status"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=False,
-        timeout=60,
-    )
+    words = ["--config", str(written(tmp_path)), "status"]
+    done = forks.run(["-c", HANGS, *words], env=environment(), timeout=60)
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
 
@@ -285,7 +274,7 @@ def secure(pair: Pair, tmp_path: Path) -> Iterator[Pair]:
         f'listen = "127.0.0.1:0"\ncertificate = "{certs}/source.pem"\nkey = "{certs}/source.key"\n'
         f'client_ca = "{certs}/ca.pem"'
     )
-    with SourceProcess(pair.source_toml(lines)) as agent:
+    with SourceProcess(pair.source_toml(lines), is_forked=True) as agent:
         pair.address = agent.address
         yield pair
 
@@ -556,15 +545,8 @@ def test_a_receipt_from_end_to_end(pair: Pair, run: Run, tmp_path: Path) -> None
     assert file.stat().st_mode & 0o777 == 0o600
 
     def total() -> Ended:
-        source = str(pair.source_toml())
-        words = ["--config", source, "total", "--receipt", str(file)]
-        done = subprocess.run(
-            [sys.executable, "-m", "source_agent.cli", *words],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            check=False,
-        )
+        words = ["--config", str(pair.source_toml()), "total", "--receipt", str(file)]
+        done = forks.run([*SOURCE, *words], env=environment())
         return Ended(done.returncode, done.stdout, done.stderr)
 
     equal = total()
@@ -579,7 +561,7 @@ def test_a_receipt_from_end_to_end(pair: Pair, run: Run, tmp_path: Path) -> None
 
 @pytest.mark.spark
 def test_a_process_says_nothing_but_json_on_stdout(pair: Pair) -> None:
-    with SourceProcess(pair.source_toml()) as agent:
+    with SourceProcess(pair.source_toml(), is_forked=True) as agent:
         pair.address = agent.address
         config = pair.warehouse_toml(more='[spark]\n"spark.master" = "local[1]"')
         ended = command("refresh", "--all", "--json", config=config)

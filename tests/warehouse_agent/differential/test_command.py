@@ -3,8 +3,6 @@
 import csv
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 from driftline.errors import (
@@ -15,6 +13,8 @@ from driftline.errors import (
     ValueDoesNotFit,
 )
 
+from tests.harness import forks
+from tests.harness.forks import WAREHOUSE
 from warehouse_agent.differential.command import diff
 from warehouse_agent.differential.reading import named
 from warehouse_agent.differential.window import Buffers
@@ -118,17 +118,14 @@ def test_the_window_writes_the_changes_between_two_files(folder, capsys):
 
 
 def test_the_command_line(folder):
-    command = [sys.executable, "-m", "warehouse_agent.cli", "diff", "old.csv", "new.csv"]
-    options = ["--format", "accounts.toml", "--key", "id"]
-    done = subprocess.run(
-        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
-    )
+    command = [*WAREHOUSE, "diff", "old.csv", "new.csv"]
+    done = forks.run([*command, "--format", "accounts.toml", "--key", "id"], cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(
         "20 updates, 23 deletes and 30 inserts, from 2,000 to 2,007 records: "
         "new.csv.changes.parquet\nwindow, distance 0."
     )
-    failed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    failed = forks.run(command, cwd=folder)
     assert failed.returncode == 2
     assert "Missing option '--format'" in failed.stderr
 

@@ -9,7 +9,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from driftline.errors import Locked, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.absent import absent
+from tests.harness.forks import Fork
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, environment
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -176,15 +176,11 @@ def test_storage_without_locks(store: Store, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @contextlib.contextmanager
-def held(root: Path) -> Iterator[subprocess.Popen[str]]:
+def held(root: Path) -> Iterator[Fork]:
     """Another process holds the fragment `orders`."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as other:
+    words = ["-c", HOLD, str(root)]
+    pipe = subprocess.PIPE
+    with Fork(words, env=environment(), stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         try:
