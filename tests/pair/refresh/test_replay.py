@@ -2,7 +2,8 @@
 
 The histories are those of `../shared/data`; a replay applies one commit's inserts, updates and
 deletes at the source, refreshes, and compares everything. Five successive commits by default, one
-of them in bulk, as a sample; several hundred under `./tests/run --soak`.
+of them in bulk, as a sample, each history on two engines; several hundred on three under
+`./tests/run --soak`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from tests.harness import histories
 from tests.harness.histories import DATA, Commit, History
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.pair import Pair
-from warehouse_agent import read
 from warehouse_agent.refresh.job import Options
 
 RUNWAYS, FOOTBALL = "ourairports_runways", "intl_football_results"
@@ -45,6 +45,15 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made = LEGACIES[request.param](request, tmp_path)
     yield made
     made.close()
+
+
+def on_sqlite_and(engine: str) -> pytest.MarkDecorator:
+    """Run a test on SQLite and on another engine; on the third one in the soak."""
+    engines = [
+        pytest.param(name, marks=() if name in {"sqlite", engine} else pytest.mark.soak)
+        for name in TYPES
+    ]
+    return pytest.mark.parametrize("legacy", engines, indirect=True)
 
 
 class Table:
@@ -103,22 +112,18 @@ def replay(
             found = (report.rows_inserted, report.rows_updated, report.rows_deleted)
             assert found == tuple(map(len, (commit.inserts, commit.updates, commit.deletes))), where
             source = Counter(legacy.rows("t"))
-            assert source == Counter(published(pair)), where
+            assert source == Counter(pair.published("t")), where
             if commit.number == last:
                 assert source == Counter(expected.values()), where
 
 
-def published(pair: Pair) -> Iterator[tuple[Any, ...]]:
-    """What a reader sees. Arrow, because rows of Spark take a second for each of these tables."""
-    rows = read(pair.spark, pair.warehouse, "t").toArrow()
-    return zip(*(column.to_pylist() for column in rows.columns), strict=True)
-
-
+@on_sqlite_and("postgresql")
 def test_integer_key(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> None:
     """A sample with commit 116: a third of the table re-exported through float32."""
     replay(spark, legacy, tmp_path / "pair", RUNWAYS, 114, 118)
 
 
+@on_sqlite_and("mariadb")
 def test_composite_text_key(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> None:
     """A sample with commit 9: countries renamed, so that a quarter of the keys is new."""
     replay(spark, legacy, tmp_path / "pair", FOOTBALL, 7, 11)

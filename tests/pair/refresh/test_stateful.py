@@ -290,9 +290,10 @@ def on_sqlite(folder: Path) -> Legacy:
     return SqliteLegacy(folder / "erp.db")
 
 
-def chosen_settings(examples: int, steps: int) -> settings:
+def chosen_settings(examples: int, steps: int, *, soak: int = 200) -> settings:
+    """Return settings for `examples` runs of `steps`, in the soak for `soak` runs of 40."""
     if settings.default is not None and settings.default.max_examples >= SOAK_EXAMPLES:
-        return settings(max_examples=200, stateful_step_count=40)
+        return settings(max_examples=soak, stateful_step_count=40)
     return settings(
         max_examples=examples,
         stateful_step_count=steps,
@@ -313,7 +314,7 @@ def test_anything_in_any_order_on_spark(
     monkeypatch.setattr("tests.harness.pair.SMALL_BYTES", 0)
     Machine.spark = spark
     Machine.make = staticmethod(on_sqlite)
-    run_state_machine_as_test(Machine, settings=chosen_settings(2, 8))
+    run_state_machine_as_test(Machine, settings=chosen_settings(2, 8, soak=20))
 
 
 @pytest.mark.soak
