@@ -140,7 +140,7 @@ COMMANDS = {
         (
             r"300 rows, 10 % changed in each of 1 rounds",
             rf"load, cold +wall, s +there +{N} +here +{N} +ratio {N}",
-            rf"10 % changed +bytes +there +{N} +here +{N} +ratio 1\.0",
+            rf"10 % changed +bytes +there +{N} +here +{N} +ratio {N}",
         ),
         (POSTGRESQL,),
     ),
@@ -221,7 +221,7 @@ COMMANDS = {
             rf"\| key and hash +\| +{N} \| +{N} \| +{N} \| +{N} \|",
             rf"\| survey, database +\| +{N} \| +{N} \| +{N} \| +{N} \|",
         ),
-        (POSTGRESQL),
+        (POSTGRESQL,),
     ),
     "live_workload": Command(
         "--rounds 1 --seconds 1 --settle 0.3 --peak 1 --rows 2000 --scale 1 --way default",
@@ -326,7 +326,7 @@ COMMANDS = {
             r"orders, 1,500 rows",
             rf"checksum +1\.0% updated, some deleted +{N} rows by the marker, {N} of {N} changed",
         ),
-        (POSTGRESQL),
+        (POSTGRESQL,),
     ),
     "sizes": Command(
         "--refreshes 12 --seeds 1",
@@ -337,9 +337,9 @@ COMMANDS = {
         ),
     ),
     "snapshots": Command(
-        "--rows 30000 --distance 0 --runs 1",
+        "--rows 60000 --distance 0 --runs 1",
         (
-            r"30,000 records, distance 0",
+            r"60,000 records, distance 0",
             rf"parse and hash +-?{N} s CPU +x +1\.00 +{N} s wall +{N} MiB \(\+-?{N}\)",
             rf"window +-?{N} s CPU .* 0 pairs mended, .* 0 temporary files",
             rf"driftline diff +-?{N} s CPU ",
@@ -385,7 +385,7 @@ COMMANDS = {
             rf"Q3 +cpu +s: recompute +{N}, incremental +{N} = \*\*{N}\*\* .* view [\d,]+ rows",
             rf"Q3 +auto: \w+ = \*\*{N}\*\* of the better, check included",
         ),
-        (SPARK),
+        (SPARK,),
     ),
     "when": Command(
         "{folder}",
