@@ -1,6 +1,7 @@
 """How well it is predicted which rows will be updated, on two real histories.
 
-    python -m benchmarks.expect_rows [--history ourairports_runways] [--schedule weekly]
+    python -m benchmarks.expect_rows
+    python -m benchmarks.expect_rows --history ourairports_runways --schedule weekly --refreshes 30
 
 One step ahead, as in `benchmarks.expect`, and with its schedules: before each refresh from the
 second on, every row gets a probability from what was known before. Estimators:

@@ -15,7 +15,7 @@ matrix can be run in pieces.
 `--rtt-ms` and `--rate-mbit` are taken in pairs, the last rate for all further delays; a rate of 0
 is none. Loads happen on a link without delay and are not measured. Driftline's first refresh after
 one is recorded as cold; `--warm` of them precede the one in the table on the first link, fewer on
-each later one.
+each later one. With `--lazy-spark` small tables are refreshed without Spark.
 
 What is missing here is skipped LOUDLY: a table without a peer says nothing about that peer.
 """
