@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.carnes import Setting, measure, table
 from tests.harness.servers import PostgreSQL
 
 
+@pytest.mark.starts
 def test_formulas_hold_for_neighbours_and_an_index_saves_pages() -> None:
     """Scattered changes read more pages than the formulas say, wherever rows are looked up."""
     with PostgreSQL() as server:

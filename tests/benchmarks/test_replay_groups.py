@@ -10,6 +10,7 @@ from benchmarks.replay_groups import HISTORIES, line_of, replay
 from tests.harness.histories import DATA, available
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", HISTORIES)
 def test_a_few_commits_of_a_real_table(name: str, tmp_path: Path) -> None:
     if not available(name):

@@ -9,6 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from tests import ROOT
 from tests.conformance.broken_engines import BROKEN
 
@@ -30,6 +32,7 @@ FAILED = {
 }
 
 
+@pytest.mark.starts
 def test_each_mistake_fails_the_test_of_its_name(tmp_path: Path) -> None:
     assert set(FAILED) == set(BROKEN)
     report = tmp_path / "report.xml"

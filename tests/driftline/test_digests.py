@@ -86,6 +86,7 @@ def test_equal_rows_are_unequal_under_another_salt() -> None:
     assert len({first.s0, first.s1, second.s0, second.s1}) == 4
 
 
+@pytest.mark.starts
 def test_no_two_processes_draw_the_same_salt() -> None:
     """Outside of tests, which draw theirs from a seed."""
     program = [sys.executable, "-c", "from driftline.digests import Salt; print(Salt.fresh())"]

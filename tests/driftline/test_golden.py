@@ -69,6 +69,7 @@ def lanes_of(prints: list[str]) -> tuple[Any, Any]:
     return lanes[:, 0].copy(), lanes[:, 1].copy()
 
 
+@pytest.mark.starts
 def test_the_vectors_are_those_of_the_reference() -> None:
     command = [sys.executable, str(GOLDEN / "generate"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -43,6 +43,7 @@ from source_agent.engines.dump import formats
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from tests import ROOT
+from tests.harness import forks
 from tests.harness.pair import plain
 from tests.harness.servers import PostgreSQL
 from tests.harness.views import Sites
@@ -163,20 +164,27 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(folder: Path, command: str) -> str:
-    """What it prints; it must succeed."""
-    done = subprocess.run(
-        ["bash", "-ec", command],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=COMMAND_S_MAX,
-    )
+    """Return what a command prints; it must succeed. Those of the agents are forked."""
+    program, *words = shlex.split(command)
+    variables = environment(folder)
+    if program in PROGRAMS:
+        forked = ["-m", PROGRAMS[program], *words]
+        done = forks.run(forked, cwd=folder, env=variables, timeout=COMMAND_S_MAX)
+    else:
+        done = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_S_MAX,
+        )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "block", [b for b in of("sh") if b.runs and "scenario" not in b.attributes], ids=str
 )

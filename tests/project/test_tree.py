@@ -83,6 +83,7 @@ def test_no_folder_is_a_heap(agent: str) -> None:
         assert len(modules) <= FOLDER_MODULES_MAX, f"{_name(folder)}: {sorted(modules)}"
 
 
+@pytest.mark.starts
 def test_no_file_knows_this_machine_or_waits_to_be_finished() -> None:
     found = [
         f"{name}:{number}: {word}"

@@ -164,6 +164,7 @@ def running(tmp_path: Path) -> Iterator[Callable[[str], Agent]]:
         agent.server.stop()
 
 
+@pytest.mark.starts
 def test_a_scan_waits_for_its_hours(running: Callable[[str], Agent]) -> None:
     agent = running('scan = ["22:00-05:00"]')
     with channel(agent.server.port, None) as over, Peer(over) as peer:
@@ -183,6 +184,7 @@ def test_a_scan_waits_for_its_hours(running: Callable[[str], Agent]) -> None:
     assert [line["outcome"] for line in agent.audit()] == ["NOT_NOW", "sent", "sent", "NOT_NOW"]
 
 
+@pytest.mark.starts
 def test_a_scan_that_began_in_its_hours_ends_after_them(running: Callable[[str], Agent]) -> None:
     """And so does the second one of its exchange."""
     agent = running('scan = ["22:00-05:00"]')
@@ -197,6 +199,7 @@ def test_a_scan_that_began_in_its_hours_ends_after_them(running: Callable[[str],
         assert agent.asked(peer).refused.code == "NOT_NOW"
 
 
+@pytest.mark.starts
 def test_a_relation_that_is_never_scanned(running: Callable[[str], Agent]) -> None:
     agent = running('scan = "never"\nrows_by_key = 1000')
     with channel(agent.server.port, None) as over, Peer(over) as peer:
@@ -212,6 +215,7 @@ def test_a_relation_that_is_never_scanned(running: Callable[[str], Agent]) -> No
     assert read == [(0, 0), (1000, 0), (1001, 0), (1001, 0)], "one row more at most"
 
 
+@pytest.mark.starts
 def test_a_description_has_the_allowance(running: Callable[[str], Agent]) -> None:
     agent = running('scan = ["22:00-05:00"]\nrows_by_key = 50000')
     asked = pb.DescribeRequest(protocol=1, relation="orders")
@@ -228,6 +232,7 @@ def test_a_description_has_the_allowance(running: Callable[[str], Agent]) -> Non
         assert agent.engine.opened == sessions, "a list needs no database"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [("rows_by_key = 1000", "rows_by_key"), ('scan = "never"\nrows_by_key = 1000', "scan")],

@@ -288,6 +288,7 @@ def hogs() -> Iterator[None]:
             process.wait()
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(sys.platform != "linux", reason="the file is Linux's")
 @pytest.mark.usefixtures("hogs")
 def test_linux_says_what_was_waited_for() -> None:

@@ -131,6 +131,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
         enroll(tmp_path / "file", source_names=["x"])
 
 
+@pytest.mark.starts
 def test_without_cryptography_the_remedy_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"

@@ -211,6 +211,7 @@ def test_postgresql_tells_a_failed_probe_and_opens_the_session(postgres: OfPostg
     postgres.drop_login(watched.login)
 
 
+@pytest.mark.starts
 def test_postgresql_keeps_counts_of_prepared_transactions_and_loses_them_by_a_crash() -> None:
     with PostgreSQL() as server:
         with server.superuser() as connection:
@@ -244,6 +245,7 @@ def test_postgresql_keeps_counts_of_prepared_transactions_and_loses_them_by_a_cr
         assert counted(recovered).identity != restarted.identity
 
 
+@pytest.mark.starts
 def test_a_standby_counts_nothing() -> None:
     with PostgreSQL() as primary:
         with primary.superuser() as owner:
@@ -347,6 +349,7 @@ def test_mariadb_says_nothing_where_its_flag_does_not_tell(maria: OfMariaDB) -> 
     }
 
 
+@pytest.mark.starts
 def test_mariadb_forgets_by_a_restart() -> None:
     with MariaDB() as server:
         legacy = OfMariaDB(server)

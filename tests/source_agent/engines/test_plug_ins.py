@@ -65,6 +65,7 @@ def test_an_engine_of_another_package_is_read(install: Install, tmp_path: Path) 
     assert caught.value.remedy.endswith("dump or duckdb.")
 
 
+@pytest.mark.starts
 def test_the_command_line_finds_it(install: Install, tmp_path: Path) -> None:
     folder = install("acme", duckdb=DUCKDB, sqlite="acme:never")
     (tmp_path / "source.toml").write_text(

@@ -136,6 +136,7 @@ def test_what_cannot_be_read_by_index(schema: Schema, row: tuple, tmp_path: Path
         assert (tally.scans, tally.rows_read) == (0, 0)
 
 
+@pytest.mark.starts
 def test_over_the_wire(tmp_path: Path) -> None:
     """The ends of the domain are bounds like others; a bad tile ends the relation, not the
     stream."""

@@ -712,6 +712,7 @@ def test_a_session_that_waits_for_others_is_not_idle(
         assert len(list(session.scan(session.describe(ITEMS)))) > 0
 
 
+@pytest.mark.starts
 def test_what_an_agent_of_another_release_says_ends_a_reader() -> None:
     with process() as reader:
         reader.pipe.send_bytes(pickle.dumps(ScanJob).replace(b"ScanJob", b"ScanJab"))

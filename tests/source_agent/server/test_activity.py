@@ -28,6 +28,8 @@ from source_agent.server.service import start
 from tests.harness.agents import Peer, Recorded, channel, configuration, opening
 from tests.harness.legacies import OfSQLite
 
+pytestmark = pytest.mark.starts
+
 RELATIONS = """
 [relations.orders]
 table = "orders"

@@ -26,6 +26,8 @@ from tests.harness.agents import channel, configuration, make_orders
 from warehouse_agent.config import Source
 from warehouse_agent.transport.channel import Link
 
+pytestmark = pytest.mark.starts
+
 LAKE = "spiffe://driftline/warehouse/lake"
 Certify = Callable[..., Path]
 

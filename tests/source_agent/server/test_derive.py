@@ -31,6 +31,8 @@ from source_agent.config import load
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, Recorded, channel, configuration, make_orders, opening
 
+pytestmark = pytest.mark.starts
+
 ROWS = [(n, None if n % 7 == 0 else f"comment {n % 3}") for n in range(100)]
 ALL = '[relations.orders]\ntable = "orders"\nderive = ["columns", "rows"]\n'
 IS_ONE = Comparison("comment", Operator.EQUAL, ("comment 1",))

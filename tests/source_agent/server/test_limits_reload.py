@@ -148,6 +148,7 @@ def test_a_wrong_file_keeps_the_limits_and_says_so(
     assert [line["outcome"] for line in audited(tmp_path)] == ["not_reloaded"]
 
 
+@pytest.mark.starts
 def test_an_agent_that_runs_notices(
     written: Callable[..., SourceConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

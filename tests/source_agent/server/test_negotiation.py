@@ -133,6 +133,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     server.stop()
 
 
+@pytest.mark.starts
 def test_describe_names_protocols_and_features(agent: Agent) -> None:
     with channel(agent.server.port, None) as over:
         stub = SourceStub(over)
@@ -145,6 +146,7 @@ def test_describe_names_protocols_and_features(agent: Agent) -> None:
         assert list(reply.protocols) == list(negotiation.PROTOCOLS)
 
 
+@pytest.mark.starts
 def test_a_source_ignores_nothing_of_a_newer_warehouse(agent: Agent) -> None:
     asked = opening(RECIPE)
     asked.open.features.append("merkle-tiles")
@@ -170,6 +172,7 @@ def test_a_source_ignores_nothing_of_a_newer_warehouse(agent: Agent) -> None:
     assert [json.loads(line)["outcome"] for line in lines] == ["VERSION"] * 4 + ["sent"]
 
 
+@pytest.mark.starts
 def test_a_refusal_keeps_no_writer_of_the_source_waiting(agent: Agent) -> None:
     """SQLite without WAL: the stream goes on after a refusal, and its transaction does not."""
     with closing(sqlite3.connect(agent.folder / "erp.db")) as connection:
@@ -190,6 +193,7 @@ def test_a_refusal_keeps_no_writer_of_the_source_waiting(agent: Agent) -> None:
         assert peer.until("finished")[-1].finished.count == 2
 
 
+@pytest.mark.starts
 def test_a_message_that_only_a_newer_release_has(agent: Agent) -> None:
     with channel(agent.server.port, None) as over, Peer(over) as peer:
         peer.send(pb.Request.FromString(FIELD_1000))
@@ -197,6 +201,7 @@ def test_a_message_that_only_a_newer_release_has(agent: Agent) -> None:
     assert (refused.code, "Request.1000" in refused.message) == ("VERSION", True)
 
 
+@pytest.mark.starts
 def test_a_later_message_with_an_unknown_field(agent: Agent) -> None:
     ours = opening(RECIPE)
     ours.open.count, ours.open.sum = 1, bytes(16)
@@ -208,6 +213,7 @@ def test_a_later_message_with_an_unknown_field(agent: Agent) -> None:
     assert (refused.code, "Request.50" in refused.message) == ("VERSION", True)
 
 
+@pytest.mark.starts
 def test_a_describe_with_an_unknown_field(agent: Agent) -> None:
     with channel(agent.server.port, None) as over:
         request = with_field(pb.DescribeRequest(protocol=1, relation="orders"))
@@ -234,6 +240,7 @@ class NewerSource(SourceServicer):
         return pb.DescribeReply.FromString(reply.SerializeToString() + FIELD_1000)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("protocols", "is_served"), [([1, 2], True), ([], True), ([2, 3], False)])
 def test_a_warehouse_meets_another_source(protocols: list[int], is_served: bool) -> None:
     with ThreadPoolExecutor(1) as pool:

@@ -14,6 +14,7 @@ from tests.harness.pair import SourceProcess
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
+@pytest.mark.starts
 def test_serve_gives_way(tmp_path: Path) -> None:
     database = tmp_path / "orders.db"
     make_orders(database, [(1, "a")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from driftline import wire_pb2 as pb
 from driftline.reference_messages import from_description
 from driftline.references import OnDelete, Reference
@@ -25,6 +26,7 @@ allow = ["spiffe://driftline/warehouse/another"]
 """
 
 
+@pytest.mark.starts
 def test_a_client_learns_of_nothing_but_its_own(tmp_path: Path) -> None:
     legacy = OfSQLite(tmp_path / "erp.db")
     legacy.run(

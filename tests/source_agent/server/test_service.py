@@ -48,6 +48,8 @@ from tests.harness.agents import (
 )
 from tests.harness.servers import PostgreSQL
 
+pytestmark = pytest.mark.starts
+
 ROWS = [(n, None if n % 7 == 0 else f"comment {n * n}") for n in range(-20, 500)]
 M64, M128 = (1 << 64) - 1, (1 << 128) - 1
 

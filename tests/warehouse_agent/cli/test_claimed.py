@@ -147,6 +147,7 @@ def test_times_at_the_ends_of_time_are_outside(pair: Pair, column: str, zone: st
     assert not decision(pair, lines + "refreshes_per_day = 2\n").decision.due
 
 
+@pytest.mark.starts
 def test_a_time_marker_that_is_published_as_text_claims_nothing(tmp_path: Path) -> None:
     """Nobody wrote `event_time`: neither is anything wrong, nor is a fit refused."""
     legacy = SqliteLegacy(tmp_path / "erp.db")

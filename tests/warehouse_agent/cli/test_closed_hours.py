@@ -36,6 +36,8 @@ from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import Selection, select
 
+pytestmark = pytest.mark.starts
+
 NAMES = ("items", "orders")
 MORE = "ahead = 1"  # each fragment is a run of its own
 

@@ -18,6 +18,8 @@ from warehouse_agent import config as configure
 from warehouse_agent.cli.explain import decomposed, relation_name
 from warehouse_agent.spark.session import Deferred
 
+pytestmark = pytest.mark.starts
+
 TABLES = {
     "erp": {
         "orders": "id INTEGER PRIMARY KEY, customer INT, state INT, note VARCHAR",

@@ -97,6 +97,7 @@ def words(port: int, certs: Path, *more: str) -> list[str]:
     return ["init", "--source", f"127.0.0.1:{port}", *files, *more]
 
 
+@pytest.mark.starts
 def test_every_relation_that_is_published_to_us(
     driftline: Driftline, source: Server, certs: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_every_relation_that_is_published_to_us(
     assert planned.lines[0]["source_error"] is None
 
 
+@pytest.mark.starts
 def test_a_file_of_somebody_stays_as_it_is(
     driftline: Driftline, source: Server, certs: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_nothing_is_written_when_nothing_can_be_asked(driftline: Driftline, cert
     assert not file.exists()
 
 
+@pytest.mark.starts
 def test_certificates_of_another_authority(
     driftline: Driftline, source: Server, certs: Path
 ) -> None:

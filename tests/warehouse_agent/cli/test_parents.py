@@ -18,6 +18,8 @@ from tests.warehouse_agent.schedule.weeks import every, remembered
 from warehouse_agent.cli.main import cli
 from warehouse_agent.storage.store import PRIVATE
 
+pytestmark = pytest.mark.starts
+
 OWN, WITH = 0.001, 0.002  # deletions per row and hour: of customers, and of orders in all
 ROWS = 10_000
 
