@@ -90,7 +90,7 @@ def groupings(draw: st.DrawFn, schema: Schema, ours: Table) -> Units:
 
 @SCHEMAS
 @given(data=st.data())
-@examples(150)
+@examples(90)
 def test_any_edit_is_found(schema: Schema, data: st.DataObject) -> None:
     ours, theirs = data.draw(edited(schema).filter(lambda tables: tables[0]))
     units = data.draw(groupings(schema, ours))
@@ -184,7 +184,7 @@ def parts(draw: st.DrawFn) -> tuple[Any, Any, Units]:
 
 
 @given(parts(), st.sampled_from(list(FORCINGS)))
-@examples(200)
+@examples(120)
 def test_a_part_is_theirs_and_the_rest_is_ours(drawn: tuple[Any, Any, Units], forcing: str) -> None:
     ours, theirs, units = drawn
     with patched(forcing), tempfile.TemporaryDirectory() as folder:

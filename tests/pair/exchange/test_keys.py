@@ -140,7 +140,7 @@ def parts(draw: st.DrawFn) -> tuple[Any, Any, NamedUnits]:
 
 
 @given(parts(), st.sampled_from(list(FORCINGS)), st.booleans(), st.booleans())
-@examples(200)
+@examples(120)
 def test_a_part_is_theirs_and_the_rest_is_ours(
     drawn: tuple[Any, Any, NamedUnits], forcing: str, wal: bool, is_held: bool
 ) -> None:

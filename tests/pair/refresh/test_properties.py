@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
-from tests.harness.pair import Pair
+from tests.harness.pair import Pair, expect_equal
 from tests.harness.servers import MariaDB, PostgreSQL
 from warehouse_agent.refresh.job import Options
 
@@ -232,6 +232,7 @@ def run(spark: SparkSession, legacy: Legacy, folder: Path, story: Story) -> None
                 pair.check_feed("t", previous + 1)
             previous = report.version
         assert pair.refresh("t").version == previous
+        expect_equal(pair.read("t"), legacy.rows("t"))  # Spark reads these types and names, too
 
 
 def examples(fast: int, soak: int) -> settings:
