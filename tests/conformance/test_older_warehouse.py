@@ -15,7 +15,6 @@ import os
 import runpy
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,9 @@ from deltalake import DeltaTable
 from driftline.errors import NotFound
 from pyspark.sql import SparkSession
 
+from tests.harness import forks
 from tests.harness.connect_proxy import ConnectProxy
+from tests.harness.forks import SOURCE
 from tests.harness.pair import SourceProcess, environment, expect_equal, plain
 from warehouse_agent import changes, read
 
@@ -193,12 +194,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Certificates of today: those of the fixture's time would have expired."""
     folder = tmp_path_factory.mktemp("enrolled") / "certs"
     words = ["enroll", "--directory", str(folder), "--source-name", HOST]
-    subprocess.run(
-        [sys.executable, "-m", "source_agent.cli", *words],
-        env=environment(),
-        check=True,
-        capture_output=True,
-    )
+    assert forks.run([*SOURCE, *words], env=environment()).returncode == 0
     return folder
 
 
@@ -246,7 +242,10 @@ def source(old: Old, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     file.write_text(text.replace("sqlite:///", f"sqlite:///{old.folder}/"))
     for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with SourceProcess(file) as agent, ConnectProxy(int(agent.address.split(":")[1])) as proxy:
+    with (
+        SourceProcess(file, is_forked=True) as agent,
+        ConnectProxy(int(agent.address.split(":")[1])) as proxy,
+    ):
         monkeypatch.setenv("https_proxy", proxy.url)
         yield
 

@@ -12,8 +12,6 @@ import itertools
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +33,7 @@ from hypothesis.stateful import (
 from pyspark.sql import DataFrame, SparkSession
 
 from tests import ROOT
+from tests.harness.forks import run
 from tests.harness.legacy import Legacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment, expect_equal
 from tests.harness.servers import PostgreSQL
@@ -349,18 +348,17 @@ def test_killed_between_apply_and_commit(spark: SparkSession, tmp_path: Path) ->
         pair.refresh("t")
         before = pair.published("t")
         legacy.execute("UPDATE t SET a = 'changed' WHERE id % 10 = 0")
-        with SourceProcess(pair.source_toml()) as source:
+        with SourceProcess(pair.source_toml(), is_forked=True) as source:
             pair.address = source.address
             config = pair.warehouse_toml(more='[spark]\n"spark.master" = "local[1]"')
             # Not through pipes, which would be open as long as its JVM takes to notice.
             with (tmp_path / "log").open("w") as log:
-                killed = subprocess.run(
-                    [sys.executable, "-c", KILLED, "--config", str(config), "refresh", "t"],
+                killed = run(
+                    ["-c", KILLED, "--config", str(config), "refresh", "t"],
+                    cwd=ROOT,
                     env=environment(),
                     stdout=log,
                     stderr=log,
-                    check=False,
-                    cwd=ROOT,
                 )
             assert killed.returncode == -signal.SIGKILL, (tmp_path / "log").read_text()
             assert pair.version("t") == 0

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import ROOT
+from tests.harness.forks import run
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
 from warehouse_agent.config import select
@@ -179,19 +178,14 @@ def test_reports_of_a_command_that_is_killed(pair: Pair, tmp_path: Path) -> None
     pair.legacy.many("INSERT INTO c VALUES (?, ?)", [(i, f"note {i}") for i in range(ROWS)])
     pair.publish("c", 'table = "c"')
     out, err = tmp_path / "out", tmp_path / "err"
-    with SourceProcess(pair.source_toml()) as source:
+    with SourceProcess(pair.source_toml(), is_forked=True) as source:
         pair.address = source.address
         config = pair.warehouse_toml(more='[spark]\n"spark.master" = "local[1]"')
         words = ["--config", str(config), "refresh", "--all", "--json"]
         # Not through pipes, which would be open as long as its JVM takes to notice.
         with out.open("w") as stdout, err.open("w") as stderr:
-            killed = subprocess.run(
-                [sys.executable, "-c", KILLED, *words],
-                env=environment(),
-                stdout=stdout,
-                stderr=stderr,
-                check=False,
-                cwd=ROOT,
+            killed = run(
+                ["-c", KILLED, *words], cwd=ROOT, env=environment(), stdout=stdout, stderr=stderr
             )
         assert killed.returncode == -signal.SIGKILL, err.read_text()
         lines = out.read_text().splitlines()
