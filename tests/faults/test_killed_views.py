@@ -7,10 +7,8 @@ which nothing changed at the sources, brings everything to what the sources have
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,8 +18,9 @@ from pyspark.sql import SparkSession
 from tests import ROOT
 from tests.faults.sweep import ON_SPARK, RUNS
 from tests.faults.test_killed_steps import KILLED
+from tests.harness.forks import WAREHOUSE, run
 from tests.harness.lineage_oracle import LineageOracle
-from tests.harness.pair import environment, plain
+from tests.harness.pair import environment
 from tests.harness.views import Sites
 from tests.harness.warm_jvm import warm_jvm
 from tests.warehouse_agent.cli.test_main import command
@@ -54,19 +53,39 @@ PLACES = [
 
 
 @pytest.fixture
-def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
+def empty(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
+    """Sites whose warehouse does not exist yet."""
     with Sites(spark, tmp_path, TABLES, VIEWS) as made:
-        for i in range(30):
-            made.sql("erp", "INSERT INTO orders VALUES (?, ?, ?)", i, i % 5, i)
-        for i in range(5):
-            made.sql("crm", "INSERT INTO customer VALUES (?, ?)", i, f"name {i}")
+        fill(made)
         yield made
+
+
+@pytest.fixture(scope="module")
+def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loaded")
+    with Sites(spark, folder, TABLES, VIEWS) as made:
+        fill(made)
+        made.well()
+    return folder
+
+
+@pytest.fixture
+def sites(spark: SparkSession, tmp_path: Path, template: Path) -> Iterator[Sites]:
+    """Sites whose warehouse was loaded."""
+    with Sites(spark, tmp_path, TABLES, VIEWS, template=template) as made:
+        yield made
+
+
+def fill(sites: Sites) -> None:
+    for i in range(30):
+        sites.sql("erp", "INSERT INTO orders VALUES (?, ?, ?)", i, i % 5, i)
+    for i in range(5):
+        sites.sql("crm", "INSERT INTO customer VALUES (?, ?)", i, f"name {i}")
 
 
 def test_killed_at(sites: Sites) -> None:
     """At one after the other: what a kill leaves must not hinder the refreshes after it."""
     sites.view_lines = dict.fromkeys(VIEWS, ONE_PHASE)
-    sites.well()
     for number, (point, nth) in enumerate(PLACES):
         kill_at(sites, number, point, nth)
 
@@ -77,7 +96,6 @@ def test_killed_at(sites: Sites) -> None:
 def test_killed_again_and_again(sites: Sites, point: Point) -> None:
     """At the points that the sweep of kills leaves out, as often as at each of its own."""
     sites.view_lines = dict.fromkeys(VIEWS, ONE_PHASE)
-    sites.well()
     for number in range(RUNS):
         kill_at(sites, number, point, 1 + number % len(VIEWS))
 
@@ -86,7 +104,7 @@ def kill_at(sites: Sites, number: int, point: Point, nth: int) -> None:
     """Change the sources, refresh until a point is reached, check what is left, and refresh."""
     before = all_seen(sites)
     edit(sites, number)
-    run_killed(sites, ["-m", "warehouse_agent.cli"], **{VARIABLE: f"{point.value}:kill:{nth}"})
+    run_killed(sites, WAREHOUSE, **{VARIABLE: f"{point.value}:kill:{nth}"})
     if point is Point.FLIPPED:
         sites.check()
     else:
@@ -115,7 +133,6 @@ def test_killed_in_an_incremental_phase(sites: Sites) -> None:
     """The next refresh goes on incrementally, from the feeds of what was committed or not."""
     sites.view_lines = dict.fromkeys(VIEWS, f'maintain = "incremental"\n{ONE_PHASE}')
     oracle = LineageOracle(sites)
-    sites.well()
     oracle.check()
     for number, place in enumerate(INCREMENTAL):
         before = all_seen(sites)
@@ -130,33 +147,42 @@ def test_killed_in_an_incremental_phase(sites: Sites) -> None:
 
 # Of a recomputation: the files of the first view are there, its feed, the files of the second; and
 # of a first load: its files, what checks their lineage.
-RECOMPUTED = [
-    ("written_files", "before", 1, False),
-    ("write_changes", "after", 1, False),
-    ("written_files", "after", 2, False),
-    ("written_files", "before", 1, True),
-    ("check_lineage", "after", 1, True),
-]
+RECOMPUTED = [("written_files", "before", 1), ("write_changes", "after", 1),
+              ("written_files", "after", 2)]  # fmt: skip
+FIRST = [("written_files", "before", 1), ("check_lineage", "after", 1)]
 
 
-@pytest.mark.parametrize(("function", "when", "call", "is_first"), RECOMPUTED)
-def test_killed_in_a_recomputation(
-    sites: Sites, function: str, when: str, call: int, is_first: bool
-) -> None:
-    """Readers keep what they have, nothing if it is the first one; `gc` removes what was begun."""
+def test_killed_in_a_recomputation(sites: Sites) -> None:
+    """Readers keep what they have; `gc` removes what was begun."""
     sites.view_lines = dict.fromkeys(VIEWS, 'maintain = "recompute"')
-    before: dict[str, Counter[tuple[object, ...]]] = {}
-    if not is_first:
-        sites.well()
+    for number, (function, when, call) in enumerate(RECOMPUTED):
         before = all_seen(sites)
-        edit(sites, 0)
-    killed(sites, f"views.maintenance.recompute:{function}", when, call)
-    assert {name: seen(sites, name) for name in before} == before
-    assert (sites.newest() is None) == is_first
-    sites.sql("erp", "DELETE FROM orders WHERE id = 5")
+        edit(sites, number)
+        killed(sites, f"views.maintenance.recompute:{function}", when, call)
+        assert all_seen(sites) == before, (function, when)
+        sites.sql("erp", "DELETE FROM orders WHERE id = ?", 1 + 2 * number)
+        reports = sites.well()
+        assert reports["joined"].method == reports["over"].method == "recompute"
+        sites.check()
+        check_cleaned(sites)
+
+
+def test_killed_in_a_first_load(empty: Sites) -> None:
+    """Readers have nothing; the next load goes on; `gc` removes what was begun."""
+    sites = empty
+    sites.view_lines = dict.fromkeys(VIEWS, 'maintain = "recompute"')
+    for function, when, call in FIRST:
+        killed(sites, f"views.maintenance.recompute:{function}", when, call)
+        assert sites.newest() is None, (function, when)
+        sites.sql("erp", "DELETE FROM orders WHERE id = (SELECT min(id) FROM orders)")
     reports = sites.well()
     assert reports["joined"].method == reports["over"].method == "recompute"
     sites.check()
+    check_cleaned(sites)
+
+
+def check_cleaned(sites: Sites) -> None:
+    """Let `gc` remove what no version needs; only the files of the newest are left."""
     assert command("gc", "--all", "--yes", "--keep-hours", "0", config=sites.toml()).code == 0
     for name in VIEWS:
         head = formats.view_head(sites.store, name)
@@ -176,7 +202,6 @@ AHEAD: list[tuple[str, int, list[str]]] = [
 
 def test_killed_while_fragments_are_ahead(sites: Sites) -> None:
     sites.view_lines = dict.fromkeys(VIEWS, f'max_lag = "1h"\n{ONE_PHASE}')
-    sites.well()
     for number, (function, call, names) in enumerate(AHEAD):
         for first in (0, 10):
             sites.sql("erp", "UPDATE orders SET amount = amount + 100 WHERE id > ?", first)
@@ -212,7 +237,7 @@ def test_killed_between_two_commits_of_one_snapshot(spark: SparkSession, tmp_pat
             sites.sql("erp", "INSERT INTO b_to VALUES (?, 0)", i)
             sites.sql("crm", "INSERT INTO customer VALUES (?, ?)", i, f"name {i}")
         sites.well()
-        before = {name: seen(sites, name) for name in ("balance", "erp.a_from", "erp.b_to")}
+        before = {name: sites.seen(name) for name in ("balance", "erp.a_from", "erp.b_to")}
         sites.sql("erp", "UPDATE a_from SET amount = amount - 30")
         sites.sql("erp", "UPDATE b_to SET amount = amount + 30")
         killed(sites, "storage.formats:commit", "after", 1)
@@ -223,12 +248,12 @@ def test_killed_between_two_commits_of_one_snapshot(spark: SparkSession, tmp_pat
         ]
         sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
         assert sites.refresh("crm.customer")["crm.customer"].error is None
-        assert (2, 100, "other") in seen(sites, "balance")
+        assert (2, 100, "other") in sites.seen("balance")
         for name in ("erp.a_from", "erp.b_to"):
-            assert seen(sites, name) == before[name]
+            assert sites.seen(name) == before[name]
         sites.well()
         sites.check()
-        assert seen(sites, "erp.a_from") == Counter({(i, 70): 1 for i in range(5)})
+        assert sites.seen("erp.a_from") == Counter({(i, 70): 1 for i in range(5)})
 
 
 def killed(sites: Sites, function: str, when: str, call: int, *names: str) -> None:
@@ -236,18 +261,17 @@ def killed(sites: Sites, function: str, when: str, call: int, *names: str) -> No
     run_killed(sites, ["-c", KILLED.format(function=function, when=when, call=call)], *names)
 
 
-def run_killed(sites: Sites, program: list[str], *names: str, **more: str) -> None:
+def run_killed(sites: Sites, program: Sequence[str], *names: str, **more: str) -> None:
     """Refresh in a process that is killed; `more`: its environment."""
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
     log = sites.folder / "log"
     with log.open("w") as out:
-        done = subprocess.run(
-            [sys.executable, *program, "--config", str(toml), "refresh", *names],
+        done = run(
+            [*program, "--config", str(toml), "refresh", *names],
+            cwd=ROOT,
             env=environment(**warm_jvm(), **more),
             stdout=out,
             stderr=out,
-            check=False,
-            cwd=ROOT,
         )
     assert done.returncode == -signal.SIGKILL, log.read_text()
 
@@ -265,9 +289,4 @@ def deleted(number: int) -> int:
 
 
 def all_seen(sites: Sites) -> dict[str, Counter[tuple[object, ...]]]:
-    return {name: seen(sites, name) for name in (*VIEWS, "erp.orders", "crm.customer")}
-
-
-def seen(sites: Sites, name: str) -> Counter[tuple[object, ...]]:
-    """What a reader of the newest warehouse version sees."""
-    return Counter(tuple(map(plain, row)) for row in sites.pinned().read(name).collect())
+    return {name: sites.seen(name) for name in (*VIEWS, "erp.orders", "crm.customer")}

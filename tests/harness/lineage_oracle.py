@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 from driftline.values import string_encoder
 
 from tests.harness.pair import plain
-from tests.harness.views import Sites
+from tests.harness.views import Sites, insert
 from warehouse_agent.columns.view_layout import LINEAGE
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import PRIVATE, located
+from warehouse_agent.storage.store import PRIVATE, Store, located
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.views.inputs import query_of
 
@@ -35,15 +35,15 @@ class LineageOracle:
 
     def check(self) -> None:
         """Compare every view with the oracle; follow its feed from the version seen before."""
-        expected = self._expected()
+        expected, store = self._expected(), self._sites.store
         for name in self._sites.views:
-            head = formats.view_head(self._sites.store, name)
+            head = formats.view_head(store, name)
             assert head is not None
             found = self._rows(head)
             assert found == expected[name], name
             if name in self._seen:
                 version, rows = self._seen[name]
-                assert self._followed(name, rows, version, head.version) == found, name
+                assert self._followed(store, name, rows, version, head.version) == found, name
             self._seen[name] = head.version, found
 
     def _rows(self, head: ViewSnapshot) -> Rows:
@@ -57,8 +57,9 @@ class LineageOracle:
         assert count == len(found) == head.rows, "a lineage occurs once"
         return found
 
-    def _followed(self, name: str, rows: Rows, since: int, upto: int) -> Rows:
-        store, rows = self._sites.store, dict(rows)
+    @staticmethod
+    def _followed(store: Store, name: str, rows: Rows, since: int, upto: int) -> Rows:
+        rows = dict(rows)
         for version in range(since + 1, upto + 1):
             head = formats.view_head(store, name, version=version)
             assert head is not None
@@ -90,11 +91,11 @@ class LineageOracle:
 
     def _expected(self) -> dict[str, Rows]:
         sites = self._sites
-        config = sites.config()
+        config, store = sites.config(), sites.store
         found = {}
         with duckdb.connect() as db:
             for name, fragment in config.fragments.items():
-                head = formats.head(sites.store, name)
+                head = formats.head(store, name)
                 assert head is not None
                 ddl = sites.tables[fragment.source.name][fragment.relation]
                 recipe = head.layout.recipe
@@ -106,9 +107,7 @@ class LineageOracle:
                 names = [c.name for c in sorted(recipe.columns, key=lambda c: c.ordinal)]
                 keys = [(names.index(c.name), c.type) for c in recipe.key]
                 keyed = [(*row, self._key(row, keys, recipe.integer_key)) for row in rows]
-                if keyed:
-                    marks = ", ".join("?" * len(keyed[0]))
-                    db.executemany(f'INSERT INTO "{name}" VALUES ({marks})', keyed)
+                insert(db, f'"{name}"', keyed)
             lineages = {name: [_OWN] for name in config.fragments}
             for name in self._ordered(config.views):
                 view = config.views[name]

@@ -7,13 +7,15 @@ that the owners' connections read.
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 import duckdb
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy, SqliteLegacy
@@ -25,7 +27,7 @@ from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage import warehouse_versions
 from warehouse_agent.storage.readers import Warehouse, at
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import Store, located
 from warehouse_agent.storage.warehouse_versions import WarehouseVersion
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
@@ -47,10 +49,12 @@ class Sites:
         views: dict[str, str],
         legacies: Mapping[str, Legacy] | None = None,
         derive: Sequence[str] = (),
+        template: Path | None = None,
     ) -> None:
         """`legacies`: the database of each source, which the caller closes; else SQLite files.
 
-        `derive`: the parts of every relation that a warehouse may choose.
+        `derive`: the parts of every relation that a warehouse may choose. `template`: the folder of
+        earlier `Sites` over SQLite, which were closed: begin with their databases and warehouse.
         """
         self.spark, self.folder, self.tables = spark, folder, tables
         self.views = views
@@ -59,15 +63,20 @@ class Sites:
         self.small_bytes = SMALL_BYTES
         self.pairs: dict[str, Pair] = {}
         self._stack = ExitStack()
+        if template is not None:
+            shutil.copytree(template / "warehouse", self.warehouse)
         for source, columns in tables.items():
             (folder / source).mkdir(parents=True)
             legacy: Legacy
             if legacies is not None:
                 legacy = legacies[source]
             else:
-                legacy = SqliteLegacy(folder / f"{source}.db")
+                file = folder / f"{source}.db"
+                if template is not None:
+                    shutil.copyfile(template / file.name, file)
+                legacy = SqliteLegacy(file)
                 self._stack.callback(legacy.close)
-            for name, ddl in columns.items():
+            for name, ddl in columns.items() if template is None else ():
                 legacy.execute(f"CREATE TABLE {name} ({ddl})")
             relations = {name: served(name, derive) for name in columns}
             self.pairs[source] = self._stack.enter_context(
@@ -137,16 +146,30 @@ class Sites:
         assert not isinstance(self.spark, Deferred)
         return at(self.spark, self.warehouse, version)
 
+    def seen(self, name: str, version: int | None = None) -> Counter[tuple[Any, ...]]:
+        """Return the rows that a reader of a warehouse version is given, by default the newest.
+
+        Spark names the files; that it reads them is for `check`.
+        """
+        rows = self.pinned(version).read(name)
+        found = Counter[tuple[Any, ...]]()
+        for uri in rows.inputFiles():
+            system, path = located(uri)
+            table = pq.read_table(path, columns=rows.columns, filesystem=system)
+            found.update(tuple(map(plain, row.values())) for row in table.to_pylist())
+        return found
+
     def expected(self, view: str) -> Counter[tuple[Any, ...]]:
-        """The rows of a view, computed from the sources' rows."""
+        """Return the rows of a view, computed from the sources' rows."""
+        return self._expected([view])[view]
+
+    def _expected(self, views: Iterable[str]) -> dict[str, Counter[tuple[Any, ...]]]:
         with duckdb.connect() as db:
             for source, tables in self.tables.items():
                 db.execute(f"CREATE SCHEMA {source}")
                 for name, ddl in tables.items():
                     db.execute(f"CREATE TABLE {source}.{name} ({ddl})")
-                    if rows := self.pairs[source].legacy.rows(name):
-                        marks = ", ".join("?" * len(rows[0]))
-                        db.executemany(f"INSERT INTO {source}.{name} VALUES ({marks})", rows)
+                    insert(db, f"{source}.{name}", self.pairs[source].legacy.rows(name))
             for name, lines in self.fragment_lines.items():
                 pairs = dict(line.split(" = ") for line in lines.splitlines())
                 relation = pairs.get("relation", name).strip('"')
@@ -154,13 +177,20 @@ class Sites:
                 db.execute(f"CREATE VIEW {name} AS SELECT * FROM {table}")
             for name, text in self.views.items():
                 db.execute(f"CREATE VIEW {name} AS {text}".replace("`", '"'))
-            rows = db.execute(f"SELECT * FROM {view}").fetchall()
-            return Counter(tuple(map(plain, row)) for row in rows)
+            found = {view: db.execute(f"SELECT * FROM {view}").fetchall() for view in views}
+        return {v: Counter(tuple(map(plain, row)) for row in rows) for v, rows in found.items()}
 
     def check(self, *views: str, version: int | None = None) -> None:
         """Compare views, by default all, that a reader is given with the oracle's."""
         pinned = self.pinned(version)
-        for name in views or self.views:
+        for name, expected in self._expected(views or self.views).items():
             found = Counter(tuple(map(plain, row)) for row in pinned.read(name).collect())
-            assert found == self.expected(name), name
+            assert found == expected, name
             assert pinned.stale(name) is None
+
+
+def insert(db: duckdb.DuckDBPyConnection, table: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Insert rows by one statement, which DuckDB runs faster than one for each row."""
+    if rows:
+        marks = ", ".join(["(" + ", ".join("?" * len(rows[0])) + ")"] * len(rows))
+        db.execute(f"INSERT INTO {table} VALUES {marks}", [value for row in rows for value in row])

