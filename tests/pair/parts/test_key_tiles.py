@@ -331,6 +331,8 @@ def test_random_edits_between_passes(pair: Pair, orders: Orders) -> None:
     chosen = random.Random(7)
     for turn in range(4):
         pair.small_bytes = 0 if turn == 1 else configure.SMALL_BYTES
+        rows = 3 * TILE if turn == 1 else TILE  # Spark has jobs for each tile
+        pair.fragment_lines["orders"] = IN_TILES.replace(f"{TILE}", f"{rows}")
         orders.edit(f"turn {turn}", turn + 3)
         low = chosen.randrange(100, 1500)
         marks = (chosen.choice(LETTERS), days(chosen.randrange(300)), low, low + 90)
