@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,9 +16,8 @@ from driftline.errors import NotFound
 from pyspark.sql import SparkSession
 
 from tests.harness.no_spark import NoSpark
-from tests.harness.pair import plain
 from tests.harness.views import Sites
-from tests.warehouse_agent.cli.test_main import command, warm_command
+from tests.warehouse_agent.cli.test_main import Run, command
 from warehouse_agent import changes, read
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
@@ -40,18 +39,42 @@ VIEWS = {
 LAG = 'max_lag = "1h"\nchunk_rows = 20'
 
 
+@contextmanager
+def made(spark: SparkSession, folder: Path, template: Path | None = None) -> Iterator[Sites]:
+    with Sites(spark, folder, deepcopy(TABLES), dict(VIEWS), template=template) as found:
+        found.fragment_lines = {"orders": 'source = "erp"'}
+        if template is None:
+            for i in range(40):
+                found.sql("erp", "INSERT INTO orders VALUES (?, ?, 0)", i, i % 5)
+            for i in range(5):
+                found.sql("crm", "INSERT INTO customer VALUES (?, ?)", i, f"name {i}")
+        yield found
+
+
 @pytest.fixture
 def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
-    with Sites(spark, tmp_path, deepcopy(TABLES), dict(VIEWS)) as made:
-        made.fragment_lines = {"orders": 'source = "erp"'}
-        for i in range(40):
-            made.sql("erp", "INSERT INTO orders VALUES (?, ?, 0)", i, i % 5)
-        for i in range(5):
-            made.sql("crm", "INSERT INTO customer VALUES (?, ?)", i, f"name {i}")
-        yield made
+    """Sites whose warehouse does not exist yet."""
+    with made(spark, tmp_path) as found:
+        yield found
 
 
-def regular(sites: Sites) -> None:
+@pytest.fixture(scope="module")
+def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("regular")
+    with made(spark, folder) as found:
+        make_regular(found)
+    return folder
+
+
+@pytest.fixture
+def regular(spark: SparkSession, tmp_path: Path, template: Path) -> Iterator[Sites]:
+    """Sites after `make_regular`."""
+    with made(spark, tmp_path, template) as found:
+        found.view_lines = {"joined": LAG}
+        yield found
+
+
+def make_regular(sites: Sites) -> None:
     """Load, and refresh once more: from then on the time between refreshes is known."""
     sites.view_lines = {"joined": LAG}
     sites.well()
@@ -78,21 +101,17 @@ def without_spark(sites: Sites, *names: str) -> dict[str, Report]:
     return reports
 
 
-def seen(sites: Sites, name: str, version: int | None = None) -> Counter[tuple[Any, ...]]:
-    return Counter(tuple(map(plain, row)) for row in sites.pinned(version).read(name).collect())
-
-
 def check_version(sites: Sites, number: int) -> None:
     """The view of a version is what its fragments of the same version join to."""
-    names = {row[0]: row[1] for row in seen(sites, "crm.customer", number).elements()}
-    orders = seen(sites, "orders", number).elements()
+    names = {row[0]: row[1] for row in sites.seen("crm.customer", number).elements()}
+    orders = sites.seen("orders", number).elements()
     expected = Counter((o[0], o[2], names[o[1]]) for o in orders if o[1] in names)
-    assert seen(sites, "joined", number) == expected
+    assert sites.seen("joined", number) == expected
 
 
-def test_fragments_run_ahead_until_the_chunk_is_full(sites: Sites) -> None:
-    regular(sites)
-    before = seen(sites, "joined"), seen(sites, "orders")
+def test_fragments_run_ahead_until_the_chunk_is_full(regular: Sites) -> None:
+    sites = regular
+    before = sites.seen("joined"), sites.seen("orders")
     edit(sites, 0, 5)
     reports = without_spark(sites)
     ahead = reports["orders"].ahead
@@ -103,14 +122,14 @@ def test_fragments_run_ahead_until_the_chunk_is_full(sites: Sites) -> None:
     assert reports["crm.customer"].ahead is None
     assert (reports["orders"].version, reports["joined"].version) == (2, 1)
     assert {r.warehouse_version for r in reports.values()} == {1}
-    assert (seen(sites, "joined"), seen(sites, "orders")) == before
+    assert (sites.seen("joined"), sites.seen("orders")) == before
     # Nothing changed: what waits goes on waiting.
     reports = without_spark(sites)
     assert reports["orders"].ahead is not None
     assert reports["orders"].version == 2
     edit(sites, 5, 10)
     assert without_spark(sites, "orders")["joined"].ahead is not None
-    assert (seen(sites, "joined"), seen(sites, "orders")) == before
+    assert (sites.seen("joined"), sites.seen("orders")) == before
     edit(sites, 3, 5)
     sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
     reports = sites.well()
@@ -131,8 +150,8 @@ def test_fragments_run_ahead_until_the_chunk_is_full(sites: Sites) -> None:
     assert 0 < phase["seconds"] < found["s2_s"] + phase["seconds"]
 
 
-def test_a_view_that_is_named_is_brought_up_to_date(sites: Sites) -> None:
-    regular(sites)
+def test_a_view_that_is_named_is_brought_up_to_date(regular: Sites) -> None:
+    sites = regular
     edit(sites, 0, 5)
     assert without_spark(sites)["joined"].ahead is not None
     reports = sites.well("joined")
@@ -180,19 +199,19 @@ def test_the_learned_chunk(sites: Sites) -> None:
     assert ahead["rows"] == 3
     learned = ahead["chunk_rows"]
     assert learned > 6, "more than are gathered, and half of what the next refresh brings"
-    before = seen(sites, "joined")
+    before = sites.seen("joined")
     edit(sites, 0, 40)
     reports = sites.well()
     assert reports["joined"].ahead is None, f"43 changed rows are more than {learned}"
-    assert seen(sites, "joined") != before
+    assert sites.seen("joined") != before
     sites.check()
 
 
-def test_what_others_say_while_fragments_are_ahead(sites: Sites) -> None:
-    regular(sites)
+def test_what_others_say_while_fragments_are_ahead(regular: Sites, run: Run) -> None:
+    sites = regular
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
     edit(sites, 0, 5)
-    ended = warm_command("refresh", config=toml)
+    ended = run("refresh", config=toml)
     assert ended.code == 0, ended.err
     assert "5 changed rows of its component gathered for readers, until 20" in ended.out
     (told,) = command("status", "orders", "--json", config=toml).lines
@@ -208,7 +227,7 @@ def test_what_others_say_while_fragments_are_ahead(sites: Sites) -> None:
     assert "which readers are given" in command("history", "orders", config=toml).out
     histories = command("history", "joined", "--json", config=toml).lines
     assert [line["staleness"] is None for line in histories] == [False, True]
-    verified = warm_command("verify", "orders", config=toml)
+    verified = run("verify", "orders", config=toml)
     assert verified.code == 0, verified.err
     assert "version 2, 40 rows verified; readers are given version 1" in verified.out
     spark = sites.pinned().spark
@@ -219,22 +238,22 @@ def test_what_others_say_while_fragments_are_ahead(sites: Sites) -> None:
     with pytest.raises(NotFound, match="Version 2 waits for the views over it"):
         changes(spark, sites.warehouse, "orders", since=2)
     # `driftline refresh` alone names no view; this does.
-    assert warm_command("refresh", "join*", config=toml).code == 0
+    assert run("refresh", "join*", config=toml).code == 0
     sites.check()
 
 
-def test_gc_keeps_what_readers_are_given(sites: Sites) -> None:
-    regular(sites)
+def test_gc_keeps_what_readers_are_given(regular: Sites) -> None:
+    sites = regular
     for first in range(3):
         edit(sites, first, 2)
         assert without_spark(sites)["orders"].ahead is not None
-    before = seen(sites, "joined"), seen(sites, "orders")
+    before = sites.seen("joined"), sites.seen("orders")
     later = datetime.now(UTC) + timedelta(days=400)
     for name in ("orders", "crm.customer", "joined"):
         found = unreferenced(sites.store, name, keep_hours=24, now=later, is_view=name == "joined")
         for place in found.places:
             sites.store.remove_file(*place)
-    assert (seen(sites, "joined"), seen(sites, "orders")) == before
+    assert (sites.seen("joined"), sites.seen("orders")) == before
     spark = sites.pinned().spark
     feed = changes(spark, sites.warehouse, "orders", since=1, upto=4)
     assert feed.where("_op = 'update_after'").count() == 6, "the views still need it"
@@ -242,8 +261,8 @@ def test_gc_keeps_what_readers_are_given(sites: Sites) -> None:
     sites.check()
 
 
-def test_other_columns_do_not_wait(sites: Sites) -> None:
-    regular(sites)
+def test_other_columns_do_not_wait(regular: Sites) -> None:
+    sites = regular
     edit(sites, 0, 5)
     assert without_spark(sites)["joined"].ahead is not None
     sites.sql("erp", "ALTER TABLE orders ADD COLUMN more INT")
@@ -258,7 +277,7 @@ def test_other_columns_do_not_wait(sites: Sites) -> None:
 def test_a_view_that_is_removed_while_its_fragments_are_ahead(sites: Sites) -> None:
     sites.views["small"] = "SELECT o.id FROM other o WHERE o.mark = 1"
     sites.fragment_lines["other"] = 'source = "erp"'
-    regular(sites)
+    make_regular(sites)
     edit(sites, 0, 5)
     assert without_spark(sites)["joined"].ahead is not None
     del sites.views["joined"], sites.view_lines["joined"]
@@ -382,8 +401,8 @@ def test_one_source_is_cut_only_where_it_is_fuzzy(sites: Sites, require: str) ->
     sites.check()
 
 
-def test_a_source_that_is_down_while_fragments_are_ahead(sites: Sites) -> None:
-    regular(sites)
+def test_a_source_that_is_down_while_fragments_are_ahead(regular: Sites) -> None:
+    sites = regular
     edit(sites, 0, 5)
     assert without_spark(sites)["joined"].ahead is not None
     pair = sites.pairs["crm"]
