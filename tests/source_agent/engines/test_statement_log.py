@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -34,8 +33,9 @@ from driftline.derivations import (
 from driftline.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub
 
-from tests.harness import slots
+from tests.harness import forks, slots
 from tests.harness.agents import Peer, channel, opening
+from tests.harness.forks import SOURCE
 from tests.harness.pair import SourceProcess, environment
 from tests.harness.servers import MariaDB, PostgreSQL
 
@@ -224,15 +224,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[OnPostgreSQL | OnMariaDB]
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "source_agent.cli", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environment(),
-    )
+    return forks.run([*SOURCE, *arguments], cwd=folder, env=environment(), timeout=60)
 
 
 def recipe_of(description: pb.Description) -> Recipe:
@@ -245,7 +237,7 @@ def recipe_of(description: pb.Description) -> Recipe:
 def use(config: Path) -> None:
     """Ask a running agent for everything that costs a statement of its own."""
     with (
-        SourceProcess(config) as source,
+        SourceProcess(config, is_forked=True) as source,
         channel(int(source.address.rpartition(":")[2]), None) as c,
     ):
         describe = SourceStub(c).Describe
