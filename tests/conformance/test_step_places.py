@@ -359,11 +359,49 @@ def in_driver(small_bytes: int = 1 << 30) -> Steps:
     return Steps(NoSpark(), small_bytes)
 
 
+class Runs:
+    """What `run` found in each place; each table is taken through the steps once a place.
+
+    `called`: the functions that were called in this process and for joins, by module's file and
+    name.
+    """
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self.called: set[tuple[str, str]] = set()
+        self._folders = folders
+        self._found: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def in_driver(self, name: str) -> dict[str, Any]:
+        return self._once("driver", name, in_driver())
+
+    def on_spark(self, name: str, spark: SparkSession) -> dict[str, Any]:
+        return self._once("spark", name, Steps(spark))
+
+    def joined(self, name: str, spark: SparkSession) -> dict[str, Any]:
+        """What Spark joins where rows are too many to be looked up."""
+        prepare(spark)  # whose own writer is used
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(key_lookup, "ROWS_MAX", 0)
+            patch.setattr(change_feed, "write", joined)
+            return self._once("joined", name, Steps(spark))
+
+    def _once(self, place: str, name: str, steps: Steps) -> dict[str, Any]:
+        if (place, name) not in self._found:
+            with nullcontext() if place == "spark" else calls(self.called):
+                self._found[place, name] = run(steps, self._folders.mktemp(place), TABLES[name])
+        return self._found[place, name]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory)
+
+
 @pytest.mark.parametrize("name", TABLES)
-def test_steps_in_this_process(tmp_path: Path, name: str) -> None:
+def test_steps_in_this_process(runs: Runs, name: str) -> None:
     """The results are those that the rows demand, and no session was started."""
     made = TABLES[name]
-    found = run(in_driver(), tmp_path, made)
+    found = runs.in_driver(name)
     count, updated, deleted = (made.rows, 4, 2) if made.rows else (0, 0, 0)
     assert found["feed"][0] == found["feed of files"][0] == {
         "insert": 2, "update_before": updated, "update_after": updated, "delete": deleted,
@@ -382,9 +420,8 @@ def test_steps_in_this_process(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("name", TABLES)
-def test_steps_on_spark_do_the_same(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    here = run(in_driver(), tmp_path / "here", TABLES[name])
-    assert same(run(Steps(spark), tmp_path / "spark", TABLES[name]), here)
+def test_steps_on_spark_do_the_same(spark: SparkSession, runs: Runs, name: str) -> None:
+    assert same(runs.on_spark(name, spark), runs.in_driver(name))
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
@@ -396,15 +433,8 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("name", ["integer key", "composite key"])
-def test_joins_do_the_same(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """What Spark joins where rows are too many to be looked up."""
-    prepare(spark)  # whose own writer is used
-    here = run(in_driver(), tmp_path / "here", TABLES[name])
-    monkeypatch.setattr(key_lookup, "ROWS_MAX", 0)
-    monkeypatch.setattr(change_feed, "write", joined)
-    assert same(run(Steps(spark), tmp_path / "joined", TABLES[name]), here)
+def test_joins_do_the_same(spark: SparkSession, runs: Runs, name: str) -> None:
+    assert same(runs.joined(name, spark), runs.in_driver(name))
 
 
 def joined(*place: Any, before: Any, after: Any, layout: Layout) -> Feed:
@@ -439,9 +469,8 @@ def is_step(node: ast.AST) -> bool:
 
 
 @contextmanager
-def calls() -> Iterator[set[tuple[str, str]]]:
-    """Note the functions that are called meanwhile: module's file and name."""
-    found: set[tuple[str, str]] = set()
+def calls(found: set[tuple[str, str]]) -> Iterator[None]:
+    """Add the functions that are called meanwhile: module's file and name."""
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
@@ -449,25 +478,19 @@ def calls() -> Iterator[set[tuple[str, str]]]:
 
     sys.setprofile(note)
     try:
-        yield found
+        yield
     finally:
         sys.setprofile(None)
 
 
 @pytest.mark.spark
-def test_every_step_is_run(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, _ = replace(TABLES["integer key"], rows=ROWS), prepare(spark)
-    with calls() as found:
-        run(in_driver(), tmp_path / "here", made)
-        run(in_driver(), tmp_path / "keys", replace(TABLES["composite key"], rows=ROWS))
-        monkeypatch.setattr(key_lookup, "ROWS_MAX", 0)
-        monkeypatch.setattr(change_feed, "write", joined)
-        run(Steps(spark), tmp_path / "joined", made)
+def test_every_step_is_run(spark: SparkSession, runs: Runs) -> None:
+    for name in ("integer key", "composite key"):
+        runs.in_driver(name)
+    runs.joined("integer key", spark)
     wanted = steps_in_source()
     assert {"spread", "write_staged", "joined", "assign"} <= {name for _, name in wanted}
-    assert wanted <= found, wanted - found
+    assert wanted <= runs.called, wanted - runs.called
 
 
 def test_the_place_follows_the_size(tmp_path: Path) -> None:
