@@ -166,7 +166,6 @@ def test_one_way_can_be_cut() -> None:
 
 
 @pytest.mark.wan
-@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("wan_available")
 def test_tcp_mends_all_but_damage() -> None:

@@ -61,7 +61,6 @@ for _ in range(int(sys.argv[2])):
 
 pytestmark = [
     pytest.mark.wan,
-    pytest.mark.alone,
     pytest.mark.timeout(60),
     pytest.mark.usefixtures("wan_available"),
 ]
@@ -111,6 +110,7 @@ def _device_counters(link: wan.Link) -> tuple[int, int, int, int]:
     return sent[0], sent[1], sent[2], sent[3]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rtt_ms", [20, 100])
 def test_round_trips_take_the_time_asked_for(
     rtt_ms: int, processes: list[subprocess.Popen[Any]]
@@ -123,6 +123,7 @@ def test_round_trips_take_the_time_asked_for(
         assert min(times_ms) >= rtt_ms
 
 
+@pytest.mark.alone
 def test_the_rate_is_the_one_asked_for_and_can_be_changed(
     processes: list[subprocess.Popen[Any]],
 ) -> None:
@@ -141,6 +142,7 @@ def test_the_rate_is_the_one_asked_for_and_can_be_changed(
         assert total * 8 / seconds / 1e6 == pytest.approx(40, rel=0.15)
 
 
+@pytest.mark.alone
 def test_unshaped_it_carries_100_mbit_and_counts_what_the_devices_count(
     processes: list[subprocess.Popen[Any]],
 ) -> None:

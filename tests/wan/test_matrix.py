@@ -22,7 +22,6 @@ PROFILES = profiles(SEED)
 
 pytestmark = [
     pytest.mark.wan,
-    pytest.mark.alone,
     pytest.mark.usefixtures("wan_available"),
 ]
 

@@ -34,7 +34,6 @@ REFRESH_S_MAX = 100.0
 
 pytestmark = [
     pytest.mark.wan,
-    pytest.mark.alone,
     pytest.mark.timeout(240),
     pytest.mark.usefixtures("wan_available"),
 ]

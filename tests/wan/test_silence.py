@@ -27,7 +27,6 @@ LOOK_S = 0.02
 
 pytestmark = [
     pytest.mark.wan,
-    pytest.mark.alone,
     pytest.mark.timeout(240),
     pytest.mark.usefixtures("wan_available"),
 ]
