@@ -31,13 +31,20 @@ VIEWS = {"doubled": "SELECT o.id, o.amount * 2 AS amount FROM erp.orders o"}
 LEGACY = "spark.sql.legacy.castComplexTypesToString.enabled"
 
 
-@pytest.fixture
-def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
-    with Sites(spark, tmp_path, deepcopy(TABLES), dict(VIEWS)) as made:
+@pytest.fixture(scope="module")
+def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loaded")
+    with Sites(spark, folder, TABLES, VIEWS) as made:
         for i in range(9):
             made.sql("erp", "INSERT INTO orders VALUES (?, ?)", i, i)
         made.well()
         made.sql("erp", "UPDATE orders SET amount = 70 WHERE id = 7")
+    return folder
+
+
+@pytest.fixture
+def sites(spark: SparkSession, tmp_path: Path, template: Path) -> Iterator[Sites]:
+    with Sites(spark, tmp_path, deepcopy(TABLES), dict(VIEWS), template=template) as made:
         yield made
 
 
