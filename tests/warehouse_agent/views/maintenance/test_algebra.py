@@ -228,8 +228,9 @@ def test_random_views(db: sqlite3.Connection) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_views(db: sqlite3.Connection) -> None:
-    for seed in range(200, 10_200):
+@pytest.mark.parametrize("upto", [2_500, pytest.param(10_200, marks=pytest.mark.soak)])
+def test_more_random_views(db: sqlite3.Connection, upto: int) -> None:
+    for seed in range(200, upto):
         check(db, seed)
 
 
