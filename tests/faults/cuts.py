@@ -1,7 +1,7 @@
 """Cut the line at bytes all over a refresh: `python -m tests.faults.cuts [OFFSETS]`.
 
 The relay resets every connection after a given byte of one direction; the command's own retry
-continues, and no session is left in the database. `test_cut_sweep` takes 20 offsets, the command
+continues, and no session is left in the database. `test_cut_sweep` takes 10 offsets, the command
 200 on each engine.
 """
 

@@ -22,7 +22,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CutRig]:
 @pytest.mark.parametrize(
     ("rig", "count"),
     [
-        ("sqlite", 20),
+        ("sqlite", 10),
         ("postgresql", 5),
         pytest.param("sqlite", OFFSETS, marks=pytest.mark.soak),
         pytest.param("postgresql", OFFSETS, marks=pytest.mark.soak),

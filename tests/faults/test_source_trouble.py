@@ -335,7 +335,7 @@ def expect_too_old(pair: Pair, before: list[tuple[Any, ...]]) -> None:
 @pytest.mark.parametrize("pair", ENGINES, indirect=True)
 @pytest.mark.parametrize(
     ("refreshes", "rate_min"),
-    [(4, RATE_MIN_ANYWHERE), pytest.param(60, RATE_MIN, marks=pytest.mark.soak)],
+    [(2, RATE_MIN_ANYWHERE), pytest.param(60, RATE_MIN, marks=pytest.mark.soak)],
     ids=["some", "many"],
 )
 def test_rows_change_all_the_time(pair: Pair, refreshes: int, rate_min: float) -> None:
