@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.harness.forks import Fork
 from tests.harness.jvm import jvm_options
 from tests.harness.pair import environment
 from tests.harness.views import Sites
@@ -143,14 +143,12 @@ class Processes(ExitStack):
 
     def start(self, code: str, *words: str) -> subprocess.Popen[str]:
         with self._log.open("a") as log:
-            made = subprocess.Popen(
-                [sys.executable, "-c", code, *words],
+            made = Fork(
+                ["-c", code, *words],
+                cwd=ROOT,
+                env=environment(),
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
-                env=environment(),
-                cwd=ROOT,
-                start_new_session=True,
             )
         self.callback(self.kill, made)
         return made
@@ -197,16 +195,21 @@ class Writer:
 
 
 @pytest.mark.parametrize(
-    ("reads", "kills"), [(100, 3), pytest.param(10_000, 100, marks=pytest.mark.soak)]
+    ("reads", "kills", "count"),
+    [
+        (100, 2, 1),
+        pytest.param(
+            10_000, 100, min(len(os.sched_getaffinity(0)), READERS_MAX), marks=pytest.mark.soak
+        ),
+    ],
 )
 def test_readers_beside_a_writer_that_is_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], reads: int, kills: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reads: int, kills: int, count: int
 ) -> None:
-    """`reads`: of all tables of a pinned version, by all readers together."""
+    """`reads`: of all tables of a pinned version, by all `count` readers together."""
     rng, signs = random.Random(1), tmp_path / "signs"
     signs.mkdir()
-    deadline = time.monotonic() + START_S_MAX + 60 * kills
-    count = min(len(os.sched_getaffinity(0)), READERS_MAX)
+    deadline = time.monotonic() + START_S_MAX + 60 * (kills + 1)  # lives of the writer
     with (
         Sites(Deferred({}), tmp_path, TABLES, VIEWS) as sites,
         Processes(tmp_path / "log") as processes,
