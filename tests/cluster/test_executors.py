@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +22,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
 from tests.harness.processes import is_alive
+from tests.harness.warm_jvm import warm_jvm
 from warehouse_agent.spark import session
 from warehouse_agent.spark.cluster import watch
 from warehouse_agent.spark.executors import Batches, driver_errors
@@ -34,6 +35,14 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.spark]
 
 LOCAL = {"spark.master": "local[1]", "spark.driver.host": "127.0.0.1"}
 END_S_MAX = 300.0  # of a command, on a busy machine
+COMMAND = ("-m", "warehouse_agent.cli")
+# A command that gives a driver so long to start, on top of what it gives the master.
+STARTING = """
+from warehouse_agent.cli.main import main
+from warehouse_agent.spark import cluster
+cluster._START_S = {start_s}
+main()
+"""
 
 
 @pytest.fixture
@@ -54,6 +63,14 @@ def pair_in(folder: Path) -> Iterator[Pair]:
     legacy.close()
 
 
+@pytest.fixture(scope="module")
+def master() -> Iterator[Cluster]:
+    """A master without workers: a test adds its own."""
+    ensure_java()
+    with Cluster(workers=0) as made:
+        yield made
+
+
 @pytest.fixture
 def wrapper(tmp_path: Path) -> Path:
     """Another Python for executors: it notes its starts in `starts`, and looks in `packages`."""
@@ -67,16 +84,34 @@ def wrapper(tmp_path: Path) -> Path:
 
 
 def command(pair: Pair, name: str, settings: dict[str, str], more: str = "") -> list[Any]:
+    """Run a command with `[spark]` settings in a JVM that is there; return its lines of JSON.
+
+    No command's context, and so no executor, outlives it.
+    """
+    try:
+        return process(pair, name, settings, more, **warm_jvm())
+    finally:
+        warm_jvm()
+
+
+def process(
+    pair: Pair,
+    name: str,
+    settings: dict[str, str],
+    more: str = "",
+    words: Sequence[str] = COMMAND,
+    **variables: str,
+) -> list[Any]:
     """Run a command with `[spark]` settings; return its lines of JSON."""
     ensure_java()
     file = pair.warehouse_toml(more)
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in settings.items()]
     file.write_text("\n".join([file.read_text(), "[spark]", *lines]))
     done = subprocess.run(
-        [sys.executable, "-m", "warehouse_agent.cli", "--config", str(file), name, "--json"],
+        [sys.executable, *words, "--config", str(file), name, "--json"],
         capture_output=True,
         text=True,
-        env=environment(),
+        env=environment(**variables),
         check=False,
         timeout=END_S_MAX,
     )
@@ -131,12 +166,13 @@ def test_executors_that_never_come(cluster: Cluster, tmp_path: Path) -> None:
     """An error that names the master, and no endless wait; the source is not asked. Two commands
     wait at once: of a master that gives no executor, and of one that does not answer."""
 
-    def never(lacking: dict[str, str], wait_s: int, says: str) -> None:
+    def never(lacking: dict[str, str], wait_s: int, start_s: float, says: str) -> None:
+        words = ["-c", STARTING.format(start_s=start_s)]
         folder = tmp_path / str(wait_s)
         folder.mkdir()
         with pair_in(folder) as pair:
             more = f"executors_wait_s = {wait_s}\n"
-            (report,) = command(pair, "refresh", cluster.settings() | lacking, more)
+            (report,) = process(pair, "refresh", cluster.settings() | lacking, more, words)
             assert report["error"]["code"] == "CONFIGURATION", report
             assert says in report["error"]["message"]
             assert "executors_wait_s" in report["error"]["remedy"]
@@ -144,27 +180,28 @@ def test_executors_that_never_come(cluster: Cluster, tmp_path: Path) -> None:
             assert not asked(pair)
 
     silent, master = {"spark.master": "spark://127.0.0.1:1"}, "spark://127.0.0.1:1 does not answer"
-    greedy, executor = {"spark.executor.memory": "3g"}, "gave no executor within 10 s"
+    greedy, executor = {"spark.executor.memory": "3g"}, "gave no executor within 2 s"
     with ThreadPoolExecutor() as beside:
-        first = beside.submit(never, silent, 3, master)
-        never(greedy, 10, executor)
+        first = beside.submit(never, silent, 3, 1.0, master)
+        never(greedy, 2, END_S_MAX, executor)
         first.result()
 
 
-def test_a_path_that_only_the_driver_reaches(pair: Pair) -> None:
+def test_a_path_that_only_the_driver_reaches(master: Cluster, pair: Pair) -> None:
     """It is refused before the source is asked."""
     pair.warehouse.mkdir()
-    with Cluster(workers=0) as blind:
-        try:
-            blind.add_worker(without=pair.warehouse)
-        except RuntimeError as error:
-            absent("MOUNT NAMESPACES", str(error).strip(), is_required_in_ci=False)
-        (report,) = command(pair, "refresh", blind.settings())
-        assert report["error"]["code"] == "CONFIGURATION", report
-        assert report["error"]["where"] == "warehouse.path"
-        assert str(pair.warehouse) in report["error"]["message"]
-        assert not asked(pair)
-        assert of_executors(pair, blind.settings())["code"] == "CONFIGURATION"
+    try:
+        worker = master.add_worker(without=pair.warehouse)
+    except RuntimeError as error:
+        absent("MOUNT NAMESPACES", str(error).strip(), is_required_in_ci=False)
+    (report,) = command(pair, "refresh", master.settings())
+    assert report["error"]["code"] == "CONFIGURATION", report
+    assert report["error"]["where"] == "warehouse.path"
+    assert str(pair.warehouse) in report["error"]["message"]
+    assert not asked(pair)
+    assert of_executors(pair, master.settings())["code"] == "CONFIGURATION"
+    worker.kill()
+    worker.wait()
 
 
 def lose_executors(settings: dict[str, str], folder: Path, wait_s: float) -> str:
@@ -204,21 +241,22 @@ def wait_for_executor(spark: SparkSession) -> None:
         time.sleep(0.1)
 
 
-def test_executors_that_are_lost_for_good(driver: ProcessPoolExecutor, tmp_path: Path) -> None:
+def test_executors_that_are_lost_for_good(
+    master: Cluster, driver: ProcessPoolExecutor, tmp_path: Path
+) -> None:
     """A job in the middle ends with an error; the session serves the next one on new executors."""
-    with Cluster(workers=0) as lone:
-        worker = lone.add_worker()
-        done = driver.submit(lose_executors, lone.settings(), tmp_path, 3)
-        wait_for(tmp_path / "begun", done)
-        (executor,) = lone.executors()
-        worker.kill()
-        worker.wait()
-        wait_for(tmp_path / "lost", done)
-        assert not is_alive(executor), "it ends with its worker"
-        lone.add_worker()
-        (tmp_path / "again").touch()
-        said = done.result(END_S_MAX)
-    assert said == f"All executors of {lone.master} were lost, and none came back within 3 s."
+    worker = master.add_worker()
+    done = driver.submit(lose_executors, master.settings(), tmp_path, 2)
+    wait_for(tmp_path / "begun", done)
+    (executor,) = master.executors()
+    worker.kill()
+    worker.wait()
+    wait_for(tmp_path / "lost", done)
+    assert not is_alive(executor), "it ends with its worker"
+    master.add_worker()
+    (tmp_path / "again").touch()
+    said = done.result(END_S_MAX)
+    assert said == f"All executors of {master.master} were lost, and none came back within 2 s."
 
 
 def wait_for(file: Path, done: Any) -> None:
