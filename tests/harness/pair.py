@@ -178,11 +178,13 @@ class Pair:
     def published(self, name: str, version: int | None = None) -> list[tuple[Any, ...]]:
         """Return the rows of a table as a reader of Delta finds them, which knows nothing of us.
 
-        Where all steps are Spark's, so is the reader: `read` of the product.
+        Where all steps are Spark's, so is the reader, and where the table has another format: then
+        it is `read` of the product.
         """
-        if self.small_bytes == 0:
+        table = str(self.warehouse / name)
+        if self.small_bytes == 0 or not DeltaTable.is_deltatable(table):
             return self.read(name, version)
-        found = DeltaTable(str(self.warehouse / name), version=version).to_pyarrow_table()
+        found = DeltaTable(table, version=version).to_pyarrow_table()
         columns = [one for one in found.column_names if not one.startswith("_driftline_")]
         return rows_of(found.select(columns))
 
