@@ -13,6 +13,7 @@ from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.memory import Learned
 
 
+@pytest.mark.slow
 def test_a_simulated_week_keeps_every_rule() -> None:
     found = month.simulate(fragments=30, sources=6, days=7)
     assert found.broken == []

@@ -123,6 +123,7 @@ def run(tmp_path, monkeypatch):
     return go
 
 
+@pytest.mark.slow
 def test_every_tool_finds_each_change_once_on_each_link(run):
     results, sites = run({"compared": Compared, "kept": Kept})
     assert all(result.is_right for result in results), results
@@ -133,6 +134,7 @@ def test_every_tool_finds_each_change_once_on_each_link(run):
     assert sites.link.shapes == [(0, None), (0, None), (100, 10)]
 
 
+@pytest.mark.slow
 def test_a_floor_is_computed_for_what_is_shown(run):
     results, _ = run({"kept": Kept})
     shown = {r.floor_bytes is not None: r for r in results}
@@ -140,6 +142,7 @@ def test_a_floor_is_computed_for_what_is_shown(run):
     assert shown[True].floor_bytes > 0
 
 
+@pytest.mark.slow
 def test_what_a_failed_run_left_is_not_found_by_the_next(run):
     results, _ = run({"kept": lambda *args: Kept(*args, failing=(1, 3))})
     failed = [result for result in results if result.error]
@@ -147,6 +150,7 @@ def test_what_a_failed_run_left_is_not_found_by_the_next(run):
     assert all(result.is_right for result in results if not result.error)
 
 
+@pytest.mark.slow
 def test_a_tool_that_is_never_ready_is_shown_as_such(run):
     results, _ = run({"compared": Compared, "unready": Unready})
     unready = [result for result in results if result.tool == "unready"]

@@ -151,6 +151,7 @@ def random_predicate(draw: random.Random, levels: int) -> Predicate:
     return Comparison(column, operator, tuple(draw.choices(literals, k=count)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))]
 )

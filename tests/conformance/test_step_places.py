@@ -397,6 +397,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_steps_in_this_process(runs: Runs, name: str) -> None:
     """The results are those that the rows demand, and no session was started."""

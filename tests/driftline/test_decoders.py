@@ -308,6 +308,7 @@ def test_refinement_gives_up_nothing_that_was_read_falsely() -> None:
     assert unsolved <= 2
 
 
+@pytest.mark.slow
 def test_one_damaged_cell_hides_only_what_touches_it() -> None:
     pair, third = scattered(1, 100_000, 1 << 24), 45_000
     ours, theirs = pair.cells(pair.ours, third), pair.cells(pair.theirs, third)
@@ -384,6 +385,7 @@ def test_what_is_missing_is_enough(share: float) -> None:
     assert unsolved <= 1
 
 
+@pytest.mark.slow
 def test_what_shares_all_cells_takes_one_more_flight() -> None:
     """Of few changes, two are now and then in the same three cells: chance, whatever the size."""
     third, changes, stalls = 10_080, 60, 0

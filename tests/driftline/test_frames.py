@@ -72,6 +72,7 @@ def test_there_and_back(made, table: Table, salt, key: bytes, level: int) -> Non
     assert reference.decode(data) == (rows, salt, (decoded.digest.count, decoded.digest.sum))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nulls", [False, True])
 def test_texts_are_laid_out_as_they_pack_best(nulls: bool) -> None:
     """Numbers, dates and identifiers that are kept as text in planes, words as they are."""
@@ -176,6 +177,7 @@ SAMPLE = [
 SAMPLE_RECIPE = recipe(["int4", "text", "bytea", "uuid"])
 
 
+@pytest.mark.slow
 def test_random_flips_and_truncations() -> None:
     source = random.Random(7)
     good = encoded(block(SAMPLE), SAMPLE_RECIPE, Salt(1, 2))
@@ -276,6 +278,7 @@ def test_a_bomb_costs_neither_memory_nor_time(name: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_the_largest_row_fits_a_frame() -> None:
     made, salt = recipe(["int4", "bytea"]), Salt(1, 2)
     data = gather([reference_rows.row_bytes([bytes(4), bytes((64 << 20) - 100)])])

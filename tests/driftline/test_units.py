@@ -91,6 +91,7 @@ def test_a_key_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
         UnitSums(two[:1])
 
 
+@pytest.mark.slow
 def test_keys_named_one_by_one_take_no_more_memory() -> None:
     tracemalloc.start()
     try:

@@ -6,8 +6,6 @@ and unknown; Spark runs it again, perhaps twice at once (speculation).
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from tests import ROOT
 from tests.harness.fault_rig import Rig
+from tests.harness.forks import WAREHOUSE, run
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import environment
 from warehouse_agent.failpoints import Point
@@ -58,16 +57,11 @@ def test_a_task_that_is_lost_once_is_run_again(rig: Rig, tmp_path: Path) -> None
     """One refresh is enough: what the lost task wrote is in no version, and `gc` finds it."""
     rig.prepare("change")
     fired = tmp_path / "fired"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "warehouse_agent.cli"),
-            *("--config", str(rig.pair.warehouse_toml(RETRYING)), "refresh", "t", "--allow-shrink"),
-        ],
-        env=environment(**{VARIABLE: f"{Point.FILE_WRITTEN.value}:kill:1:{fired}"}),
-        capture_output=True,
-        text=True,
-        check=False,
+    toml = rig.pair.warehouse_toml(RETRYING)
+    done = run(
+        [*WAREHOUSE, "--config", str(toml), "refresh", "t", "--allow-shrink"],
         cwd=ROOT,
+        env=environment(**{VARIABLE: f"{Point.FILE_WRITTEN.value}:kill:1:{fired}"}),
     )
     assert done.returncode == 0, done.stderr
     assert fired.exists()

@@ -55,6 +55,7 @@ def quiet(seed: int) -> bool:
     return not options.faults and not options.edits and options.rows >= 7 and not options.scheduled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [seed for seed in range(200) if quiet(seed)][:4])
 def test_a_rival_writes_the_fragment_key_first(seed: int) -> None:
     """A first load must not overwrite the key of another, which may have committed: the next

@@ -20,6 +20,8 @@ from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, 
 from source_agent.engines.registry import EngineKind
 from tests.harness.pair import Pair
 
+pytestmark = pytest.mark.slow
+
 KIND = EngineKind("duckdb", "tests.source_agent.engines.duckdb_engine", "duckdb", is_file=True)
 TYPES: list[Case] = [
     ("smallint", "int2", ["-32768", "0", "32767"], ["-32768", "0", "32767"]),

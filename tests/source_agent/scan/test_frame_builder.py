@@ -24,6 +24,7 @@ SHIPMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPMENTS)
 @pytest.mark.parametrize("step", [7_000, 16_384])
 def test_messages_fit_and_hold_every_row_once(name: str, step: int) -> None:

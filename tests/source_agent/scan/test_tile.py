@@ -206,6 +206,7 @@ def test_a_tile_that_is_not_remembered_must_not_change(
             list(replies)
 
 
+@pytest.mark.slow
 def test_reading_a_tile_takes_the_time_of_a_tile(tmp_path: Path) -> None:
     """By index: a hundredth of the rows in far less than the time of all."""
     path = tmp_path / "erp.db"

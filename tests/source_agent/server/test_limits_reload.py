@@ -106,6 +106,7 @@ def test_limits_are_adopted_and_all_else_is_named(
     assert [line["outcome"] for line in audited(tmp_path)] == ["reloaded", "reloaded"]
 
 
+@pytest.mark.slow
 def test_a_signal_while_limits_are_adopted_is_not_undone(
     state: AgentState, written: Callable[..., SourceConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

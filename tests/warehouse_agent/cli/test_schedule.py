@@ -72,6 +72,7 @@ def at(pair: Pair, name: str, hours: float) -> timetable.Scheduled:
     return timetable.scheduled(config, pair.store, config.fragments[name], now.timestamp(), None)
 
 
+@pytest.mark.starts
 def test_a_fragment_is_due_a_day_after_its_refresh(pair: Pair) -> None:
     assert at(pair, "orders", 0).decision.why == "never refreshed"
     pair.refresh("orders")
@@ -82,6 +83,7 @@ def test_a_fragment_is_due_a_day_after_its_refresh(pair: Pair) -> None:
     assert at(pair, "items", 0).decision.due
 
 
+@pytest.mark.starts
 def test_without_a_goal_a_fragment_is_never_due(pair: Pair) -> None:
     """Settings that only shape a schedule make none."""
     pair.fragment_lines["items"] = 'time_zone = "Europe/Vienna"\npolicy = "fixed"'
@@ -102,6 +104,7 @@ def test_without_a_goal_a_fragment_is_never_due(pair: Pair) -> None:
     assert pair.refresh("items").rows_total == 2
 
 
+@pytest.mark.starts
 def test_what_is_never_due_is_named_beside_what_is_due(pair: Pair) -> None:
     pair.fragment_lines["items"] = ""
     first = run(pair, "refresh", "--due", "--json")
@@ -118,6 +121,7 @@ def test_few_names_of_many_that_are_never_due() -> None:
     assert f"table_{timetable.NAMES_SHOWN - 1} and 1,204 more. warehouse.toml" in said
 
 
+@pytest.mark.starts
 def test_refresh_of_what_is_due(pair: Pair) -> None:
     pair.refresh("items")
     first = run(pair, "refresh", "--due", "--json")
@@ -133,6 +137,7 @@ def test_refresh_of_what_is_due(pair: Pair) -> None:
     assert failing == []
 
 
+@pytest.mark.starts
 def test_what_failed_is_told_each_time_and_tried_again_later(pair: Pair) -> None:
     """Commands of a timer know of each other by the history: a table that somebody has to look at
     is not scanned at each look. Whoever asks for it by name gets it."""
@@ -187,6 +192,7 @@ def due(pair: Pair, days: float) -> list[str]:
     return [fragment.name for fragment in chosen.fragments]
 
 
+@pytest.mark.starts
 def test_the_source_is_asked_what_changed(pair: Pair) -> None:
     """SQLite has one flag for the whole file: after a change of a table both may have changed."""
     pair.fragment_lines = {
@@ -205,6 +211,7 @@ def test_the_source_is_asked_what_changed(pair: Pair) -> None:
     assert due(pair, 2) == []
 
 
+@pytest.mark.starts
 def test_a_source_that_was_asked_a_moment_ago_is_asked_later(pair: Pair) -> None:
     """Not refreshed instead, though the last refresh is long ago: its source may be at rest."""
     pair.fragment_lines = {"orders": 'refreshes_per_day = 24\ninterval_max = "7d"', "items": DAILY}
@@ -220,6 +227,7 @@ def test_a_source_that_was_asked_a_moment_ago_is_asked_later(pair: Pair) -> None
     assert "lets a warehouse ask about activity once in 60 s" in found.why
 
 
+@pytest.mark.starts
 def test_a_source_that_is_away_decides_nothing(pair: Pair) -> None:
     pair.reports()
     pair.stop()
@@ -227,6 +235,7 @@ def test_a_source_that_is_away_decides_nothing(pair: Pair) -> None:
     assert due(pair, 1.1) == ["items", "orders"]
 
 
+@pytest.mark.starts
 def test_schedule_says_when_and_why(pair: Pair) -> None:
     pair.refresh("orders")
     said = run(pair, "schedule", more="refreshes_per_day = 4\n")
@@ -240,6 +249,7 @@ def test_schedule_says_when_and_why(pair: Pair) -> None:
     assert datetime.fromisoformat(body["at"]) > datetime.now(UTC)
 
 
+@pytest.mark.starts
 def test_a_refresh_that_changes_rows_teaches(pair: Pair) -> None:
     pair.refresh("orders")
     pair.legacy.execute("UPDATE orders SET note = 'c' WHERE id = 1")
@@ -360,6 +370,7 @@ def test_the_expected_number_of_rows(tmp_path: Path) -> None:
     assert rows_forecast(store, fragment, 1000, later) == pytest.approx(1000, rel=0.01)
 
 
+@pytest.mark.starts
 def test_fit_of_nothing(pair: Pair) -> None:
     said = run(pair, "fit", "orders")
     assert said.stdout == ("orders: no interval between two complete refreshes is known yet\n")
@@ -386,6 +397,7 @@ def test_hours_in_words_are_those_hours(chosen: list[bool]) -> None:
     assert (found if text != "all hours" else ~found).reshape(-1).tolist() == chosen
 
 
+@pytest.mark.starts
 def test_the_views_over_a_fragment_are_priced_with_it(pair: Pair) -> None:
     """A row is fresh when the views show it, so a refresh begins earlier by what they take."""
     pair.refresh("orders")

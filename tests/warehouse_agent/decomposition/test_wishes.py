@@ -388,6 +388,7 @@ def of_relation(views: Iterable[str], name: str) -> list[Wish]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(150))
 def test_random_views_over_derived_relations(seed: int) -> None:
     rng = random.Random(seed)
@@ -422,6 +423,7 @@ def test_random_views_over_derived_relations(seed: int) -> None:
                 assert evaluated(db, text, "part") == evaluated(db, text, "whole"), text
 
 
+@pytest.mark.slow
 def test_implication_is_right() -> None:
     rng = random.Random(7)
     proven = 0

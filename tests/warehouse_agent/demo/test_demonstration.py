@@ -133,6 +133,7 @@ def test_its_own_folder_is_made_afresh(tmp_path: Path, monkeypatch: pytest.Monke
     assert (ours / demonstration.MARKER).exists()
 
 
+@pytest.mark.starts
 def test_help_needs_nothing() -> None:
     command = [str(ROOT / "deploy" / "demo"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -117,6 +117,7 @@ def test_the_window_writes_the_changes_between_two_files(folder, capsys):
     }
 
 
+@pytest.mark.starts
 def test_the_command_line(folder):
     command = [*WAREHOUSE, "diff", "old.csv", "new.csv"]
     done = forks.run([*command, "--format", "accounts.toml", "--key", "id"], cwd=folder)

@@ -60,6 +60,7 @@ def pairs(draw):
     return old, displaced(new, by, draw(st.integers(0, 9)))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     pairs(),

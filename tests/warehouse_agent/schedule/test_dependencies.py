@@ -167,6 +167,7 @@ def deaths() -> np.ndarray:
     return np.array([processes.integral(rate, 3.0, 3.0 + HOURS) for rate in rates])
 
 
+@pytest.mark.slow
 def test_a_cascade_matches_lemma_4() -> None:
     """Every order has one customer, and through it one region: fixed multiplicities."""
     graph = {"orders": (Edge("customers", False),), "customers": (Edge("regions", False),)}
@@ -187,6 +188,7 @@ def test_a_cascade_matches_lemma_4() -> None:
     assert own["orders"] == pytest.approx(OWN["orders"], abs=error * 2 / HOURS)
 
 
+@pytest.mark.slow
 def test_a_cascade_matches_lemma_3() -> None:
     """Half of the orders have an agent, some a region of their own: multiplicities differ."""
     graph = {

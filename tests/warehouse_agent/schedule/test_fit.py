@@ -93,6 +93,7 @@ def test_hours_in_which_nothing_was_found_have_a_bound(hours: float) -> None:
     assert high == pytest.approx(3 / (12 * HOURS), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.01, 0.1])
 def test_folded_intervals_do_not_disperse_what_is_recent(rate: float) -> None:
     """After weeks of an hour without a change the first change in it is no burst."""
@@ -205,6 +206,7 @@ def test_sums_outlive_the_intervals() -> None:
     assert model.mean == pytest.approx(expected.mean, rel=0.05)
 
 
+@pytest.mark.slow
 def test_goodness_of_fit() -> None:
     """The right model is accepted, a homogeneous one of the same counts is not."""
     rng = np.random.default_rng(8)

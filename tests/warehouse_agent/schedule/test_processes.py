@@ -95,6 +95,7 @@ def test_life_spans_with_memory() -> None:
     assert near(dies[dies > s] > f, expected)
 
 
+@pytest.mark.slow
 def test_inserted_and_surviving(events: list[np.ndarray]) -> None:
     """Props. 1 and 2, and Example 5."""
     rng, few = RNG(4), events[:500]
@@ -109,6 +110,7 @@ def test_inserted_and_surviving(events: list[np.ndarray]) -> None:
     assert processes.inserted(flat, dying, S, F) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_obsolescence(events: list[np.ndarray]) -> None:
     """Eq. 10 to 13, with weights of hours and with deletions."""
     steps = np.linspace(0, F, 40_001)
@@ -135,6 +137,7 @@ def test_stale_hours(events: list[np.ndarray]) -> None:
     assert processes.stale(np.zeros(HOURS), S, F) == 0
 
 
+@pytest.mark.slow
 def test_modifications() -> None:
     """Prop. 5 against a simulated chain; Examples 8 and 9: unchanged, or changed without return."""
     generator = np.array([[-1.0, 0.7, 0.3], [0.2, -0.5, 0.3], [1.0, 1.0, -2.0]])

@@ -27,6 +27,8 @@ from warehouse_agent.spark.executors import driver_errors, mistake
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.tasks.steps import Steps
 
+pytestmark = pytest.mark.starts
+
 S_MAX = 30.0
 END_S_MAX = 300.0
 

@@ -15,6 +15,8 @@ from driftline.errors import ConfigurationError
 from tests import ROOT
 from warehouse_agent.spark.java import ensure_java, probe
 
+pytestmark = pytest.mark.starts
+
 VECTOR = "--add-modules=jdk.incubator.vector"
 
 FAKE = """#!/bin/sh

@@ -189,6 +189,7 @@ def held(root: Path) -> Iterator[Fork]:
             other.kill()
 
 
+@pytest.mark.starts
 def test_a_lock_ends_with_its_process(store: Store) -> None:
     with held(Path(store.root)) as other:
         with pytest.raises(Locked), store.lock("orders"):
@@ -238,6 +239,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.starts
 def test_a_full_disk_leaves_small_files_whole(small_disk: Path) -> None:
     store = Store(str(small_disk / "warehouse"))
     store.write(b"before", "note")

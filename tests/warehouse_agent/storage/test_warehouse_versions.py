@@ -55,6 +55,7 @@ def test_versions_can_be_pinned(store: Store) -> None:
     assert [v.number for v in versions.since(store, moment - timedelta(days=1))] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_writers_beside_each_other(store: Store) -> None:
     """No flip is lost, numbers are dense, and no version has two of one writer's moves undone."""
     writers, moves = 4, 12

@@ -107,6 +107,7 @@ def merged_in_spark() -> Iterator[list[int]]:
         yield counts
 
 
+@pytest.mark.slow
 @given(cases(), st.integers(1, 4))
 @settings(max_examples=40)
 def test_in_this_process_it_does_not_matter_how_rows_fall(case: Case, threads: int) -> None:

@@ -103,6 +103,7 @@ def test_a_file_that_cannot_be_cut_says_why_when_it_is_read(
             scan.scan(STEPS, [good, file], KEYS, keys, PATHS, size=2, in_groups=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [True, False], ids=["dictionary", "plain"])
 def test_no_more_is_read_than_a_step_has_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
 from driftline.activity import NotKnown
 from driftline.limits import NO_PROGRESS_S
 
@@ -25,6 +26,7 @@ def test_a_stopped_source_is_noticed_in_time() -> None:
     assert ours["grpc.keepalive_time_ms"] >= 2 * least_ms, "the source would take it for a flood"
 
 
+@pytest.mark.starts
 def test_a_source_that_is_older_than_a_question() -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")

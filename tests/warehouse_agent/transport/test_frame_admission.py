@@ -98,6 +98,7 @@ def test_a_frame_that_is_none_of_this_exchange(made: bytes, kind: type[Exception
         admitting().admit(made)
 
 
+@pytest.mark.slow
 def test_no_number_of_rows_is_refused_before_a_verdict() -> None:
     """A table of 1,000 rows that was bulk-filled, or a view that the planner puts at one row."""
     admits, whole = admitting(), frame(FRAME_ROWS_MAX)
@@ -177,6 +178,7 @@ def converse(over: channel.Link, of: Ours, writer: object, room: Room | None = N
     return talk
 
 
+@pytest.mark.starts
 def test_endless_frames_after_a_verdict(tmp_path: Path) -> None:
     verdict = pb.Verdict(count=2000, sum=bytes(16), differing=4)
     said = [pb.Reply(verdict=verdict)]
@@ -195,6 +197,7 @@ def test_endless_frames_after_a_verdict(tmp_path: Path) -> None:
     assert staging.leftovers({}) == []
 
 
+@pytest.mark.starts
 def test_endless_frames_of_a_first_load(tmp_path: Path) -> None:
     writer = Staging(Store(str(tmp_path)), "orders").begin({})
     most = 3 * len(frame(FRAME_ROWS_MAX))
@@ -232,6 +235,7 @@ def test_endless_frames_do_not_fill_the_disk(
     assert "are free" in message
 
 
+@pytest.mark.starts
 def test_progress_that_never_means_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "NO_ADVANCE_S", 0.5)
     progress = pb.Reply(progress=pb.Progress(phase="scan", rows=7))
@@ -264,6 +268,7 @@ def test_progress_means_rows() -> None:
     assert not advance.accepts(progress(1), 5 * limit + 1)
 
 
+@pytest.mark.starts
 def test_a_source_that_has_finished_and_goes_on_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

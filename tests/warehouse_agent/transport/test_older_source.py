@@ -5,12 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
 from driftline.activity import NotKnown
 
 from warehouse_agent.config import Source
 from warehouse_agent.transport.channel import Link
 
 
+@pytest.mark.starts
 def test_a_source_without_the_call_says_nothing_of_activity() -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")

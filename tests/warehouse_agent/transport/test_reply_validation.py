@@ -170,6 +170,7 @@ def answering(*replies: pb.Reply) -> Callable[[Iterator[pb.Request]], Iterator[p
     return says
 
 
+@pytest.mark.starts
 def test_a_hostile_column_is_kept_as_it_is_and_shown_escaped(tmp_path: Path) -> None:
     """A name is compared, so it stays; what a person is shown of it acts on no terminal."""
     columns = [
@@ -196,6 +197,7 @@ def test_a_hostile_column_is_kept_as_it_is_and_shown_escaped(tmp_path: Path) -> 
     assert max(map(len, lines)) < reply_validation.LINE_CHARACTERS_MAX + 100
 
 
+@pytest.mark.starts
 def test_every_message_of_the_line_passes_here(tmp_path: Path) -> None:
     progress = pb.Reply(progress=pb.Progress(phase=HOSTILE, rows=1))
     says = answering(progress, finished(consistency=HOSTILE))

@@ -100,6 +100,7 @@ def test_a_bomb_ends_with_an_error(
         accounts.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_bomb_is_unpacked_in_steps(ending: str) -> None:
     data = bytes(150 << 20)

@@ -173,6 +173,7 @@ def test_a_decimal_comma(tmp_path: Path) -> None:
         accounts.read()
 
 
+@pytest.mark.slow
 def test_packed_files_are_unpacked(tmp_path: Path) -> None:
     rows = b"".join(b"%d,name %d,%d.25\n" % (i, i * 7, i) for i in range(20_000))
     data = b"id,name,balance\n" + rows

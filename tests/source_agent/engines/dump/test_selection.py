@@ -109,6 +109,7 @@ def chosen(accounts: Accounts, derivation: Derivation) -> tuple[Shape, list[Read
         return shape, [decoded(row, shape) for row in flat(session.scan(shape))]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

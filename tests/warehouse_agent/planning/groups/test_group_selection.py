@@ -385,6 +385,7 @@ def numbered(plan: GroupPlan, p: np.ndarray, tasks: int) -> np.ndarray:
     return labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_plan_is_within_one_percent_of_the_selection(family: str) -> None:
     for seed in range(4):

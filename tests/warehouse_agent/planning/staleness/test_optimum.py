@@ -70,6 +70,7 @@ def test_no_number_of_phases_is_better(
     assert expected_vs_s(found, base_s, rows, cost) <= least * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_the_best_number_is_near_the_best_of_a_simulation() -> None:
     rng = random.Random(16)
     for _ in range(40):

@@ -222,6 +222,7 @@ def db() -> Iterator[sqlite3.Connection]:
     made.close()
 
 
+@pytest.mark.slow
 def test_random_views(db: sqlite3.Connection) -> None:
     for seed in range(200):
         check(db, seed)
