@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import pytest
 from driftline import digests
@@ -51,6 +52,13 @@ class _Drawn:
 
     def token_bytes(self, count: int) -> bytes:
         return self._random.randbytes(count)
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C interrupt, here and in processes that tests start, though a shell that runs us in
+    the background ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

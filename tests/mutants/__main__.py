@@ -1,21 +1,22 @@
 """Mutants of the product against its tests: which tests reach each one, and does one fail?
 
     python -m tests.mutants observe FOLDER [PYTEST'S ARGUMENTS]
-    python -m tests.mutants kill FOLDER [ROOM...] [--tree TREE] [--share 1/2] [--minutes 10]
+    python -m tests.mutants kill FOLDER [ROOM...] [--known FILE] [--tree TREE] [--share 1/2]
 
 `observe` runs the tests in a copy of the tree in which the place of each mutant says when it is
 reached (a third of an hour), and writes `reached.json`: mutant to the tests that reached it. `kill`
 runs these tests for one mutant after the other, until the first failure: those that start nothing
-first, then the files that take least. It adds a line for each mutant to `outcomes.jsonl`.
-
-`--tree` names another checkout whose tests run, with the same product: before and after tests were
-cut, what died must die.
+first, then the files that take least. It adds a line for each mutant to `outcomes.jsonl`. With the
+`--known` outcomes of an earlier time the test that failed then comes first. `--tree` names another
+checkout whose tests run, with the same product. What died must die again: after tests were cut, and
+after a move, for which `known.jsonl` beside this file is kept.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,6 +35,7 @@ from tests.mutants import _probe
 from tests.mutants.mutant import Mutant, mutants
 
 REACHED, OUTCOMES, TIMES = "reached.json", "outcomes.jsonl", "times.jsonl"
+KNOWN = Path(__file__).with_name("known.jsonl")
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*cache*", "__pycache__")
 TEST_S_MAX = 180  # a mutant may wait for what never comes
 
@@ -120,26 +123,39 @@ def reached(times: Path, places: Path) -> dict[str, list[str]]:
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True))
 @click.argument("rooms", nargs=-1)
+@click.option("--known", type=click.Path(path_type=Path, exists=True), default=KNOWN)
 @click.option("--tree", type=click.Path(path_type=Path, exists=True), default=ROOT)
 @click.option("--share", default="1/1", help="which part of the mutants: 1/2, 2/2")
 @click.option("--minutes", default=10.0, help="for one mutant; it lives if none failed by then")
-def kill(folder: Path, rooms: Sequence[str], tree: Path, share: str, minutes: float) -> None:
+def kill(
+    folder: Path, rooms: Sequence[str], known: Path, tree: Path, share: str, minutes: float
+) -> None:
     """Run the tests that reach each mutant until one fails."""
     tests = json.loads((folder / REACHED).read_text())
-    known = json.loads(f"[{','.join((folder / TIMES).read_text().splitlines())}]")
-    cost = {test["test"]: (bool(test["starts"]), test["seconds"]) for test in known}
+    cost = {
+        test["test"]: (bool(test["starts"]), test["seconds"]) for test in lines_of(folder / TIMES)
+    }
+    noticed = {line["mutant"]: line["by"] for line in lines_of(known) if line["by"]}
     number, count = map(int, share.split("/"))
     outcomes = folder / OUTCOMES
-    done = {json.loads(line)["mutant"] for line in outcomes.open()} if outcomes.exists() else set()
+    done = {line["mutant"] for line in lines_of(outcomes)}
     chosen = [one for one in mutants() if not rooms or one.room in rooms][number - 1 :: count]
     with copy_of(tree) as copy:
         for mutant in chosen:
             if mutant.id in done:
                 continue
-            said = attempt(copy, mutant, ordered(tests[mutant.id], cost), minutes * 60)
+            first = noticed.get(mutant.id)
+            chosen_tests = ordered(tests[mutant.id], cost)
+            chosen_tests.sort(key=lambda test, first=first: test != first)  # stable
+            said = attempt(copy, mutant, chosen_tests, minutes * 60)
             with outcomes.open("a") as lines:
                 lines.write(json.dumps({"mutant": mutant.id, **said}) + "\n")
             print(mutant.id, said, flush=True)
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file of JSON lines; none if there is no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def ordered(tests: Sequence[str], cost: dict[str, tuple[bool, float]]) -> list[str]:
@@ -179,11 +195,11 @@ def attempt(tree: Path, mutant: Mutant, tests: Sequence[str], within_s: float) -
             text = output.read()
     finally:
         place.write_text(mutant.source)
-    failed = [line for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", text, re.MULTILINE)
     outcomes = {0: "lived", 1: "died", None: "lived so far"}
     return {
-        "outcome": outcomes.get(code, f"pytest: {code}"),
-        "by": failed[0][:300] if failed else text[-300:] if code not in outcomes else None,
+        "outcome": outcomes.get(code, f"pytest: {code}: {text[-300:]}"),
+        "by": failed[1] if failed else None,
         "tests": len(tests),
         "seconds": round(time.monotonic() - began),
     }
