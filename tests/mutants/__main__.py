@@ -24,6 +24,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +148,7 @@ def kill(
                 continue
             first = noticed.get(mutant.id)
             chosen_tests = ordered(tests[mutant.id], cost)
-            chosen_tests.sort(key=lambda test, first=first: test != first)  # stable
+            chosen_tests.sort(key=partial(ne, first))  # stable
             said = attempt(copy, mutant, chosen_tests, minutes * 60)
             with outcomes.open("a") as lines:
                 lines.write(json.dumps({"mutant": mutant.id, **said}) + "\n")
