@@ -86,7 +86,7 @@ def observe(folder: Path, arguments: Sequence[str]) -> None:
             here = [mutant for mutant in mutants() if mutant.file == file]
             (tree / file).write_text(observed(here))
         beside = ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
-        words = ["-m", "not (alone or soak)", *beside, *arguments, "--times", str(times)]
+        words = ["-m", "not (alone or soak)", *beside, *arguments, f"--times={times}"]
         done = pytest(tree, *words, **{_probe.VARIABLE: str(places)})
         (folder / "log").write_text(done.stdout + done.stderr)
     (folder / REACHED).write_text(json.dumps(reached(times, places), indent=1) + "\n")
