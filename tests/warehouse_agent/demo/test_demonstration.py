@@ -91,7 +91,7 @@ def test_the_main_job(tmp_path: Path, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_one_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     mark = secrets.token_hex(8)
-    process = start(tmp_path / "demo", mark, "--scale", "0.1")  # large enough for Spark
+    process = start(tmp_path / "demo", mark, "--scale", "0.005")  # its view needs Spark
     log = tmp_path / "demo" / "log" / "load.log"
     deadline = time.monotonic() + WAIT_S_MAX
     # Both agents are running, Spark's Java too.

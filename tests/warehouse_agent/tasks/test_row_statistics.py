@@ -60,16 +60,27 @@ def snapshot_of(pair: Pair, name: str, version: int | None = None) -> Snapshot:
     return found
 
 
+def stored(pair: Pair, name: str, *columns: str) -> dict[int, tuple[Any, ...]]:
+    """Return bookkeeping columns by key, from the data files; None where a file has no such one."""
+    found: dict[int, tuple[Any, ...]] = {}
+    for uri in snapshot_of(pair, name).uris():
+        table = pq.ParquetFile(uri.removeprefix("file://")).read()
+        missing = pa.nulls(len(table))
+        parts = [table[c] if c in table.column_names else missing for c in columns]
+        found |= zip(
+            table["id"].to_pylist(),
+            zip(*(part.to_pylist() for part in parts), strict=True),
+            strict=True,
+        )
+    return found
+
+
 def counts(pair: Pair, name: str) -> Counts:
-    found = snapshot_of(pair, name)
-    rows = rows_of(pair.spark, found.layout, found.uris()).select("id", FIRST, UPDATES, CHANGED)
-    return {row[0]: tuple(row)[1:] for row in rows.collect()}
+    return stored(pair, name, FIRST, UPDATES, CHANGED)
 
 
 def rates(pair: Pair, name: str) -> dict[int, float | None]:
-    found = snapshot_of(pair, name)
-    rows = rows_of(pair.spark, found.layout, found.uris()).select("id", RATE)
-    return {row[0]: row[1] for row in rows.collect()}
+    return {key: rate for key, (rate,) in stored(pair, name, RATE).items()}
 
 
 def update(pair: Pair, name: str, *ids: int, text: str) -> None:
