@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from driftline.errors import ConfigurationError, SnapshotLost
+from driftline.key_order import KeyRange
 from psycopg.errors import LockNotAvailable
 
 from source_agent.config import load
@@ -125,6 +126,25 @@ def test_whatever_is_read_from_a_table(legacy: OfPostgreSQL, name: str) -> None:
             count(session, RELATIONS[name])
     with closing(open_session(legacy)) as session:
         assert count(session, RELATIONS[name]) < before
+
+
+READS = {
+    "scan": lambda session, shape: session.scan(shape),
+    "keys": lambda session, shape: session.read_between(shape, KeyRange()),
+    "ranges": lambda session, shape: session.read_ranges(shape, np.array([0]), np.array([99])),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_table_that_is_truncated_after_it_was_described(legacy: OfPostgreSQL, read: str) -> None:
+    """However it is read then: an empty table must not be believed."""
+    with closing(open_session(legacy)) as session:
+        shape = session.describe(TABLE)
+        assert sum(map(len, READS[read](session, shape))) == 100
+    with closing(open_session(legacy)) as session:
+        together(legacy, "TRUNCATE t", "INSERT INTO t VALUES (7, 'new')")
+        with pytest.raises(SnapshotLost, match="truncated"):
+            list(READS[read](session, shape))
 
 
 def test_other_names_of_the_same(legacy: OfPostgreSQL) -> None:
