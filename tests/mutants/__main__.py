@@ -125,7 +125,7 @@ def reached(times: Path, places: Path) -> dict[str, list[str]]:
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True))
 @click.argument("rooms", nargs=-1)
-@click.option("--known", type=click.Path(path_type=Path, exists=True), default=KNOWN)
+@click.option("--known", type=click.Path(path_type=Path), default=KNOWN)
 @click.option("--tree", type=click.Path(path_type=Path, exists=True), default=ROOT)
 @click.option("--share", default="1/1", help="which part of the mutants: 1/2, 2/2")
 @click.option("--minutes", default=10.0, help="for one mutant; it lives if none failed by then")
@@ -147,7 +147,7 @@ def kill(
             if mutant.id in done:
                 continue
             first = noticed.get(mutant.id)
-            chosen_tests = ordered(tests[mutant.id], cost)
+            chosen_tests = ordered(tests[mutant.id], cost, mutant.file)
             chosen_tests.sort(key=partial(ne, first))  # stable
             said = attempt(copy, mutant, chosen_tests, minutes * 60)
             with outcomes.open("a") as lines:
@@ -160,15 +160,22 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def ordered(tests: Sequence[str], cost: dict[str, tuple[bool, float]]) -> list[str]:
-    """Sort tests: those that start nothing first; then by file, the one that takes least first."""
-    files: dict[tuple[bool, str], float] = {}
+def ordered(tests: Sequence[str], cost: dict[str, tuple[bool, float]], changed: str) -> list[str]:
+    """Sort tests by their files: those that start nothing first; then those whose names have most
+    in common with that of the changed file; then those that take least.
+    """
+    files: dict[tuple[bool, int, str], float] = {}
     keys = {}
     for test in tests:
         starts, seconds = cost.get(test, (True, 1.0))
-        keys[test] = (starts, test.partition("::")[0])
+        file = test.partition("::")[0]
+        keys[test] = (starts, -len(words_of(file) & words_of(changed)), file)
         files[keys[test]] = files.get(keys[test], 0.0) + seconds
-    return sorted(tests, key=lambda test: (keys[test][0], files[keys[test]], keys[test], test))
+    return sorted(tests, key=lambda test: (keys[test][:2], files[keys[test]], keys[test], test))
+
+
+def words_of(path: str) -> set[str]:
+    return set(re.split(r"\W|_", path.removesuffix(".py")))
 
 
 def attempt(tree: Path, mutant: Mutant, tests: Sequence[str], within_s: float) -> dict[str, object]:
