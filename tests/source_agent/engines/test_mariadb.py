@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pymysql
@@ -11,6 +12,8 @@ import pytest
 from driftline import errors
 
 from source_agent.engines.conformance.reads import decoded, flat, read, session_of
+from source_agent.engines.interface import Limits
+from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacies import OfMariaDB
 from tests.harness.servers import MariaDB
@@ -40,6 +43,24 @@ def test_tables_without_snapshots_are_fuzzy_and_let_writers_in(maria: OfMariaDB,
         if shape.recipe.integer_key:
             bounds = np.array([5], np.int64), np.array([9], np.int64)
             assert len(flat(session.read_ranges(shape, *bounds))) == 5
+
+
+def test_a_view_of_tables_that_the_login_may_not_see_claims_no_snapshot(maria: OfMariaDB) -> None:
+    """The catalogue shows such a login no table, and none that is not InnoDB."""
+    maria.run(
+        "CREATE TABLE hidden (id int PRIMARY KEY, v int) ENGINE=MyISAM",
+        "INSERT INTO hidden VALUES (1, 1)",
+        "CREATE VIEW shown AS SELECT id, v FROM hidden",
+    )
+    password = maria.server.create_login(login := maria.database)
+    maria.run(f"GRANT SELECT ON {maria.database}.shown TO {login}")
+    engine = connect(maria.server.tcp_url(login, maria.database), password, Limits())
+    with closing(engine.open()) as session:
+        shape = session.describe(Relation("shown", table="shown", key=("id",)))
+        assert len(flat(session.scan(shape))) == 1
+        assert session.consistency is Consistency.FUZZY
+    assert shape.notes == ("read without a snapshot: tables unknown",)
+    maria.drop_login(login)
 
 
 SWAP = (
