@@ -56,6 +56,19 @@ def test_named_rows_come_once_and_no_others(legacy: Legacy) -> None:
         assert read_keys(session, shape, []) == []
 
 
+def test_more_named_rows_than_wanted_show(legacy: Legacy) -> None:
+    """One row more than wanted comes, or on PostgreSQL all: as many would look like the end."""
+    rows = drawn()
+    composite(legacy, rows)
+    keys = [text(row) for row in rows]
+    with session_of(legacy) as session:
+        shape = session.describe(RELATION)
+        for wanted in (20, len(keys) - 1):
+            some = flat(session.read_keys(shape, keys, rows_max=wanted))
+            assert len(some) == (len(keys) if legacy.name == "postgresql" else wanted + 1)
+        assert len(flat(session.read_keys(shape, keys, rows_max=len(keys)))) == len(keys)
+
+
 @pytest.mark.parametrize("kind", ["uuid", "bytes", "date", "decimal", "stamp"])
 def test_keys_of_other_types(legacy: Legacy, kind: str) -> None:
     is_text = legacy.name == "sqlite"
