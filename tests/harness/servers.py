@@ -168,9 +168,12 @@ class PostgreSQL(Server):
     def create_database(self, name: str, *, encoding: str = "UTF8") -> str:
         """A new, empty database. Returns its name."""
         with self.superuser() as connection:
+            # The files of the template are copied: through the log it would take five times longer.
+            strategy = "STRATEGY file_copy" if connection.info.server_version >= 15_00_00 else ""
             connection.execute(
                 sql.SQL(
                     "CREATE DATABASE {} ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+                    f" {strategy}"
                 ).format(sql.Identifier(name), sql.Literal(encoding))
             )
         return name
