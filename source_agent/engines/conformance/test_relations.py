@@ -49,6 +49,20 @@ def test_a_primary_key_is_found(legacy: Legacy) -> None:
     assert not shape.recipe.key[0].nullable
 
 
+@needs(Capability.SQL, Capability.KEYS)
+def test_part_of_a_primary_key_is_not_vouched(legacy: Legacy) -> None:
+    """Check that only a key which holds all of the table's own is taken for unique."""
+    columns = '"a" INT NOT NULL, "b" INT NOT NULL, "c" INT NOT NULL'
+    legacy.run(legacy.sql(f'CREATE TABLE "pairs" ({columns}, PRIMARY KEY ("a", "b"))'))
+    for row in ("1, 1, 1", "1, 2, 1", "2, 1, 1"):
+        legacy.run(legacy.sql(f'INSERT INTO "pairs" VALUES ({row})'))
+    vouched = {("a",): False, ("b",): False, ("a", "c"): False, ("a", "b"): True, ("b", "a"): True}
+    with session_of(legacy) as session:
+        for key, is_vouched in vouched.items():
+            shape = legacy.described(session, Relation("pairs", table="pairs", key=key))
+            assert shape.vouched is is_vouched, key
+
+
 @needs(Capability.SQL)
 def test_columns_key_and_where_of_the_file(legacy: Legacy) -> None:
     """Check that the DBA's choice of key, columns and rows is what is read."""

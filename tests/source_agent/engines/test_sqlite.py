@@ -203,6 +203,19 @@ def test_lets_go_of_a_read_that_failed(tmp_path: Path) -> None:
     assert caught.value.details["key"] == "-1e+300"
 
 
+def test_a_key_that_is_unique_in_some_rows_is_not_vouched(lite: OfSQLite) -> None:
+    lite.run(
+        "CREATE TABLE t (k integer NOT NULL, live int)",
+        "CREATE UNIQUE INDEX living ON t (k) WHERE live",
+        "INSERT INTO t VALUES (1, 0), (1, 0), (1, 1)",
+    )
+    with session_of(lite) as session:
+        assert not session.describe(Relation("t", table="t", key=("k",))).vouched
+    lite.run("DELETE FROM t WHERE NOT live", "CREATE UNIQUE INDEX every ON t (k)")
+    with session_of(lite) as session:
+        assert session.describe(Relation("t", table="t", key=("k",))).vouched
+
+
 def test_keys_that_may_be_null_are_not_vouched(lite: OfSQLite) -> None:
     lite.run(
         "CREATE TABLE a (k text PRIMARY KEY, v)",
