@@ -28,30 +28,29 @@ class Took:
     seconds: float = 0.0
     starts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, seconds: float, starts: dict[str, int]) -> None:
-        self.tests += 1
-        self.seconds += seconds
-        self.starts.update(starts)
+    def add(self, other: Took) -> None:
+        self.tests += other.tests
+        self.seconds += other.seconds
+        self.starts.update(other.starts)
 
 
 def read(file: Path) -> dict[str, Took]:
-    """Return the sums of each file of tests."""
+    """Return the sums of each file of tests. A property that ran twice is one test."""
     found: dict[str, Took] = {}
+    names: set[str] = set()
     for line in file.read_text().splitlines():
         test = json.loads(line)
-        name = test["test"].partition("::")[0]
-        found.setdefault(name, Took()).add(test["seconds"], test["starts"])
+        took = Took(test["test"] not in names, test["seconds"], Counter(test["starts"]))
+        names.add(test["test"])
+        found.setdefault(test["test"].partition("::")[0], Took()).add(took)
     return found
 
 
 def by_room(files: dict[str, Took]) -> dict[str, Took]:
-    """Return the sums of each folder: of `source_agent` and `warehouse_agent` its rooms."""
+    """Return the sums of each folder."""
     rooms: dict[str, Took] = {}
     for name, took in files.items():
-        room = rooms.setdefault(str(Path(name).parent), Took())
-        room.tests += took.tests
-        room.seconds += took.seconds
-        room.starts.update(took.starts)
+        rooms.setdefault(str(Path(name).parent), Took()).add(took)
     return rooms
 
 
@@ -61,9 +60,7 @@ def table(title: str, sums: dict[str, Took], most: int) -> list[str]:
     ordered = sorted(sums.items(), key=lambda one: -one[1].seconds)
     rest = Took()
     for _, took in ordered[most:]:
-        rest.tests += took.tests
-        rest.seconds += took.seconds
-        rest.starts.update(took.starts)
+        rest.add(took)
     shown = [*ordered[:most], *([("others", rest)] if rest.tests else [])]
     lines = [f"| {title} | tests | seconds | share | {' | '.join(KINDS)} |", "|---" * 8 + "|"]
     for name, took in shown:
