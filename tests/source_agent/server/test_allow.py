@@ -86,9 +86,10 @@ def published(
         "cn": "lake",
         "ip": "192.0.2.7",
         "email": "lake@lake.example",
+        "nobody": None,  # an empty list
     }
     relations = '[relations.open]\ntable = "orders"\n' + "".join(
-        f'[relations.{name}]\ntable = "orders"\nallow = ["{entry}"]\n'
+        f'[relations.{name}]\ntable = "orders"\nallow = {json.dumps([entry] if entry else [])}\n'
         for name, entry in allowed.items()
     )
     config = configuration(
