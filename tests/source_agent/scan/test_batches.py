@@ -8,7 +8,7 @@ import pytest
 from driftline.columns import Block, gather
 from driftline.digests import Mixed, Salt, mix
 from driftline.fingerprints import hasher
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from source_agent.scan import batches
@@ -102,6 +102,7 @@ def test_equal_rows_are_chosen_as_often_as_they_are_wanted(
 
 
 @given(st.sets(st.integers(-(2**63), 2**63 - 1) | st.integers(-20, 20)))
+@example({-(2**63), 2**63 - 1})  # further apart than an int64 holds
 def test_neighbours_are_joined(places: set[int]) -> None:
     first, last = join_neighbours(np.array(sorted(places), np.int64))
     assert sum(int(b) - int(a) + 1 for a, b in zip(first, last, strict=True)) == len(places)
