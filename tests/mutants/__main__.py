@@ -205,9 +205,9 @@ def attempt(tree: Path, mutant: Mutant, tests: Sequence[str], within_s: float) -
     finally:
         place.write_text(mutant.source)
     failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", text, re.MULTILINE)
-    outcomes = {0: "lived", 1: "died", None: "lived so far"}
+    outcomes = {0: "lived", None: "lived so far"}
     return {
-        "outcome": outcomes.get(code, f"pytest: {code}: {text[-300:]}"),
+        "outcome": "died" if failed else outcomes.get(code, f"pytest: {code}: {text[-300:]}"),
         "by": failed[1] if failed else None,
         "tests": len(tests),
         "seconds": round(time.monotonic() - began),
