@@ -53,17 +53,6 @@ class Mutant:
         at = self._offset()
         return self.source[:at] + self.new + self.source[at + len(self.old) :]
 
-    def observed(self, statement: str) -> str:
-        """Return the file with `statement` executed before the one that the fault is in.
-
-        With several mutants in a file, apply the last one first: see `observe`.
-        """
-        lines = self.source.splitlines(keepends=True)
-        found = self.line_observed()
-        indent = lines[found - 1][: len(lines[found - 1]) - len(lines[found - 1].lstrip())]
-        lines.insert(found - 1, f"{indent}{statement}\n")
-        return "".join(lines)
-
     def line_observed(self) -> int:
         """Return the line, from 1, of the innermost statement that the fault begins in."""
         at = self._offset()
