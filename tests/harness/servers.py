@@ -255,9 +255,14 @@ class PostgreSQL(Server):
 
 
 class PostgreSQLWithLanguages(PostgreSQL):
-    """The machine's PostgreSQL, with collations of languages: those of ICU, and GERMAN of libc."""
+    """The machine's PostgreSQL, with collations of languages: those of ICU, and GERMAN of libc.
+
+    Its locales have money with two decimals (GERMAN), none and three.
+    """
 
     GERMAN = "de_DE.UTF-8"
+    JAPANESE = "ja_JP.UTF-8"
+    KUWAITI = "ar_KW.UTF-8"
 
     def _make_data(self) -> None:
         self._binary = str(postgresql_programs()[-1] / "postgres")
@@ -265,8 +270,10 @@ class PostgreSQLWithLanguages(PostgreSQL):
         if self._user is not None:
             shutil.chown(self.folder, self._user)
         self.run_tool("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
-        made = self.folder / self.GERMAN
-        subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", made], check=True)
+        for name in (self.GERMAN, self.JAPANESE, self.KUWAITI):
+            source, _, charset = name.partition(".")
+            made = self.folder / name
+            subprocess.run(["localedef", "-i", source, "-f", charset, made], check=True)
         self._environment = {"LOCPATH": str(self.folder)}
 
 

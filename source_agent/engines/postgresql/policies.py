@@ -29,8 +29,12 @@ from source_agent.engines.row_security import Policy, RowSecurity
 PROBE: Final = "SAVEPOINT driftline_probe"
 PROBED: Final = "ROLLBACK TO SAVEPOINT driftline_probe"
 OFF: Final = "SELECT pg_catalog.set_config('row_security', 'off', true)"
-# Conditions then name everything but pg_catalog with its schema, whatever the role's path is.
-PLAIN: Final = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', true)"
+# Conditions then name everything but pg_catalog with its schema, whatever the role's path is, and
+# have one text for one constant.
+PLAIN: Final = """
+SELECT pg_catalog.set_config('search_path', 'pg_catalog', true),
+       pg_catalog.set_config('TimeZone', 'UTC', true),
+       pg_catalog.set_config('lc_monetary', 'C', true)"""
 POLICIES: Final = """
 WITH RECURSIVE edges(reader, read) AS (
   SELECT w.ev_class, d.refobjid FROM pg_catalog.pg_rewrite w

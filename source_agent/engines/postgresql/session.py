@@ -29,7 +29,7 @@ from driftline.digests import MASK64
 from driftline.errors import DatabaseUnavailable
 from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
-from psycopg import Error, pq
+from psycopg import Error, errors, pq
 
 from source_agent.engines.interface import DatabaseTime, Limits, MarkedRead, Rows, TimeLimit
 from source_agent.engines.markers import (
@@ -41,11 +41,25 @@ from source_agent.engines.markers import (
     latest,
     mark_of,
 )
-from source_agent.engines.postgresql import access, activity, hashes, policies, sql, types, waits
+from source_agent.engines.postgresql import (
+    access,
+    activity,
+    hashes,
+    policies,
+    settings,
+    sql,
+    types,
+    waits,
+)
 from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
 from source_agent.engines.postgresql.replaced import refuse_replaced
-from source_agent.engines.postgresql.settings import SETTINGS, refuse_changed, shown
+from source_agent.engines.postgresql.settings import (
+    SETTINGS,
+    refuse_changed,
+    refuse_hiding,
+    shown,
+)
 from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql, part_sql
 from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
@@ -70,12 +84,14 @@ class PostgresqlSession(SnapshotSession):
         limits: Limits,
         snapshot: str | None = None,
         probed: Sequence[Relation] = (),
+        held: Mapping[str, str] | None = None,
     ) -> None:
         """Open a session.
 
         Args:
             parameters: libpq's, the password among them.
             snapshot: one that another session has exported and still holds; None takes a new one.
+            held: settings to have like that session, by name.
             probed: relations whose activity is read before that.
 
         Raises DatabaseUnavailable, DatabaseRefused.
@@ -86,12 +102,14 @@ class PostgresqlSession(SnapshotSession):
         self._connection = waits.connect(parameters)
         self.pulse = self._connection.pulse
         try:
-            self._begin(snapshot, probed)
+            self._begin(snapshot, probed, held or {})
         except BaseException:
             self._connection.close()
             raise
 
-    def _begin(self, snapshot: str | None, probed: Sequence[Relation]) -> None:
+    def _begin(
+        self, snapshot: str | None, probed: Sequence[Relation], held: Mapping[str, str]
+    ) -> None:
         """Set the session's limits and settings, and take or import a snapshot."""
         connection, limits = self._connection, self._limits
         connection.answer_s = waits.ANSWER_S + limits.lock_s
@@ -100,9 +118,11 @@ class PostgresqlSession(SnapshotSession):
         with contextlib.suppress(Error):  # without them the server notices a dead client later
             self._set(sql.TIGHTEN, sql.DEAD_CLIENTS)
         try:
-            self._set(sql.PIN, SETTINGS)
+            self._set(sql.PIN, SETTINGS | dict(held))
+            self.ask(sql.HOLD, list(settings.HELD))
             self._set(sql.TIGHTEN, sql.timeouts(limits))
             self._shown = shown(self.ask)
+            refuse_hiding(self._shown)
             self.activities = self._probe(probed)
             # Before the snapshot: a standby replays meanwhile.
             self.as_of = str(self.ask(sql.AS_OF)[0][0] or self.ask(sql.REPLAYED)[0][0])
@@ -121,8 +141,8 @@ class PostgresqlSession(SnapshotSession):
             why = NotKnown(translate(error).message)
             return {relation.name: why for relation in probed}
 
-    def _set(self, statement: str, settings: dict[str, str]) -> None:
-        self._connection.execute(statement, (list(settings), list(settings.values())))
+    def _set(self, statement: str, values: dict[str, str]) -> None:
+        self._connection.execute(statement, (list(values), list(values.values())))
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -157,6 +177,18 @@ class PostgresqlSession(SnapshotSession):
             ((result.fname(i) or b"").decode(), result.ftype(i), result.fmod(i))
             for i in range(result.nfields)
         ]
+
+    def decimals_as(self, lc_monetary: str) -> int | None:
+        """Return the decimals of a money under another setting; None: the server lacks it."""
+        self._connection.execute(sql.SAVEPOINT)
+        try:
+            self.ask(settings.LIKE_ROLE, lc_monetary)
+            return int(self.ask(settings.DECIMALS)[0][0])
+        except errors.InvalidParameterValue:
+            return None
+        finally:
+            self._connection.execute(sql.ROLLBACK_TO)
+            self._connection.execute(sql.RELEASE)
 
     def describe(self, relation: Relation) -> Shape:
         with self._reading(relation):
@@ -206,7 +238,8 @@ class PostgresqlSession(SnapshotSession):
             except Error as error:
                 raise translate(error, shape.relation) from error
             self._exported = str(name), str(sees)
-        join = PostgresqlJoin(self._parameters, self._limits, *self._exported, shape, cut)
+        held = settings.held(self._shown)
+        join = PostgresqlJoin(self._parameters, self._limits, *self._exported, held, shape, cut)
         return PostgresqlSplit(self, join)
 
     def keep(self, relation: Relation) -> None:
@@ -395,19 +428,20 @@ class PostgresqlJoin:
     """Make the same split in another process, over the snapshot that a session exported and holds.
 
     `parameters` contain the password: it is pickled into a pipe and nowhere else. `sees` names the
-    transactions that the snapshot includes.
+    transactions that the snapshot includes, `held` the settings of that session.
     """
 
     parameters: dict[str, str] = field(repr=False)
     limits: Limits
     snapshot: str
     sees: str
+    held: dict[str, str]
     shape: Shape
     cut: Cut
 
     def __call__(self) -> PostgresqlSplit:
         """Import the snapshot. Raises DatabaseUnavailable, DatabaseRefused."""
-        session = PostgresqlSession(self.parameters, self.limits, self.snapshot)
+        session = PostgresqlSession(self.parameters, self.limits, self.snapshot, held=self.held)
         if session.ask(SEES)[0][0] != self.sees:
             session.close()
             raise DatabaseUnavailable(

@@ -24,6 +24,10 @@ _SET = (
     "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
 )
 PIN = f"{_SET}JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"
+HOLD = """
+SELECT pg_catalog.set_config(s.name, pg_catalog.current_setting(s.name), false)
+FROM pg_catalog.unnest(%s::pg_catalog.text[]) AS p(name)
+JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"""
 TIGHTEN = (  # time limits: never lifts one that the server or the role has set
     f"{_SET}JOIN pg_catalog.pg_settings s ON s.name OPERATOR(pg_catalog.=) p.name\n"
     "WHERE CASE WHEN s.vartype OPERATOR(pg_catalog.=) 'integer'\n"  # evaluated before the cast
@@ -105,6 +109,7 @@ _OF_READ: Final = (SAVEPOINT, ROLLBACK_TO, RELEASE)
 _OF_KEYS: Final = (KEY_BOUNDS, SHOW_SEQUENTIAL)
 _OF_SESSION: Final = (
     PIN,
+    HOLD,
     TIGHTEN,
     TIME_LIMITS,
     BEGIN,

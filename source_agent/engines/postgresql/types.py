@@ -23,10 +23,10 @@ from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import MarkedRead
 from source_agent.engines.markers import Column as MarkingColumn
 from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, marked_by
-from source_agent.engines.postgresql import hashes
+from source_agent.engines.postgresql import hashes, settings, values
 from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import EXPLAIN, LEAVES, ONLY, kept_sql, range_sql
-from source_agent.engines.postgresql.values import FLOATS, NATIVE, column, sorting
+from source_agent.engines.postgresql.values import NATIVE, is_output, read_columns, sorting
 from source_agent.engines.relations import plan_of, quote, scan_sql
 from source_agent.engines.shapes import Consistency, Fingerprint, Relation, Shape
 
@@ -113,9 +113,6 @@ JOIN pg_catalog.pg_collation l ON l.oid OPERATOR(pg_catalog.=) a.attcollation
 JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
 WHERE a.attrelid OPERATOR(pg_catalog.=) %s
   AND a.attname::pg_catalog.text OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.text[])"""
-TYPES = """
-SELECT t.oid, t.typtype::pg_catalog.text, pg_catalog.format_type(t.oid, NULL)
-FROM pg_catalog.pg_type t WHERE t.oid = ANY(%s::pg_catalog.oid[])"""
 # Foreign keys of a table to some tables; those that partitions inherit are not counted again.
 FOREIGN_KEYS = """
 SELECT named.place::pg_catalog.int4,
@@ -142,11 +139,12 @@ CATALOGUE: Final = (
     COLUMNS,
     INDEXES,
     CORRELATION,
-    TYPES,
     ENCODING,
     KEY_INDEX,
     COLLATIONS,
     FOREIGN_KEYS,
+    *values.CATALOGUE,
+    *settings.MONEY,
 )
 _ON_DELETE: Final = {
     "a": OnDelete.NO_ACTION,
@@ -162,6 +160,9 @@ class PostgresqlCatalogue(Protocol):
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """Return the rows of a catalogue query. Raises psycopg.Error."""
+
+    def decimals_as(self, lc_monetary: str) -> int | None:
+        """Return the decimals of a money under another setting; None: the server lacks it."""
 
     def row_description(self, select_sql: str) -> list[tuple[str, int, int]]:
         """Return name, type OID and type modifier of each column of a SELECT that is not run."""
@@ -245,7 +246,7 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
     marked = _marked(session, relation, source)
     access = relations.Access(
         source.sql,
-        vouched=source.vouches(order.key),
+        vouched=source.vouches(order.key) and not any(map(is_output, found[: len(order.key)])),
         ordered=_is_ordered(session, source, order.key[0]),
         indexed=source.leads(order.key[0]),
         key_indexed=_key_indexed(session, source, order.key),
@@ -360,12 +361,7 @@ def _columns(
 ) -> list[relations.ReadColumn]:
     names = ", ".join(map(quote, order.names))
     described = session.row_description(f"SELECT {names} FROM {source.sql}")
-    others = [oid for _, oid, _ in described if oid not in NATIVE and oid not in FLOATS]
-    kinds = {oid: (kind, name) for oid, kind, name in session.ask(TYPES, others)} if others else {}
-    found = [
-        column(name, oid, modifier, kinds.get(oid, ("b", "?")), name in relation.as_text)
-        for name, oid, modifier in described
-    ]
+    found = read_columns(session.ask, relation, described, session.decimals_as)
     has_text = any(f.type.kind in {"text", "jsonb"} for f in found)
     encoding = session.ask(ENCODING)[0][0] if has_text else ""
     if why := _LOSSY_ENCODINGS.get(encoding):

@@ -4,9 +4,9 @@ A type that the protocol declares is read in its own binary send form, at no cos
 as text, by its own output function.
 
 Invariants: the read expression of a type is lossless under `settings.SETTINGS`; floats keep one
-NaN, and `money` becomes the numeric that it prints as. No expression uses a cast that a user can
-create and that may round (docs/types.md, "Objects that the source's owner can create"). All names
-are in pg_catalog, where only a superuser can create objects.
+NaN, and `money` becomes the numeric that it is in this session. No expression uses a cast
+that a user can create and that may round (docs/types.md, "Objects that the source's owner can
+create"). All names are in pg_catalog, where only a superuser can create objects.
 
 A literal is the value of a setting, because COPY takes no parameters. A subquery reads it once for
 a statement, not once for a row. Text is compared under the collation "C", by its bytes: so are
@@ -18,15 +18,18 @@ databases with the same content. `format('%s', c)`, which looks up the output fu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from driftline.derivations import Comparable, Comparison, Operator
+from driftline.errors import ConfigurationError
 from driftline.types import Column, DeclaredType
 
+from source_agent.engines.interface import Ask
+from source_agent.engines.postgresql import settings
 from source_agent.engines.relations import ReadColumn, quote
-from source_agent.engines.shapes import Condition
+from source_agent.engines.shapes import Condition, Relation
 
 # OIDs of pg_type.dat, which never change, and the declared kind of each.
 NATIVE: Final = {
@@ -51,6 +54,7 @@ NATIVE: Final = {
     3802: "jsonb",
 }
 FLOATS: Final = {700: "float4", 701: "float8"}
+_AMBIGUOUS: Final = (24, 2203)  # regproc, regoper: one text for several values
 _NUMERIC, _MONEY = 1700, 790
 # Types with a built-in cast to text, which the server refuses to drop or replace. The cast's text
 # differs from that of the output function: bool 'true', inet with its mask, xml with declaration.
@@ -64,18 +68,92 @@ OUTPUT_TEXT: Final = (
 _FORMS: Final = {114: "json", 1042: "bpchar"}
 _COMPARED: Final = {20, 21, 23, 25, 1043, 1082, 1114}  # by OID; and numeric(p,s)
 _DATED: Final = {"date", "timestamp", "timestamptz"}
-_MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
+_MONEY_DIGITS: Final = 19  # of an int64
+TYPES = """
+SELECT t.oid, t.typtype::pg_catalog.text, pg_catalog.format_type(t.oid, NULL)
+FROM pg_catalog.pg_type t WHERE t.oid = ANY(%s::pg_catalog.oid[])"""
+# Types of columns that are, or hold, one of some types: as domain, element, field or bound.
+HOLDING = """
+WITH RECURSIVE part(given, oid) AS (
+  SELECT given.oid, given.oid FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS given(oid)
+  UNION
+  SELECT part.given, inside.oid FROM part
+  JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) part.oid
+  CROSS JOIN LATERAL (
+    SELECT t.typelem UNION ALL SELECT t.typbasetype
+    UNION ALL
+    SELECT a.atttypid FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid OPERATOR(pg_catalog.=) t.typrelid AND a.attnum OPERATOR(pg_catalog.>) 0
+    UNION ALL
+    SELECT r.rngsubtype FROM pg_catalog.pg_range r
+    WHERE t.oid OPERATOR(pg_catalog.=) r.rngtypid
+       OR t.oid::pg_catalog.text OPERATOR(pg_catalog.=)
+            (pg_catalog.to_jsonb(r) OPERATOR(pg_catalog.->>) 'rngmultitypid')  -- PostgreSQL 14
+  ) AS inside(oid))
+SELECT part.given, part.oid FROM part
+WHERE part.oid OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.oid[])"""
+CATALOGUE: Final = (TYPES, HOLDING)
 
 
-def column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> ReadColumn:
+def read_columns(
+    ask: Ask,
+    relation: Relation,
+    described: Sequence[tuple[str, int, int]],
+    decimals_as: Callable[[str], int | None],
+) -> list[ReadColumn]:
+    """Return the columns of a relation with their read expressions.
+
+    Args:
+        described: name, type OID and modifier of each, with domains resolved.
+        decimals_as: see `settings.decimals`.
+
+    Raises:
+        ConfigurationError: the value of a column cannot be told.
+    """
+    others = [oid for _, oid, _ in described if oid not in NATIVE and oid not in FLOATS]
+    kinds = {oid: (kind, name) for oid, kind, name in ask(TYPES, others)} if others else {}
+    held = ask(HOLDING, others, [_MONEY, *_AMBIGUOUS]) if others else []
+    _refuse_ambiguous(relation, described, {given for given, oid in held if oid != _MONEY})
+    decimals, note = 2, ""
+    if any(oid == _MONEY for _, oid in held):
+        decimals, note = settings.decimals(ask, relation, decimals_as)
+    found = [
+        column(name, oid, modifier, kinds.get(oid, ("b", "?")), name in relation.as_text, decimals)
+        for name, oid, modifier in described
+    ]
+    return [replace(f, note=note) if f.form == "money" else f for f in found]
+
+
+def _refuse_ambiguous(
+    relation: Relation, described: Sequence[tuple[str, int, int]], oids: set[int]
+) -> None:
+    """Raise ConfigurationError for columns of types whose text has one name for several values."""
+    if names := [name for name, oid, _ in described if oid in oids]:
+        raise ConfigurationError(
+            f"{', '.join(names)}: regproc and regoper show one name for functions and operators"
+            " that differ in their arguments.",
+            remedy="Leave them out with `columns`, or publish a query: col::regprocedure,"
+            " col::regoperator.",
+            where=relation.name,
+        )
+
+
+def column(
+    name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool, decimals: int = 2
+) -> ReadColumn:
     """Return a column with its read expression, and how it may be compared.
 
     Args:
         oid, modifier: of its type, with domains resolved.
         kind: `typtype` and name of a type that is not native.
         as_text: the DBA wants it as text.
+        decimals: of a money.
     """
     found = _read(name, oid, modifier, kind, as_text)
+    if oid == _MONEY and not as_text:
+        type = DeclaredType("numeric", _MONEY_DIGITS, decimals)
+        read = f"{quote(name)}::pg_catalog.numeric({_MONEY_DIGITS},{decimals})"
+        return ReadColumn(name, type, read, "money")
     is_number = oid == _NUMERIC and found.type.precision is not None
     if found.read == quote(name) and (oid in _COMPARED or is_number):
         return replace(found, comparable=Comparable.ORDER)
@@ -97,11 +175,17 @@ def _read(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bo
             return ReadColumn(name, DeclaredType(declared), read)
     if oid == _NUMERIC and not as_text:
         return ReadColumn(name, _numeric(modifier), quoted)
-    if oid == _MONEY and not as_text:
-        return ReadColumn(name, _MONEY_TYPE, f"{quoted}::pg_catalog.numeric(19,2)", "money")
     note = "" if as_text else f"of type {kind[1]}, read as PostgreSQL's text"
     read = f"{quoted}::pg_catalog.text" if oid in _PINNED_CASTS else OUTPUT_TEXT.format(quoted)
     return ReadColumn(name, text, read, note=note)
+
+
+def is_output(found: ReadColumn) -> bool:
+    """Return True if a column is read by an output function, which may show two values alike.
+
+    An index that tells such values apart does not vouch for the key that is read.
+    """
+    return found.read == OUTPUT_TEXT.format(quote(found.name))
 
 
 def _numeric(modifier: int) -> DeclaredType:

@@ -331,6 +331,8 @@ PG_SETTINGS = {
     "search_path": "SET search_path = pg_catalog",
     "client_encoding": "SET client_encoding = 'LATIN1'",
     "row_security": "SET row_security = off",
+    "lc_monetary": "SET lc_monetary = 'POSIX'",
+    "role": "PERFORM set_config('role', 'pg_read_all_data', true)",
 }
 
 

@@ -60,6 +60,34 @@ def test_vouches_only_for_what_cannot_be_null_or_twice(pg: OfPostgreSQL) -> None
         assert not nullable.vouched
 
 
+def test_an_index_over_a_type_that_is_read_as_its_text_vouches_for_nothing(
+    pg: OfPostgreSQL,
+) -> None:
+    """What an output function shows alike, an index may tell apart."""
+    keys = ("int[]", "macaddr", "int4range")
+    for number, type in enumerate(keys):
+        pg.run(f"CREATE TABLE t{number} (k {type} PRIMARY KEY, i inet UNIQUE NOT NULL)")
+    with session_of(pg) as session:
+        for number in range(len(keys)):
+            table = f"t{number}"
+            assert not session.describe(Relation("t", table=table, key=("k",))).vouched
+            assert session.describe(Relation("t", table=table, key=("i",))).vouched
+
+
+@pytest.mark.parametrize("type", ["regproc", "regoper", "regproc[]", "named", "held"])
+def test_a_text_that_two_values_have_is_refused(pg: OfPostgreSQL, type: str) -> None:
+    """Two functions of one name have one text: a change from one to the other is not seen."""
+    pg.run(
+        "CREATE TYPE named AS (label text, f regproc)",
+        "CREATE DOMAIN held AS named[]",
+        f"CREATE TABLE t (id int PRIMARY KEY, v {type}, w regprocedure)",
+    )
+    with session_of(pg) as session:
+        with pytest.raises(errors.ConfigurationError, match="v: regproc and regoper show one name"):
+            session.describe(Relation("t", table="t"))
+        assert session.describe(Relation("t", table="t", columns=("id", "w"))).vouched
+
+
 def test_a_marker_of_a_foreign_table_may_be_null(pg: OfPostgreSQL) -> None:
     """The server takes its NOT NULL on trust; a row without a time is read each time."""
     pg.run(
