@@ -106,6 +106,7 @@ FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"
 CATALOGUE: Final = (ROLE, SCHEMAS, WRITES, READS, LISTED, RESOLVED, SIZE)
 
 _ENDED: Final = "server closed the connection unexpectedly"  # libpq
+_UNCONVERTED: Final = "MULE_INTERNAL"
 _PING_S: Final = 2  # libpq's least
 _BUSY_WORDS: Final = ("too many", "reserved for", "starting up", "shutting down", "recovery")
 _CONFLICT: Final = "40001"  # serialization_failure; on a standby, a conflict with recovery
@@ -146,6 +147,13 @@ def connect_error(error: Error, parameters: dict[str, str]) -> DriftlineError:
     """
     text = " ".join(str(error).split())
     where = parameters.get("host", "the default socket")
+    if _UNCONVERTED in text:
+        return DatabaseRefused(
+            f"The database at {where} has the encoding {_UNCONVERTED}, which PostgreSQL does not"
+            " convert to UTF-8.",
+            remedy="Restore a dump of it, made with `pg_dump --encoding`, into a database of"
+            " another encoding.",
+        )
     address = {k: v for k, v in parameters.items() if k in {"host", "hostaddr", "port", "dbname"}}
     conninfo = make_conninfo(**address, connect_timeout=_PING_S)
     is_silent = isinstance(error, errors.ConnectionTimeout)

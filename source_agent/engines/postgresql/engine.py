@@ -38,6 +38,7 @@ class PostgresqlEngine:
             "tcp_user_timeout": str(sockets.UNACKNOWLEDGED_MS_MAX),
             **parameters,
             "application_name": "driftline-source",
+            "client_encoding": "UTF8",  # from the start: not every server's encoding is Python's
             "options": f"{options} -c default_transaction_read_only=on".strip(),
         }
 

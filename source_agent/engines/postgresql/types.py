@@ -34,7 +34,10 @@ SMALL_PAGES: Final = 1024  # 8 MiB: below it sorting costs nothing
 CORRELATION_MIN: Final = 0.95
 _LOSSY_ENCODINGS: Final = {  # why their text is not read
     "SQL_ASCII": "so that its text has no known encoding",
-    "EUC_JP": "which has two codes for some characters: a change from one to the other is not seen",
+    **dict.fromkeys(
+        ("EUC_JP", "EUC_JIS_2004", "EUC_TW"),
+        "which has two codes for some characters: a change from one to the other is not seen",
+    ),
 }
 _OTHER: Final = "of another type"  # than a marker or a flag can have
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 from driftline import errors
 
 from source_agent.engines.conformance.reads import flat, read, session_of
-from source_agent.engines.interface import Limits
 from source_agent.engines.markers import Marker
 from source_agent.engines.postgresql import types as postgresql_types
 from source_agent.engines.postgresql.session import PostgresqlSession
-from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
@@ -157,23 +154,6 @@ def test_has_no_snapshot_of_foreign_tables(
         assert shape.notes == ("read without a snapshot: a foreign table",)
         flat(session.scan(shape))
         assert session.consistency is Consistency.FUZZY
-
-
-@pytest.mark.parametrize("encoding", ["SQL_ASCII", "EUC_JP"])
-def test_text_is_refused_of_which_a_change_could_not_be_seen(
-    pg: OfPostgreSQL, encoding: str
-) -> None:
-    name = pg.server.create_database(pg.database + "a", encoding=encoding)
-    try:
-        with pg.server.superuser(name) as connection:
-            connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        engine = connect(pg.server.url("postgres", name), None, Limits())
-        with closing(engine.open()) as session:
-            with pytest.raises(errors.ConfigurationError, match=encoding):
-                session.describe(Relation("t", table="t"))
-            assert session.describe(Relation("t", table="t", columns=("id",))).vouched
-    finally:
-        pg.server.drop_database(name)
 
 
 def test_nan_has_one_encoding(pg: OfPostgreSQL) -> None:
