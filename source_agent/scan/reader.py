@@ -15,7 +15,13 @@ import numpy as np
 from driftline.arrays import U64, Bools, Positions
 from driftline.columns import Block, gather, value_spans
 from driftline.digests import Mixed, Salt, mix
-from driftline.errors import LimitExceeded, NullKey, SnapshotLost, ValueDoesNotFit
+from driftline.errors import (
+    DatabaseRefused,
+    LimitExceeded,
+    NullKey,
+    SnapshotLost,
+    ValueDoesNotFit,
+)
 from driftline.fingerprints import database_seed, fingerprints, lanes, position_seed
 from driftline.keys import null_keys, positions
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, SAMPLES_MAX
@@ -118,11 +124,21 @@ class Reader:
         return self._batch(block, block.rows())
 
     def check_snapshot(self, agrees: bool = True) -> None:
-        """Raise SnapshotLost if the snapshot changed, or the caller's check does not agree."""
-        if self._session.generation != self._generation or not agrees:
-            raise SnapshotLost(
-                "The data changed between two reads of this exchange.",
+        """Compare two reads.
+
+        Raises:
+            SnapshotLost: the data changed between them.
+            DatabaseRefused: one snapshot gave other rows, by the caller's check `agrees`.
+        """
+        if self.changed or not (agrees or self.consistency is Consistency.EXACT):
+            raise _changed(self.shape)
+        if not agrees:
+            raise DatabaseRefused(
+                "Two reads of one snapshot gave other rows: the relation computes other values each"
+                " time it is read, as random() and clock_timestamp() do, or an index of its tables"
+                " is damaged.",
                 where=self.shape.relation.name,
+                remedy="Ask the DBA to publish it without such functions, or to check the indexes.",
             )
 
     @property
@@ -168,7 +184,9 @@ class Reader:
         self._has_begun = True
         if self.changed:  # since the description: the session paused to wait for cells
             self._generation, self._as_of = self._session.generation, self._session.as_of
-            self.check_snapshot(self._session.describe(self.shape.relation) == self.shape)
+            self.check_snapshot()
+            if self._session.describe(self.shape.relation) != self.shape:
+                raise _changed(self.shape)
 
     def _batch(self, block: Block, rows: Rows) -> Batch:
 
@@ -215,4 +233,10 @@ def part_too_large(shape: Shape, rows_max: int) -> LimitExceeded:
         "rows.",
         where=shape.relation.name,
         remedy="Raise `read_at_most` of the fragment, or remove it for one complete refresh.",
+    )
+
+
+def _changed(shape: Shape) -> SnapshotLost:
+    return SnapshotLost(
+        "The data changed between two reads of this exchange.", where=shape.relation.name
     )

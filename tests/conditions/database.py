@@ -101,6 +101,76 @@ def not_granted(bench: Bench) -> Iterator[TlsPair]:
             bench.converge(pair)
 
 
+@cause("USAGE of the schema is not granted", "DATABASE_REFUSED", 1,
+       'GRANT USAGE ON SCHEMA "kept"', retried=False)  # fmt: skip
+def schema_not_granted(bench: Bench) -> Iterator[TlsPair]:
+    relation = {"orders": 'table = "kept.orders"\nkey = ["id"]'}
+    with bench.postgresql() as legacy:
+        legacy.execute("CREATE SCHEMA kept")
+        legacy.execute("CREATE VIEW kept.orders AS SELECT * FROM public.orders")
+        legacy.execute("GRANT SELECT ON kept.orders TO PUBLIC")
+        with bench.pair(legacy, relations=relation) as pair:
+            yield pair
+            legacy.execute(f"GRANT USAGE ON SCHEMA kept TO {legacy.login}")
+            bench.converge(pair)
+
+
+@cause("a materialized view was never filled", "DATABASE_REFUSED", 1,
+       "has not been populated", "REFRESH MATERIALIZED VIEW", retried=False)  # fmt: skip
+def not_filled(bench: Bench) -> Iterator[TlsPair]:
+    """Before a view over it is read, too."""
+    relation = {"orders": 'table = "kept"\nkey = ["id"]'}
+    with bench.postgresql() as legacy:
+        legacy.execute("CREATE MATERIALIZED VIEW kept AS SELECT * FROM orders WITH NO DATA")
+        legacy.execute("GRANT SELECT ON kept TO PUBLIC")
+        with bench.pair(legacy, relations=relation) as pair:
+            yield pair
+            refresh = "REFRESH MATERIALIZED VIEW kept"
+            legacy.execute(refresh)
+            bench.converge(pair, "kept", then=lambda: legacy.execute(refresh))
+
+
+@cause("a query computes other values each time it is read", "DATABASE_REFUSED", 1,
+       "Two reads of one snapshot", "random()", retried=False)  # fmt: skip
+def volatile(bench: Bench) -> Iterator[TlsPair]:
+    relation = {"orders": 'table = "noisy"\nkey = ["id"]'}
+    view = "CREATE OR REPLACE VIEW noisy AS SELECT id, {} AS note FROM orders"
+    with bench.postgresql() as legacy:
+        legacy.execute(view.format("note"))
+        legacy.execute("GRANT SELECT ON noisy TO PUBLIC")
+        with bench.pair(legacy, relations=relation) as pair:
+            pair.refresh("orders")
+            legacy.execute(view.format("random()::text"))
+            yield pair
+            legacy.execute(view.format("note"))
+            bench.converge(pair, "noisy")
+
+
+@cause("an index of the table lacks rows", "PROOF", 75, "an index of its table",
+       "REINDEX", retried=True)  # fmt: skip
+def lacking_index(bench: Bench) -> Iterator[TlsPair]:
+    """Its key is twice in the table: rows came while the catalogue said that it was not ready."""
+    relation = {"orders": 'table = "kept"\nkey = ["id"]'}
+    with bench.postgresql() as legacy:
+        ready = (
+            "UPDATE pg_index SET indisready = {0}, indisvalid = {0}"
+            " WHERE indexrelid = 'kept_key'::regclass"
+        )
+        legacy.execute("CREATE TABLE kept AS SELECT * FROM orders")
+        legacy.execute("ALTER TABLE kept ALTER id SET NOT NULL")
+        legacy.execute("CREATE UNIQUE INDEX kept_key ON kept (id)")
+        legacy.execute("GRANT SELECT ON kept TO PUBLIC")
+        with bench.pair(legacy, relations=relation) as pair:
+            pair.refresh("orders")
+            legacy.execute(ready.format("false"))
+            legacy.execute("INSERT INTO kept VALUES (7, 'twice')")
+            legacy.execute(ready.format("true"))
+            yield pair
+            legacy.execute("DELETE FROM kept WHERE note = 'twice'")
+            legacy.execute("REINDEX TABLE kept")
+            bench.converge(pair, "kept")
+
+
 @cause(
     "a session is ended by pg_terminate_backend", "DATABASE_UNAVAILABLE", 4,
     "orders", "terminating connection due to administrator command", retried=True,

@@ -53,6 +53,15 @@ def is_missed_update(parts: Parts) -> bool:
     return any(change % (PRIME - 1) == 0 for change in by)
 
 
+def reads_differ(parts: Parts) -> bool:
+    """Return True if every step of ours adds up: the source's rows are not those that it compared.
+
+    It read them twice, and the second time by keys that had changed.
+    """
+    result = parts.shipped + parts.stayed
+    return not (_failed_step(parts) or result == parts.theirs or is_missed_update(parts))
+
+
 def diagnose(parts: Parts) -> str:
     """Return the cause, for a person."""
     if failed := _failed_step(parts):

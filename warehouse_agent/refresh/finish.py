@@ -69,6 +69,12 @@ from warehouse_agent.tasks.rewrite import (
 
 CHANGES_PER_FILE = 64  # with more, each file whose bounds fit counts as touched
 
+_READS_DIFFER = (
+    "Run the refresh again. If it repeats, ask the DBA whether the query or view computes other"
+    " values each time it is read, as random() and clock_timestamp() do, or an index of its table"
+    " lacks rows, which REINDEX mends."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ProvenEqual:
@@ -295,6 +301,8 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: Applied) -> None:
         try:
             with contextlib.suppress(DriftlineError):
                 parts = _parts(job, p, out, applied)
+                if proof_diagnosis.reads_differ(parts):
+                    error.remedy = _READS_DIFFER
                 error.details |= {"cause": proof_diagnosis.diagnose(parts), "rows": parts.counted()}
                 # The staged rows are right if a sketch missed an update.
                 is_of_keys = isinstance(out.difference, BelowKeys)

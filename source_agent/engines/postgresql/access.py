@@ -10,6 +10,7 @@ show a DBA an INSERT by an agent that promises to read only.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -107,6 +108,19 @@ CATALOGUE: Final = (ROLE, SCHEMAS, WRITES, READS, LISTED, RESOLVED, SIZE)
 
 _ENDED: Final = "server closed the connection unexpectedly"  # libpq
 _UNCONVERTED: Final = "MULE_INTERNAL"
+# In English, as most servers answer: what is denied, and its name.
+_DENIED: Final = re.compile(r"permission denied for ([a-z][a-z -]*[a-z]) (.+)$")
+_GRANTED: Final = {  # by what is denied
+    "schema": "USAGE ON SCHEMA {name}",
+    "type": "USAGE ON TYPE {name}",
+    "language": "USAGE ON LANGUAGE {name}",
+    "foreign server": "USAGE ON FOREIGN SERVER {name}",
+    "foreign-data wrapper": "USAGE ON FOREIGN DATA WRAPPER {name}",
+    "function": "EXECUTE ON FUNCTION {name}",
+    "procedure": "EXECUTE ON PROCEDURE {name}",
+    "aggregate": "EXECUTE ON FUNCTION {name}",
+    "sequence": "SELECT ON SEQUENCE {name}",
+}
 _PING_S: Final = 2  # libpq's least
 _BUSY_WORDS: Final = ("too many", "reserved for", "starting up", "shutting down", "recovery")
 _CONFLICT: Final = "40001"  # serialization_failure; on a standby, a conflict with recovery
@@ -117,7 +131,7 @@ _MEANINGS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] 
     (("53100",), DatabaseUnavailable, "Free space on the database server, then try again."),
     (("08", "53", "57P"), DatabaseUnavailable, "Try again later."),
     (("55P03",), DatabaseUnavailable, "Someone holds a lock on it; try again later."),
-    (("42501",), DatabaseRefused, "As its owner: GRANT SELECT ON {table} TO the agent's role."),
+    (("42501",), DatabaseRefused, "{grant}"),
     (
         ("42P01", "42703", "3F000", "42601", "42P10", "42883", "42702"),
         ConfigurationError,
@@ -129,6 +143,11 @@ _MEANINGS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] 
         "Correct the text at the source, or publish a query that reads it as bytes.",
     ),
     (("54000",), LimitExceeded, ""),
+    (
+        ("55000",),  # of what a SELECT can meet, a materialized view that was never filled
+        DatabaseRefused,
+        "As the owner of a materialized view that was never filled: REFRESH MATERIALIZED VIEW.",
+    ),
 )
 
 
@@ -189,18 +208,47 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
             remedy="Try again later; its log says whether it was restarted or the session ended.",
         )
     if state == "57014":
-        remedy = (
-            "Somebody at the source cancelled it: ask the DBA."
-            if "user request" in text
-            else "Raise statement_timeout_s of the file or the statement_timeout of the role, "
-            "whichever is shorter, or publish less of it."
-        )
-        return DatabaseRefused(message, where=where, remedy=remedy)
-    table = relation.table if relation and relation.table else "every table it reads"
+        return DatabaseRefused(message, where=where, remedy=_cancelled(text))
     for states, kind, remedy in _MEANINGS:
         if state.startswith(states):
-            return kind(message, where=where, remedy=remedy.format(table=table))
+            said = remedy.replace("{grant}", _missing_grant(text, relation))
+            return kind(message, where=where, remedy=said)
     return DatabaseRefused(f"{message} (SQLSTATE {state})", where=where)
+
+
+def _cancelled(text: str) -> str:
+    """Return the remedy for a statement that was cancelled; `text` may be in any language."""
+    by_hand = "Somebody at the source cancelled it: ask the DBA."
+    by_limit = (
+        "Raise statement_timeout_s of the file or the statement_timeout of the role, whichever is"
+        " shorter, or publish less of it."
+    )
+    if "user request" in text:
+        return by_hand
+    return by_limit if "timeout" in text else f"If it took long: {by_limit} If not: {by_hand}"
+
+
+def _missing_grant(text: str, relation: Relation | None) -> str:
+    """Return the remedy for a privilege that is missing, by the server's message.
+
+    The message names an object without its schema. Another object than the relation's own table is
+    read by a query, or by a view with the rights of its owner.
+    """
+    table = relation.table if relation else None
+    found = _DENIED.search(text)
+    what, name = found.groups() if found else ("", "")
+    if what in _GRANTED:
+        reader = (
+            "the agent's role"
+            if table is None
+            else "the agent's role (if a view reads it, to its owner)"
+        )
+        return f"As its owner: GRANT {_GRANTED[what].format(name=quote(name))} TO {reader}."
+    if table is not None and (not found or split_name(table)[-1] == name):
+        return f"As its owner: GRANT SELECT ON {table} TO the agent's role."
+    if found:
+        return f"As its owner: GRANT SELECT ON {name} TO the role that reads it."
+    return "As their owner: GRANT SELECT ON every table it reads TO the agent's role."
 
 
 def _identifier(table: str) -> str:

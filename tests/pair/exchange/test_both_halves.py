@@ -25,6 +25,7 @@ from driftline import frames
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import (
+    DatabaseRefused,
     DriftlineError,
     FrameDamaged,
     MalformedMessage,
@@ -488,7 +489,7 @@ def test_an_engine_without_snapshots_is_not_believed(
     with closing(open_session(database)) as session:
         shape = session.describe(INTEGER.relation)
         ours = Ours([encode((i, "old", None)) for i in range(12)], shape.recipe, uniform(4))
-        with patched(forcing), pytest.raises(SnapshotLost):
+        with patched(forcing), pytest.raises(DatabaseRefused):
             converse(Pair(Forgetful(session, lost), shape), ours, method)
 
 
@@ -508,7 +509,7 @@ def test_a_second_scan_of_fewer_rows_is_not_believed(
             uniform(4),
             sketch=sketch_of(schema, rows, 360, 1),
         )
-        with pytest.raises(SnapshotLost):
+        with pytest.raises(DatabaseRefused):
             converse(Pair(forgetful, shape), ours, Method.SKETCH)
         assert forgetful.scans == 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
-from driftline.errors import SnapshotLost
+from driftline.errors import DatabaseRefused
 from driftline.ranges import RangeSums, uniform
 
 from source_agent.methods.full_copy import send_again
@@ -48,9 +48,9 @@ def test_a_copy_after_a_verdict_reads_once_more(source: AskedSource) -> None:
     assert replies[-1].finished.scans == 2
 
 
-def test_other_rows_than_were_compared_are_a_lost_snapshot(source: AskedSource) -> None:
+def test_other_rows_than_were_compared_are_refused(source: AskedSource) -> None:
     compared = RangeSums(16)
     compared.total = source.total(ROWS) + Digest(0, 1)
     at = Handover(compared, uniform(16), WHOLE)
-    with pytest.raises(SnapshotLost):
+    with pytest.raises(DatabaseRefused):
         list(send_again(source.scan(), at, lambda: WHOLE))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 from driftline import wire_pb2 as pb
-from driftline.errors import SnapshotLost
+from driftline.errors import DatabaseRefused
 from driftline.ranges import from_quantiles, uniform
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,10 +99,10 @@ def test_too_many_rows_to_hash_are_all_shipped(
     assert source.shipped(replies) == bag(ROWS)
 
 
-def test_other_rows_than_were_compared_are_a_lost_snapshot(source: AskedSource) -> None:
+def test_other_rows_than_were_compared_are_refused(source: AskedSource) -> None:
     compared = source.sums(CHANGED, PARTITION)
     at = Handover(compared, PARTITION, digests(source, ROWS))
-    with pytest.raises(SnapshotLost):
+    with pytest.raises(DatabaseRefused):
         list(ranges.refine(source.scan(), at, pb.Request))
 
 

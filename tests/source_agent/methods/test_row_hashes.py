@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from driftline.errors import LimitExceeded, SnapshotLost
+from driftline.errors import DatabaseRefused, LimitExceeded
 
 from source_agent.methods import row_hashes
 from source_agent.scan import batches
@@ -85,10 +85,10 @@ def test_nothing_is_read_for_nothing(source: AskedSource) -> None:
     assert source.tally.phase == "scan"
 
 
-def test_a_row_that_is_not_there_any_more_is_a_lost_snapshot(
+def test_a_row_that_is_not_there_any_more_is_refused(
     source: AskedSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "ROWS_HELD_BYTES", 0)
     found, scan = found_in(source, [*ROWS[:39], (39, "other", None)]), source.scan()
-    with pytest.raises(SnapshotLost):
+    with pytest.raises(DatabaseRefused):
         list(row_hashes.send_wanted(scan, found, np.array([39]), total=40))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from driftline.errors import LimitExceeded, NullKey, SnapshotLost
+from driftline.errors import DatabaseRefused, LimitExceeded, NullKey, SnapshotLost
 
+from source_agent.engines.shapes import Consistency
 from source_agent.scan.batches import Batch
 from source_agent.scan.reader import INDEX_SHARE
 from tests.harness.asked_source import AskedSource, asked_source
@@ -105,9 +107,15 @@ def test_other_columns_than_were_described_are_a_lost_snapshot(source: AskedSour
         keys(reader.scan())
 
 
-def test_a_check_that_disagrees_is_a_lost_snapshot(source: AskedSource) -> None:
+def test_reads_of_one_snapshot_that_disagree_are_no_change(source: AskedSource) -> None:
+    """They do not agree when they are tried again, either; reads without a snapshot may."""
     reader = source.reader()
     keys(reader.scan())
     reader.check_snapshot(agrees=True)
+    with pytest.raises(DatabaseRefused, match="random"):
+        reader.check_snapshot(agrees=False)
+    assert reader.shape.plan is not None
+    plan = replace(reader.shape.plan, consistency=Consistency.FUZZY)
+    reader.shape = replace(reader.shape, plan=plan)
     with pytest.raises(SnapshotLost):
         reader.check_snapshot(agrees=False)

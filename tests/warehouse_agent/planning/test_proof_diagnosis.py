@@ -11,7 +11,7 @@ from driftline.sketches import PRIME
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from warehouse_agent.planning.proof_diagnosis import Parts, diagnose, is_missed_update
+from warehouse_agent.planning.proof_diagnosis import Parts, diagnose, is_missed_update, reads_differ
 
 SUMS = st.builds(Digest, st.integers(0, 1000), st.integers(0, 2**128 - 1))
 ROW = Digest(1, 12345)
@@ -46,7 +46,11 @@ def test_each_link(came: Digest, stayed: Digest, gone: Digest, is_known: bool) -
     assert "not written as they came" in diagnose(replace(parts, shipped=came))
     # Of a pass it is not kept what came.
     assert "should have been replaced" in diagnose(replace(parts, came=Digest(), shipped=came))
-    assert "should have been replaced" in diagnose(replace(parts, theirs=parts.theirs + ROW))
+    others = replace(parts, theirs=parts.theirs + ROW)
+    assert "should have been replaced" in diagnose(others)
+    assert reads_differ(others)
+    assert not reads_differ(lost)
+    assert not reads_differ(parts)
 
 
 def digest(m0: int, m1: int) -> Digest:
@@ -66,6 +70,7 @@ def test_an_update_that_the_cells_do_not_show(
     assert not is_missed_update(parts)
     found = replace(parts, theirs=came + stayed + digest(like_it, after))
     assert is_missed_update(found)
+    assert not reads_differ(found)
     assert "one changed row was taken for an unchanged one" in diagnose(found)
     # Where another link broke, nothing of it is to be built on.
     assert not is_missed_update(replace(found, ours=found.ours + ROW))
