@@ -17,11 +17,13 @@ class DialectEntry:
     """One dialect.
 
     `snapshot`: the first statement of a transaction, which makes all of its reads one snapshot;
-    empty: none is known. `float_text`: a format of the SQL that writes a float with 17 digits;
-    empty: floats are refused. `arguments` are the driver's.
+    empty: none is known. `settings`: statements behind it, for what text forms depend on.
+    `float_text`: a format of the SQL that writes a float with 17 digits; empty: floats are refused.
+    `arguments` are the driver's.
     """
 
     snapshot: str = ""
+    settings: tuple[str, ...] = ()
     float_text: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -29,6 +31,7 @@ class DialectEntry:
 ENTRIES: Final[dict[str, DialectEntry]] = {  # by the name of SQLAlchemy's dialect
     "postgresql": DialectEntry(
         snapshot="SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+        settings=("SET LOCAL extra_float_digits = 3",),  # a server's own may round
         float_text="CAST({column} AS TEXT)",
     ),
     # A session moves between threads, one at a time.

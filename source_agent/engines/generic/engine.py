@@ -93,8 +93,8 @@ class GenericEngine:
         return list(dict.fromkeys(issued))
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
-        snapshot = entry_of(self._connector.dialect.name).snapshot
-        found = [NOT_LISTED, *([snapshot] if snapshot else [])]
+        entry = entry_of(self._connector.dialect.name)
+        found = [NOT_LISTED, *([entry.snapshot] if entry.snapshot else []), *entry.settings]
         with contextlib.closing(self.open()) as session:
             for shape in shapes:
                 found += self.attempts(shape.relation)

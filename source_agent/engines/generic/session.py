@@ -95,6 +95,8 @@ class GenericSession(SnapshotSession):
             self.ask(self._entry.snapshot)
         else:
             self.consistency = Consistency.FUZZY
+        for setting in self._entry.settings:
+            self.ask(setting)
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Execute a statement; return its rows, if it has any."""

@@ -23,6 +23,7 @@ from source_agent.engines.postgresql.sql import EXPORT
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfPostgreSQL
+from tests.harness.legacy_generic import GenericOverPostgreSQL
 from tests.harness.servers import PostgreSQL, PostgreSQLWithLanguages
 
 T, V = Relation("t", table="t"), Relation("v", table="v", key=("id",))
@@ -72,7 +73,8 @@ WRITTEN: dict[str, tuple[str, str, str]] = {
     "extra_float_digits": ("-15", "0", "1"),
     "bytea_output": ("escape", "hex", "escape"),
     "quote_all_identifiers": ("on", "off", "on"),
-    "gin_fuzzy_search_limit": ("1", "2", "1000"),
+    "gin_fuzzy_search_limit": ("1", "2", "100"),
+    "enable_seqscan": ("off", "off", "off"),  # so that the index is used
     "jit": ("on", "off", "on"),
     "max_parallel_workers_per_gather": ("8", "1", "0"),
     "row_security": ("off", "on", "off"),
@@ -145,6 +147,21 @@ def test_settings_of_writing_do_not_show(pg: OfPostgreSQL, place: str) -> None:
             session_of(pg) as session,
         ):
             assert read(session, relation) == before
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_floats_of_the_generic_engine_are_not_rounded(postgresql: PostgreSQL, place: str) -> None:
+    with closing(GenericOverPostgreSQL(postgresql)) as legacy:
+        legacy.run(
+            "CREATE TABLE t (id int PRIMARY KEY, v float8)",
+            "INSERT INTO t VALUES (1, 0.1), (2, 0.30000000000000004)",
+        )
+        for digits in ("-15", "0", "3"):
+            with (
+                owned(legacy, place, {"extra_float_digits": digits}),
+                session_of(legacy) as session,
+            ):
+                assert read(session, T) == [["1", "0.1"], ["2", "0.30000000000000004"]]
 
 
 @pytest.mark.parametrize("place", PLACES)
