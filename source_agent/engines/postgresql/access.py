@@ -110,6 +110,8 @@ _ENDED: Final = "server closed the connection unexpectedly"  # libpq
 _UNCONVERTED: Final = "MULE_INTERNAL"
 # In English, as most servers answer: what is denied, and its name.
 _DENIED: Final = re.compile(r"permission denied for ([a-z][a-z -]*[a-z]) (.+)$")
+# The bytes and their encoding, in any language.
+_NO_CHARACTER: Final = re.compile(r"((?:0x[0-9a-f]{2} ?)+).*?[\"»«„“] ?(\w+) ?[\"»«“”]")
 _GRANTED: Final = {  # by what is denied
     "schema": "USAGE ON SCHEMA {name}",
     "type": "USAGE ON TYPE {name}",
@@ -140,7 +142,7 @@ _MEANINGS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] 
     (
         ("22P05", "22021"),
         ValueDoesNotFit,
-        "Correct the text at the source, or publish a query that reads it as bytes.",
+        "{found}Correct the text at the source, or publish a query that reads it as bytes.",
     ),
     (("54000",), LimitExceeded, ""),
     (
@@ -212,6 +214,7 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
     for states, kind, remedy in _MEANINGS:
         if state.startswith(states):
             said = remedy.replace("{grant}", _missing_grant(text, relation))
+            said = said.replace("{found}", _finding(text))
             return kind(message, where=where, remedy=said)
     return DatabaseRefused(f"{message} (SQLSTATE {state})", where=where)
 
@@ -226,6 +229,15 @@ def _cancelled(text: str) -> str:
     if "user request" in text:
         return by_hand
     return by_limit if "timeout" in text else f"If it took long: {by_limit} If not: {by_hand}"
+
+
+def _finding(text: str) -> str:
+    """Return how the owner finds the rows with bytes that are no character; empty: not known."""
+    found = _NO_CHARACTER.search(text)
+    if not found:
+        return ""
+    form = "".join(found[1].replace("0x", "").split())
+    return f"Rows with it: WHERE strpos(col, convert_from('\\x{form}', '{found[2]}')) > 0. "
 
 
 def _missing_grant(text: str, relation: Relation | None) -> str:

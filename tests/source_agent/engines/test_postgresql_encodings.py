@@ -110,8 +110,11 @@ def test_every_form_is_read_as_the_character_that_it_is(
             assert len({text for _, text in rows}) == len(shown) >= 128
             has_none = connection.execute("SELECT form FROM u").fetchall()
             if has_none:
-                with pytest.raises(errors.ValueDoesNotFit, match="has no equivalent"):
+                with pytest.raises(errors.ValueDoesNotFit, match="has no equivalent") as caught:
                     read(session, Relation("u", table="u", key=("form",)))
+                where = (caught.value.remedy or "").split("WHERE ")[1].split(". ")[0]
+                found = f"SELECT form FROM u WHERE {where.replace('col', 'v')}"
+                assert connection.execute(found).fetchall() == has_none, "as the remedy says"
                 as_bytes = Relation(
                     "b", query=f"SELECT form, convert_to(v, '{encoding}') FROM u", key=("form",)
                 )
