@@ -5,7 +5,8 @@
 3. Versions only move forward: none shows an older state than the one before it.
 4. A version that was published stays as it is.
 5. Counts and change feed of a version are its difference from the one before it.
-6. The latest comparison that is noted for a version is true of it.
+6. Each version can be opened.
+7. The latest comparison that is noted for a version is true of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from tests.simulation.database import History, Row, Table
 from warehouse_agent.config import Fragment, Proof, Require
@@ -269,7 +271,10 @@ class InDelta:
         table = Path(self.root, name)
         lines = (table / "_delta_log" / f"{number:020d}.json").read_text().splitlines()
         infos = [body["commitInfo"] for line in lines if "commitInfo" in (body := json.loads(line))]
-        paths = DeltaTable(str(table), version=number).file_uris()
+        try:
+            paths = DeltaTable(str(table), version=number).file_uris()
+        except (DeltaError, OSError) as error:
+            raise Violation(f"{name}: version {number} cannot be opened: {error}") from error
         found = sorted(path.removeprefix("file://").split(f"{name}/", 1)[1] for path in paths)
         return json.loads(infos[0]["driftline"]), [f"{name}/{path}" for path in found]
 

@@ -86,6 +86,9 @@ class MemoryLog:
     def is_view(self, store: Store, name: str) -> bool:
         return False
 
+    def mend(self, store: Store, name: str) -> None:
+        """Do nothing: each entry is read back as it was written."""
+
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         assert isinstance(new, NewVersion)
         base, layout = new.base, new.layout

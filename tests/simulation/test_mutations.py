@@ -25,6 +25,7 @@ NEEDS = {
     "04-flip-before-commit": ("--refreshes", "150", "--delta"),
     "05-begin-from-a-stale-head": ("--refreshes", "300"),
     "11-discard-what-was-committed": ("--refreshes", "300"),
+    "13-commit-an-entry-that-cannot-be-read": ("--refreshes", "150", "--delta"),
     "12-note-the-instant-of-a-part": ("--refreshes", "300", "--parts"),
 }
 SEED = 5000

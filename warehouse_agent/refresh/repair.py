@@ -58,7 +58,12 @@ def published(job: Job) -> Snapshot | None:
         WarehouseUnavailable: the table cannot be read, is older than what was published, or most
             of its files are missing.
     """
-    base = restored.checked(job, formats.head(job.store, job.name))
+    try:
+        head = formats.head(job.store, job.name)
+    except WarehouseUnavailable:
+        formats.mend(job.store, job.name)
+        head = formats.head(job.store, job.name)
+    base = restored.checked(job, head)
     if base is None:
         return None
     wrong = file_damage.absent(job.store, job.name, base.files)

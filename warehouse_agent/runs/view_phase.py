@@ -116,6 +116,7 @@ class ViewPhase:
                         if time.monotonic() > until:
                             raise
                         command.sleep(_TRY_S)
+                formats.mend(command.store, name)
             yield
 
     def decided(

@@ -12,27 +12,25 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote
 
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import (
-    AddAction,
-    RemoveAction,
     Transaction,
-    create_table_with_add_actions,
 )
-from driftline.errors import Locked, MalformedMessage, NotFound, WarehouseUnavailable
+from driftline.errors import MalformedMessage, NotFound, WarehouseUnavailable
 
 from warehouse_agent.columns import view_layout
 from warehouse_agent.columns.layout import Layout, from_json, to_json
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage import log_trial
+from warehouse_agent.storage.log_entry import APP_ID, META, overtaken, write
+from warehouse_agent.storage.opened_table import check_protocol, listed_files, pinned
 from warehouse_agent.storage.store import Store, one_line, why_not_logged
 from warehouse_agent.storage.table import (
     LogEntry,
@@ -43,14 +41,7 @@ from warehouse_agent.storage.table import (
     ViewSnapshot,
 )
 
-_META = "driftline"  # the key of our metadata in a commit
-_APP_ID = "driftline"  # constant per table: versions of one writer
 ACTION_BYTES = 300  # of a file in a log entry, roughly
-_COMMIT = re.compile(r"[0-9]{20}\.json")
-READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
-# By default a commit also removes entries of more than 30 days, and one of those may be the version
-# that a view which stays behind was made of: `gc` knows (`shorten`).
-KEEP_ENTRIES = PostCommitHookProperties(cleanup_expired_logs=False)
 # Errors of reading what another release wrote.
 _UNKNOWN = (AssertionError, KeyError, MalformedMessage, TypeError, ValueError)
 
@@ -58,8 +49,10 @@ _UNKNOWN = (AssertionError, KeyError, MalformedMessage, TypeError, ValueError)
 class DeltaLog:
     """Table format of tables whose versions are commits of a Delta log (`table.TableFormat`)."""
 
-    log: Final = "_delta_log"
-    temporary: Final = re.compile(r"_commit_[0-9a-f-]+\.json\.tmp")
+    log: Final = log_trial.LOG
+    temporary: Final = re.compile(
+        r"_commit_[0-9a-f-]+\.json\.tmp|[0-9]{20}\.json\.[0-9a-f]{8}\.tmp"
+    )
 
     def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
         if (opened := _opened(store, name, version)) is None:
@@ -71,7 +64,7 @@ class DeltaLog:
             layout, record = from_json(body["layout"]), VersionRecord.from_json(body)
         except _UNKNOWN as error:
             raise _newer(name, table.version()) from error
-        files = _files(table, store, name, layout)
+        files = listed_files(table, store, name, layout)
         return Snapshot(table.version(), str(table.metadata().id), files, layout, record, table)
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
@@ -85,7 +78,7 @@ class DeltaLog:
             record = VersionRecord.from_json(body)
         except _UNKNOWN as error:
             raise _newer(name, table.version()) from error
-        files, identity = _files(table, store, name, layout), str(table.metadata().id)
+        files, identity = listed_files(table, store, name, layout), str(table.metadata().id)
         return ViewSnapshot(table.version(), identity, files, layout, record, table)
 
     def is_view(self, store: Store, name: str) -> bool:
@@ -100,7 +93,7 @@ class DeltaLog:
         after: int | None = None,
     ) -> list[LogEntry]:
         try:
-            table = DeltaTable(store.table(name)) if newest is None else _pinned(newest)
+            table = DeltaTable(store.table(name)) if newest is None else pinned(newest)
             most = None if after is None else table.version() - after
             commits = [] if most is not None and most <= 0 else table.history(most)
         except TableNotFoundError:
@@ -122,7 +115,7 @@ class DeltaLog:
             if after is None or version > after:
                 stated = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
                 # A copied folder has young files, and a wrong clock states an old time.
-                file = _file_of(version)
+                file = log_trial.entry_name(version)
                 written = (
                     listed.get(file) if listed is not None else store.modified(name, self.log, file)
                 )
@@ -132,7 +125,7 @@ class DeltaLog:
 
     def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
         for file, _ in store.files(name, self.log):
-            if _COMMIT.fullmatch(file):
+            if log_trial.ENTRY.fullmatch(file):
                 version = int(file.removesuffix(".json"))
                 record = _record(_actions(store, name, version), name, version)
                 return None if record is None else (version, record)
@@ -151,6 +144,16 @@ class DeltaLog:
         if (opened := _opened(store, name, oldest)) is not None:
             shorten_log(opened[0], name)
 
+    def mend(self, store: Store, name: str) -> None:
+        try:
+            DeltaTable(store.table(name))
+        except TableNotFoundError:
+            return
+        except (DeltaError, OSError):
+            if (found := log_trial.completed(store, name)) is not None:
+                version, entry = found
+                store.write(entry, name, self.log, log_trial.entry_name(version))
+
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         base = new.base
         version = 0 if base is None else base.version + 1
@@ -158,17 +161,17 @@ class DeltaLog:
         declared = to_json(layout) if isinstance(layout, Layout) else view_layout.to_json(layout)
         body = {**new.record.to_json(), "version": version, "layout": declared}
         properties = CommitProperties(
-            custom_metadata={_META: json.dumps(body)},
-            app_transactions=[Transaction(_APP_ID, version)],
+            custom_metadata={META: json.dumps(body)},
+            app_transactions=[Transaction(APP_ID, version)],
             max_commit_retries=0,
         )
         try:
-            _write(store, name, new, layout, properties)
+            write(store, name, new, layout, properties)
         except CommitFailedError as error:
-            raise _overtaken(name) from error
+            raise overtaken(name) from error
         except (DeltaError, OSError) as error:
             if base is None and _is_there(store, name):
-                raise _overtaken(name) from error
+                raise overtaken(name) from error
             needed = len(json.dumps(body)) + ACTION_BYTES * (len(new.added) + len(new.removed))
             why = why_not_logged(error, store.table(name), needed)
             raise WarehouseUnavailable(
@@ -221,6 +224,13 @@ def _opened(
                     f"There is no version {version}; the newest is {newest[0].version()}.",
                     where=name,
                 ) from None
+        if version is None and log_trial.completed(store, name) is not None:
+            raise WarehouseUnavailable(
+                "The table cannot be read: its newest entry, of an older release of Driftline, has "
+                f"columns whose table feature it does not declare ({one_line(error)}).",
+                where=name,
+                remedy="Refresh it: that completes the entry.",
+            ) from error
         raise WarehouseUnavailable(
             f"The table cannot be read: {one_line(error)}.",
             where=name,
@@ -234,7 +244,7 @@ def _opened(
             remedy="Restore the last version that Driftline wrote (`driftline history`), or "
             "move the folder away for a new first load.",
         )
-    _check_protocol(table, name)
+    check_protocol(table, name)
     return table, body
 
 
@@ -266,50 +276,6 @@ def _declared(new: NewVersion | NewViewVersion) -> Layout | ViewLayout:
     return replace(new.layout, declares_statistics=is_declared)
 
 
-def _write(
-    store: Store,
-    name: str,
-    new: NewVersion | NewViewVersion,
-    layout: Layout | ViewLayout,
-    properties: CommitProperties,
-) -> None:
-    base, schema = new.base, Schema.from_arrow(layout.arrow_schema)
-    key = layout.integer_key
-    adds = [_add(f, key) for f in new.added]
-    if base is None:
-        create_table_with_add_actions(
-            store.table(name),
-            schema,
-            adds,
-            mode="error",
-            name=name,
-            commit_properties=properties,
-            post_commithook_properties=KEEP_ENTRIES,
-        )
-        return
-    actions: list[AddAction | RemoveAction]
-    if layout.arrow_schema != base.layout.arrow_schema:
-        # The only mode that changes the schema in the same commit; it removes what was there.
-        assert len(new.removed) == len(base.files)
-        mode, actions = "overwrite", list(adds)
-    else:
-        now = int(time.time() * 1000)
-        mode = "append"
-        actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)]
-    _pinned(base).create_write_transaction(
-        actions,
-        mode,
-        schema,
-        commit_properties=properties,
-        post_commithook_properties=KEEP_ENTRIES,
-    )
-
-
-def _pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:
-    assert isinstance(version.pin, DeltaTable), "a snapshot of this format"
-    return version.pin
-
-
 def _is_there(store: Store, name: str) -> bool:
     try:
         return bool(DeltaTable.is_deltatable(store.table(name)))
@@ -317,20 +283,16 @@ def _is_there(store: Store, name: str) -> bool:
         return False
 
 
-def _file_of(version: int) -> str:
-    return f"{version:020d}.json"
-
-
 def _actions(store: Store, name: str, version: int) -> list[dict[str, Any]]:
     """Return the actions of a commit; none if its file is not there."""
-    data = store.read(name, DeltaLog.log, _file_of(version)) or b""
+    data = store.read(name, DeltaLog.log, log_trial.entry_name(version)) or b""
     return [json.loads(line) for line in data.splitlines()]
 
 
 def _metadata(actions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the metadata of a commit; None if Driftline did not write it."""
     for action in actions:
-        text = action.get("commitInfo", {}).get(_META)
+        text = action.get("commitInfo", {}).get(META)
         if isinstance(text, str):
             body: dict[str, Any] = json.loads(text)
             return body
@@ -356,47 +318,3 @@ def _newer(name: str, version: int) -> WarehouseUnavailable:
         where=name,
         remedy="Install that release, or a newer one, here as well.",
     )
-
-
-def _overtaken(name: str) -> Locked:
-    return Locked(
-        "Another agent published a version in the meantime; this one published nothing.",
-        where=name,
-        remedy="Run the refresh again.",
-    )
-
-
-def _add(file: DataFile, key: str | None) -> AddAction:
-    stats: dict[str, object] = {"numRecords": file.rows}
-    if file.bounds is not None:
-        least, greatest = file.bounds
-        stats |= {"minValues": {key: least}, "maxValues": {key: greatest}}
-    stamp = int(time.time() * 1000)
-    return AddAction(file.path, file.size, {}, stamp, True, json.dumps(stats))
-
-
-def _files(
-    table: DeltaTable, store: Store, name: str, layout: Layout | ViewLayout
-) -> tuple[DataFile, ...]:
-    actions = table.get_add_actions(flatten=True)
-    ends = [f"{end}.{layout.integer_key}" for end in ("min", "max")]
-    has_bounds = layout.integer_key is not None and set(ends) <= set(actions.schema.names)
-    columns = ["path", "size_bytes", "num_records", *(ends if has_bounds else [])]
-    files = []
-    for row in zip(*(actions.column(c).to_pylist() for c in columns), strict=True):
-        path, size, count, *bounds = row
-        known = (bounds[0], bounds[1]) if bounds and None not in bounds else None
-        files.append(DataFile(path, store.uri(name, path), size, count, known))
-    return tuple(sorted(files, key=lambda f: f.path))
-
-
-def _check_protocol(table: DeltaTable, name: str) -> None:
-    """Refuse a table whose files alone are not its content (deletion vectors, column mapping)."""
-    protocol = table.protocol()
-    features = set(protocol.reader_features or ())
-    if protocol.min_reader_version not in READER_VERSIONS or features - {"timestampNtz"}:
-        raise WarehouseUnavailable(
-            f"The table uses reader features {sorted(features)} that Driftline does not write.",
-            where=name,
-            remedy="Restore a version that Driftline wrote, or move the folder away to load anew.",
-        )

@@ -111,6 +111,11 @@ def needed_after_failure(store: Store, name: str, version: int | None) -> Collec
         return None
 
 
+def mend(store: Store, name: str) -> None:
+    """Make a log readable that an older release ended (`TableFormat.mend`)."""
+    format_of(store, name).mend(store, name)
+
+
 def commit(store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
     """Publish a version of a table (`TableFormat.commit`); return its number."""
     return format_of(store, name).commit(store, name, new)

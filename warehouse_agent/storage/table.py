@@ -9,7 +9,9 @@ format; `formats` finds the format of a table. Every format promises
  2. No commit changes an earlier version, and each version can be read until its files are removed.
  3. The columns of a table may change in a commit that keeps no file.
  4. A newest version that Driftline did not write is refused, never read.
- 5. Entries of the log are kept until `gc` has them removed (`shorten`), however old they are.
+ 5. An entry that could not be read is not committed: where columns change, the log is opened with
+    the new entry before it is put in place.
+ 6. Entries of the log are kept until `gc` has them removed (`shorten`), however old they are.
 """
 
 from __future__ import annotations
@@ -277,6 +279,14 @@ class TableFormat(Protocol):
 
         Raises:
             WarehouseUnavailable: as `head`.
+        """
+
+    def mend(self, store: Store, name: str) -> None:
+        """Complete the newest entry of a log that nobody can open because an older release left out
+        what its columns need; else do nothing. Hold the table's lock.
+
+        Raises:
+            WarehouseUnavailable: the log cannot be written.
         """
 
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:

@@ -28,7 +28,8 @@ from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
 from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.flip import Kind, Member
-from warehouse_agent.storage.delta_log import KEEP_ENTRIES, shorten_log
+from warehouse_agent.storage.delta_log import shorten_log
+from warehouse_agent.storage.log_entry import KEEP_ENTRIES
 from warehouse_agent.storage.store import (
     PRIVATE,
     Store,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of
+from warehouse_agent.cli.verify import damaged
 from warehouse_agent.refresh.job import Options
+from warehouse_agent.storage import formats
 
 MakePair = Callable[[dict[str, str]], Pair]
 
@@ -156,3 +160,29 @@ def test_schema_change_is_refused_until_accepted(pair: Pair) -> None:
     pair.refresh("orders")
     pair.check("orders")
     assert len(pair.published("orders", version=0)[0]) == 5
+
+
+MOMENT = {"mariadb": "DATETIME(6)"}  # SQLite declares nothing: its DBA does
+
+
+def test_a_moment_is_added_to_a_table_without_one(pair: Pair) -> None:
+    """A timestamp without zone needs a feature that the table has not declared yet."""
+    pair.refresh("orders")
+    kind = MOMENT.get(pair.legacy.engine, "TIMESTAMP")
+    if pair.legacy.engine == "sqlite":
+        kind = "TEXT"
+        pair.publish("orders", 'table = "orders"\ntypes = { seen = "timestamp" }')
+    pair.legacy.execute(f"ALTER TABLE orders ADD COLUMN seen {kind}")
+    pair.legacy.execute("UPDATE orders SET seen = '2024-10-27 02:30:00.000000' WHERE id < 400")
+    report = pair.refresh("orders", options=Options(accept_schema=True))
+    assert (report.version, report.schema_changed) == (1, True)
+    assert DeltaTable(str(pair.warehouse / "orders")).protocol().reader_features == ["timestampNtz"]
+    moment = dt.datetime.fromisoformat("2024-10-27 02:30")
+    assert sum(moment in row for row in pair.published("orders")) == 100
+    pair.legacy.execute("UPDATE orders SET note = 'later', seen = NULL WHERE id = 8")
+    assert pair.refresh("orders").rows_updated == 1
+    assert sum(moment in row for row in pair.published("orders")) == 99
+    assert [entry.version for entry in formats.entries(pair.store, "orders")] == [2, 1, 0]
+    head = formats.head(pair.store, "orders")
+    assert head is not None
+    assert not damaged(pair.steps, pair.store, "orders", head)

@@ -97,6 +97,9 @@ class ManifestLog:
         """Return False: this format has tables of fragments only."""
         return False
 
+    def mend(self, store: Store, name: str) -> None:
+        """Do nothing: each entry is read back as it was written."""
+
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         """Publish a version (`TableFormat.commit`)."""
         assert isinstance(new, NewVersion)

@@ -29,7 +29,7 @@ from warehouse_agent import changes
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.planning.update_probability import Clock
-from warehouse_agent.storage import formats
+from warehouse_agent.storage import formats, log_trial
 from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
@@ -288,6 +288,149 @@ def test_other_columns(form: TableFormat, store: Store) -> None:
     older = form.head(store, NAME, 0)
     assert older is not None
     assert (older.layout, older.files) == (LAYOUT, first.files)
+
+
+def delta_entries(store: Store) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in Path(store.table(NAME), "_delta_log").glob("*.json")}
+
+
+CHANGES = {
+    "a timestamp is added": ("int8", "text", "timestamp"),
+    "and one with a zone": ("int8", "text", "timestamptz", "timestamp"),
+    "a column is dropped": ("int8",),
+    "a column has another type": ("int8", "timestamp"),
+    "the key has another type": ("timestamp", "text"),
+    "each kind is added": (
+        "int8", "text", "bool", "int2", "float4", "float8", "numeric(38,9)", "date", "bytea",
+        "uuid", "jsonb", "numeric", "timestamp", "timestamptz",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", CHANGES.values(), ids=CHANGES)
+def test_columns_and_the_features_that_they_need_change_in_one_entry(
+    form: TableFormat, store: Store, kinds: tuple[str, ...]
+) -> None:
+    """What delta-rs commits of a new timestamp nobody could open; the way back is tried as well."""
+    other = laid_out(*kinds)
+    files = [put(store, f"data-{i}/a.parquet", [1], lay) for i, lay in enumerate((LAYOUT, other))]
+    first = commit(form, store, None, files[:1])
+    second = commit(form, store, first, files[1:], removed=first.files, layout=other)
+    assert (second.version, second.files, second.table) == (1, (files[1],), first.table)
+    third = commit(form, store, second, files[:1], removed=second.files, layout=LAYOUT)
+    assert (third.version, third.files, third.layout) == (2, (files[0],), LAYOUT)
+    known = [form.head(store, NAME, version) for version in range(3)]
+    assert known == [first, second, third]
+    if isinstance(form, DeltaLog):
+        assert len(delta_entries(store)) == 3
+        needs = any(kind == "timestamp" for kind in kinds)
+        for version, features in ((0, None), (1, ["timestampNtz"] if needs else None)):
+            protocol = DeltaTable(store.table(NAME), version=version).protocol()
+            assert (protocol.reader_features, protocol.writer_features) == (features, features)
+
+
+def test_an_entry_that_cannot_be_read_is_not_committed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, wider = DeltaLog(), laid_out("int8", "text", "timestamp")
+    first = commit(form, store, None, [put(store, "data-0/a.parquet", [1])])
+    file, before = put(store, "data-1/a.parquet", [1], wider), delta_entries(store)
+    new = NewVersion(first, wider, [file], first.files, RECORD)
+    with monkeypatch.context() as forgetful:
+        forgetful.setattr(log_trial, "protocol_with", lambda folder, features: {})
+        with pytest.raises(WarehouseUnavailable, match=r"could not be read back.*TIMESTAMP_NTZ"):
+            form.commit(store, NAME, new)
+    assert delta_entries(store) == before
+    assert form.commit(store, NAME, new) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda a, b: ([b, b], []), "adds a file twice"),
+        (lambda a, b: ([b], [a, a]), "removes a file twice"),
+        (lambda a, b: ([], [b]), "removes a file that is not there"),
+        (lambda a, b: ([a], []), "adds a file that is there"),
+        (lambda a, b: ([replace(b, path="../b.parquet")], []), "out of the table"),
+        (lambda a, b: ([replace(b, path="/b.parquet")], []), "out of the table"),
+        (lambda a, b: ([replace(b, rows=0)], []), "no bytes or no rows"),
+        (lambda a, b: ([replace(b, size=0)], []), "no bytes or no rows"),
+        (lambda a, b: ([replace(b, bounds=(2, 1))], []), "the wrong way round"),
+    ],
+)
+def test_actions_that_do_not_fit_together_are_not_committed(
+    store: Store,
+    wrong: Callable[[DataFile, DataFile], tuple[list[DataFile], list[DataFile]]],
+    why: str,
+) -> None:
+    form = DeltaLog()
+    a, b = (put(store, f"data-{i}/a.parquet", [i]) for i in range(2))
+    first = commit(form, store, None, [a])
+    added, removed = wrong(a, b)
+    with pytest.raises(WarehouseUnavailable, match=why):
+        form.commit(store, NAME, NewVersion(first, LAYOUT, added, removed, RECORD))
+    assert form.head(store, NAME, None) == first
+
+
+def test_the_cost_of_opening_an_entry_first_does_not_grow_with_the_versions(store: Store) -> None:
+    """The last checkpoint and what follows is copied, also where more is there."""
+    form, base = DeltaLog(), None
+    for version in range(8):
+        base = commit(form, store, base, [put(store, f"data-{version}/a.parquet", [version])])
+        if version in (2, 6):
+            DeltaTable(store.table(NAME)).create_checkpoint()
+    with log_trial.copied(store, NAME, 7) as folder:
+        found = sorted(p.name for p in Path(folder, log_trial.LOG).iterdir())
+        assert found == [f"{6:020d}.checkpoint.parquet", f"{7:020d}.json"]
+    assert base is not None
+    wider = laid_out("int8", "timestamp")
+    file = put(store, "data-9/a.parquet", [1], wider)
+    assert commit(form, store, base, [file], removed=base.files, layout=wider).version == 8
+
+
+def test_a_feature_is_declared_first_where_nothing_else_is_atomic(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage that is no disk: a version of its own has the rows of before, and the commit is tried
+    again on it."""
+    form, wider = DeltaLog(), laid_out("int8", "text", "timestamp")
+    first = commit(form, store, None, [put(store, "data-0/a.parquet", [1])])
+    file = put(store, "data-1/a.parquet", [1], wider)
+    with monkeypatch.context() as remote:
+        remote.setattr(Store, "is_local", property(lambda _: False))
+        remote.setattr(Store, "table", lambda self, name: f"{self.root}/{name}")
+        new = NewVersion(first, wider, [file], first.files, RECORD)
+        with pytest.raises(Locked, match="declare timestampNtz"):
+            form.commit(store, NAME, new)
+    declared = form.head(store, NAME, None)
+    assert declared is not None
+    assert (declared.version, declared.files, declared.layout) == (1, first.files, LAYOUT)
+    assert (declared.record.changes, declared.record.rows) == (None, RECORD.rows)
+    second = commit(form, store, declared, [file], removed=first.files, layout=wider)
+    assert (second.version, second.files) == (2, (file,))
+
+
+def test_a_log_that_an_older_release_ended_is_completed(store: Store) -> None:
+    """A column of a type that needs a feature, without the feature, as older releases wrote it."""
+    form, wider = DeltaLog(), laid_out("int8", "text", "timestamp")
+    first = commit(form, store, None, [put(store, "data-0/a.parquet", [1])])
+    file = put(store, "data-1/a.parquet", [1], wider)
+    second = commit(form, store, first, [file], removed=first.files, layout=wider)
+    entry = Path(store.table(NAME), form.log, log_trial.entry_name(1))
+    whole = entry.read_bytes().splitlines(keepends=True)
+    entry.write_bytes(b"".join(line for line in whole if not line.startswith(b'{"protocol"')))
+    with pytest.raises(WarehouseUnavailable, match=r"older release.*does not declare.*Refresh it"):
+        form.head(store, NAME, None)
+    form.mend(store, NAME)
+    assert form.head(store, NAME, None) == second
+    file = put(store, "data-2/a.parquet", [2], wider)
+    assert commit(form, store, second, [file], layout=wider).version == 2
+    damaged = Path(store.table(NAME), form.log, log_trial.entry_name(2))
+    damaged.write_bytes(b"{")
+    form.mend(store, NAME)
+    assert damaged.read_bytes() == b"{"
+    with pytest.raises(WarehouseUnavailable, match="Check the folder"):
+        form.head(store, NAME, None)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

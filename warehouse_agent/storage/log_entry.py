@@ -1,0 +1,220 @@
+"""Make an entry of a Delta log, and check it before it is put in place.
+
+Entries that change neither columns nor protocol are checked as lists of actions. Others are opened
+by delta-rs first, in a copy of the log's end (`log_trial`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake.transaction import (
+    AddAction,
+    RemoveAction,
+    Transaction,
+    create_table_with_add_actions,
+)
+from driftline.errors import Locked
+
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.view_layout import ViewLayout
+from warehouse_agent.storage import log_trial
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.opened_table import check_protocol, listed_files, pinned
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import NewVersion, NewViewVersion, Snapshot, ViewSnapshot
+
+META = "driftline"  # the key of our metadata in a commit
+APP_ID = "driftline"  # constant per table: versions of one writer
+# By default a commit also removes entries of more than 30 days, and one of those may be the version
+# that a view which stays behind was made of: `gc` knows (`shorten`).
+KEEP_ENTRIES = PostCommitHookProperties(cleanup_expired_logs=False)
+
+
+def write(
+    store: Store,
+    name: str,
+    new: NewVersion | NewViewVersion,
+    layout: Layout | ViewLayout,
+    properties: CommitProperties,
+) -> None:
+    """Commit an entry; one that changes the schema or the protocol is first opened on a copy."""
+    base, schema = new.base, Schema.from_arrow(layout.arrow_schema)
+    adds = [_add(f, layout.integer_key) for f in new.added]
+    _check_entry(name, new)
+    if base is None:
+
+        def create(folder: str) -> None:
+            create_table_with_add_actions(
+                folder,
+                schema,
+                adds,
+                mode="error",
+                name=name,
+                commit_properties=properties,
+                post_commithook_properties=KEEP_ENTRIES,
+            )
+
+        with log_trial.copied(store, name, None) as folder:
+            create(folder)
+            table = log_trial.replaced(folder, name, 0, log_trial.entry_of(folder, 0))
+            _check_opened(table, store, name, new, layout)
+        create(store.table(name))
+    elif _columns(schema) != _columns(pinned(base).schema()):
+        _change_schema(store, name, new, layout, properties)
+    else:
+        now = int(time.time() * 1000)
+        removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
+        _transact(pinned(base), [*adds, *removes], "append", schema, properties)
+
+
+def _columns(schema: Schema) -> list[tuple[str, object]]:
+    return [(field.name, field.type) for field in schema.fields]
+
+
+def _transact(
+    table: DeltaTable,
+    actions: Sequence[AddAction | RemoveAction],
+    mode: Literal["append", "overwrite"],
+    schema: Schema,
+    properties: CommitProperties,
+) -> None:
+    table.create_write_transaction(
+        [*actions],
+        mode,
+        schema,
+        commit_properties=properties,
+        post_commithook_properties=KEEP_ENTRIES,
+    )
+
+
+def _change_schema(
+    store: Store,
+    name: str,
+    new: NewVersion | NewViewVersion,
+    layout: Layout | ViewLayout,
+    properties: CommitProperties,
+) -> None:
+    """Commit other columns, with the table features that they need, in one entry.
+
+    delta-rs writes the parts of the entry in a copy of the log, because none of its calls declares
+    a feature and changes columns at once. On a disk the entry that was opened there is the one that
+    is put in place. Other storage has no call to put it there unless there is one, so a feature is
+    declared by a version of its own, and the refresh is tried again on that.
+    """
+    base, schema = new.base, Schema.from_arrow(layout.arrow_schema)
+    assert base is not None
+    # The only mode that changes the schema in the same commit; it removes what was there.
+    assert len(new.removed) == len(base.files)
+    adds, version = [_add(f, layout.integer_key) for f in new.added], base.version + 1
+    with log_trial.copied(store, name, base.version) as folder:
+        features = log_trial.missing_features(DeltaTable(folder), schema)
+        protocol = log_trial.protocol_with(folder, features)
+        table = DeltaTable(folder)
+        written = table.version() + 1
+        _transact(table, adds, "overwrite", schema, properties)
+        lines = log_trial.entry_of(folder, written).splitlines()
+        if protocol:
+            lines.insert(1, json.dumps(protocol).encode())
+        entry = b"".join(line + b"\n" for line in lines)
+        _check_opened(log_trial.replaced(folder, name, version, entry), store, name, new, layout)
+    if store.is_local:
+        if not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(version)):
+            raise overtaken(name)
+        return
+    if features:
+        _declare(base, features)
+        raise Locked(
+            f"The table had to declare {', '.join(features)} before its columns could change.",
+            where=name,
+            remedy="Run the refresh again.",
+        )
+    _transact(pinned(base), adds, "overwrite", schema, properties)
+
+
+def _declare(base: Snapshot | ViewSnapshot, features: Sequence[str]) -> None:
+    """Commit a version with the rows of `base` that declares more table features."""
+    body = {**base.record.body, "version": base.version + 1}
+    body |= {"changes": None, "changes_files": [], "report": None}
+    properties = CommitProperties(
+        custom_metadata={META: json.dumps(body)},
+        app_transactions=[Transaction(APP_ID, base.version + 1)],
+        max_commit_retries=0,
+    )
+    for feature in features:
+        pinned(base).alter.add_feature(
+            log_trial.FEATURES[feature],
+            allow_protocol_versions_increase=True,
+            commit_properties=properties,
+            post_commithook_properties=KEEP_ENTRIES,
+        )
+
+
+def _check_entry(name: str, new: NewVersion | NewViewVersion) -> None:
+    """Raise WarehouseUnavailable if the actions of an entry do not fit together or its base.
+
+    delta-rs commits what it is given, and readers would meet it.
+    """
+    there = {} if new.base is None else {f.path: f.size for f in new.base.files}
+    added, removed = [f.path for f in new.added], [f.path for f in new.removed]
+    wrong = [
+        ("it adds a file twice", len({*added}) < len(added)),
+        ("it removes a file twice", len({*removed}) < len(removed)),
+        ("it removes a file that is not there", not {*removed} <= there.keys()),
+        ("it adds a file that is there", bool({*added} & there.keys())),
+        ("a path leads out of the table", any(map(_is_outside, added))),
+        ("a file has no bytes or no rows", any(f.size <= 0 or f.rows <= 0 for f in new.added)),
+        (
+            "bounds are the wrong way round",
+            any(f.bounds and f.bounds[0] > f.bounds[1] for f in new.added),
+        ),
+    ]
+    for why, is_wrong in wrong:
+        if is_wrong:
+            version = 0 if new.base is None else new.base.version + 1
+            raise log_trial.unreadable(name, version, why)
+
+
+def _is_outside(path: str) -> bool:
+    parts = path.split("/")
+    return not path or "://" in path or not {"", ".", ".."}.isdisjoint(parts)
+
+
+def _check_opened(
+    table: DeltaTable,
+    store: Store,
+    name: str,
+    new: NewVersion | NewViewVersion,
+    layout: Layout | ViewLayout,
+) -> None:
+    """Raise WarehouseUnavailable if a log, opened with a new entry, is not what is to be read."""
+    check_protocol(table, name)
+    gone = {f.path for f in new.removed}
+    kept = () if new.base is None else (f for f in new.base.files if f.path not in gone)
+    expected = tuple(sorted((*kept, *new.added), key=lambda f: f.path))
+    if table.schema() != Schema.from_arrow(layout.arrow_schema):
+        raise log_trial.unreadable(name, table.version(), "it has other columns")
+    if listed_files(table, store, name, layout) != expected:
+        raise log_trial.unreadable(name, table.version(), "it has other files")
+
+
+def overtaken(name: str) -> Locked:
+    """Return the error of a commit on a base after which somebody else has committed."""
+    return Locked(
+        "Another agent published a version in the meantime; this one published nothing.",
+        where=name,
+        remedy="Run the refresh again.",
+    )
+
+
+def _add(file: DataFile, key: str | None) -> AddAction:
+    stats: dict[str, object] = {"numRecords": file.rows}
+    if file.bounds is not None:
+        least, greatest = file.bounds
+        stats |= {"minValues": {key: least}, "maxValues": {key: greatest}}
+    stamp = int(time.time() * 1000)
+    return AddAction(file.path, file.size, {}, stamp, True, json.dumps(stats))

@@ -1,0 +1,52 @@
+"""A version of a Delta table that delta-rs has opened: its handle, its files, its protocol."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+from driftline.errors import WarehouseUnavailable
+
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.view_layout import ViewLayout
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot, ViewSnapshot
+
+READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
+
+
+def pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:
+    """Return the handle of a version."""
+    assert isinstance(version.pin, DeltaTable), "a snapshot of this format"
+    return version.pin
+
+
+def listed_files(
+    table: DeltaTable, store: Store, name: str, layout: Layout | ViewLayout
+) -> tuple[DataFile, ...]:
+    """Return the data files of an opened version, by path."""
+    actions = table.get_add_actions(flatten=True)
+    ends = [f"{end}.{layout.integer_key}" for end in ("min", "max")]
+    has_bounds = layout.integer_key is not None and set(ends) <= set(actions.schema.names)
+    columns = ["path", "size_bytes", "num_records", *(ends if has_bounds else [])]
+    files = []
+    for row in zip(*(actions.column(c).to_pylist() for c in columns), strict=True):
+        path, size, count, *bounds = row
+        known = (bounds[0], bounds[1]) if bounds and None not in bounds else None
+        files.append(DataFile(path, store.uri(name, path), size, count, known))
+    return tuple(sorted(files, key=lambda f: f.path))
+
+
+def check_protocol(table: DeltaTable, name: str) -> None:
+    """Refuse a table whose files alone are not its content (deletion vectors, column mapping).
+
+    Raises:
+        WarehouseUnavailable: it is one.
+    """
+    protocol = table.protocol()
+    features = set(protocol.reader_features or ())
+    if protocol.min_reader_version not in READER_VERSIONS or features - {"timestampNtz"}:
+        raise WarehouseUnavailable(
+            f"The table uses reader features {sorted(features)} that Driftline does not write.",
+            where=name,
+            remedy="Restore a version that Driftline wrote, or move the folder away to load anew.",
+        )
