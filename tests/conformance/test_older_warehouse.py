@@ -53,6 +53,7 @@ Rows = list[tuple[Any, ...]]
 Run = Callable[..., list[dict[str, Any]]]
 SINCE = {
     "places",
+    "total",
     "not_started",
     "report",
     "warehouse_version",

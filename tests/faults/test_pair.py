@@ -604,9 +604,12 @@ def test_head_of_somebody_else(pair: Pair) -> None:
     (report,) = pair.reports("orders")
     assert report.error is not None
     assert report.error["code"] == "WAREHOUSE"
-    assert "not written by Driftline" in report.error["message"]
+    assert "written by another program (DELETE)" in report.error["message"]
     expect_equal(pair.published("orders", version=0), before)
-    (pair.warehouse / "orders" / "_delta_log" / f"{1:020d}.json").unlink()
+    expect_equal(pair.read("orders"), before)
+    assert pair.refresh("orders", options=Options(accept_restored=True)).version == 3
+    pair.check("orders")
+    edit(pair.legacy, "again")
     converges(pair)
 
 

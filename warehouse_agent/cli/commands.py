@@ -31,6 +31,7 @@ from warehouse_agent.cli.verify import check_files, damaged, given_version, veri
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import marks
+from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report, counted, utc_now
 from warehouse_agent.runs.batch import Runner
@@ -125,6 +126,7 @@ def verify(
                 print(f"{fragment.name}: data file {path}: {what}", file=sys.stderr)
             return
         rows = verified(store, fragment.name, snapshot, wrong)
+        others = restored.same_rows(steps, store, fragment.name, snapshot)
         try:
             given = given_version(store, fragment.name, snapshot.version)
         except WarehouseUnavailable as problem:
@@ -134,7 +136,7 @@ def verify(
             print(f"{fragment.name}: {problem.message}", file=sys.stderr)
             return
         report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
-        _say_verified(report, as_json=as_json, given=given)
+        _say_verified(report, as_json=as_json, given=given + others)
 
     codes = each(chosen, one, as_json=as_json, command="verify")
     if not to_repair:

@@ -180,14 +180,16 @@ def _kept(store: Store, name: str, since: datetime, flipped: int | None, *, is_v
         return _Kept()
     if isinstance(head, Snapshot) and (noted := restored.newer(known, head)) is not None:
         restored.refuse(name, head, noted)
-    entries = [e for e in formats.entries(store, name, head) if e.version <= head.version]
+    written = (e for e in formats.entries(store, name, head) if e.record is not None)
+    entries = [e for e in written if e.version <= head.version]
     if not entries:
         raise WarehouseUnavailable("The table's log cannot be read.", where=name)
     oldest = oldest_kept([(e.version, e.committed) for e in reversed(entries)], since)
     oldest = oldest if flipped is None else min(oldest, flipped)
     first = head if oldest == head.version else look(store, name, version=oldest)
     assert first is not None
-    paths = {file.path for file in (*first.files, *head.files)}
+    others = () if head.other is None else head.other.files
+    paths = {file.path for file in (*first.files, *head.files, *others)}
     for version in range(oldest + 1, head.version + 1):
         paths |= formats.added(store, name, version)
     records = [e.record for e in entries if e.record and e.version >= oldest]

@@ -37,7 +37,8 @@ from warehouse_agent.views.selection import chosen as named
 
 READ_AT_ONCE = 4  # tables
 INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were two
-_OURS = ("layout", "clock", "changes_files", "report")  # fields of a version for Driftline alone
+# Fields of a version for Driftline alone.
+_OURS = ("layout", "clock", "changes_files", "report", "total")
 HEADINGS = ("fragment", "version", "rows", "equal to the source", "checked", "consistency", "proof")
 NEVER = "nothing published yet"
 _BRAKES = ("held_back_s", "snapshot_s")  # of the report of a version

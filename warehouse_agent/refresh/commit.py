@@ -39,6 +39,7 @@ from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Published, fingerprint_kind, miss_probability, utc_now
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.table import NewVersion, VersionRecord
+from warehouse_agent.tasks.proof import Total
 
 
 def commit(job: Job, proven: Proven, *, beside: Mapping[str, int] | None = None) -> Published:
@@ -158,6 +159,7 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
         row_security=None if proven.security is None else proven.security.to_json(),
         report=asdict(job.report.with_result(done)),
         marking=None if marking is None else marking.to_json(),
+        total=Total(p.salt, out.theirs).to_json(),
     )
 
 

@@ -1,4 +1,6 @@
-"""A table that is older than what was published: restored from a backup, or its log was cut.
+"""A table that is not as its last refresh left it: older, or written by another program.
+
+It is older if it was restored from a backup, or its log was cut.
 
 After each commit the version and the table's id are noted. A head that is older than the note is
 refused, because readers may have seen the versions that are gone. If it is accepted
@@ -8,21 +10,41 @@ read a whole version, and nobody gets changes between versions that never follow
 the log is gone too, or the table was moved away, a first load counts from 0: then readers of the
 feed must be told to begin again.
 
+Another program may have maintained the table: compacted it, removed old files, restored a version.
+Then its files are written again with fingerprints made from their values, never from those that are
+stored, because an UPDATE carries these along. If count and total are those that our last version
+was proven to have, the rows are the same, and the next version has these files. Else the refresh is
+refused. If it is accepted, the files of our last version are published again, and what is missing
+of them is pulled as any damage is.
+
+Rejected: to keep the other program's files as they are. Their bounds, key bytes, sizes and layout
+would have to be believed, or read by every step.
+
 The note never accuses wrongly: it is written after the commit, so a crash leaves a note older than
 the head, and a new table of the same name has another id.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from driftline.errors import WarehouseUnavailable
+from driftline.digests import Digest, Salt
+from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
 
 from warehouse_agent.history.record import CHECKED, HEAD
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.report import utc_now
+from warehouse_agent.report import counted
+from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats, row_security
-from warehouse_agent.storage.table import NewVersion, Snapshot
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import NewVersion, OtherVersion, Snapshot
+from warehouse_agent.tasks import digests, file_damage
+from warehouse_agent.tasks.proof import Total, fingerprinted, read_back
+from warehouse_agent.tasks.restatement import restate
+from warehouse_agent.tasks.steps import Steps
 
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
 
@@ -65,13 +87,15 @@ def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
         _without_log(job, notes)
         return None
     noted = newer(notes, head)
+    if noted is not None and not job.options.accept_restored:
+        refuse(job.name, head, noted)
+    if head.other is not None:
+        head = _taken_up(job, head, head.other)
     if noted is None:
         return head
-    if not job.options.accept_restored:
-        refuse(job.name, head, noted)
     job.staging.clear()  # compared with versions that are gone
     job.remember(**{CHECKED: None, row_security.META: None})
-    return _numbered(job, head, upto=noted)
+    return head if noted < head.version else _numbered(job, head, upto=noted)
 
 
 def _without_log(job: Job, notes: dict[str, object]) -> None:
@@ -92,23 +116,163 @@ def _without_log(job: Job, notes: dict[str, object]) -> None:
     job.remember(**{HEAD: None})  # a failed attempt leaves data files without a log
 
 
+def same_rows(steps: Steps, store: Store, name: str, head: Snapshot) -> str:
+    """Return in words what another program wrote after our newest version, if its rows are the
+    same; empty: nothing. Rows are fingerprinted from their values; nothing is written.
+
+    Raises:
+        WarehouseUnavailable: it has other rows, or they cannot be read.
+    """
+    if (other := head.other) is None:
+        return ""
+    key = KeyFile(store.uri(PRIVATE, "keys", f"{name}.key"))
+    _refuse_unreadable(name, other)
+    why = other.differs or _read(
+        steps,
+        store,
+        name,
+        head,
+        other,
+        lambda files, salt: fingerprinted(steps, files, head.layout, key, salt),
+    )
+    if why is not None:
+        raise _differ(name, head, other, why)
+    return f"; {_written_by(other)}, with the same rows"
+
+
+def _written_by(other: OtherVersion) -> str:
+    return f"version {other.version} was written by another program ({', '.join(other.operations)})"
+
+
+def _refuse_unreadable(name: str, other: OtherVersion) -> None:
+    if other.unreadable is not None:
+        by = _written_by(other)
+        raise WarehouseUnavailable(
+            f"{by[0].upper()}{by[1:]}. {other.unreadable}",
+            where=name,
+            remedy="Move the table's folder away for a new first load.",
+        )
+
+
+def _differ(name: str, head: Snapshot, other: OtherVersion, why: str) -> WarehouseUnavailable:
+    by = _written_by(other)
+    return WarehouseUnavailable(
+        f"{by[0].upper()}{by[1:]}, and its rows are not those of version {head.version}, the last "
+        f"that Driftline published: {why}.",
+        where=name,
+        remedy=f"To go on from version {head.version} without what the other program wrote: "
+        f"driftline refresh {name} --accept-restored",
+    )
+
+
+def _taken_up(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot:
+    """Return the version to go on from after another program wrote to the table.
+
+    Raises:
+        WarehouseUnavailable: its rows are not those of our last version, and that is not accepted.
+        Locked: another agent published meanwhile.
+    """
+    _refuse_unreadable(job.name, other)
+    found = _adopted(job, head, other)
+    if isinstance(found, Snapshot):
+        return found
+    if not job.options.accept_restored:
+        raise _differ(job.name, head, other, found)
+    job.staging.clear()
+    job.remember(**{CHECKED: None, row_security.META: None})
+    formats.put_back(job.store, job.name, head)
+    return _newest(job)
+
+
+def _adopted(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot | str:
+    """Publish another program's version as ours if it has the rows of our last one.
+
+    Returns:
+        The new version; or why the rows are others.
+    """
+    if other.differs is not None:
+        return other.differs
+    folder = f"data-{uuid.uuid4().hex[:12]}-adopted"  # none of the attempt's, which are removed
+    place, written = (job.steps, job.store, job.name, folder), list[DataFile]()
+
+    def write(files: Sequence[DataFile], salt: Salt) -> Digest:
+        written.extend(restate(*place, files, head.layout, head.layout, job.key_file))
+        return read_back(job.steps, written, head.layout, job.key_file, salt, name=job.name)
+
+    if (why := _read(job.steps, job.store, job.name, head, other, write)) is not None:
+        job.store.remove(job.name, folder)
+        return why
+    record = formats.same_rows(head.record, adopted=head.version)
+    base = replace(head, version=other.version, files=other.files, pin=other.pin, other=None)
+    theirs = _theirs(head, other)
+    formats.commit(job.store, job.name, NewVersion(base, head.layout, written, theirs, record))
+    newest = _newest(job)
+    job.remember(**_of_version(job.remembered(), head, newest))
+    return newest
+
+
+def _theirs(head: Snapshot, other: OtherVersion) -> list[DataFile]:
+    ours = {f.path for f in head.files}
+    return [f for f in other.files if f.path not in ours]
+
+
+def _read(
+    steps: Steps,
+    store: Store,
+    name: str,
+    head: Snapshot,
+    other: OtherVersion,
+    digest_of: Callable[[Sequence[DataFile], Salt], Digest],
+) -> str | None:
+    """Return why another program's version has other rows than our last one was proven to have;
+    None: it has the same.
+
+    Args:
+        digest_of: returns the digest of the rows of the other program's files, from their values.
+    """
+    ours = {f.path for f in head.files}
+    kept = [f for f in other.files if f.path in ours]
+
+    def stored(files: Sequence[DataFile], salt: Salt) -> Digest:
+        return digests.total(steps, files, head.layout, salt) if files else Digest()
+
+    known = Total.from_json(head.record.total)
+    try:
+        if known is None:  # of an older release
+            if file_damage.absent(store, name, head.files):
+                return "an older release published it, and its files are gone: nobody can compare"
+            salt = Salt.fresh()
+            known = Total(salt, stored(head.files, salt))
+        found = stored(kept, known.salt)
+        if theirs := _theirs(head, other):
+            found += digest_of(theirs, known.salt)
+    except (WarehouseUnavailable, ValueDoesNotFit, MalformedMessage) as error:
+        return f"they cannot be read ({error.message.rstrip('.')})"
+    if found == known.digest:
+        return None
+    if found.count == known.digest.count:
+        return f"of as many rows, {found.count:,}, some have other values"
+    return f"there are {counted(found.count, 'row')} instead of {known.digest.count:,}"
+
+
+def _of_version(
+    notes: Mapping[str, object], before: Snapshot, after: Snapshot
+) -> dict[str, object]:
+    """Return the notes about a version as notes about one with the same rows."""
+    found: dict[str, object] = {}
+    for key, noted in notes.items():
+        if isinstance(noted, dict) and noted.get("version") == before.version:
+            found[key] = {**noted, "version": after.version}
+            if noted.get("published_at") == before.record.published_at:
+                found[key] |= {"published_at": after.record.published_at}
+    return found
+
+
 def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
     """Publish the head's rows again as each version up to the one after `upto`; return the last."""
     newest = head
     for _ in range(head.version, upto + 1):
-        record = replace(
-            newest.record,
-            published_at=utc_now(),
-            changes=None,
-            changes_files=(),
-            rows_inserted=0,
-            rows_updated=0,
-            rows_deleted=0,
-            repaired_files=0,
-            repaired_rows=0,
-            restored=head.version,
-            report=None,
-        )
+        record = formats.same_rows(newest.record, restored=head.version)
         new = NewVersion(newest, newest.layout, added=(), removed=(), record=record)
         formats.commit(job.store, job.name, new)
         newest = _newest(job)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from driftline.errors import DriftlineError, Locked
+from driftline.errors import DriftlineError, Locked, NotFound, WarehouseUnavailable
 
 from warehouse_agent.config import View
 from warehouse_agent.events import RefreshStarted
@@ -27,6 +27,7 @@ from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
+from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.steps import StepLog
 from warehouse_agent.views.evaluate import Input, has_inputs_of, lacking
 from warehouse_agent.views.graph import Component
@@ -96,6 +97,7 @@ class ViewPhase:
         """Put what becomes of views into `reports`, by name; `left_out` stay as they are."""
         self._command, self._component = command, component
         self._left_out, self._reports = left_out, reports
+        self._anew = {*command.options.anew}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -116,8 +118,23 @@ class ViewPhase:
                         if time.monotonic() > until:
                             raise
                         command.sleep(_TRY_S)
-                formats.mend(command.store, name)
+                self._take_back(name)
             yield
+
+    def _take_back(self, name: str) -> None:
+        """Publish our last version of a view again if another program wrote after it.
+
+        Views have no fingerprints by which rows of other files could be recognized. If our files
+        are gone, the view is computed anew. What cannot be read is an error of the view, later.
+        """
+        store = self._command.store
+        with contextlib.suppress(WarehouseUnavailable, NotFound):
+            formats.mend(store, name)
+            head = formats.view_head(store, name) if formats.has_log(store, name) else None
+            if head is not None and head.other is not None and head.other.unreadable is None:
+                if file_damage.absent(store, name, head.files):
+                    self._anew.add(name)
+                formats.put_back(store, name, head)
 
     def decided(
         self,
@@ -211,7 +228,7 @@ class ViewPhase:
             known = {n: None if one is None else one.version for n, one in inputs.items()}
             same = None
             if head is not None:
-                is_good = view.name not in self._command.options.anew
+                is_good = view.name not in self._anew and head.other is None
                 is_good = is_good and _is_same(view, head, inputs)
                 same = Head(head.version, head.record.inputs or {}, is_good)
             decision = decide(view, known, behind, member, same)
@@ -258,7 +275,7 @@ class ViewPhase:
                 ),
                 one.view.maintain,
                 accept_schema=command.options.accept_schema,
-                anew=name in command.options.anew,
+                anew=name in self._anew,
             )
             Point.VIEW_COMPUTED.reach()
         except Exception as problem:

@@ -10,12 +10,13 @@ one, and `demo`, which checks with independent means.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from deltalake import CommitProperties, DeltaTable
@@ -30,12 +31,13 @@ from warehouse_agent.columns.layout import Layout, from_json, to_json
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.log_entry import APP_ID, META, overtaken, write
-from warehouse_agent.storage.opened_table import check_protocol, listed_files, pinned
+from warehouse_agent.storage.opened_table import check_protocol, columns_of, listed_files, pinned
 from warehouse_agent.storage.store import Store, one_line, why_not_logged
 from warehouse_agent.storage.table import (
     LogEntry,
     NewVersion,
     NewViewVersion,
+    OtherVersion,
     Snapshot,
     VersionRecord,
     ViewSnapshot,
@@ -57,20 +59,21 @@ class DeltaLog:
     def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
         if (opened := _opened(store, name, version)) is None:
             return None
-        table, body = opened
+        table, body, newest = opened
         if _is_view(body):
             raise _other_kind(name, "a view", "a fragment")
         try:
             layout, record = from_json(body["layout"]), VersionRecord.from_json(body)
         except _UNKNOWN as error:
             raise _newer(name, table.version()) from error
-        files = listed_files(table, store, name, layout)
-        return Snapshot(table.version(), str(table.metadata().id), files, layout, record, table)
+        files, identity = listed_files(table, store, name, layout), str(table.metadata().id)
+        other = None if newest is None else _other(table, newest, store, name, layout)
+        return Snapshot(table.version(), identity, files, layout, record, table, other=other)
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
         if (opened := _opened(store, name, version)) is None:
             return None
-        table, body = opened
+        table, body, newest = opened
         if not _is_view(body):
             raise _other_kind(name, "a fragment", "a view")
         try:
@@ -79,11 +82,12 @@ class DeltaLog:
         except _UNKNOWN as error:
             raise _newer(name, table.version()) from error
         files, identity = listed_files(table, store, name, layout), str(table.metadata().id)
-        return ViewSnapshot(table.version(), identity, files, layout, record, table)
+        other = None if newest is None else _other(table, newest, store, name, layout)
+        return ViewSnapshot(table.version(), identity, files, layout, record, table, other)
 
     def is_view(self, store: Store, name: str) -> bool:
         opened = _opened(store, name, None)
-        return opened is not None and _is_view(opened[1])
+        return opened is not None and _is_view(opened.body)
 
     def entries(
         self,
@@ -142,7 +146,7 @@ class DeltaLog:
 
     def shorten(self, store: Store, name: str, oldest: int) -> None:
         if (opened := _opened(store, name, oldest)) is not None:
-            shorten_log(opened[0], name)
+            shorten_log(opened.table, name)
 
     def mend(self, store: Store, name: str) -> None:
         try:
@@ -198,10 +202,17 @@ def shorten_log(oldest: DeltaTable, name: str) -> None:
         ) from error
 
 
-def _opened(
-    store: Store, name: str, version: int | None
-) -> tuple[DeltaTable, dict[str, Any]] | None:
-    """Return the handle of a version, None for the newest, and the metadata of its commit.
+class _Opened(NamedTuple):
+    """A version of ours with the metadata of its commit, and the newest one if it is another
+    program's."""
+
+    table: DeltaTable
+    body: dict[str, Any]
+    newest: DeltaTable | None = None
+
+
+def _opened(store: Store, name: str, version: int | None) -> _Opened | None:
+    """Return a version that Driftline wrote, None for the newest of these.
 
     Return None if there is no log. Raises as `TableFormat.head`.
     """
@@ -219,9 +230,9 @@ def _opened(
     except (DeltaError, OSError) as error:
         if version is not None:
             newest = _opened(store, name, None)
-            if newest is not None and newest[0].version() < version:
+            if newest is not None and newest.table.version() < version:
                 raise NotFound(
-                    f"There is no version {version}; the newest is {newest[0].version()}.",
+                    f"There is no version {version}; the newest is {newest.table.version()}.",
                     where=name,
                 ) from None
         if version is None and log_trial.completed(store, name) is not None:
@@ -238,14 +249,58 @@ def _opened(
         ) from error
     body = _metadata(_actions(store, name, table.version()))
     if body is None:
-        raise WarehouseUnavailable(
-            f"Version {table.version()} of the table was not written by Driftline.",
-            where=name,
-            remedy="Restore the last version that Driftline wrote (`driftline history`), or "
-            "move the folder away for a new first load.",
-        )
+        return _before(store, name, table, is_asked=version is not None)
     check_protocol(table, name)
-    return table, body
+    return _Opened(table, body)
+
+
+def _before(store: Store, name: str, newest: DeltaTable, *, is_asked: bool) -> _Opened:
+    """Return the last version that Driftline wrote before another program's, `newest`.
+
+    Raises:
+        WarehouseUnavailable: that version `is_asked` for, or the log has none of Driftline's.
+    """
+    number = newest.version()
+    while not is_asked and (actions := _actions(store, name, number)):
+        if (body := _metadata(actions)) is not None:
+            with contextlib.suppress(DeltaError, OSError):  # entries that it needs are gone
+                ours = DeltaTable(store.table(name), version=number)
+                check_protocol(ours, name)
+                return _Opened(ours, body, newest)
+            break
+        number -= 1
+    raise WarehouseUnavailable(
+        f"Version {newest.version()} of the table was not written by Driftline"
+        + ("." if is_asked else ", and its log has no entry of an earlier one that was."),
+        where=name,
+        remedy="Read another one (`driftline history`)."
+        if is_asked
+        else "Move the table's folder away for a new first load.",
+    )
+
+
+def _other(
+    ours: DeltaTable, newest: DeltaTable, store: Store, name: str, layout: Layout | ViewLayout
+) -> OtherVersion:
+    """Return what another program wrote after our last version."""
+    numbers = range(ours.version() + 1, newest.version() + 1)
+    infos = [
+        a["commitInfo"] for n in numbers for a in _actions(store, name, n) if "commitInfo" in a
+    ]
+    operations = dict.fromkeys(str(info.get("operation", "unknown")) for info in infos)
+    differs = unreadable = None
+    try:
+        check_protocol(newest, name)
+    except WarehouseUnavailable as error:
+        unreadable = error.message
+    if newest.metadata().id != ours.metadata().id:
+        differs = "the table was made anew"
+    elif columns_of(newest.schema()) != columns_of(ours.schema()):
+        differs = "its columns are others"
+    elif newest.metadata().partition_columns:
+        differs = "it is partitioned"
+    files = () if unreadable else listed_files(newest, store, name, layout)
+    return OtherVersion(newest.version(), tuple(operations), files, differs, unreadable, newest)
 
 
 def _is_view(body: dict[str, Any]) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 
+from warehouse_agent.report import utc_now
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import (
@@ -109,6 +111,52 @@ def needed_after_failure(store: Store, name: str, version: int | None) -> Collec
     except Exception:  # also of metadata that is no JSON; the error of the attempt says more
         _log.debug("what %s wrote could not be tidied up", name, exc_info=True)
         return None
+
+
+def put_back(store: Store, name: str, ours: Snapshot | ViewSnapshot) -> int:
+    """Publish the files of our last version again, after what another program wrote.
+
+    Returns the number of the new version, which has no change feed and counts as restored. Raises
+    as `commit`.
+    """
+    other = ours.other
+    assert other is not None, "another program wrote after it"
+    there = {f.path for f in other.files}
+    kept = {f.path for f in ours.files}
+    record = same_rows(ours.record, restored=ours.version)
+    added = [f for f in ours.files if f.path not in there]
+    removed = [f for f in other.files if f.path not in kept]
+    if isinstance(ours, Snapshot):
+        on = replace(ours, version=other.version, files=other.files, pin=other.pin, other=None)
+        return commit(store, name, NewVersion(on, ours.layout, added, removed, record))
+    base = replace(ours, version=other.version, files=other.files, pin=other.pin, other=None)
+    return commit(store, name, NewViewVersion(base, ours.layout, added, removed, record))
+
+
+def same_rows(
+    record: VersionRecord, *, restored: int | None = None, adopted: int | None = None
+) -> VersionRecord:
+    """Return the record of a version that has the rows of an earlier one, and no change feed.
+
+    Args:
+        record: of the earlier version.
+        restored, adopted: as in the record.
+    """
+    return replace(
+        record,
+        published_at=utc_now(),
+        changes=None,
+        changes_files=(),
+        rows_inserted=0,
+        rows_updated=0,
+        rows_deleted=0,
+        repaired_files=0,
+        repaired_rows=0,
+        restored=restored,
+        adopted=adopted,
+        report=None,
+        beside=None,
+    )
 
 
 def mend(store: Store, name: str) -> None:

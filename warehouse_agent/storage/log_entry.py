@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
+from urllib.parse import unquote
 
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.transaction import (
@@ -18,13 +19,13 @@ from deltalake.transaction import (
     Transaction,
     create_table_with_add_actions,
 )
-from driftline.errors import Locked
+from driftline.errors import Locked, WarehouseUnavailable
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.opened_table import check_protocol, listed_files, pinned
+from warehouse_agent.storage.opened_table import check_protocol, columns_of, listed_files, pinned
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, NewViewVersion, Snapshot, ViewSnapshot
 
@@ -64,16 +65,12 @@ def write(
             table = log_trial.replaced(folder, name, 0, log_trial.entry_of(folder, 0))
             _check_opened(table, store, name, new, layout)
         create(store.table(name))
-    elif _columns(schema) != _columns(pinned(base).schema()):
+    elif columns_of(schema) != columns_of(pinned(base).schema()):
         _change_schema(store, name, new, layout, properties)
     else:
         now = int(time.time() * 1000)
         removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
         _transact(pinned(base), [*adds, *removes], "append", schema, properties)
-
-
-def _columns(schema: Schema) -> list[tuple[str, object]]:
-    return [(field.name, field.type) for field in schema.fields]
 
 
 def _transact(
@@ -105,19 +102,29 @@ def _change_schema(
     a feature and changes columns at once. On a disk the entry that was opened there is the one that
     is put in place. Other storage has no call to put it there unless there is one, so a feature is
     declared by a version of its own, and the refresh is tried again on that.
+
+    Files are kept only if another program changed the columns, and they get back what they had.
     """
     base, schema = new.base, Schema.from_arrow(layout.arrow_schema)
     assert base is not None
-    # The only mode that changes the schema in the same commit; it removes what was there.
-    assert len(new.removed) == len(base.files)
-    adds, version = [_add(f, layout.integer_key) for f in new.added], base.version + 1
+    gone, version = {f.path for f in new.removed}, base.version + 1
+    kept = [f for f in base.files if f.path not in gone]
+    adds = [_add(f, layout.integer_key) for f in (*new.added, *kept)]
+    if kept and not store.is_local:
+        raise WarehouseUnavailable(
+            "Another program changed the table's columns, and only a disk lets files be kept when "
+            "they are changed back.",
+            where=name,
+            remedy="Give the table its columns back, or move its folder away for a new first load.",
+        )
     with log_trial.copied(store, name, base.version) as folder:
         features = log_trial.missing_features(DeltaTable(folder), schema)
         protocol = log_trial.protocol_with(folder, features)
         table = DeltaTable(folder)
         written = table.version() + 1
+        # The only mode that changes the schema in the same commit; it removes what was there.
         _transact(table, adds, "overwrite", schema, properties)
-        lines = log_trial.entry_of(folder, written).splitlines()
+        lines = _without(log_trial.entry_of(folder, written), {f.path for f in kept})
         if protocol:
             lines.insert(1, json.dumps(protocol).encode())
         entry = b"".join(line + b"\n" for line in lines)
@@ -134,6 +141,17 @@ def _change_schema(
             remedy="Run the refresh again.",
         )
     _transact(pinned(base), adds, "overwrite", schema, properties)
+
+
+def _without(entry: bytes, paths: Collection[str]) -> list[bytes]:
+    """Return the lines of an entry without those that add or remove one of the files."""
+    lines = []
+    for line in entry.splitlines():
+        action = json.loads(line)
+        file = action.get("add") or action.get("remove") or {}
+        if unquote(file.get("path", "")) not in paths:
+            lines.append(line)
+    return lines
 
 
 def _declare(base: Snapshot | ViewSnapshot, features: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.columns.layout import Layout
@@ -11,13 +11,20 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 
-READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
+READER_VERSIONS = (1, 3)  # 3 only for features
+# delta-rs declares variantType when a property is set; no column has that type.
+READER_FEATURES = frozenset({"timestampNtz", "variantType"})
 
 
 def pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:
     """Return the handle of a version."""
     assert isinstance(version.pin, DeltaTable), "a snapshot of this format"
     return version.pin
+
+
+def columns_of(schema: Schema) -> list[tuple[str, object]]:
+    """Return names and types of columns, without what a program notes about them."""
+    return [(field.name, field.type) for field in schema.fields]
 
 
 def listed_files(
@@ -28,11 +35,14 @@ def listed_files(
     ends = [f"{end}.{layout.integer_key}" for end in ("min", "max")]
     has_bounds = layout.integer_key is not None and set(ends) <= set(actions.schema.names)
     columns = ["path", "size_bytes", "num_records", *(ends if has_bounds else [])]
+    there = set(actions.schema.names)  # other programs may note no number of rows
+    none = [0] * actions.num_rows
+    lists = (actions.column(c).to_pylist() if c in there else none for c in columns)
     files = []
-    for row in zip(*(actions.column(c).to_pylist() for c in columns), strict=True):
+    for row in zip(*lists, strict=True):
         path, size, count, *bounds = row
         known = (bounds[0], bounds[1]) if bounds and None not in bounds else None
-        files.append(DataFile(path, store.uri(name, path), size, count, known))
+        files.append(DataFile(path, store.uri(name, path), size, count or 0, known))
     return tuple(sorted(files, key=lambda f: f.path))
 
 
@@ -44,7 +54,7 @@ def check_protocol(table: DeltaTable, name: str) -> None:
     """
     protocol = table.protocol()
     features = set(protocol.reader_features or ())
-    if protocol.min_reader_version not in READER_VERSIONS or features - {"timestampNtz"}:
+    if protocol.min_reader_version not in READER_VERSIONS or features - READER_FEATURES:
         raise WarehouseUnavailable(
             f"The table uses reader features {sorted(features)} that Driftline does not write.",
             where=name,

@@ -215,11 +215,18 @@ def changes(
             remedy="The table began anew: read its newest version once and the feed from there on.",
         )
     last = newest.version if upto is None else upto
+    versions: list[Snapshot | ViewSnapshot] = []
+    while last > since:
+        snapshot = _pinned(store, members, name, last)
+        if (same := snapshot.record.adopted) is not None:
+            last = same  # what lies between is another program's maintenance
+            continue
+        versions.append(snapshot)
+        last -= 1
     parts = []
-    for number in range(since + 1, last + 1):
-        snapshot = _pinned(store, members, name, number)
+    for snapshot in reversed(versions):
         if (feed := snapshot.record.changes) is None:
-            raise _no_feed(name, number, _why_none(snapshot))
+            raise _no_feed(name, snapshot.version, _why_none(snapshot))
         parts.append(_feed_rows(spark, store, name, snapshot, feed))
     if not parts:
         empty = rows_of(spark, newest.layout, [])

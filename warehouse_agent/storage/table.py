@@ -8,7 +8,8 @@ format; `formats` finds the format of a table. Every format promises
     Locked because somebody else committed since the base was read.
  2. No commit changes an earlier version, and each version can be read until its files are removed.
  3. The columns of a table may change in a commit that keeps no file.
- 4. A newest version that Driftline did not write is refused, never read.
+ 4. A version that Driftline did not write is never read: the newest one is the last that Driftline
+    wrote, and says what another program wrote after it.
  5. An entry that could not be read is not committed: where columns change, the log is opened with
     the new entry before it is put in place.
  6. Entries of the log are kept until `gc` has them removed (`shorten`), however old they are.
@@ -57,6 +58,10 @@ class VersionRecord:
         beside: versions of other fragments, by name, that were committed directly before or after
             this one from the same snapshot of their source; None: there were none.
         marking: JSON of `history.marks.Marking`; None where no marker is asked for.
+        total: JSON of `Total`, which the rows were proven to have; None of a view, and in older
+            tables.
+        adopted: the version whose rows these are, in the files of another program's maintenance;
+            else None.
         body: the JSON as committed, with the format's own keys and keys of other releases.
     """
 
@@ -86,6 +91,8 @@ class VersionRecord:
     java: str | None = None
     beside: dict[str, int] | None = None
     marking: dict[str, Any] | None = None
+    total: dict[str, Any] | None = None
+    adopted: int | None = None
     body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -120,8 +127,28 @@ _KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "body")
 # Left out of the JSON where they are None.
 _LATER = (
     "clock", "row_security", "restored", "report", "inputs", "checked", "made_of", "java",
-    "beside", "marking",
+    "beside", "marking", "total", "adopted",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OtherVersion:
+    """The newest version of a table, which another program wrote after our last one.
+
+    Attributes:
+        operations: what the entries after ours say that they did, such as "OPTIMIZE", in order.
+        files: its data files.
+        differs: why these files cannot hold the rows of our version; None: they may.
+        unreadable: why the files alone are not its content; None: they are.
+        pin: the format's own handle, for a commit on this version.
+    """
+
+    version: int
+    operations: tuple[str, ...]
+    files: tuple[DataFile, ...]
+    differs: str | None
+    unreadable: str | None
+    pin: object = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -132,6 +159,8 @@ class Snapshot:
         table: id that differs from earlier tables of the same name.
         pin: the format's own handle, for a commit on this version.
         lost: damaged files whose rows count as missing (`repair`).
+        other: what another program wrote after this version, if it is our newest; a commit on this
+            one then fails.
     """
 
     version: int
@@ -141,6 +170,7 @@ class Snapshot:
     record: VersionRecord
     pin: object = field(repr=False, compare=False)
     lost: tuple[DataFile, ...] = ()
+    other: OtherVersion | None = field(default=None, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -173,6 +203,7 @@ class ViewSnapshot:
     layout: ViewLayout
     record: VersionRecord
     pin: object = field(repr=False, compare=False)
+    other: OtherVersion | None = field(default=None, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -233,12 +264,12 @@ class TableFormat(Protocol):
         """Names in that folder that a writer leaves behind when it dies."""
 
     def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
-        """Return a version, None for the newest; None if the table has no log.
+        """Return a version, None for the newest that Driftline wrote; None if there is no log.
 
         Raises:
             NotFound: a version newer than the newest was asked for.
             WarehouseUnavailable: the log cannot be read, somebody else or a newer release wrote the
-                version, or its content is not what its files hold.
+                version or all of them, or its content is not what its files hold.
         """
 
     def entries(

@@ -8,9 +8,10 @@ must be the source's. A slice of the untouched files is read back as well, each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,32 @@ _ROWS = f"{RESERVED}rows"
 Hasher = Callable[[], Fingerprints]  # called in a task, where the key is read
 _CHECKED = pa.schema([("count", pa.int64()), ("sum", pa.binary()), ("bad", pa.int64())])
 SLICES = 16  # refreshes in which all untouched files are read back
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The digest of the rows of a version under a salt, to recognize these rows later."""
+
+    salt: Salt
+    digest: Digest
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON for the record of a version."""
+        return {
+            "salt": self.salt.to_bytes().hex(),
+            "rows": self.digest.count,
+            "sum": self.digest.sum_bytes().hex(),
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any] | None) -> Self | None:
+        """Return what `to_json` wrote; None if there is nothing, or another release wrote it."""
+        try:
+            salt, total = bytes.fromhex(body["salt"]), bytes.fromhex(body["sum"])  # type: ignore[index]
+            digest = Digest(int(body["rows"]), int.from_bytes(total, "little"))  # type: ignore[index]
+        except (KeyError, TypeError, ValueError):
+            return None
+        return cls(Salt.from_bytes(salt), digest) if len(salt) == len(total) == 16 else None
 
 
 def prove(
@@ -102,6 +129,13 @@ def read_back(
             details={DATA_FILE: f"of {len(files)}"},
         )
     return found
+
+
+def fingerprinted(
+    steps: Steps, files: Sequence[DataFile], layout: Layout, key: KeyFile, salt: Salt
+) -> Digest:
+    """Return the digest of the rows of files from their values, whatever is stored beside them."""
+    return _digest(steps, files, layout, partial(key.fingerprints, layout.recipe), salt)[0]
 
 
 def values_digest(

@@ -277,6 +277,7 @@ def _opened(
         metadata=footer,
         read_dictionary=dictionaries,
         buffer_size=BUFFER_BYTES,
+        coerce_int96_timestamp_unit="us",  # of Spark's files; nanoseconds end in 2262
         pre_buffer=False,  # it would hold all of the file's compressed pages
         page_checksum_verification=True,
     )

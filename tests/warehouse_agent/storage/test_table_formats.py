@@ -433,13 +433,33 @@ def test_a_log_that_an_older_release_ended_is_completed(store: Store) -> None:
         form.head(store, NAME, None)
 
 
+def test_a_log_without_an_entry_of_ours(store: Store) -> None:
+    """Another program removed the old entries, or made the table."""
+    form = DeltaLog()
+    commit(form, store, None, [put(store, "data-1/a.parquet", [1])])
+    foreign_delta(store)
+    DeltaTable(store.table(NAME)).create_checkpoint()
+    Path(store.table(NAME), form.log, log_trial.entry_name(0)).unlink()
+    with pytest.raises(WarehouseUnavailable, match=r"has no entry of an earlier.*Move the table's"):
+        form.head(store, NAME, None)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_an_entry_of_somebody_else_is_refused(kind: str, store: Store) -> None:
     form, foreign = FORMATS[kind]
     first = commit(form, store, None, [put(store, "data-1/a.parquet", [1])])
     foreign(store)
-    with pytest.raises(WarehouseUnavailable):
-        form.head(store, NAME, None)
+    if isinstance(form, DeltaLog):  # the last of ours is what readers are given
+        found = form.head(store, NAME, None)
+        assert found == first
+        assert found.other is not None
+        assert (found.other.version, found.other.operations) == (1, ("WRITE",))
+        assert (found.other.files, found.other.differs) == (first.files, None)
+        with pytest.raises(WarehouseUnavailable, match="Version 1 of the table was not written by"):
+            form.head(store, NAME, 1)
+    else:
+        with pytest.raises(WarehouseUnavailable):
+            form.head(store, NAME, None)
     assert form.head(store, NAME, 0) == first
     entries = [(e.version, e.record) for e in form.entries(store, NAME, None)]
     assert entries == [(1, None), (0, first.record)]

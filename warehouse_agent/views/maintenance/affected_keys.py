@@ -105,12 +105,16 @@ def feeds_since(store: Store, one: Input, record: VersionRecord) -> tuple[FeedFi
         base = formats.any_head(store, one.name, version=since)
         if base is None or stamp_of(base) != stamp:
             return NoFeed(f"version {since} of {one.name} is not the one that the view was made of")
-        found = []
-        for version in range(since + 1, one.version + 1):
+        found, version = [], one.version
+        while version > since:
             feed = _feed(store, one, version)
             if isinstance(feed, NoFeed):
                 return feed
-            found.append(feed)
+            if isinstance(feed, int):  # what lies between is another program's maintenance
+                version = feed
+                continue
+            found.insert(0, feed)
+            version -= 1
     except DriftlineError as error:
         return NoFeed(f"the log of {one.name} cannot be read: {error.message}")
     if (rows := sum(feed.rows for feed in found)) > CHANGED_ROWS_MAX:
@@ -167,8 +171,8 @@ def _distinct(lineage: Sequence[pa.Array]) -> pa.RecordBatch:
     return batch
 
 
-def _feed(store: Store, one: Input, version: int) -> FeedFiles | NoFeed:
-    """Return the feed of a version of an input."""
+def _feed(store: Store, one: Input, version: int) -> FeedFiles | NoFeed | int:
+    """Return the feed of a version of an input; or the earlier version that has the same rows."""
     if version == one.version and one.feed is not None:
         counts = one.feed.counts
         updated, inserted = counts.get("update_after", 0), counts.get("insert", 0)
@@ -178,6 +182,8 @@ def _feed(store: Store, one: Input, version: int) -> FeedFiles | NoFeed:
         if found is None:
             return NoFeed(f"the log of {one.name} has no version {version}")
         record = found.record
+        if record.adopted is not None:
+            return record.adopted
         updated, inserted, deleted = record.rows_updated, record.rows_inserted, record.rows_deleted
         folder, files = record.changes, record.changes_files
     if folder is None or (inserted + updated + deleted and not all(files)):
