@@ -84,6 +84,7 @@ SINCE = {
     "rows_forecast",
     "snapshot_s",
     "marker_warnings",
+    "other",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

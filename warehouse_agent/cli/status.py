@@ -82,6 +82,7 @@ class Status:
     marker_warnings: list[str] | None = None  # promises that are not kept; null: none is known
     part: Left | None = None  # what the last refresh left, if it compared a part
     activity: dict[str, Any] | None = None  # of a fragment whose source was asked
+    other: str | None = None  # what another program wrote after this version; null: nothing
 
     def cells(self, now: datetime) -> tuple[str, ...]:
         """Return a row of the table, under HEADINGS; only the name if nothing is published."""
@@ -137,6 +138,7 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
     lines += [_left(status.name, status.part) for status in shown if status.part is not None]
     if hidden := [status.name for status in shown if status.row_security]:
         lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
+    lines += [f"{s.name}: {s.other}; the next refresh looks at its rows" for s in shown if s.other]
     lines += [f"{s.name} stays behind its inputs: {s.stale}" for s in shown if s.stale]
     lines += [
         f"readers are given version {s.visible_version} of {s.name} until the next flip"
@@ -322,6 +324,7 @@ def _status_of(store: Store, one: Fragment | View) -> Status:
         bytes=sum(f.size for f in snapshot.files),
         kind="view",
         inputs=dict(record.inputs or {}),
+        other=None if snapshot.other is None else snapshot.other.text,
         staleness=next((s for _, s in view_phases.staleness(store, one.name)), None),
     )
 
@@ -358,6 +361,7 @@ def status_of(store: Store, name: str) -> Status:
         audit=None if marking.audit is None else marking.audit.to_json(),
         marker_warnings=list(marking.warnings) or None,
         part=left(notes, snapshot.version),
+        other=None if snapshot.other is None else snapshot.other.text,
     )
 
 

@@ -137,27 +137,25 @@ def same_rows(steps: Steps, store: Store, name: str, head: Snapshot) -> str:
     )
     if why is not None:
         raise _differ(name, head, other, why)
-    return f"; {_written_by(other)}, with the same rows"
+    return f"; {other.text}, with the same rows"
 
 
-def _written_by(other: OtherVersion) -> str:
-    return f"version {other.version} was written by another program ({', '.join(other.operations)})"
+def _begun(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _refuse_unreadable(name: str, other: OtherVersion) -> None:
     if other.unreadable is not None:
-        by = _written_by(other)
         raise WarehouseUnavailable(
-            f"{by[0].upper()}{by[1:]}. {other.unreadable}",
+            f"{_begun(other.text)}. {other.unreadable}",
             where=name,
             remedy="Move the table's folder away for a new first load.",
         )
 
 
 def _differ(name: str, head: Snapshot, other: OtherVersion, why: str) -> WarehouseUnavailable:
-    by = _written_by(other)
     return WarehouseUnavailable(
-        f"{by[0].upper()}{by[1:]}, and its rows are not those of version {head.version}, the last "
+        f"{_begun(other.text)}, and its rows are not those of version {head.version}, the last "
         f"that Driftline published: {why}.",
         where=name,
         remedy=f"To go on from version {head.version} without what the other program wrote: "
@@ -231,7 +229,9 @@ def _read(
         digest_of: returns the digest of the rows of the other program's files, from their values.
     """
     ours = {f.path for f in head.files}
-    kept = [f for f in other.files if f.path in ours]
+    kept, theirs = [f for f in other.files if f.path in ours], _theirs(head, other)
+    if not theirs and len(kept) == len(ours):
+        return None  # of these files we know
 
     def stored(files: Sequence[DataFile], salt: Salt) -> Digest:
         return digests.total(steps, files, head.layout, salt) if files else Digest()
@@ -244,7 +244,7 @@ def _read(
             salt = Salt.fresh()
             known = Total(salt, stored(head.files, salt))
         found = stored(kept, known.salt)
-        if theirs := _theirs(head, other):
+        if theirs:
             found += digest_of(theirs, known.salt)
     except (WarehouseUnavailable, ValueDoesNotFit, MalformedMessage) as error:
         return f"they cannot be read ({error.message.rstrip('.')})"
@@ -262,9 +262,10 @@ def _of_version(
     found: dict[str, object] = {}
     for key, noted in notes.items():
         if isinstance(noted, dict) and noted.get("version") == before.version:
-            found[key] = {**noted, "version": after.version}
+            moved: dict[str, object] = {**noted, "version": after.version}
             if noted.get("published_at") == before.record.published_at:
-                found[key] |= {"published_at": after.record.published_at}
+                moved["published_at"] = after.record.published_at
+            found[key] = moved
     return found
 
 

@@ -115,7 +115,7 @@ def _change_schema(
             "Another program changed the table's columns, and only a disk lets files be kept when "
             "they are changed back.",
             where=name,
-            remedy="Give the table its columns back, or move its folder away for a new first load.",
+            remedy="Move the table's folder away for a new first load.",
         )
     with log_trial.copied(store, name, base.version) as folder:
         features = log_trial.missing_features(DeltaTable(folder), schema)

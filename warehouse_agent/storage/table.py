@@ -150,6 +150,12 @@ class OtherVersion:
     unreadable: str | None
     pin: object = field(repr=False, compare=False)
 
+    @property
+    def text(self) -> str:
+        """Return in words which version it is, and what was done."""
+        done = ", ".join(self.operations)
+        return f"version {self.version} was written by another program ({done})"
+
 
 @dataclass(frozen=True)
 class Snapshot:

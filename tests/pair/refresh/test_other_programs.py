@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,15 +22,18 @@ import pytest
 from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 from deltalake.schema import PrimitiveType
 from driftline.errors import WarehouseUnavailable
+from pyspark.sql import SparkSession
 
-from tests.harness.legacy import SqliteLegacy
+from tests.harness.legacy import Legacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
+from warehouse_agent.cli import status
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.verify import damaged, verified
 from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import file_damage
 
 Rows = list[tuple[Any, ...]]
@@ -45,24 +49,41 @@ RELATIONS = {
 ACCEPT = Options(accept_restored=True)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    """Two tables of three files each."""
-    legacy = SqliteLegacy(tmp_path / "erp.db")
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tables of three files each: a folder to copy."""
+    folder = tmp_path_factory.mktemp("loaded")
+    legacy = SqliteLegacy(folder / "erp.db")
     for name, columns in TABLES.items():
         legacy.execute(f"CREATE TABLE {name} ({columns})")
-    with Pair(NoSpark(), legacy, tmp_path / "pair", dict(RELATIONS)) as made:
-        made.small_bytes = 32 << 20
-        made.fragment_lines = dict.fromkeys(TABLES, 'method = "sketch"')
+    with _made(legacy, folder) as made:
         for batch in range(3):
             fill(legacy, batch * ROWS, ROWS)
             for name in TABLES:
                 made.refresh(name)
+    legacy.close()
+    return folder
+
+
+@pytest.fixture
+def pair(loaded: Path, tmp_path: Path) -> Iterator[Pair]:
+    for one in loaded.glob("erp.db*"):
+        shutil.copyfile(one, tmp_path / one.name)
+    shutil.copytree(loaded / "pair" / "warehouse", tmp_path / "pair" / "warehouse")
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    with _made(legacy, tmp_path) as made:
         yield made
     legacy.close()
 
 
-def fill(legacy: SqliteLegacy, first: int, rows: int) -> None:
+def _made(legacy: Legacy, folder: Path) -> Pair:
+    made = Pair(NoSpark(), legacy, folder / "pair", dict(RELATIONS))
+    made.small_bytes = 32 << 20
+    made.fragment_lines = dict.fromkeys(TABLES, 'method = "sketch"')
+    return made
+
+
+def fill(legacy: Legacy, first: int, rows: int) -> None:
     numbers = range(first, first + rows)
     seen = ("1583-01-01 00:00:00.000000", "2024-10-27 02:30:00.123456", None)
     legacy.many(
@@ -178,6 +199,8 @@ def test_a_refresh_goes_on_after(pair: Pair, name: str, work: Callable[[DeltaTab
     head = formats.head(pair.store, name)
     assert head == before, "what readers of Driftline are given"
     assert (head.other is None) == (maintained == 2)
+    told = status.status_of(pair.store, name).other
+    assert (told is None) == (maintained == 2)
     said = restored.same_rows(pair.steps, pair.store, name, head)
     assert said.endswith("with the same rows") == (maintained > 2)
     pair.legacy.execute(f"DELETE FROM {name} WHERE {'id' if name == 'orders' else 'line'} % 5 = 1")
@@ -245,7 +268,7 @@ def write_over(found: DeltaTable) -> None:
     write_deltalake(found, pa.table({"a": [1]}), mode="overwrite", schema_mode="overwrite")
 
 
-WRITES = {
+WRITES: dict[Callable[[DeltaTable], None], str] = {
     update: "UPDATE.*of as many rows, 1,800, some have other values",
     delete: "DELETE.*there are 1,543 rows instead of 1,800",
     delete_and_insert: "DELETE, WRITE.*of as many rows",
@@ -329,6 +352,60 @@ def test_deletion_vectors_are_refused_by_name(pair: Pair) -> None:
     (pair.warehouse / "orders").rename(pair.folder / "away")
     pair.refresh("orders", options=ACCEPT)
     check(pair, "orders")
+
+
+def test_it_may_happen_while_a_refresh_runs(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit is refused, and the next attempt of the same command goes on."""
+    known, done = formats.commit, list[str]()
+
+    def after_compaction(store: Store, name: str, new: Any) -> int:
+        if not done:
+            done.append(name)
+            compact(table(pair, name))
+        return known(store, name, new)
+
+    monkeypatch.setattr(formats, "commit", after_compaction)
+    fill(pair.legacy, 3 * ROWS, 10)
+    report = pair.refresh("orders", attempts=2)
+    assert (report.attempts, report.version, report.rows_inserted) == (2, 5, 10)
+    assert [error["code"] for error in report.retried] == ["LOCKED"]
+    check(pair, "orders")
+
+
+def test_an_attempt_that_ends_before_the_commit_leaves_garbage_that_is_found(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compact(table(pair, "orders"))
+
+    def full(*_: object) -> int:
+        raise WarehouseUnavailable("No space left on device.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(formats, "commit", full)
+        assert pair.reports("orders")[0].error is not None
+    later = datetime.now(UTC) + timedelta(hours=1)
+    garbage = unreferenced(pair.store, "orders", keep_hours=0, now=later)
+    assert [p for p in garbage.places if p[0] == "orders" and p[1].endswith("-adopted")]
+    for place in garbage.places:
+        pair.store.remove_file(*place)
+    pair.refresh("orders")
+    check(pair, "orders")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("work", [compact_and_vacuum, update], ids=["maintained", "written to"])
+def test_where_all_steps_are_spark_s(
+    spark: SparkSession, pair: Pair, work: Callable[[DeltaTable], None]
+) -> None:
+    with Pair(spark, pair.legacy, pair.folder, dict(RELATIONS)) as on_spark:
+        on_spark.small_bytes = 0
+        work(table(pair, "orders"))
+        fill(pair.legacy, 3 * ROWS, 10)
+        if work in WRITES:
+            assert "some have other values" in on_spark.error("orders")["message"]
+        report = on_spark.refresh("orders", options=ACCEPT)
+        assert report.rows_inserted == 10
+        check(on_spark, "orders")
 
 
 def test_gc_keeps_what_another_program_s_version_needs(pair: Pair) -> None:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from driftline import wire_pb2 as pb
 from driftline.limits import ROWS_HELD_BYTES
 
@@ -76,6 +77,25 @@ def test_updates_by_the_marker_and_keys_without_it(stock: Stock) -> None:
     stock.insert([900_003, 900_006], at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
     appended = stock.refresh()  # explained by the rows behind the mark
     assert (counts(appended), used(appended)["keys_counted"]) == ((2, 0, 0), is_counted)
+    stock.check()
+
+
+@on("sqlite")
+def test_a_mark_outlives_maintenance_by_another_program(stock: Stock) -> None:
+    """The rows are those of the marked version, those too that the marker missed."""
+    stock.refresh()
+    stock.update([30], 1)
+    stock.update([60, 90], 4242, honest=False)
+    assert stock.refresh().proof == "keys"
+    table = DeltaTable(str(stock.pair.warehouse / "stock"))
+    assert table.optimize.compact()["numFilesRemoved"] == 2
+    stock.update([120], 2)
+    stock.insert([301])
+    found = stock.refresh()
+    assert (found.version, found.proof, found.method) == (4, "keys", "since")
+    assert counts(found) == (1, 1, 0)
+    assert used(found)["used"] is True
+    assert stock.audit()["missed"] == 2
     stock.check()
 
 

@@ -49,7 +49,7 @@ STATUS = [
     "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
     "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
-    "staleness", "audit", "marker_warnings", "part", "activity",
+    "staleness", "audit", "marker_warnings", "part", "activity", "other",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",

@@ -105,7 +105,8 @@ def feeds_since(store: Store, one: Input, record: VersionRecord) -> tuple[FeedFi
         base = formats.any_head(store, one.name, version=since)
         if base is None or stamp_of(base) != stamp:
             return NoFeed(f"version {since} of {one.name} is not the one that the view was made of")
-        found, version = [], one.version
+        found: list[FeedFiles] = []
+        version = one.version
         while version > since:
             feed = _feed(store, one, version)
             if isinstance(feed, NoFeed):
