@@ -126,7 +126,7 @@ def same_rows(steps: Steps, store: Store, name: str, head: Snapshot) -> str:
     if (other := head.other) is None:
         return ""
     key = KeyFile(store.uri(PRIVATE, "keys", f"{name}.key"))
-    _refuse_unreadable(name, other)
+    formats.refuse_unreadable(name, other)
     why = other.differs or _read(
         steps,
         store,
@@ -140,23 +140,10 @@ def same_rows(steps: Steps, store: Store, name: str, head: Snapshot) -> str:
     return f"; {other.text}, with the same rows"
 
 
-def _begun(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _refuse_unreadable(name: str, other: OtherVersion) -> None:
-    if other.unreadable is not None:
-        raise WarehouseUnavailable(
-            f"{_begun(other.text)}. {other.unreadable}",
-            where=name,
-            remedy="Move the table's folder away for a new first load.",
-        )
-
-
 def _differ(name: str, head: Snapshot, other: OtherVersion, why: str) -> WarehouseUnavailable:
     return WarehouseUnavailable(
-        f"{_begun(other.text)}, and its rows are not those of version {head.version}, the last "
-        f"that Driftline published: {why}.",
+        f"{formats.begun(other.text)}, and its rows are not those of version {head.version}, the "
+        f"last that Driftline published: {why}.",
         where=name,
         remedy=f"To go on from version {head.version} without what the other program wrote: "
         f"driftline refresh {name} --accept-restored",
@@ -170,7 +157,7 @@ def _taken_up(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot:
         WarehouseUnavailable: its rows are not those of our last version, and that is not accepted.
         Locked: another agent published meanwhile.
     """
-    _refuse_unreadable(job.name, other)
+    formats.refuse_unreadable(job.name, other)
     found = _adopted(job, head, other)
     if isinstance(found, Snapshot):
         return found

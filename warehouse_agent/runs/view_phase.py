@@ -221,6 +221,8 @@ class ViewPhase:
         try:
             head = formats.view_head(self._command.store, view.name)
             if head is not None:
+                if head.other is not None:
+                    formats.refuse_unreadable(view.name, head.other)
                 report.version = head.version
                 report.rows_total = head.rows
                 if not report.attempts:

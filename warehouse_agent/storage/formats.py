@@ -10,6 +10,8 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 
+from driftline.errors import WarehouseUnavailable
+
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
@@ -17,6 +19,7 @@ from warehouse_agent.storage.table import (
     LogEntry,
     NewVersion,
     NewViewVersion,
+    OtherVersion,
     Snapshot,
     TableFormat,
     VersionRecord,
@@ -131,6 +134,21 @@ def put_back(store: Store, name: str, ours: Snapshot | ViewSnapshot) -> int:
         return commit(store, name, NewVersion(on, ours.layout, added, removed, record))
     base = replace(ours, version=other.version, files=other.files, pin=other.pin, other=None)
     return commit(store, name, NewViewVersion(base, ours.layout, added, removed, record))
+
+
+def refuse_unreadable(name: str, other: OtherVersion) -> None:
+    """Raise WarehouseUnavailable if another program's version is more than its files say."""
+    if other.unreadable is not None:
+        raise WarehouseUnavailable(
+            f"{begun(other.text)}. {other.unreadable}",
+            where=name,
+            remedy="Move the table's folder away for a new first load.",
+        )
+
+
+def begun(text: str) -> str:
+    """Return a text as the beginning of a sentence."""
+    return text[0].upper() + text[1:]
 
 
 def same_rows(
