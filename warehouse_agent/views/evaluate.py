@@ -33,11 +33,13 @@ from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.maintenance.semi_join import CHANGED, LINEAGE_PART
+from warehouse_agent.views.common_types import rounded
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.query import Query, Resolved, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from sqlglot import exp
 
 _LEGACY = "spark.sql.legacy."
 _PINNED = {
@@ -266,6 +268,7 @@ def evaluated_over(
     with query_errors(name):
         found = own.sql(query.spliced(tables, spliced))
         kinds = [field.dataType.simpleString() for field in found.schema.fields]
+        _refuse_rounding(own, name, query, inputs, tables)
     count = len(query.columns)
     names, flagged = list(query.columns), list[str]()
     for column in (column for columns in spliced for column in columns):
@@ -287,6 +290,47 @@ def evaluated_over(
     if only_flagged:
         found = found.where(" OR ".join(flagged)).drop(*flagged)
     return found, layout
+
+
+def _refuse_rounding(
+    own: SparkSession, name: str, query: Query, inputs: Sequence[Input], tables: Sequence[str]
+) -> None:
+    """Raise ViewFailed if Spark would round numbers that SQL compares or adds as they are.
+
+    Args:
+        tables: the temporary view of each occurrence.
+    """
+    aliases = [one.alias for one in query.occurrences]
+    known = [_types(one) for one in inputs]
+
+    def type_of(column: exp.Column) -> str:
+        among = [
+            types
+            for alias, types in zip(aliases, known, strict=True)
+            if column.table.lower() in ("", alias.lower())
+        ]
+        return next(types[column.name.lower()] for types in among if column.name.lower() in types)
+
+    def types_of(texts: Sequence[str]) -> list[str]:
+        places = zip(tables, aliases, strict=True)
+        read = ", ".join(f"{quoted(table)} AS {quoted(alias)}" for table, alias in places)
+        named = ", ".join(f"{text} AS c{number}" for number, text in enumerate(texts))
+        found = own.sql(f"SELECT {named} FROM {read}").schema.fields
+        return [field.dataType.simpleString() for field in found]
+
+    if (found := rounded(query.select, type_of, types_of)) is not None:
+        raise ViewFailed(
+            f"The query is refused: {found.why}.",
+            where=f"views.{name}.query, {query.place(found.node)}",
+            remedy=found.remedy,
+            details={"in": found.node.sql(dialect="spark")[:_SHOWN]},
+        )
+
+
+def _types(one: Input) -> dict[str, str]:
+    """Return the Spark types of an input's columns, by name in lower case."""
+    columns = zip(one.layout.data_names, one.layout.data_ddl, strict=True)
+    return {name.lower(): ddl.removeprefix(quoted(name)).strip() for name, ddl in columns}
 
 
 @contextlib.contextmanager

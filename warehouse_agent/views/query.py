@@ -113,6 +113,7 @@ class Query:
         lineage_at: the offset before the FROM, where lineage columns are put.
         equalities: `column = column` that every row of the result fulfils.
         conditions: WHERE and every ON; each row of the result fulfils them all.
+        select: the whole of it.
     """
 
     text: str
@@ -122,6 +123,11 @@ class Query:
     lineage_at: int = field(repr=False)
     equalities: tuple[tuple[ColumnUse, ColumnUse], ...] = field(repr=False)
     conditions: tuple[exp.Expr, ...] = field(default=(), repr=False, compare=False)
+    select: exp.Expr = field(default_factory=exp.Select, repr=False, compare=False)
+
+    def place(self, node: exp.Expr) -> str:
+        """Return where a part of the query begins, such as `line 2, column 7`."""
+        return _position(self.text, _start(node) or 0)
 
     def spliced(self, tables: Sequence[str], lineage: Sequence[Sequence[str]]) -> str:
         """Return the text that Spark gets.
@@ -250,7 +256,7 @@ class _Reader:
         columns = self._columns(select)
         uses = tuple(map(_use, select.find_all(exp.Column)))
         equalities, conditions = tuple(_equalities(select)), tuple(_conditions(select))
-        return Query(self._text, occurrences, columns, uses, start, equalities, conditions)
+        return Query(self._text, occurrences, columns, uses, start, equalities, conditions, select)
 
     def _tokens(self) -> list[Token]:
         """Return the tokens; cut the text behind the last one that is no semicolon."""
