@@ -117,12 +117,12 @@ def rounded(
         asked: returns the Spark types of expressions, given as text.
     """
     found = list(meetings(select))
-    bare = {_bare(one) for meeting in found for one in meeting.operands}
-    types = {one: columns(one) for one in bare if isinstance(one, exp.Column)}
+    bare = dict.fromkeys(_bare(one) for meeting in found for one in meeting.operands)
+    types: dict[exp.Expr, str] = {one: columns(one) for one in bare if isinstance(one, exp.Column)}
     others = [one for one in bare if one not in types and _integer(one) is None]
     if others:
-        texts = [one.sql(dialect=_DIALECT) for one in others]
-        types |= dict(zip(others, asked(texts), strict=True))
+        answers = asked([one.sql(dialect=_DIALECT) for one in others])
+        types |= dict(zip(others, answers, strict=True))
     return next(filter(None, (_judged(meeting, types) for meeting in found)), None)
 
 
