@@ -31,7 +31,7 @@ CARRIERS = {
 DECIMALS = {"d": "DECIMAL(7,2)", "e": "DECIMAL(9,4)"}
 NUMBERS = {"int", "dec", "dbl", "count", "least"}
 TIMESTAMPS = {PG: "timestamp", MY: "datetime(6)", LITE: "text", FB: "timestamp"}
-_POSITION = re.compile(r"position (\d+)\)")  # of what failed, in Spark's message
+_POSITION = re.compile(r"\b(?:position|line 1 pos) (\d+)")  # of what failed, in Spark's message
 _EXACT = 1e-12  # relative: digits in which two libraries for doubles differ
 Values = list[Any] | None  # of all rows; None: the expression fails
 
