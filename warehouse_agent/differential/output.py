@@ -20,6 +20,7 @@ from driftline.columns import Block, split
 from driftline.errors import ConfigurationError, UsageError, ValueDoesNotFit
 from driftline.types import Recipe
 
+from warehouse_agent.columns import parquet
 from warehouse_agent.columns.arrow import Carrier, arrow_type, to_arrow
 from warehouse_agent.columns.buffers import variable_array_of
 from warehouse_agent.columns.layout import FEED_NAMES, lay_out
@@ -117,7 +118,7 @@ class Output:
         if self._is_csv:
             options = pa_csv.WriteOptions(quoting_style="needed")
             return pa_csv.CSVWriter(self._file, self.schema, write_options=options)
-        return pq.ParquetWriter(self._file, self.schema, compression="zstd")
+        return parquet.writer(self._file, self.schema)
 
 
 def _repeated(form: Form, rows: int) -> pa.StringArray:

@@ -26,6 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
+from warehouse_agent.columns import parquet
 from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.storage.delta_log import shorten_log
@@ -271,7 +272,8 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
     schema = SCHEMA.with_metadata({_META: json.dumps(noted).encode()})
     rows = pa.Table.from_pylist([_row(after[name]) for name in sorted(after)], schema)
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd")
+    with parquet.writer(sink, rows.schema) as file:
+        file.write_table(rows)
     data, name = sink.getvalue().to_pybytes(), f"{number:010d}-{uuid.uuid4().hex[:12]}.parquet"
     store.write(data, PRIVATE, FOLDER, name)
     Point.FLIP_WRITTEN.reach()

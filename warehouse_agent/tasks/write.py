@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from driftline.arrays import Bools
 from pyarrow import fs
 
+from warehouse_agent.columns import parquet
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.failpoints import Point
 from warehouse_agent.spark.executors import driver_errors
@@ -127,20 +128,16 @@ def _writer(
     """Open a file; a sample of its rows decides which columns get a dictionary."""
     few, most = DICTIONARY_SHARE * len(sample), DICTIONARY_VALUE_BYTES * len(sample)
     columns = [(field, sample.column(i)) for i, field in enumerate(sample.schema)]
-    return pq.ParquetWriter(
+    return parquet.writer(
         path,
         sample.schema,
         filesystem=system,
-        compression="zstd",
         compression_level=3,
         use_dictionary=[
             field.name
             for field, column in columns
             if column.nbytes <= most and pc.count_distinct(column).as_py() < few
         ],
-        # Arrow leaves NaN out of bounds, but readers take NaN for the greatest value, and would
-        # skip a file that holds it.
-        write_statistics=[f.name for f, _ in columns if not pa.types.is_floating(f.type)],
         store_decimal_as_integer=True,  # as Spark does, which reads these fastest
         store_schema=False,
         write_page_checksum=True,

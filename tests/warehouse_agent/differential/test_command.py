@@ -4,6 +4,8 @@ import csv
 import json
 import random
 
+import duckdb
+import pyarrow.parquet as pq
 import pytest
 from driftline.errors import (
     ConfigurationError,
@@ -115,6 +117,23 @@ def test_the_window_writes_the_changes_between_two_files(folder, capsys):
         "inserts": 30,
         "mended": 0,
     }
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_rows_with_nan_are_found_by_readers_that_skip_by_bounds(spark, tmp_path, capsys):
+    (tmp_path / "accounts.toml").write_text('[columns]\nid = "int8"\nx = "float8"\ny = "float4"\n')
+    (tmp_path / "old.csv").write_text("id,x,y\n")
+    (tmp_path / "new.csv").write_text("id,x,y\n1,1.5,1.5\n2,NaN,NaN\n3,-0.0,0\n")
+    output = tmp_path / "changes.parquet"
+    run(tmp_path, "old.csv", "new.csv", output=output, capsys=capsys)
+    footer = pq.read_metadata(output).row_group(0)
+    bounded = {footer.column(i).path_in_schema for i in range(4) if footer.column(i).statistics}
+    assert bounded == {"_op", "id"}
+    for condition in ("x > 100", "isnan(x)", "y > 100", "isnan(y)"):
+        assert [r.id for r in spark.read.parquet(str(output)).filter(condition).collect()] == [2]
+        query = f"SELECT id FROM '{output}' WHERE {condition}"
+        assert duckdb.sql(query).fetchall() == [(2,)]
 
 
 @pytest.mark.starts

@@ -1,0 +1,27 @@
+"""The one writer of Parquet files by Arrow: what every file that this agent writes has in common.
+
+Invariant: a column that may hold NaN has no bounds. Arrow leaves NaN out of them, but readers take
+NaN for the greatest value, and would skip rows that hold it. Spark's own writer
+names NaN as the greatest value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def writer(target: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
+    """Return a writer of zstd files; `options` are those of Arrow, but for bounds and codec."""
+    return pq.ParquetWriter(
+        target, schema, compression="zstd", write_statistics=_bounded(schema), **options
+    )
+
+
+def _bounded(schema: pa.Schema) -> Sequence[str]:
+    """Return the columns that get bounds."""
+    assert not any(pa.types.is_nested(f.type) for f in schema), "columns are flat"
+    return [f.name for f in schema if not pa.types.is_floating(f.type)]
