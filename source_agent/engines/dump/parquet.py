@@ -1,23 +1,28 @@
-"""Dump files: Parquet, through Arrow. No other module of the source agent imports Arrow.
+"""Dump files: Parquet, through Arrow, which only this module and `parquet_types` import.
 
 Arrow's columns become Python's values in one call each, instants as integers of microseconds. A
-column of another type than the format declares is refused: nothing is converted but the width of
-integers and the unit of instants, where no digit is lost.
+column of another type than the format declares is refused (`parquet_types`); the types of columns
+that are not asked for are of no interest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import BinaryIO, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFit
+from driftline.times import DAY_US
 from driftline.types import DeclaredType
+from driftline.values import string_encoder
 
-from source_agent.engines.dump.blocks import Block, Column
+from source_agent.engines.dump import parquet_types
+from source_agent.engines.dump.blocks import Block
 from source_agent.engines.dump.formats import Format
 from source_agent.engines.dump.values import Encoders
 from source_agent.engines.encoding import rows
@@ -26,19 +31,9 @@ from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS
 
 _EPOCH_DAYS: Final = 10_957  # from 1970 to 2000, the epoch of the protocol
 _EPOCH_US: Final = 946_684_800_000_000
-_TYPES: Final = (
-    (pa.types.is_boolean, "bool"),
-    (lambda t: t in {pa.int8(), pa.uint8(), pa.int16()}, "int2"),
-    (lambda t: t in {pa.uint16(), pa.int32()}, "int4"),
-    (lambda t: t in {pa.uint32(), pa.int64()}, "int8"),
-    (pa.types.is_float32, "float4"),
-    (pa.types.is_float64, "float8"),
-    (pa.types.is_date32, "date"),
-    (lambda t: pa.types.is_string(t) or pa.types.is_large_string(t), "text"),
-    (lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t), "bytea"),
-    (lambda t: pa.types.is_timestamp(t) and t.tz is None, "timestamp"),
-    (lambda t: pa.types.is_timestamp(t) and t.tz is not None, "timestamptz"),
-)
+_INT64: Final = (-(2**63), 2**63 - 1)  # the infinities of the protocol, as those of int32
+_INT32: Final = (-(2**31), 2**31 - 1)
+_INFINITE: Final = "DuckDB"  # writes infinite instants as the ends of their integers
 
 
 def blocks(file: BinaryIO, format: Format, wanted: Sequence[int], name: str) -> Iterator[Block]:
@@ -50,13 +45,18 @@ def blocks(file: BinaryIO, format: Format, wanted: Sequence[int], name: str) -> 
         ValueDoesNotFit: an instant with less than a microsecond.
     """
     try:
-        source = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
-        _check_columns(source.schema_arrow, format, name)
-        names = [format.names[at] for at in wanted]
+        source = _opened(file, "us")
+        found = _check_columns(source, format, wanted, name)
+        kinds = {format.names[at]: format.types[at].kind for at in wanted}
+        old = [column for column in kinds if found[column].physical_type == "INT96"]
+        has_infinity = source.metadata.created_by.startswith(_INFINITE)
         done = 0
-        for batch in source.iter_batches(_batch_rows(source), columns=names, use_threads=False):
+        for batch in _batches(source, file, list(kinds), old):
             if batch.num_rows:
-                columns = [_values(batch.column(column)) for column in names]
+                columns = [
+                    parquet_types.values(batch.column(column), kind, has_infinity=has_infinity)
+                    for column, kind in kinds.items()
+                ]
                 yield Block(batch.num_rows, columns, _place(done))
             done += batch.num_rows
     except pa.ArrowInvalid as error:
@@ -76,38 +76,67 @@ def _batch_rows(source: pq.ParquetFile) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(widest, 1)))
 
 
-def _values(column: pa.Array) -> Column:
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = column.cast(pa.large_binary())
-    elif pa.types.is_date32(column.type):
-        column = column.cast(pa.int32())
-    elif pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-    found: Column = column.to_pylist()
-    return found
+def _opened(file: BinaryIO, unit: str) -> pq.ParquetFile:
+    """Return the file; `unit` is that of instants in 96 bits, which have nanoseconds."""
+    return pq.ParquetFile(
+        file, pre_buffer=False, buffer_size=1 << 20, coerce_int96_timestamp_unit=unit
+    )
 
 
-def _check_columns(schema: pa.Schema, format: Format, name: str) -> None:
+def _batches(
+    source: pq.ParquetFile, file: BinaryIO, names: list[str], old: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows. Raise ArrowInvalid if an instant in 96 bits has less than a microsecond.
+
+    Arrow cuts these to microseconds. As nanoseconds they wrap in 64 bits before 1677 and after
+    2262, and differ from the cut ones by what was cut, whether they wrapped or not.
+    """
+    rows = _batch_rows(source)
+    batches = source.iter_batches(rows, columns=names, use_threads=False)
+    if not old:
+        yield from batches
+        return
+    exact = _opened(file, "ns").iter_batches(rows, columns=old, use_threads=False)
+    for batch, fine in zip(batches, exact, strict=True):
+        for name in old:
+            whole, parts = (_integers(b.column(name)) for b in (batch, fine))
+            if (whole * np.uint64(1000) != parts).any():
+                raise pa.ArrowInvalid(f"{name!r} would lose data")
+        yield batch
+
+
+def _integers(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return column.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64)
+
+
+def _check_columns(
+    source: pq.ParquetFile, format: Format, wanted: Sequence[int], name: str
+) -> Mapping[str, pq.ColumnSchema]:
+    """Return the flat columns by name. All names and the wanted types must be the format's."""
+    schema = source.schema_arrow
     if list(schema.names) != list(format.names):
         raise ConfigurationError(
             f"The columns of {name!r} are {', '.join(schema.names)}, and {format.file} names"
             f" {', '.join(format.names)}.",
             remedy=f"Correct {format.file}, and tell the data engineer.",
         )
-    for field, declared in zip(schema, format.types, strict=True):
-        found = _declared(field.type)
-        if found != declared:
-            raise ConfigurationError(
-                f"The column {field.name!r} of {name!r} is {field.type}, which is not {declared}.",
-                remedy=f"Declare it {found}." if found else "This type of Parquet is not read.",
-                where=f"{format.file}: columns.{field.name}",
-            )
-
-
-def _declared(type: pa.DataType) -> DeclaredType | None:
-    if pa.types.is_decimal128(type) and 0 <= type.scale <= type.precision:
-        return DeclaredType("numeric", type.precision, type.scale)
-    return next((DeclaredType(kind) for test, kind in _TYPES if test(type)), None)
+    leaves = (source.schema.column(i) for i in range(len(source.schema)))
+    flat = {leaf.path: leaf for leaf in leaves if leaf.path == leaf.name}
+    for at in wanted:
+        column, declared = format.names[at], format.types[at]
+        leaf = None if pa.types.is_nested(schema.field(at).type) else flat.get(column)
+        kinds = () if leaf is None or leaf.max_repetition_level else parquet_types.declarable(leaf)
+        if declared in kinds or (leaf is not None and parquet_types.is_empty(leaf)):
+            continue
+        said = "nested" if leaf is None else parquet_types.described(leaf)
+        raise ConfigurationError(
+            f"The column {column!r} of {name!r} is {said}, which is not {declared}.",
+            remedy=f"Declare it {' or '.join(map(str, kinds))}."
+            if kinds
+            else "This type of Parquet is not read: leave it out by `columns` of the relation.",
+            where=f"{format.file}: columns.{column}",
+        )
+    return flat
 
 
 def encoders() -> Encoders:
@@ -125,9 +154,11 @@ def encoders() -> Encoders:
 
 def _decimals(type: DeclaredType) -> ColumnEncoder:
     encode = rows.decimal_encoder(type)
+    define = string_encoder(type)
 
-    def one(value: Decimal) -> bytes:
-        return encode(format(value, "f").encode())
+    def one(value: Decimal | int) -> bytes:
+        text = str(value) if isinstance(value, int) else format(value, "f")
+        return define(text) if type.precision is None else encode(text.encode())
 
     return rows.variable(one)
 
@@ -138,10 +169,30 @@ def _one_nan(value: float) -> float:
 
 def _others(type: DeclaredType) -> ColumnEncoder:
     if type.kind == "date":
-        return Fixed("int4", convert=lambda days: days - _EPOCH_DAYS)
+        return Fixed("int4", convert=partial(_since_2000, epoch=_EPOCH_DAYS, ends=_INT32))
     if type.kind in {"timestamp", "timestamptz"}:
-        return Fixed("int8", convert=lambda us: us - _EPOCH_US)
-    raise AssertionError(f"no column of Parquet is {type}")
+        return Fixed("int8", convert=partial(_since_2000, epoch=_EPOCH_US, ends=_INT64))
+    if type.kind == "time":
+        return Fixed("int8", convert=_clock)
+    if type.kind == "uuid":
+        return Raw()
+    return rows.from_text(type)  # of a column without a value
+
+
+def _clock(us: int) -> int:
+    if not 0 <= us <= DAY_US:
+        raise ValueDoesNotFit("no time of a day")
+    return us
+
+
+def _since_2000(moment: float, *, epoch: int, ends: tuple[int, int]) -> int:
+    """Return days or microseconds since 2000. The ends are infinite, and no other moment is one."""
+    if moment in {math.inf, -math.inf}:
+        return ends[moment > 0]
+    found = int(moment) - epoch
+    if not ends[0] < found < ends[1]:
+        raise ValueDoesNotFit("a moment that its type does not hold")
+    return found
 
 
 def _unfit(error: pa.ArrowInvalid, name: str) -> ValueDoesNotFit | DatabaseRefused:
@@ -149,6 +200,11 @@ def _unfit(error: pa.ArrowInvalid, name: str) -> ValueDoesNotFit | DatabaseRefus
         return ValueDoesNotFit(
             f"The file {name!r} has an instant that is no whole microsecond: {error}.",
             remedy="Write timestamps in microseconds.",
+        )
+    if "out of bounds" in str(error):
+        return ValueDoesNotFit(
+            f"The file {name!r} has an instant that 64 bits of microseconds do not hold: {error}.",
+            remedy="Write NULL, or an instant that a database knows, for what has no end.",
         )
     return _damaged(error, name)
 

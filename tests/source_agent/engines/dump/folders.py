@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from source_agent.engines.conformance.reads import Read, decoded, flat
@@ -34,6 +35,14 @@ class Accounts:
         path = self.folder / name
         path.write_bytes(data)
         return path
+
+    def choose(self, columns: tuple[str, ...]) -> None:
+        """Publish these columns alone."""
+        self.relation = replace(self.relation, columns=columns)
+
+    def key(self, columns: tuple[str, ...]) -> None:
+        """Make these columns the key."""
+        self.relation = replace(self.relation, key=columns)
 
     def read(self) -> list[Read]:
         with closing(connect(f"dump:///{self.folder}", None, Limits()).open()) as session:

@@ -226,7 +226,7 @@ def test_parquet_is_read(tmp_path: Path) -> None:
         table.set_column(0, "id", pa.array([1, 2], pa.int32())), tmp_path / "a-2.parquet"
     )
     (tmp_path / "a-1.parquet").unlink()
-    with pytest.raises(errors.DriftlineError, match="int32") as caught:
+    with pytest.raises(errors.DriftlineError, match="INT32") as caught:
         accounts.read()
     assert caught.value.code == "CONFIGURATION"
 
