@@ -49,7 +49,7 @@ class DumpFolder:
 
     def describe(self, table: str, types: dict[str, str]) -> None:
         self._types[table] = types
-        lines = [f'null = "{NULL}"'.replace("\\", "\\\\"), "[columns]"]
+        lines = [f'null = "{NULL}"'.replace("\\", "\\\\"), 'escape = "none"', "[columns]"]
         lines += [f'{name} = "{type}"' for name, type in types.items()]
         (self.folder / f"{table}.toml").write_text("\n".join(lines))
 

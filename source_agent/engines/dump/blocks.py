@@ -75,8 +75,15 @@ def whole_rows(
     """
     rest = b""
     line = 1
+    held: list[bytes] = []
+    size = 0
     for piece in source:
-        data = rest + piece
+        held.append(piece)
+        size += len(piece)
+        if size < len(rest):
+            continue  # a long row is looked at each time that it doubled, not with each piece
+        data = b"".join((rest, *held))
+        held, size = [], 0
         end = cut(data)
         if end:
             count = data.count(b"\n", 0, end)
@@ -89,6 +96,11 @@ def whole_rows(
                 f" {ROW_BYTES_MAX:,} bytes.",
                 remedy="A quote that is not closed, or a file without line ends?",
             )
+    rest = b"".join((rest, *held))
+    while end := cut(rest):
+        count = rest.count(b"\n", 0, end)
+        yield Lines(_checked(rest[:end], line, name), line, count)
+        line, rest = line + count, rest[end:]
     if rest:
         ended = _checked(_ended(rest, line, format, name), line, name)
         yield Lines(ended, line, ended.count(b"\n"))

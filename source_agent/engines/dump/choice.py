@@ -25,6 +25,7 @@ _DIRECTIVES: Final = {
     "%Y": r"\d{4}", "%m": r"\d\d", "%d": r"\d\d", "%H": r"\d\d", "%M": r"\d\d", "%S": r"\d\d",
     "%j": r"\d{3}",
 }  # fmt: skip
+_PART: Final = re.compile(r"(?i)(?<![a-z])part[-_.]?\d+|\d+[-_.]?of[-_.]?\d+")
 _SLOT: Final = "DriftlineTimeSlot"  # letters, so that fnmatch keeps it as it is
 FILE: Final = "{file}"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -128,8 +129,9 @@ def newest(
 
     Raises:
         DatabaseUnavailable: none is complete yet.
-        DatabaseRefused: two of one instant, or a name without a time.
+        DatabaseRefused: two of one instant, a name without a time, or parts of one delivery.
     """
+    _refuse_parts(candidates, files)
     complete = [c for c in candidates if not _unfinished(c, files, now_ns)]
     if not complete:
         raise DatabaseUnavailable(
@@ -144,6 +146,21 @@ def newest(
             remedy="Remove one, or name files by the time of their data: {%Y%m%d%H%M%S}.",
         )
     return found, at
+
+
+def _refuse_parts(candidates: Sequence[Candidate], files: Files) -> None:
+    """Raise DatabaseRefused if names differ in the number of a part alone."""
+    known: dict[str, str] = {}
+    for candidate in candidates:
+        whole = _PART.sub("part", candidate.name)
+        other = known.setdefault(whole, candidate.name)
+        if other != candidate.name:
+            raise DatabaseRefused(
+                f"{other!r} and {candidate.name!r} look like parts of one delivery, and the newest"
+                f" file of {files.pattern!r} would be read as the whole relation.",
+                remedy="Deliver a relation as one file, put together under a new name; make"
+                " `files` narrower if one of them is the whole.",
+            )
 
 
 def text_of(at_ns: int) -> str:

@@ -21,6 +21,11 @@ from source_agent.engines.dump.blocks import Block, Column, Lines, nulls, refuse
 from source_agent.engines.dump.formats import Format
 
 _MIXED: Final = "Line ends are mixed: some are CR LF"
+_ESCAPE: Final = re.compile(rb"\\(.?)", re.DOTALL)
+_ESCAPED: Final = {
+    b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
+    b"\\": b"\\",
+}  # fmt: skip
 _ONE_END: Final = "Write the file with one kind of line end."
 
 
@@ -107,7 +112,25 @@ class _Parser:
         del fields[-1]
         null = self._format.null
         columns = [nulls(fields[at::width], null) for at in self._wanted]
+        if self._format.escape != "none" and b"\\" in lines.data:
+            columns = [self._unescaped(column, lines) for column in columns]
         return Block(rows, columns, lambda row: f"line {lines.first + row}")
+
+    def _unescaped(self, column: Column, lines: Lines) -> Column:
+        """Return the texts of a column of PostgreSQL's COPY; the server writes no other escapes."""
+        try:
+            return [
+                v and (_ESCAPE.sub(lambda m: _ESCAPED[m[1]], v) if b"\\" in v else v)
+                for v in column
+            ]
+        except KeyError as error:
+            at = next(i for i, v in enumerate(column) if v and not _is_escaped(v))
+            raise refused(
+                self._name,
+                lines.first + at,
+                f"A backslash is in front of {error.args[0]!r}, which COPY does not write",
+                'Set `escape` in the format as the file is written; "none" if a backslash is one.',
+            ) from None
 
     def _quoted(self, lines: Lines) -> Block:
         records = list(_records(lines.data, self._format.quote))
@@ -177,6 +200,10 @@ class _Parser:
             " quote, or a carriage return outside of quotes",
             "Quote the value and double its quotes, or set `quote` in the format.",
         )
+
+
+def _is_escaped(value: bytes) -> bool:
+    return all(found in _ESCAPED for found in _ESCAPE.findall(value))
 
 
 def _records(data: bytes, quote: bytes) -> Iterator[bytes]:

@@ -18,14 +18,15 @@ from driftline.types import DeclaredType, parse_type
 
 _KEYS: Final = (
     "kind", "separator", "quote", "encoding", "null", "decimal", "true", "false", "header",
-    "last_line_end", "columns", "widths",
+    "last_line_end", "columns", "widths", "escape",
 )  # fmt: skip
-_CSV_ONLY: Final = ("separator", "quote")
+_CSV_ONLY: Final = ("separator", "quote", "escape")
 _TEXT_ONLY: Final = (
     *_CSV_ONLY, "encoding", "null", "decimal", "true", "false", "header", "last_line_end", "widths",
 )  # fmt: skip
 _SEPARATORS: Final = frozenset(",;|\t:!#$%&*/@^_~\x01\x1c\x1d\x1e\x1f")
 _SIGNS: Final = (".", ",")
+ESCAPES: Final = ("none", "postgresql")
 KINDS: Final = ("csv", "fixed", "parquet")
 
 
@@ -36,6 +37,7 @@ class Format:
     `kind` is one of KINDS. `separator` is one ASCII character; `quote` one, or empty for none.
     `encoding` is a codec of Python. `null` is the text of a NULL, if there are any. `widths` are
     characters of each column (fixed width). `last_line_end`: the last line must end like all.
+    `escape`, one of ESCAPES, says how backslashes are read.
     """
 
     file: str
@@ -51,6 +53,7 @@ class Format:
     header: bool = True
     last_line_end: bool = True
     widths: tuple[int, ...] = ()
+    escape: str = "none"
 
 
 def load(path: Path) -> Format:
@@ -77,6 +80,7 @@ def load(path: Path) -> Format:
         quote=_character(top, "quote", '"'),
         encoding=_encoding(top),
         null=_null(top),
+        escape=_escape(top) if kind == "csv" else "none",
         decimal=_decimal(top),
         truth=_truth(top),
         header=_flag(top, "header", default=kind == "csv"),
@@ -131,6 +135,25 @@ def _null(top: TomlTable) -> bytes | None:
     if found != found.strip() or "\n" in found or "\r" in found:
         raise top.error("null", "It has blanks at its ends, or a line break.")
     return found.encode()
+
+
+def _escape(top: TomlTable) -> str:
+    """Return how backslashes are read. A NULL that is an escape shows that there are others."""
+    if top.values.get("null") == "\\N" and not top.has("escape"):
+        raise top.error(
+            "null",
+            "A file with this NULL usually has other escapes behind backslashes, too, which would"
+            " be read as they stand.",
+            'Write escape = "postgresql" for COPY in text format, or escape = "none" if a backslash'
+            " is always a backslash. Escapes of MySQL (OUTFILE, mysqldump --tab) are not read:"
+            " let the agent read the database, or deliver CSV with quotes that are doubled.",
+        )
+    found = top.text("escape", default="none")
+    if found not in ESCAPES:
+        raise top.error("escape", f"{found!r} is no kind of escapes.", nearest(found, ESCAPES))
+    if found != "none" and top.values.get("quote") != "":
+        raise top.error("escape", "Text with escapes has no quotes.", 'Write quote = "".')
+    return found
 
 
 def _decimal(top: TomlTable) -> str:
