@@ -106,7 +106,10 @@ def _batches(
 
 
 def _integers(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    return column.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64)
+    found: np.ndarray[tuple[int], np.dtype[np.uint64]] = (
+        column.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64)
+    )
+    return found
 
 
 def _check_columns(

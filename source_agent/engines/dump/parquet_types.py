@@ -70,7 +70,8 @@ def declarable(column: pq.ColumnSchema) -> tuple[DeclaredType, ...]:
 
 def is_empty(column: pq.ColumnSchema) -> bool:
     """Return True if the file says that a column has no value, as pandas does of such objects."""
-    return json.loads(column.logical_type.to_json())["Type"] == EMPTY
+    said: dict[str, Any] = json.loads(column.logical_type.to_json())
+    return bool(said["Type"] == EMPTY)
 
 
 def values(column: pa.Array, kind: str, *, has_infinity: bool) -> Column:
