@@ -77,6 +77,11 @@ class OfFirebird(Legacy):
         self._owner = driver.connect(str(self._path), user="SYSDBA", charset="UTF8")
         self.url = f"firebird:///{self._path}"
 
+    @property
+    def version(self) -> float:
+        """The version of the engine, such as 3.0."""
+        return float(self._owner.info.engine_version)
+
     def run(self, *statements: str) -> None:
         for sql in statements:
             self._owner.execute_immediate(sql)
@@ -94,8 +99,11 @@ class OfFirebird(Legacy):
         self._owner.commit()
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
+        return self.rows_of(f'SELECT * FROM "{table}"')
+
+    def rows_of(self, sql: str) -> list[tuple[Any, ...]]:
         with closing(self._owner.cursor()) as cursor:
-            cursor.execute(f'SELECT * FROM "{table}"')
+            cursor.execute(sql)
             found = [tuple(row) for row in cursor.fetchall()]
         self._owner.commit()
         return found

@@ -129,6 +129,8 @@ def _shown(value: Any) -> bytes:
         return bytes(value).hex().encode()
     if isinstance(value, float):
         return repr(value).encode()
+    if isinstance(getattr(value, "tzinfo", None), dt.tzinfo):
+        raise _refuse(value, "a time without a zone; publish a query that casts it to text")
     if isinstance(value, bool | int | Decimal | dt.date | dt.time | uuid.UUID | dt.timedelta):
         return str(value).encode()
     raise _refuse(value, "a value with one text; publish a view that casts it")

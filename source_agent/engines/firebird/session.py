@@ -33,10 +33,12 @@ from firebird.driver import (
 )
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.encoding.driver_values import ENCODERS
 from source_agent.engines.firebird import types
 from source_agent.engines.firebird.access import connect_error, translate
+from source_agent.engines.firebird.charsets import ENCODERS
 from source_agent.engines.firebird.sql import (
+    PINNED,
+    PINNED_SINCE,
     RANGES_PER_SELECT,
     null_sql,
     ordered_sql,
@@ -70,6 +72,14 @@ class Connector:
                 remedy="Install libfbclient2.",
             ) from error
         connection.main_transaction.default_tpb = READ_ONLY  # it begins by itself
+        try:
+            if connection.info.engine_version >= PINNED_SINCE:
+                for statement in PINNED:  # after the owner's triggers on connecting
+                    connection.execute_immediate(statement)
+                connection.main_transaction.rollback()
+        except DatabaseError as error:
+            connection.close()
+            raise connect_error(error, self.database) from error
         return connection
 
 

@@ -5,7 +5,8 @@ has no precision of decimals.
 
 CHAR(n) is text of n characters, with its blanks, CHAR(n) CHARACTER SET OCTETS n bytes, with its
 zeros: the database cannot tell them from shorter ones. Text of character set NONE is read as bytes
-and must be UTF-8. A DECIMAL may hold more digits than it declares: such a value is refused.
+and must be UTF-8; text of any other set than UTF8 is decoded here (`charsets`). A DECIMAL may hold
+more digits than it declares: such a value is refused. Times with a zone are refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, Final, Protocol
 
 from driftline.types import DeclaredType
 
+from source_agent.engines.firebird import charsets
+from source_agent.engines.firebird.charsets import CODECS, NONE, OCTETS, UTF8
 from source_agent.engines.firebird.sql import COLUMNS, PRIMARY, TABLES, described_sql
 from source_agent.engines.relations import (
     Access,
@@ -32,7 +35,6 @@ from source_agent.engines.relations import (
 )
 from source_agent.engines.shapes import Consistency, Relation, Shape
 
-_NONE, _OCTETS = 0, 1  # character sets
 # Numbers of RDB$FIELD_TYPE: the integer, and the digits that it holds.
 _INTEGERS: Final = {
     7: ("int2", 5),
@@ -41,6 +43,8 @@ _INTEGERS: Final = {
 }
 _DOUBLE: Final = 27
 _CHAR, _VARCHAR, _BLOB, _TEXT_BLOB = 14, 37, 261, 1
+_BINARY: Final = "BLOB SUB_TYPE BINARY"
+_ZONED: Final = frozenset({28, 29, 30, 31})  # TIME and TIMESTAMP, and their extended forms
 _PLAIN: Final[Mapping[int, tuple[str, str]]] = {
     10: ("float4", "single"),
     _DOUBLE: ("float8", "double"),
@@ -49,10 +53,11 @@ _PLAIN: Final[Mapping[int, tuple[str, str]]] = {
     35: ("timestamp", "timestamp"),
     23: ("bool", "bool"),
 }
-_CHARACTER_BYTES: Final = {3: 3, 4: 4, 69: 4}  # UNICODE_FSS, UTF8, GB18030
+_CHARACTER_BYTES: Final = {UTF8: 4} | {number: size for number, (_, size) in CODECS.items()}
 _BY_DATATYPE: Final = {
     "SHORT": 7, "LONG": 8, "INT64": 16, "FLOAT": 10, "DOUBLE": _DOUBLE, "DATE": 12, "TIME": 13,
-    "TIMESTAMP": 35, "BOOLEAN": 23, "TEXT": _CHAR, "VARYING": _VARCHAR, "BLOB": _BLOB,
+    "TIMESTAMP": 35, "BOOLEAN": 23, "TIME_TZ": 28, "TIMESTAMP_TZ": 29,
+    "TIME_TZ_EX": 30, "TIMESTAMP_TZ_EX": 31, "TEXT": _CHAR, "VARYING": _VARCHAR, "BLOB": _BLOB,
 }  # fmt: skip
 
 
@@ -149,21 +154,44 @@ def _of_description(column: Any) -> Field:
 
 
 def _column(relation: Relation, field: Field) -> ReadColumn:
-    name = quote(field.name)
-    is_plain = field.type in {_CHAR, _VARCHAR} or field.sub_type == _TEXT_BLOB
-    if field.charset == _NONE and is_plain and field.type in {_CHAR, _VARCHAR, _BLOB}:
-        # The driver would decode it as the connection's character set.
-        size = f"VARCHAR({field.characters}) CHARACTER SET OCTETS"
-        name = f"CAST({name} AS {'BLOB SUB_TYPE BINARY' if field.type == _BLOB else size})"
+    name, what = quote(field.name), ""
+    if _is_text(field) and field.charset not in {OCTETS, UTF8}:
+        # The driver would decode it as the connection's character set, and the server lose bytes.
+        size = field.characters * _CHARACTER_BYTES.get(field.charset, 1)
+        octets = f"VARCHAR({size}) CHARACTER SET OCTETS"
+        name = f"CAST({name} AS {_BINARY if field.type == _BLOB else octets})"
+        if field.type == _BLOB and field.charset != NONE:
+            # A cast alone keeps the length of other bytes: the driver waits for more for ever.
+            name = f"{name} || CAST('' AS {_BINARY})"
+        if field.charset not in {NONE, *CODECS}:
+            what = "is text in a character set that is not decoded here"
+    if field.type in _ZONED:
+        what = "has a time zone, which the driver loses"
+        remedy = (
+            "Publish a query that casts it twice: CAST(… AS VARCHAR(60)) shows the zone, "
+            "CAST(… AT TIME ZONE 'UTC' AS VARCHAR(60)) the instant."
+        )
+        raise refused_type(relation, field.name, what, remedy)
     if field.name in relation.as_text:
-        form, type = "shown", DeclaredType("text")
-    else:
-        type, form = _read(field)
-        if not form:
-            what = f"has the type {field.type} of Firebird, whose values are not read without loss"
-            remedy = f'Set as_text = ["{field.name}"], or publish a query with CAST.'
-            raise refused_type(relation, field.name, what, remedy)
+        return ReadColumn(field.name, DeclaredType("text"), name, "shown", not field.not_null)
+    type, form = _read(field)
+    if what or not form:
+        what = what or (
+            f"has the type {field.type} of Firebird, whose values are not read without loss"
+        )
+        remedy = f'Set as_text = ["{field.name}"], or publish a query with CAST.'
+        raise refused_type(relation, field.name, what, remedy)
     return ReadColumn(field.name, type, name, form, nullable=not field.not_null)
+
+
+def _is_text(field: Field) -> bool:
+    return field.type in {_CHAR, _VARCHAR} or (field.type == _BLOB and field.sub_type == _TEXT_BLOB)
+
+
+def _text_form(field: Field) -> str:
+    if field.charset == NONE:
+        return "utf-8"
+    return charsets.form(field.charset) if field.charset in CODECS else "text"
 
 
 def _read(field: Field) -> tuple[DeclaredType, str]:
@@ -181,11 +209,11 @@ def _read(field: Field) -> tuple[DeclaredType, str]:
         is_old_decimal = field.type == _DOUBLE and field.scale  # of dialect 1: a rounded double
         return DeclaredType(kind), "" if is_old_decimal else form
     if field.type in {_CHAR, _VARCHAR}:
-        if field.charset == _OCTETS:
+        if field.charset == OCTETS:
             return DeclaredType("bytea"), "bytes"
-        return DeclaredType("text"), "utf-8" if field.charset == _NONE else "text"
+        return DeclaredType("text"), _text_form(field)
     if field.type == _BLOB and field.sub_type in {0, _TEXT_BLOB}:
         if field.sub_type == _TEXT_BLOB:
-            return DeclaredType("text"), "utf-8" if field.charset == _NONE else "text"
+            return DeclaredType("text"), _text_form(field)
         return DeclaredType("bytea"), "bytes"
     return DeclaredType("text"), ""
