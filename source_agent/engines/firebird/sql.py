@@ -32,8 +32,8 @@ ORDER BY 2, 1"""
 LOGIN: Final = """SELECT CURRENT_USER,
     (SELECT FIRST 1 RDB$OWNER_NAME FROM RDB$RELATIONS WHERE RDB$RELATION_NAME = 'RDB$DATABASE')
 FROM RDB$DATABASE"""
-# Since Firebird 4.0. Triggers of the owner, or the server's DataTypeCompatibility, may bind a type to
-# one that holds less, and a time zone decides what CAST and CURRENT_TIMESTAMP give.
+# Since Firebird 4.0. Triggers of the owner, or the server's DataTypeCompatibility, may bind a type
+# to one that holds less, and a time zone decides what CAST and CURRENT_TIMESTAMP give.
 PINNED_SINCE: Final = 4.0
 _BOUND: Final = (
     "SMALLINT", "INTEGER", "BIGINT", "INT128", "FLOAT", "DOUBLE PRECISION", "NUMERIC", "DECIMAL",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, DatabaseRefused
 
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.shapes import Relation
@@ -65,3 +65,17 @@ def test_a_session_is_in_utc(legacy: Any) -> None:
     with session_of(legacy) as session:
         zone = "SELECT RDB$GET_CONTEXT('SYSTEM', 'SESSION_TIMEZONE') FROM RDB$DATABASE"
         assert session.ask(zone) == [("UTC",)]
+
+
+def test_a_limit_of_the_server_is_named(legacy: Any) -> None:
+    busy = Relation(
+        "q",
+        query='SELECT COUNT(*) AS "n" FROM RDB$FIELDS a CROSS JOIN RDB$FIELDS b'
+        " CROSS JOIN RDB$FIELDS c CROSS JOIN RDB$FIELDS d",
+        key=("n",),
+    )
+    with session_of(legacy) as session:
+        session._connection.execute_immediate("SET STATEMENT TIMEOUT 50 MILLISECOND")
+        with pytest.raises(DatabaseRefused, match="level timeout") as refused:
+            read(session, busy)
+        assert "StatementTimeout of the server" in refused.value.remedy
