@@ -181,7 +181,7 @@ def decimal_encoder(type: DeclaredType) -> Callable[[bytes], bytes]:
     return encode
 
 
-def _printable(value: object) -> str:
+def printable_value(value: object) -> str:
     """Return a raw value as text for an error: short, one line, only printable characters."""
     if isinstance(value, bytearray | memoryview):
         value = bytes(value)
@@ -253,11 +253,11 @@ class RowEncoder:
         value, key = columns[number][row], self._key(columns, row)
         kind = _STORED.get(type(value), "")
         return ValueDoesNotFit(
-            f"The value {_printable(value)!r}{kind} is not one of the type {column.type}, "
+            f"The value {printable_value(value)!r}{kind} is not one of the type {column.type}, "
             f"in the row with key {key}.",
             remedy=_as_text([column.name]),
             where=f"{self._name}.{column.name}",
-            details={"value": _printable(value), "key": key},
+            details={"value": printable_value(value), "key": key},
         )
 
     def _fits(self, number: int, value: Any) -> bool:
@@ -268,7 +268,7 @@ class RowEncoder:
         return True
 
     def _key(self, columns: Sequence[Values], row: int) -> str:
-        return ", ".join(_printable(c[row]) for c in columns[: self._shape.recipe.key_columns])
+        return ", ".join(printable_value(c[row]) for c in columns[: self._shape.recipe.key_columns])
 
 
 def row_encoder(

@@ -18,7 +18,7 @@ from driftline.errors import (
 from pymysql import Error, OperationalError
 
 from source_agent.engines.interface import Ask, Limits, Listed, MarkedRead, Privilege
-from source_agent.engines.mariadb import settings, types
+from source_agent.engines.mariadb import settings, types, warnings
 from source_agent.engines.mariadb.activity import ACTIVITY
 from source_agent.engines.mariadb.sql import (
     EXPLAIN,
@@ -79,6 +79,7 @@ CATALOGUE: Final = (*PRIVILEGES, LISTED, UNIQUE, SIZE)
 # Server and client error numbers: mysqld_error.h, errmsg.h.
 _REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
 _NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
+_PLAN_HIDDEN: Final = "(error 1345)"  # of a view, to a login without SELECT on its tables
 _NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
 CLIENT_ERRORS: Final = 2000
 _LOST_CONNECTION: Final = 2013
@@ -91,9 +92,15 @@ _TIMED_OUT: Final = (
     "Raise statement_timeout_s of the file or the account's own limit, whichever is shorter, or "
     "publish less of it."
 )
+_TOO_BIG: Final = (
+    "sql_big_selects is 0, and max_join_size is less than what the read examines: the owner's "
+    "limit, which the agent keeps. Raise max_join_size, or set sql_big_selects = 1 for the agent's "
+    "login (init_connect) or the server."
+)
 _ERRORS: Final[tuple[tuple[set[int], type[DriftlineError], str], ...]] = (
     (_NOT_FOUND, ConfigurationError, "Correct the table or the query in the file."),
     ({1969, 3024}, DatabaseRefused, _TIMED_OUT),
+    ({1104}, DatabaseRefused, _TOO_BIG),
     ({1205}, DatabaseUnavailable, "Someone holds a lock on it; try again later."),
     ({1213, 1412, 1020, 1033}, SnapshotLost, ""),
     (_UNAVAILABLE, DatabaseUnavailable, _TRY_LATER),
@@ -224,16 +231,30 @@ def listed(ask: Ask) -> list[Listed]:
 
 def scan_cost(ask: Ask, shape: Shape) -> str:
     """Return what `Engine.scan_cost` returns."""
-    plan = [row for row in ask(EXPLAIN + scan_sql(shape)) if row[2] is not None]
+    try:
+        plan = [row for row in ask(EXPLAIN + scan_sql(shape)) if row[2] is not None]
+    except DatabaseRefused as error:
+        refuse_unhidden(error)
+        plan = []
+    warned = warnings.told(ask(warnings.WARNINGS)) if plan else ""
     # EXPLAIN: id, select_type, table, then in MySQL partitions, type; MySQL has 12 columns.
-    access = ", ".join(f"{row[2]}: {row[4 if len(row) > 10 else 3]}" for row in plan)
+    shown = ", ".join(f"{row[2]}: {row[4 if len(row) > 10 else 3]}" for row in plan)
+    access = shown or "the server does not show how it is read"
     rows, size = shape.rows_expected, None
     if shape.relation.table is not None:
         parts = split_name(shape.relation.table, MARK)
         for count, length in ask(SIZE, parts[0] if len(parts) == 2 else None, parts[-1]):
             rows, size = int(count or 0), int(length or 0)
     on_disk = f", {size / 2**20:,.1f} MiB on disk" if size else ""
-    return f"about {counted(rows, 'row')}{on_disk}; {access} ({plan_of(shape).consistency.value})"
+    cost = f"about {counted(rows, 'row')}{on_disk}; {access}"
+    return f"{cost} ({plan_of(shape).consistency.value}){warned and f'; {warned}'}"
+
+
+def refuse_unhidden(error: DatabaseRefused) -> None:
+    """Raise an error again unless it says that EXPLAIN alone is refused: a view can be read by a
+    login that may not read its tables."""
+    if _PLAN_HIDDEN not in error.message:
+        raise error
 
 
 def marked_read(plan: Sequence[tuple[str | None, ...]]) -> MarkedRead:
@@ -298,8 +319,8 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         if shape.recipe.integer_key:
             reads += [range_sql(shape), null_key_sql(shape, MARK)]
             reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
-        reads += [*_tiles(shape), *_marked(shape)]
-    session = (*settings.STATEMENTS, *STATEMENTS, ACTIVITY)
+        reads += [*_tiles(shape), *_marked(shape), *warnings.searches(shape)]
+    session = (*settings.STATEMENTS, *STATEMENTS, warnings.WARNINGS, ACTIVITY)
     issued = (*session, *types.CATALOGUE, *CATALOGUE, *reads)
     return list(dict.fromkeys(issued))
 

@@ -24,7 +24,7 @@ import numpy as np
 import pymysql
 from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
-from driftline.errors import ConfigurationError, DriftlineError
+from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
 from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from pymysql.cursors import Cursor, SSCursor
@@ -33,7 +33,7 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
-from source_agent.engines.mariadb import access, activity, settings, types
+from source_agent.engines.mariadb import access, activity, settings, types, warnings
 from source_agent.engines.mariadb.access import translate
 from source_agent.engines.mariadb.sql import (
     AS_OF,
@@ -126,6 +126,18 @@ class MariadbSession(SnapshotSession):
         cursor = self._execute(self._connection.cursor(Cursor), sql, (), None)
         return cast("Sequence[types.Field]", cursor._result.fields)
 
+    def find_lost(self, sql: str) -> tuple[list[tuple[bytes | None, ...]], int]:
+        cursor = self._connection.cursor(Cursor)
+        limit(self._connection, self._silence_s)
+        try:
+            cursor.execute(sql)
+        except pymysql.Error as error:
+            raise self._failed(error, None) from error
+        return list(cursor.fetchall()), _warnings(cursor)
+
+    def is_own(self, shape: Shape) -> bool:
+        return types.reads_plainly(self, shape.relation)
+
     def describe(self, relation: Relation) -> Shape:
         try:
             return types.describe(self, relation)
@@ -217,6 +229,7 @@ class MariadbSession(SnapshotSession):
         cursor = self._connection.cursor(Cursor)
         bound = (*plan_of(shape).values, *values)
         found: bytes | None = self._execute(cursor, sql, bound, shape.relation).fetchall()[0][0]
+        warnings.refuse(self, shape, _warnings(cursor))
         return found
 
     def marked_read(self, shape: Shape) -> MarkedRead | None:
@@ -225,9 +238,12 @@ class MariadbSession(SnapshotSession):
         if marked.kind not in ORDERED:
             return None
         bound = latest(marked, self.as_of).removesuffix("+00")
-        return access.marked_read(
-            self.ask(EXPLAIN + marked_sql(shape), *plan_of(shape).values, bound)
-        )
+        try:
+            plan = self.ask(EXPLAIN + marked_sql(shape), *plan_of(shape).values, bound)
+        except DatabaseRefused as error:
+            access.refuse_unhidden(error)
+            return None
+        return access.marked_read(plan)
 
     def read_keys(
         self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
@@ -256,6 +272,7 @@ class MariadbSession(SnapshotSession):
         except pymysql.Error as error:
             raise self._failed(error, shape.relation) from error
         self._open_cursor = None
+        warnings.refuse(self, shape, _warnings(cursor))
 
     def _pages(self, shape: Shape) -> Callable[[int], Sequence[tuple[Any, ...]]]:
         """Return a `fetchmany` that issues a statement for each block, after the last key."""
@@ -271,6 +288,7 @@ class MariadbSession(SnapshotSession):
             cursor = self._connection.cursor(Cursor)
             bindings = (*plan.values, *values, count)
             block = self._execute(cursor, sql, bindings, shape.relation).fetchall()
+            warnings.refuse(self, shape, _warnings(cursor))
             if block:
                 after[:] = [b(block[-1][p]) for b, p in zip(bind, places, strict=True)]
             return cast("Sequence[tuple[Any, ...]]", block)
@@ -336,6 +354,11 @@ def _named(shape: Shape, keys: Sequence[Key]) -> tuple[str, list[object]]:
     every = [*keys, *[keys[-1]] * (KEYS_PER_SELECT - len(keys))]
     values = [bound_value(c, text) for one in every for c, text in zip(key, one, strict=True)]
     return keys_sql(shape, [bound(column) for column in key]), values
+
+
+def _warnings(cursor: Any) -> int:
+    """Return the number of warnings of a result that was read to its end."""
+    return int(cursor._result.warning_count) & 0xFFFF  # the driver reads it with a sign
 
 
 def _forget(cursor: SSCursor) -> None:

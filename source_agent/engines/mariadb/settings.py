@@ -3,11 +3,17 @@
 A stored function that a view or a query calls may change a variable of the session for good. So
 the variables on which text forms depend are compared after every read, and rows read under others
 are refused. Not found: a function that changes a variable and restores it within the same row.
+
+Not pinned: `sql_big_selects`, `max_join_size` and `max_recursive_iterations`. They are the owner's
+limits, and a read beyond one is refused (errors 1104 and 1931) and never has another value.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
+
+from driftline.errors import DatabaseRefused
 
 from source_agent.engines.interface import Ask, Limits, TimeLimit
 from source_agent.engines.relations import changed_setting
@@ -19,6 +25,13 @@ Shown = tuple[str | None, ...]
 SETTINGS: Final = (
     # Of MariaDB alone: rows of the past.
     "SET SESSION /*M!100300 system_versioning_asof = DEFAULT, */ sql_mode = ''",
+    # The collation of literals; servers and releases have other defaults.
+    "SET NAMES utf8mb4 COLLATE utf8mb4_general_ci",
+    # Behaviour of older releases, regular expressions and WITH RECURSIVE, of MariaDB alone.
+    "SET SESSION /*M!100601 old_mode = 'UTF8_IS_UTF8MB3', */ sql_auto_is_null = 0",
+    "SET SESSION /*M!100601 default_regex_flags = '', */ default_week_format = 0",
+    "SET SESSION /*M!100601 standard_compliant_cte = 1, */ sql_notes = 0",  # notes are not counted
+    "SET SESSION max_error_count = 65535",  # all warnings are listed (`warnings`)
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION lc_time_names = 'en_US'",
     "SET SESSION div_precision_increment = 4",
@@ -28,6 +41,7 @@ SETTINGS: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     "SET SESSION TRANSACTION READ ONLY",
 )
+CLOCK: Final = "SET SESSION timestamp = DEFAULT"  # NOW() is then the time; not always allowed
 # Limits of time: those of the server or the account are only tightened.
 TIMEOUTS: Final = tuple(
     f"SET SESSION {name} = CAST(LEAST(@@SESSION.{name}, %s) AS UNSIGNED)"
@@ -56,17 +70,30 @@ WATCHED: Final = (
     "sql_select_limit",
     "max_sort_length",
     "sql_mode",
+    "sql_auto_is_null",
+    "default_week_format",
+    "max_error_count",
+    "sql_notes",
     "character_set_client",
     "character_set_connection",
     "collation_connection",
     "character_set_results",
 )
-_PAST = "system_versioning_asof"  # of MariaDB alone
+# Of MariaDB alone, with the release that has them; and whether the session's clock is set.
+_OF_MARIADB: Final = {
+    "system_versioning_asof": 100300,
+    "old_mode": 100601,
+    "default_regex_flags": 100601,
+    "standard_compliant_cte": 100601,
+}
+_CLOCK: Final = "timestamp"
+_CLOCK_S: Final = 60  # a clock that is set differs by more; one that is not, by microseconds
 SHOWN = (
     f"SELECT {', '.join(f'@@SESSION.{name}' for name in WATCHED)}, "
-    f"COALESCE(/*M!100300 @@SESSION.{_PAST}, */ '')"
+    + "".join(f"COALESCE(/*M!{v} @@SESSION.{name}, */ ''), " for name, v in _OF_MARIADB.items())
+    + f"ABS(@@SESSION.{_CLOCK} - UNIX_TIMESTAMP(SYSDATE(6))) > {_CLOCK_S}"
 )
-PINNING: Final = (*DRIVER, *SETTINGS, *TIMEOUTS, *STATEMENT_TIMEOUTS.values())
+PINNING: Final = (*DRIVER, *SETTINGS, CLOCK, *TIMEOUTS, *STATEMENT_TIMEOUTS.values())
 STATEMENTS: Final = (*PINNING, TIME_LIMITS, VERSION, SHOWN)
 
 _IDLE: Final = {"wait_timeout", "idle_transaction_timeout", "idle_readonly_transaction_timeout"}
@@ -76,8 +103,7 @@ _ZERO_IS_AT_ONCE: Final = {"lock_wait_timeout", "innodb_lock_wait_timeout"}
 def pin(ask: Ask, limits: Limits) -> Shown:
     """Set what text forms depend on, tighten the limits of time, and return what is watched."""
     is_mariadb = "mariadb" in str(ask(VERSION)[0][0]).lower()
-    for sql in SETTINGS:
-        ask(sql)
+    _set(ask)
     lock_s = max(1, round(limits.lock_s))
     for sql, seconds in zip(TIMEOUTS, (lock_s, lock_s, max(1, round(limits.idle_s))), strict=True):
         ask(sql, seconds)
@@ -85,6 +111,13 @@ def pin(ask: Ask, limits: Limits) -> Shown:
         budget = limits.statement_s if is_mariadb else round(limits.statement_s * 1000)
         ask(STATEMENT_TIMEOUTS[is_mariadb], budget, budget)
     return ask(SHOWN)[0]
+
+
+def _set(ask: Ask) -> None:
+    for sql in SETTINGS:
+        ask(sql)
+    with contextlib.suppress(DatabaseRefused):  # secure_timestamp: nobody can set it at all
+        ask(CLOCK)
 
 
 def time_limits(ask: Ask) -> list[TimeLimit]:
@@ -99,8 +132,7 @@ def time_limits(ask: Ask) -> list[TimeLimit]:
 
 def refuse_changed(ask: Ask, before: Shown, relation: Relation) -> None:
     """Raise DatabaseRefused if a variable has another value than when the session opened."""
-    pairs = zip((*WATCHED, _PAST), before, ask(SHOWN)[0], strict=True)
+    pairs = zip((*WATCHED, *_OF_MARIADB, _CLOCK), before, ask(SHOWN)[0], strict=True)
     if changed := [name for name, was, now in pairs if was != now]:
-        for sql in (DRIVER[0], *SETTINGS):  # for the relations that follow in this session
-            ask(sql)
+        _set(ask)  # for the relations that follow in this session
         raise changed_setting(relation, changed)

@@ -45,6 +45,15 @@ def probe_sql(shape: Shape) -> str:
     return select_sql(shape, tail="\nLIMIT 0")
 
 
+def lost_sql(shape: Shape, column: str, read: str) -> str:
+    """Return the SELECT of the key of a row in which an expression turns a column into NULL."""
+    plan, where = plan_of(shape), shape.relation.where
+    key = ", ".join(plan.reads[: shape.recipe.key_columns])
+    own = f"(\n{where}\n) AND " if where else ""
+    lost = f"{own}{column} IS NOT NULL AND ({read}) IS NULL"
+    return f"SELECT {key}\nFROM {plan.source}\nWHERE {lost}\nLIMIT 1"
+
+
 def range_sql(shape: Shape) -> str:
     """Return the SELECT of RANGES_PER_SELECT ranges of keys."""
     key = quote(shape.recipe.columns[0].name, MARK).replace("%", "%%")

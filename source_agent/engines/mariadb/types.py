@@ -49,23 +49,44 @@ SELECT IF(table_schema = DATABASE(), table_name, CONCAT(table_schema, '.', table
 FROM information_schema.tables
 WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')
 ORDER BY 1"""
+READABLE = """
+SELECT table_name, engine, table_type FROM information_schema.tables
+WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')"""
+VIEWS = "SELECT table_name, view_definition FROM information_schema.views"
+FUNCTIONS = """
+SELECT routine_name FROM information_schema.routines WHERE routine_type <> 'PROCEDURE'"""
 COLUMNS = """
 SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, is_nullable,
        character_set_name, collation_name, generation_expression, extra
 FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
 INDEXES = """
-SELECT index_name, non_unique, column_name, nullable, index_type, sub_part, collation
+SELECT index_name, non_unique, column_name, nullable, index_type, sub_part, collation,
+       COALESCE(/*M!100600 ignored = 'YES', */ /*!80000 is_visible = 'NO', */ 0)
 FROM information_schema.statistics
 WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
 VERSIONED: Final = "SYSTEM VERSIONED"  # the type of a table WITH SYSTEM VERSIONING
+_STORED: Final = {"BASE TABLE", VERSIONED}
 CREATED = """
 SELECT create_time FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s AND create_time <= UTC_TIMESTAMP()"""
 DATABASE = "SELECT DATABASE()"
 # The tables of foreign keys show them to nobody who has SELECT alone; this statement does.
 CREATION = "SHOW CREATE TABLE {table}"
-CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CREATED, DATABASE)
+CATALOGUE: Final = (
+    TABLE,
+    TABLES,
+    READABLE,
+    VIEWS,
+    FUNCTIONS,
+    COLUMNS,
+    INDEXES,
+    CREATED,
+    DATABASE,
+)
+# The server's own tables, and a stored function as the text of a view calls it.
+_OF_SERVER: Final = re.compile(r"\b(mysql|information_schema|performance_schema)`?\s*\.", re.I)
+_CALLED: Final = re.compile(r"`\(")
 _NAME = r"`(?:[^`]|``)+`"
 _FOREIGN_KEY: Final = re.compile(
     rf"^ +CONSTRAINT {_NAME} FOREIGN KEY \((?P<own>{_NAME}(?:, ?{_NAME})*)\)"
@@ -142,10 +163,12 @@ class _Index:
     is_btree: bool
     is_whole: bool  # no column only with its first characters
     descending: tuple[bool, ...] = ()
+    is_used: bool = True  # by the optimizer: else it is IGNORED, and ensures uniqueness alone
 
     def orders(self, key: tuple[str, ...]) -> bool:
         """Return True if ranges of this key are ranges of the index."""
         is_prefix = self.columns[: len(key)] == key and self.is_btree and self.is_whole
+        is_prefix = is_prefix and self.is_used
         return is_prefix and len(set(self.descending[: len(key)])) == 1
 
 
@@ -178,6 +201,19 @@ def _table_of(relation: Relation, database: str) -> tuple[str, ...] | None:
 def _names(text: str) -> tuple[str, ...]:
     """Return the names of a list of quoted columns."""
     return tuple(name[1:-1].replace("``", "`") for name in re.findall(_NAME, text))
+
+
+def reads_plainly(session: MariadbCatalogue, relation: Relation) -> bool:
+    """Return True if a relation has no expression of its owner: it is stored columns of a table."""
+    parts = split_name(relation.table or "", MARK)
+    if relation.table is None or relation.where:
+        return False
+    rows = session.ask(TABLE, parts[0] if len(parts) == 2 else None, parts[-1])
+    rows = [r for r in rows if r[1] == parts[-1]] or rows
+    if len(rows) != 1 or (rows[0][2] or "").upper() not in _STORED:
+        return False
+    columns = session.ask(COLUMNS, rows[0][0], rows[0][1])
+    return not any("VIRTUAL" in (more or "").upper() for *_, more in columns)
 
 
 def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
@@ -245,7 +281,7 @@ def _describe(
         source,
         vouched=unique is not None and not any(by_name[name].is_nullable for name in order.key),
         ordered=is_innodb and tuple(primary[:1]) == order.key[:1],
-        indexed=any(i.is_btree and i.columns[0] == order.key[0] for i in indexes),
+        indexed=any(i.is_btree and i.is_used and i.columns[0] == order.key[0] for i in indexes),
         key_indexed=any(i.orders(order.key) for i in indexes),
         key_index=next((i.name for i in indexes if i.orders(order.key)), ""),
         rows_expected=count,
@@ -306,7 +342,7 @@ def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
     ORDER BY compares only the first `max_sort_length` bytes of a value. No value of a B-tree over
     whole columns is longer.
     """
-    if unique is None or not (unique.is_btree and unique.is_whole):
+    if unique is None or not (unique.is_btree and unique.is_whole and unique.is_used):
         return ()
     names = tuple(filter(None, unique.columns))
     return names if set(names) <= set(pageable) else ()
@@ -365,6 +401,7 @@ def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
             is_btree=all(r[4] == "BTREE" for r in group),
             is_whole=all(r[5] is None for r in group),
             descending=tuple(row[6] == "D" for row in group),
+            is_used=all(row[7] != "1" for row in group),
         )
         for name, group in grouped.items()
     ]
@@ -386,11 +423,38 @@ def _reads_only_innodb(session: MariadbCatalogue, source: str) -> bool:
     """Return True if every table behind a query or view is known to be InnoDB.
 
     A login that may EXPLAIN the query may read all of its tables, and sees every table that it may
-    read in the catalogue. So if all tables there are InnoDB, those of the query are.
+    read in the catalogue. So if all tables there are InnoDB, those of the query are. Of others it
+    is enough that no text names one: neither the query, nor the view that it reads. That is not
+    known of a text that is hidden, calls a stored function, or is not ASCII, in which the server
+    may take other characters for those of a name.
     """
     try:
         session.ask(EXPLAIN + empty_sql(source))
     except DatabaseRefused:
         return False
-    stored = [row for row in session.ask(TABLES) if row[2] in {"BASE TABLE", VERSIONED}]
-    return all(_is_innodb(engine, kind) for _, engine, kind in stored)
+    others = [
+        str(name)
+        for name, engine, kind in session.ask(READABLE)
+        if kind in _STORED and not _is_innodb(engine, kind)
+    ]
+    if not others:
+        return _OF_SERVER.search(source) is None
+    unwanted = [*others, *(str(name) for (name,) in session.ask(FUNCTIONS))]
+    views = [(str(name), text or "") for name, text in session.ask(VIEWS)]
+    texts = [source]
+    for text in texts:
+        if not (text and text.isascii()) or _OF_SERVER.search(text):
+            return False
+        if any(_names_it(text, name) for name in unwanted):
+            return False
+        found = [made for name, made in views if _names_it(text, name) and made not in texts]
+        if any(_CALLED.search(made) for made in found):
+            return False
+        texts += found
+    return True
+
+
+def _names_it(text: str, name: str) -> bool:
+    """Return True if a text may hold a name as an identifier, quoted or not."""
+    plain = re.escape(name.replace(MARK, MARK * 2))
+    return re.search(rf"(?<![\w$]){plain}(?![\w$])", text, re.IGNORECASE) is not None

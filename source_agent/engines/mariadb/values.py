@@ -258,6 +258,11 @@ def bound_value(column: Column, text: str) -> object:
     return int(text) if column.type.kind in INTEGER_WIDTHS else text
 
 
+def as_bytes(text: str) -> str:
+    """Return the expression of the UTF-8 of a text, as derivations compare it."""
+    return f"CAST(CONVERT({text} USING utf8mb4) AS BINARY)"
+
+
 def compare(comparison: Comparison, column: Column, place: str) -> Condition:
     """Return a comparison; a zero byte stands for each of its values (`sql`)."""
     del place  # values have no numbers
@@ -268,7 +273,7 @@ def compare(comparison: Comparison, column: Column, place: str) -> Condition:
     if kind == "numeric":
         value = f"CAST(\0 AS DECIMAL({column.type.precision},{column.type.scale}))"
     elif kind == "text":
-        operand = f"CAST(CONVERT({operand} USING utf8mb4) AS BINARY)"
+        operand = as_bytes(operand)
     bindings: tuple[object, ...] = tuple(map(int, values)) if kind in INTEGER_WIDTHS else values
     if operator is Operator.IN:
         return Condition(f"{operand} IN ({', '.join([value] * len(values))})", bindings)
@@ -283,5 +288,5 @@ _KEY_BOUNDS: Final = {  # constants, so that the optimizer takes ranges of an in
 _BOUND: Final = {  # a text as a value of the type
     "date": "CAST(\0 AS DATE)",
     "timestamp": "CAST(\0 AS DATETIME(6))",
-    "text": "CAST(CONVERT(\0 USING utf8mb4) AS BINARY)",
+    "text": as_bytes("\0"),
 }

@@ -13,6 +13,7 @@ from driftline import errors
 
 from source_agent.engines.conformance.reads import decoded, flat, read, session_of
 from source_agent.engines.interface import Limits
+from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacies import OfMariaDB
@@ -243,3 +244,108 @@ def test_a_scan_that_is_abandoned_is_ended(
             packets[0] = 0
             assert read(session, Relation("u", table="u")) == [], "the snapshot is the same"
             assert packets[0] < 50_000
+
+
+def test_an_ignored_index_promises_no_tiles(maria: OfMariaDB) -> None:
+    """The server refuses to be told to use it (error 1176); it ensures uniqueness all the same."""
+    maria.run(
+        "CREATE TABLE t (id int PRIMARY KEY, k varchar(9) COLLATE utf8mb4_bin NOT NULL, "
+        "UNIQUE KEY uk (k))",
+        "INSERT INTO t VALUES (1, 'a'), (2, 'b')",
+    )
+    relation = Relation("t", table="t", key=("k",))
+    with session_of(maria) as session:
+        shape = session.describe(relation)
+        assert not shape.not_by_key
+        assert len(flat(session.read_keys(shape, [("a",)]))) == 1
+    maria.run("ALTER TABLE t ALTER INDEX uk IGNORED")
+    with session_of(maria) as session:
+        shape = session.describe(relation)
+        assert shape.vouched
+        assert "no index" in shape.unordered
+        assert len(flat(session.scan(shape))) == 2
+
+
+OTHERS = (
+    "CREATE TABLE i (id int PRIMARY KEY, v int)",
+    "CREATE TABLE log (id int PRIMARY KEY, v int) ENGINE=MyISAM",
+    "INSERT INTO i VALUES (1, 1)",
+    "INSERT INTO log VALUES (1, 1)",
+    "CREATE VIEW of_i AS SELECT id, v FROM i",
+    "CREATE VIEW upon AS SELECT id, v FROM of_i",
+    "CREATE VIEW of_log AS SELECT id, v FROM log",
+    "CREATE VIEW over_log AS SELECT id, v FROM of_log",
+    "CREATE FUNCTION logged(x int) RETURNS int READS SQL DATA RETURN (SELECT v FROM log LIMIT 1)",
+    "CREATE VIEW calls AS SELECT id, logged(id) AS v FROM i",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "consistency"),
+    [
+        ("i", Consistency.EXACT),
+        ("of_i", Consistency.EXACT),
+        ("upon", Consistency.EXACT),
+        ("i JOIN (SELECT id AS x FROM i) AS logs ON x = id", Consistency.EXACT),
+        ("`log`", Consistency.FUZZY),
+        ("over_log", Consistency.FUZZY),
+        ("calls", Consistency.FUZZY),
+        ("(SELECT id, logged(id) AS v FROM i) AS c", Consistency.FUZZY),
+        ("i /* ж */", Consistency.FUZZY),
+    ],
+)
+def test_a_query_is_read_as_its_own_tables_allow(
+    maria: OfMariaDB, text: str, consistency: Consistency
+) -> None:
+    """A table without snapshots that the login also sees, and the query does not read, is none of
+    its own. Names decide, so that a table is taken for read where it cannot be told."""
+    maria.run(*OTHERS)
+    query = Relation("q", query=f"SELECT id, v FROM {text}", key=("id",))
+    with session_of(maria) as session:
+        shape = session.describe(query)
+        assert len(flat(session.scan(shape))) == 1
+        assert session.consistency is consistency
+
+
+def test_a_query_of_the_servers_own_tables_has_no_snapshot(maria: OfMariaDB) -> None:
+    query = "SELECT table_name AS id FROM information_schema.tables WHERE table_schema = DATABASE()"
+    with session_of(maria) as session:
+        flat(session.scan(session.describe(Relation("q", query=query, key=("id",)))))
+        assert session.consistency is Consistency.FUZZY
+
+
+def test_a_view_is_checked_by_the_login_that_may_read_nothing_else(maria: OfMariaDB) -> None:
+    """EXPLAIN is refused to it (error 1345), reading is not: `check` says so, and goes on."""
+    maria.run(
+        "CREATE TABLE hidden (id int PRIMARY KEY, at timestamp(6) NOT NULL, KEY (at))",
+        "INSERT INTO hidden VALUES (1, '2020-01-01')",
+        "CREATE VIEW shown AS SELECT id, at FROM hidden",
+    )
+    password = maria.server.create_login(login := maria.database)
+    maria.run(f"GRANT SELECT ON {maria.database}.shown TO {login}")
+    engine = connect(maria.server.tcp_url(login, maria.database), password, Limits())
+    relation = Relation("shown", table="shown", key=("id",), marker=Marker("at", late_s=1))
+    with closing(engine.open()) as session:
+        shape = session.describe(relation)
+        assert "does not show how it is read" in engine.scan_cost(shape)
+        assert session.marked_read(shape) is None
+        assert len(flat(session.scan(shape))) == 1
+    maria.drop_login(login)
+
+
+def test_a_read_that_the_owners_limit_of_rows_refuses_says_how_to_raise_it(
+    maria: OfMariaDB,
+) -> None:
+    maria.run(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT seq FROM seq_1_to_1000",
+        "ANALYZE TABLE t",
+        "SET GLOBAL max_join_size = 10",
+    )
+    try:
+        with session_of(maria) as session:
+            with pytest.raises(errors.DatabaseRefused, match="1104") as caught:
+                read(session, Relation("t", table="t"))
+            assert "sql_big_selects" in caught.value.remedy
+    finally:
+        maria.run("SET GLOBAL max_join_size = DEFAULT")
