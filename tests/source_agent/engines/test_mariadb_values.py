@@ -241,7 +241,10 @@ def test_values_at_the_limit_of_a_packet_are_whole_or_refused(maria: OfMariaDB, 
                     try:
                         ((_, found),) = read(session, relation)
                     except errors.ValueDoesNotFit as error:
-                        place = error.where, "key 1" in error.message
+                        place: tuple[str, bool] | None = (
+                            error.where,
+                            "key 1" in error.message,
+                        )
                         found = None
                     else:
                         place = None
