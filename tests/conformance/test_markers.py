@@ -16,7 +16,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.derivations import Derivation, Part
 from driftline.digests import MASK64, Salt
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, SnapshotLost
 from driftline.key_digests import hash_seed, hashed
 
 from source_agent.budgets.budget import GovernedSession, Governor
@@ -280,9 +280,25 @@ def test_what_has_no_xmin_is_refused(legacy: Legacy) -> None:
         Relation("v", table="seen", key=("id",), marker=Marker("")),
         Relation("q", query="SELECT * FROM t", key=("id",), marker=Marker("")),
     ]
-    if legacy.name != "postgresql":
+    if legacy.name == "postgresql":
+        legacy.run("CREATE MATERIALIZED VIEW kept AS SELECT * FROM t")
+        relations.append(Relation("m", table="kept", key=("id",), marker=Marker("")))
+    else:
         relations.append(relation(Marker("")))
     for one in relations:
         with session_of(legacy) as session, pytest.raises(ConfigurationError) as refused:
             session.describe(one)
         assert refused.value.where == f"{one.name}: marker.xmin"
+
+
+def test_a_table_that_is_renamed_has_no_mark(legacy: Legacy) -> None:
+    """A look-up in the catalogue that finds nothing is no answer."""
+    if legacy.name != "postgresql":  # where the lock of the description is no obstacle to owners
+        return
+    filled(legacy)
+    for marker in (Marker(""), BY_VERSION):
+        with session_of(legacy) as session:
+            shape = session.describe(relation(marker))
+            gone = replace(shape, plan=replace(shape.plan, source='ONLY "nowhere"'))
+            with pytest.raises(SnapshotLost, match="nowhere"):
+                session.mark(gone)

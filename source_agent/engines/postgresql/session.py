@@ -53,7 +53,7 @@ from source_agent.engines.postgresql import (
 )
 from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
-from source_agent.engines.postgresql.replaced import refuse_replaced
+from source_agent.engines.postgresql.replaced import refuse_replaced, replaced
 from source_agent.engines.postgresql.settings import (
     SETTINGS,
     refuse_changed,
@@ -301,11 +301,16 @@ class PostgresqlSession(SnapshotSession):
             source = ":".join(self.ask(sql.IDENTITY)[0])
             if marked.kind is MarkerKind.XMIN:
                 tree = self.ask(sql.LEAVES, sql.name_of(shape))
+                if not tree:
+                    raise replaced(shape.relation, sql.name_of(shape))
                 at, started = self.ask(sql.XMIN)[0]
                 source = " ".join([source, started, *(f"{oid}:{file}" for oid, _, file in tree)])
                 return Mark(source, at)
             if shape.relation.table is not None:  # else swapped by renaming another one
-                source += f" {self.ask(access.RESOLVED, sql.name_of(shape))[0][0]}"
+                oid = self.ask(access.RESOLVED, sql.name_of(shape))[0][0]
+                if oid is None:
+                    raise replaced(shape.relation, sql.name_of(shape))
+                source += f" {oid}"
 
             def greatest(name: str) -> str | None:
                 # By COPY: without an index on the column, all rows are read.

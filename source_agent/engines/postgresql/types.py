@@ -188,6 +188,7 @@ class _Source:
     rows: int = 0
     pages: int = -1
     name: tuple[str, str] = ("", "")
+    table: str = ""  # its name, quoted as in SQL; of a query empty
     oid: int | None = None  # of a table that is no view
     types: Mapping[str, int] = field(default_factory=dict)
 
@@ -303,6 +304,7 @@ def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
         rows=max(0, int(tuples)),
         pages=-1 if kind in {"p", "v", "f"} else int(pages),
         name=(schema, name),
+        table=sql,
         oid=oid if kind in {"r", "p", "m"} else None,
     )
 
@@ -332,16 +334,23 @@ def _checked_not_null(
     """Return the columns that hold no NULL; the server does not check those of foreign tables."""
     if relation.table is None:
         return frozenset()
-    kinds = {kind for _, kind, _ in session.ask(LEAVES, source.sql)}
-    return frozenset() if "f" in kinds else source.not_null
+    return frozenset() if "f" in _kinds(session, relation, source) else source.not_null
 
 
 def _no_xmin(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> str:
     """Return why the rows of a relation have no xmin of their own; empty: they have."""
     if relation.table is None:
         return "The rows of a query have no xmin"
-    kinds = {kind for _, kind, _ in session.ask(LEAVES, source.sql)}
+    kinds = _kinds(session, relation, source)
     return "" if kinds <= {"r", "p"} else "Only tables and their partitions have xmin"
+
+
+def _kinds(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> set[str]:
+    """Return the kinds of a table and of all below it. Raises SnapshotLost: there is none now."""
+    leaves = session.ask(LEAVES, source.table)
+    if not leaves:
+        raise replaced(relation, source.table)
+    return {kind for _, kind, _ in leaves}
 
 
 def _marked_sql(marker: Marker, columns: Sequence[str], source: str) -> str:
