@@ -23,6 +23,8 @@ proven by it: inserted and deleted rows are found by their keys, only updates re
     table has a mark of its own.
  8. `row_start` of MariaDB's system-versioned tables is the time at which a statement ran, so it
     needs `late` as other times do. Updates of columns without versioning alone do not set it.
+ 9. No marker shows that a name means another column now, or that a generated value has another
+    expression: no row is written. So a mark carries what the catalogue says of its tables.
 
 Rejected: the start of the oldest open transaction in place of `late` (hidden from other logins),
 and the greatest value seen, as most tools do: 5 to 12 % of the changes of busy tables were missed.
@@ -31,10 +33,11 @@ and the greatest value seen, as most tools do: 5 to 12 % of the changes of busy 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from hashlib import sha256
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -150,11 +153,13 @@ class Mark:
 
     `source`: what tells this database from a copy or a restored one. `at`: the least value of the
     marker that is behind it, in a form that the engine takes back; of joined markers, a JSON array
-    of each one's.
+    of each one's. `definition`: tells the tables and columns from others of the same names, and
+    from themselves with other expressions.
     """
 
     source: str
     at: str
+    definition: str = ""
 
     def each(self, marked: MarkedBy) -> list[str]:
         """Return the value of each of `marked.each`. Raises ValueError: the mark has others."""
@@ -337,18 +342,25 @@ def refuse_unusable(
         )
 
 
+def definition_of(rows: Iterable[Iterable[object]]) -> str:
+    """Return `Mark.definition` of what a catalogue says, in its order."""
+    text = json.dumps([list(row) for row in rows], ensure_ascii=True)
+    return sha256(text.encode()).hexdigest()
+
+
 def mark_of(
     source: str,
     marked: MarkedBy,
     as_of: str,
     greatest: Callable[[str], str | None],
     *,
+    definition: str,
     zone: str = "+00",
 ) -> Mark:
     """Return the mark of a snapshot.
 
     Args:
-        source, as_of: see `Mark` and `time_mark`.
+        source, definition, as_of: see `Mark` and `time_mark`.
         greatest: reads the greatest version in a column; None: there is none.
         zone: what follows a time with a zone.
     """
@@ -361,7 +373,7 @@ def mark_of(
             found.append(at.removesuffix("+00") + zone if one.type == AWARE else at)
         else:
             found.append(greatest(one.marker.column) or LEAST_VERSION)
-    return Mark(source, json.dumps(found) if marked.joined else found[0])
+    return Mark(source, json.dumps(found) if marked.joined else found[0], definition)
 
 
 def bounds(marked: MarkedBy, mark: Mark) -> tuple[object, ...]:

@@ -42,7 +42,7 @@ from source_agent.printable import counted
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader
 
-_VERSION: Final = 2  # of a mark's form
+_VERSION: Final = 3  # of a mark's form
 _DIGITS: Final = re.compile("-?[0-9]{1,20}")
 _NO_MARKER: Final = "the source's DBA names no marker of this relation"
 
@@ -345,6 +345,7 @@ def _body(mark: Mark, shape: Shape) -> dict[str, object]:
         "recipe": shape.recipe.id.hex(),
         "marker": marked.identity,
         "source": mark.source,
+        "definition": mark.definition,
         "at": mark.at,
     }
 
@@ -364,6 +365,8 @@ _DIFFERS: Final = {
     "marker": "the source's DBA changed the marker",
     "source": "the mark is of another database or table, or from before a restart, a restore or"
     " a fail-over",
+    "definition": "a table, a column or an expression that the relation reads was changed or"
+    " replaced",
 }
 
 

@@ -211,7 +211,8 @@ class MariadbSession(SnapshotSession):
             return None if found is None else found.decode()
 
         # The session's own time zone is UTC, and none is written.
-        return mark_of(source, marked, self.as_of, greatest, zone="")
+        definition = types.definition(self, shape.relation)
+        return mark_of(source, marked, self.as_of, greatest, definition=definition, zone="")
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"

@@ -24,7 +24,7 @@ from driftline.references import OnDelete, Reference
 from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.mariadb.sql import EXPLAIN, MARK, empty_sql, probe_sql
 from source_agent.engines.mariadb.values import TEXT, Described, can_page, column, marking
-from source_agent.engines.markers import MarkedBy, Marker, marked_by
+from source_agent.engines.markers import MarkedBy, Marker, definition_of, marked_by
 from source_agent.engines.relations import (
     Access,
     arrange,
@@ -70,6 +70,22 @@ _STORED: Final = {"BASE TABLE", VERSIONED}
 CREATED = """
 SELECT create_time FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s AND create_time <= UTC_TIMESTAMP()"""
+# What a mark keeps of tables: MariaDB numbers no columns, so any change of one counts.
+DEFINITION = """
+SELECT c.table_schema, c.table_name, c.column_name, c.ordinal_position, c.column_type,
+       c.column_default, c.is_nullable, c.collation_name, c.generation_expression, c.extra,
+       t.table_type, t.engine, t.create_time
+FROM information_schema.columns c
+JOIN information_schema.tables t USING (table_schema, table_name)
+WHERE {which} ORDER BY 1, 2, c.ordinal_position"""
+ONE_DEFINITION = DEFINITION.format(which="c.table_schema = %s AND c.table_name = %s")
+DEFINITIONS = DEFINITION.format(
+    which="c.table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')"
+)
+VIEW_DEFINITIONS = """
+SELECT table_schema, table_name, view_definition FROM information_schema.views
+WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')
+ORDER BY 1, 2"""
 DATABASE = "SELECT DATABASE()"
 # The tables of foreign keys show them to nobody who has SELECT alone; this statement does.
 CREATION = "SHOW CREATE TABLE {table}"
@@ -83,6 +99,9 @@ CATALOGUE: Final = (
     INDEXES,
     CREATED,
     DATABASE,
+    ONE_DEFINITION,
+    DEFINITIONS,
+    VIEW_DEFINITIONS,
 )
 # The server's own tables, and a stored function as the text of a view calls it.
 _OF_SERVER: Final = re.compile(r"\b(mysql|information_schema|performance_schema)`?\s*\.", re.I)
@@ -188,6 +207,25 @@ def foreign_keys(
         rule = OnDelete((match["rule"] or OnDelete.RESTRICT.value).lower())
         keys.append(ForeignKey(_names(match["own"]), table, _names(match["other"]), rule))
     return references(shape, keys, published, lambda relation: _table_of(relation, database))
+
+
+def definition(session: MariadbCatalogue, relation: Relation) -> str:
+    """Return `Mark.definition` of a relation: of its table, or of every table and view that the
+    login sees, because what a query or a view reads is not told.
+
+    Times of changes have whole seconds. One in the snapshot's own may hide another one that is yet
+    to come in it, so then the definition is like no other's.
+    """
+    table = _table_of(relation, str(session.ask(DATABASE)[0][0]))
+    found = [] if table is None else session.ask(TABLE, *table)
+    if len(found) == 1 and found[0][2] != "VIEW":
+        entries, views = session.ask(ONE_DEFINITION, *found[0][:2]), list[tuple[str | None, ...]]()
+    else:
+        entries, views = session.ask(DEFINITIONS), session.ask(VIEW_DEFINITIONS)
+    second = session.as_of[:19].replace("T", " ")
+    if any((row[-1] or "") >= second for row in entries):
+        views = [*views, (session.as_of,)]
+    return definition_of([*entries, *views])
 
 
 def _table_of(relation: Relation, database: str) -> tuple[str, ...] | None:

@@ -299,17 +299,19 @@ class PostgresqlSession(SnapshotSession):
         with self._reading(shape.relation):
             self._bind(shape)
             source = ":".join(self.ask(sql.IDENTITY)[0])
+            table = None if shape.relation.table is None else sql.name_of(shape)
+            definition = str(self.ask(sql.DEFINITION, table, table)[0][0])
             if marked.kind is MarkerKind.XMIN:
                 tree = self.ask(sql.LEAVES, sql.name_of(shape))
                 if not tree:
                     raise replaced(shape.relation, sql.name_of(shape))
                 at, started = self.ask(sql.XMIN)[0]
                 source = " ".join([source, started, *(f"{oid}:{file}" for oid, _, file in tree)])
-                return Mark(source, at)
-            if shape.relation.table is not None:  # else swapped by renaming another one
-                oid = self.ask(access.RESOLVED, sql.name_of(shape))[0][0]
+                return Mark(source, at, definition)
+            if table is not None:  # else swapped by renaming another one
+                oid = self.ask(access.RESOLVED, table)[0][0]
                 if oid is None:
-                    raise replaced(shape.relation, sql.name_of(shape))
+                    raise replaced(shape.relation, table)
                 source += f" {oid}"
 
             def greatest(name: str) -> str | None:
@@ -317,7 +319,7 @@ class PostgresqlSession(SnapshotSession):
                 ((row,),) = self._copy(shape, sql.greatest_sql(shape, name))
                 return row[6:].decode() or None  # a count, a length, the text
 
-            return mark_of(source, marked, self.as_of, greatest)
+            return mark_of(source, marked, self.as_of, greatest, definition=definition)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         self.note_consistency(shape)

@@ -98,6 +98,60 @@ WITH RECURSIVE tree(oid) AS (
 SELECT c.oid::pg_catalog.text, c.relkind::pg_catalog.text,
        pg_catalog.concat_ws(':', c.relfilenode, c.relnatts)
 FROM tree JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tree.oid ORDER BY c.oid"""
+# What a mark keeps of tables, columns, expressions, labels and functions: each entry's own number
+# and the transaction that wrote it, so any change counts. Of a query, which does not tell what it
+# reads, the roots are all relations that the login may read.
+DEFINITION = """
+WITH RECURSIVE tree(oid) AS (
+  SELECT c.oid FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+  WHERE CASE WHEN %s::pg_catalog.text IS NOT NULL
+    THEN c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)::pg_catalog.oid
+    ELSE c.relkind::pg_catalog.text OPERATOR(pg_catalog.=)
+        ANY ('{r,p,v,m,f}'::pg_catalog.text[])
+      AND n.nspname::pg_catalog.text OPERATOR(pg_catalog.!~) '^pg_|^information_schema$'
+      AND (pg_catalog.has_table_privilege(c.oid, 'SELECT')
+        OR pg_catalog.has_any_column_privilege(c.oid, 'SELECT')) END
+  UNION
+  SELECT next.oid FROM tree CROSS JOIN LATERAL (
+    SELECT i.inhrelid FROM pg_catalog.pg_inherits i
+    WHERE i.inhparent OPERATOR(pg_catalog.=) tree.oid
+    UNION ALL
+    SELECT d.refobjid FROM pg_catalog.pg_rewrite r
+    JOIN pg_catalog.pg_depend d ON d.objid OPERATOR(pg_catalog.=) r.oid
+      AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_rewrite'::pg_catalog.regclass
+      AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass
+    WHERE r.ev_class OPERATOR(pg_catalog.=) tree.oid) next(oid)
+), attribute AS (
+  SELECT a.attrelid, a.attnum, a.atttypid, a.xmin FROM tree
+  JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) tree.oid
+  WHERE a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped
+), expression AS (
+  SELECT d.oid, d.xmin, 'pg_catalog.pg_attrdef'::pg_catalog.regclass::pg_catalog.oid AS class
+  FROM tree JOIN pg_catalog.pg_attrdef d ON d.adrelid OPERATOR(pg_catalog.=) tree.oid
+  UNION ALL
+  SELECT r.oid, r.xmin, 'pg_catalog.pg_rewrite'::pg_catalog.regclass::pg_catalog.oid
+  FROM tree JOIN pg_catalog.pg_rewrite r ON r.ev_class OPERATOR(pg_catalog.=) tree.oid
+), entry(kind, one, two, written) AS (
+  SELECT 'column', attrelid, attnum::pg_catalog.oid, xmin FROM attribute
+  UNION ALL SELECT 'expression', class, oid, xmin FROM expression
+  UNION ALL
+  SELECT 'label', e.enumtypid, e.oid, e.xmin
+  FROM (SELECT DISTINCT atttypid FROM attribute) a
+  JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid
+  JOIN pg_catalog.pg_enum e ON e.enumtypid OPERATOR(pg_catalog.=)
+    ANY (ARRAY[t.oid, t.typelem, t.typbasetype])
+  UNION ALL
+  SELECT 'function', p.oid, e.oid, p.xmin FROM expression e
+  JOIN pg_catalog.pg_depend d ON d.objid OPERATOR(pg_catalog.=) e.oid
+    AND d.classid OPERATOR(pg_catalog.=) e.class
+    AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+  JOIN pg_catalog.pg_proc p ON p.oid OPERATOR(pg_catalog.=) d.refobjid
+)
+SELECT pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.string_agg(
+  pg_catalog.concat_ws(' ', kind, one, two, written), ',' ORDER BY kind, one, two,
+    written::pg_catalog.text
+), 'UTF8')), 'hex') FROM entry"""
 # Modulo 2^32: a number is as old as the mark, or younger, if it is less than half of that above it.
 _BEHIND_XMIN: Final = (
     "((xmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.-)"
@@ -123,6 +177,7 @@ _OF_SESSION: Final = (
     RUNNING,
     XMIN,
     LEAVES,
+    DEFINITION,
 )
 STATEMENTS: Final = (*_OF_SESSION, *_OF_KEYS, *_OF_READ)
 

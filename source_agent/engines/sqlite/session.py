@@ -39,7 +39,15 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
-from source_agent.engines.markers import ORDERED, Mark, bounds, future, latest, mark_of
+from source_agent.engines.markers import (
+    ORDERED,
+    Mark,
+    bounds,
+    definition_of,
+    future,
+    latest,
+    mark_of,
+)
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -87,10 +95,11 @@ OPENING: Final = (
     FIRST_READ,
     COMMIT,
 )
-STATEMENTS: Final = (*OPENING, sql.TABLES, sql.STATISTICS)
+STATEMENTS: Final = (*OPENING, sql.TABLES, sql.STATISTICS, sql.SCHEMA_VERSION, sql.SCHEMA)
 
 _PRAGMAS: Final = {
     "data_version",
+    "schema_version",
     "table_xinfo",
     "index_list",
     "index_xinfo",
@@ -267,7 +276,9 @@ class SqliteSession(SnapshotSession):
             found = self._value(shape, greatest_sql(shape, name))
             return str(found) if isinstance(found, int) else None
 
-        return mark_of(source, marked, self.as_of, greatest)
+        self._begin()
+        definition = definition_of([*self.ask(sql.SCHEMA_VERSION), *self.ask(sql.SCHEMA)])
+        return mark_of(source, marked, self.as_of, greatest, definition=definition)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"

@@ -18,6 +18,9 @@ XINFO = "PRAGMA {schema}.table_xinfo({name})"
 INDEX_LIST = "PRAGMA main.index_list({name})"
 INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
 FOREIGN_KEYS = "PRAGMA main.foreign_key_list({name})"
+# Counts each change of the schema; the texts tell a file from a restored one with the same count.
+SCHEMA_VERSION = "PRAGMA main.schema_version"
+SCHEMA = "SELECT type, name, rootpage, sql FROM main.sqlite_master ORDER BY rowid"
 STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 
 

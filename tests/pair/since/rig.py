@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,15 @@ class Rig:
         """`lines`: the TOML of the relation in source.toml, with its marker."""
         self.legacy, self.name = legacy, name
         self.pair = Pair(NoSpark(), legacy, folder, {name: lines})
+        if legacy.engine == "mariadb":
+            self.await_next_second()
         self.fragment()
+
+    def await_next_second(self) -> None:
+        """Wait until the tables were made in an earlier second, which a mark of MariaDB needs."""
+        made = int(time.time())
+        while int(time.time()) <= made:
+            time.sleep(0.05)
 
     def fragment(self, lines: str = "") -> None:
         """Configure a refresh by the marker, with further lines of TOML."""
