@@ -145,9 +145,10 @@ def _known(
                 unknown = error.message
         whole, offer, decomposition = None, None, None
         if reply is not None:
-            whole = schema_change.described(reply, fragment, None)
+            whole = schema_change.whole(reply, fragment, base)
             offer = derivation.offer_of(reply, whole)
-            decomposition = derivation.decomposed(reply, fragment) if fragment.is_kept else None
+            if fragment.is_kept:
+                decomposition = derivation.decomposed(reply, fragment, base)
         found[fragment.name] = _Known(fragment, base, reply, whole, offer, decomposition)
     return found, unknown
 

@@ -14,7 +14,7 @@ files in a commit that changes the schema; until then readers of the Delta table
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -62,6 +62,8 @@ class Layout:
 
     `declares_statistics`: the Delta table's schema has STATISTICS; its files may have them anyway.
     `derivation`: the columns and rows of the relation that the table has, if it is not whole.
+    `withheld`: source and published name of columns that the table had, or that the whole has: the
+    name is theirs for good.
     """
 
     recipe: Recipe
@@ -69,6 +71,7 @@ class Layout:
     names: tuple[str, ...]
     declares_statistics: bool = True
     derivation: Derivation | None = None
+    withheld: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -142,6 +145,12 @@ class Layout:
             f"{quoted(self.names[i])} {spark_type(self.recipe.columns[i].type, self.carriers[i])}"
             for i in self.order
         )
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Each name that was ever published, by the name that its column has at the source."""
+        now = zip(self.recipe.columns, self.names, strict=True)
+        return {**dict(self.withheld), **{column.name: name for column, name in now}}
 
     @property
     def data_names(self) -> tuple[str, ...]:
@@ -231,8 +240,17 @@ class Layout:
         return join([from_arrow(c, batch.column(name), carrier) for c, name, carrier in columns])
 
 
-def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layout:
+def lay_out(
+    recipe: Recipe,
+    carriers: dict[str, Carrier],
+    *,
+    where: str,
+    given: Mapping[str, str] | None = None,
+) -> Layout:
     """Return the layout of a recipe with the carriers of the fragment's configuration.
+
+    given: `Layout.given` of the version before. A column keeps its name, and no other one gets it:
+    who reads a name must never find the values of another column under it.
 
     Raises:
         ConfigurationError: a carrier is given for a column that does not exist, or a column has a
@@ -247,7 +265,8 @@ def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layo
                 remedy=f"Its columns are: {', '.join(sorted(known))}.",
             )
     names: dict[int, str] = {}
-    taken = set(FEED_NAMES)
+    given = given or {}
+    taken = {name.lower() for name in (*FEED_NAMES, *given.values())}
     for i in _published_order(recipe):
         name = recipe.columns[i].name
         if name.lower().startswith(RESERVED):
@@ -256,11 +275,12 @@ def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layo
                 where=where,
                 remedy="Ask the DBA to serve it under another name.",
             )
-        names[i] = _free_name(_FORBIDDEN.sub("_", name) or "_", taken)
+        names[i] = given.get(name) or _free_name(_FORBIDDEN.sub("_", name) or "_", taken)
     return Layout(
         recipe,
         tuple(carriers.get(c.name, Carrier.NATIVE) for c in recipe.columns),
         tuple(names[i] for i in range(len(recipe.columns))),
+        withheld=tuple((name, given[name]) for name in given if name not in known),
     )
 
 
@@ -284,6 +304,11 @@ def derived(layout: Layout, derivation: Derivation | None) -> Layout:
         carriers=tuple(layout.carriers[i] for i in kept),
         names=tuple(layout.names[i] for i in kept),
         derivation=derivation,
+        withheld=tuple(
+            (name, published)
+            for name, published in layout.given.items()
+            if name not in {recipe.columns[i].name for i in kept}
+        ),
     )
 
 
@@ -326,6 +351,7 @@ def to_json(layout: Layout) -> dict[str, object]:
             for c, carrier, name in columns
         ],
         **({} if chosen is None else {"derivation": derivation_json.to_json(chosen)}),
+        **({"withheld": dict(layout.withheld)} if layout.withheld else {}),
     }
 
 
@@ -335,7 +361,9 @@ def from_json(data: dict[str, object]) -> Layout:
     chosen = derivation_json.from_json(data["derivation"]) if "derivation" in data else None
     rows = None if chosen is None else chosen.rows
     version, keys = data["fingerprint_version"], data["key_columns"]
+    withheld = data.get("withheld", {})
     assert isinstance(columns, list)
+    assert isinstance(withheld, dict)
     assert isinstance(version, int)
     assert isinstance(keys, int)
     types = (Column(c["name"], parse_type(c["type"]), c["nullable"], c["ordinal"]) for c in columns)
@@ -345,4 +373,5 @@ def from_json(data: dict[str, object]) -> Layout:
         tuple(c["published"] for c in columns),
         bool(data.get("statistics", False)),
         chosen,
+        tuple(withheld.items()),
     )

@@ -57,7 +57,7 @@ def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None
     """
     if not fragment.is_kept:
         return schema_change.described(reply, fragment, base)
-    whole = schema_change.described(reply, fragment, None)
+    whole = schema_change.whole(reply, fragment, base)
     layout = derived(whole, united(fragment.wishes, offer_of(reply, whole)).derivation)
     if base is not None and not schema_change.differs(layout, base.layout):
         return base.layout
@@ -81,7 +81,7 @@ def recipe_now(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | Non
         return schema_change.recipe_of(reply.description)
     if base is None:
         return described(reply, fragment, None).recipe
-    whole = schema_change.described(reply, fragment, None)
+    whole = schema_change.whole(reply, fragment, base)
     return derived(whole, base.layout.derivation).recipe
 
 
@@ -99,7 +99,7 @@ def check(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot) -> None:
         MalformedMessage, VersionMismatch, ConfigurationError: as `schema_change.described`.
         RecipeChanged: its columns changed at the source.
     """
-    whole = schema_change.described(reply, fragment, None)
+    whole = schema_change.whole(reply, fragment, base)
     offer, chosen = offer_of(reply, whole), base.layout.derivation
     # Columns first: a literal of the type that a column had is none of its new type.
     if schema_change.differs(derived(whole, chosen), base.layout):
@@ -183,9 +183,9 @@ def noted_offer(store: Store, name: str) -> pb.DescribeReply | None:
     return reply if reply.HasField("description") else None
 
 
-def decomposed(reply: pb.DescribeReply, fragment: Fragment) -> Decomposition:
+def decomposed(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Decomposition:
     """Return what would be pushed to the source for all wishes of a kept fragment."""
-    whole = schema_change.described(reply, fragment, None)
+    whole = schema_change.whole(reply, fragment, base)
     return united(fragment.wishes, offer_of(reply, whole))
 
 

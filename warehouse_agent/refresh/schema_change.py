@@ -45,12 +45,25 @@ def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None
         MalformedMessage: the reply has no description.
         VersionMismatch: another release makes its fingerprints.
     """
-    if not reply.HasField("description"):
-        raise MalformedMessage("The source described nothing.", where=fragment.relation)
-    layout = lay_out(recipe_of(reply.description), dict(fragment.carriers), where=fragment.name)
+    layout = whole(reply, fragment, base)
     if base is not None and not differs(layout, base.layout):
         layout = base.layout
     return layout
+
+
+def whole(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Layout:
+    """Return the layout of the whole relation as it is now, with the names that `base` has given.
+
+    Raises as `described`.
+    """
+    if not reply.HasField("description"):
+        raise MalformedMessage("The source described nothing.", where=fragment.relation)
+    return lay_out(
+        recipe_of(reply.description),
+        dict(fragment.carriers),
+        where=fragment.name,
+        given=None if base is None else base.layout.given,
+    )
 
 
 def differs(new: Layout, old: Layout) -> bool:
