@@ -54,7 +54,10 @@ def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None
 def whole(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Layout:
     """Return the layout of the whole relation as it is now, with the names that `base` has given.
 
-    Raises as `described`.
+    Raises:
+        MalformedMessage: the reply has no description.
+        VersionMismatch: another release makes its fingerprints.
+        ConfigurationError: as `lay_out`.
     """
     if not reply.HasField("description"):
         raise MalformedMessage("The source described nothing.", where=fragment.relation)
