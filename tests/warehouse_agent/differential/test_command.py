@@ -133,7 +133,7 @@ def test_rows_with_nan_are_found_by_readers_that_skip_by_bounds(spark, tmp_path,
     for condition in ("x > 100", "isnan(x)", "y > 100", "isnan(y)"):
         assert [r.id for r in spark.read.parquet(str(output)).filter(condition).collect()] == [2]
         query = f"SELECT id FROM '{output}' WHERE {condition}"
-        assert duckdb.sql(query).fetchall() == [(2,)]
+        assert duckdb.execute(query).fetchall() == [(2,)]
 
 
 @pytest.mark.starts
