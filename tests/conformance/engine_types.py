@@ -4,6 +4,8 @@ A case is (declaration, declared type, literals, texts): every literal is anothe
 checked where `texts` is not empty. A refusal is (declaration, literal, what the error shows).
 """
 
+from typing import Final
+
 from source_agent.engines.conformance.legacy import Case, Refusal
 
 EDGES = [
@@ -35,6 +37,8 @@ COMMON: list[Case] = [
      "'2024-10-27 02:30:00.000001'"], []),
     ("varchar(20)", "text", [*EDGES[:3], "'\u00a0'", "'é'", "'😀'"], []),
 ]  # fmt: skip
+# Types that not every release of PostgreSQL has: the first that has them.
+SINCE: Final = {"numeric(3,-2)": 15, "numeric(2,5)": 15}
 POSTGRESQL: list[Case] = [
     *COMMON,
     ("boolean", "bool", ["true", "false"], ["true", "false"]),

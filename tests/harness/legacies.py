@@ -55,6 +55,9 @@ class OfPostgreSQL(Legacy):
         self.server = server
         self.database = server.create_database(f"c{uuid.uuid4().hex[:12]}")
         self.url = server.url("postgres", self.database)
+        with server.superuser() as connection:
+            release = connection.info.server_version // 10_000
+        self.types = [c for c in self.types if engine_types.SINCE.get(c[0], 0) <= release]
 
     def run(self, *statements: str) -> None:
         with self.server.superuser(self.database) as connection:

