@@ -24,7 +24,7 @@ from driftline.errors import (
 )
 from driftline.fingerprints import database_seed, fingerprints, lanes, position_seed
 from driftline.keys import null_keys, positions
-from driftline.limits import DATABASE_FINGERPRINT_VERSION, SAMPLES_MAX
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, REPEATS_MAX, SAMPLES_MAX
 from driftline.types import Recipe
 
 from source_agent.engines.interface import Rows, Session, Split
@@ -32,6 +32,7 @@ from source_agent.engines.shapes import Consistency, Shape
 from source_agent.failpoints import Point
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
+from source_agent.scan.repeats import Repeats
 
 INDEX_SHARE = 0.25  # measured: up to 0.75 and more, but from a cache and in key order
 
@@ -83,10 +84,9 @@ class Reader:
             return
         self.tally.scans += 1
         hashed = self.shape.hashed(self._database_seed)
-        for rows, block in self._blocks(self._session.scan(hashed), hashed.recipe):
+        for rows, block, where in self._blocks(self._session.scan(hashed), hashed.recipe):
             hashes = self._hashes(block)
             self.tally.rows_read += len(rows)
-            where = positions(block, self.recipe, self._seed)
             yield Batch(block, where, mix(self.salt, *lanes(hashes)))
 
     def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:
@@ -121,7 +121,7 @@ class Reader:
 
     def batch(self, block: Block) -> Batch:
         """Return a batch of row bytes that were read before."""
-        return self._batch(block, block.rows())
+        return self._batch(block, block.rows(), positions(block, self.recipe, self._seed))
 
     def check_snapshot(self, agrees: bool = True) -> None:
         """Compare two reads.
@@ -164,12 +164,18 @@ class Reader:
 
     def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
         """Yield the engine's rows as batches. Raises NullKey."""
-        for rows, block in self._blocks(source, self.recipe):
+        for rows, block, where in self._blocks(source, self.recipe):
             self.tally.rows_read += len(rows)
-            yield self._batch(block, rows)
+            yield self._batch(block, rows, where)
 
-    def _blocks(self, source: Iterator[Rows], recipe: Recipe) -> Iterator[tuple[Rows, Block]]:
-        """Yield rows and their block; the first row begins the snapshot. Raises NullKey."""
+    def _blocks(
+        self, source: Iterator[Rows], recipe: Recipe
+    ) -> Iterator[tuple[Rows, Block, Positions]]:
+        """Yield rows, their block and positions; the first row begins the snapshot.
+
+        Raises NullKey, and DatabaseRefused if the same keys come again and again.
+        """
+        repeats = Repeats()
         for rows in source:
             if not self._has_begun:
                 self._begin()
@@ -177,7 +183,27 @@ class Reader:
             block = gather(rows)
             if not self.shape.vouched:
                 self._refuse_nulls(block, recipe)
-            yield rows, block
+            where = positions(block, self.recipe, self._seed)
+            if (row := repeats.add(where, self._repeats_max)) is not None:
+                raise self._repeated(rows[row])
+            yield rows, block, where
+
+    @property
+    def _repeats_max(self) -> int:
+        """The most batches in which a key may come again: none if it is unique in the snapshot."""
+        is_unique = self.shape.vouched and self.consistency is Consistency.EXACT
+        return 0 if is_unique else REPEATS_MAX
+
+    def _repeated(self, row: bytes) -> DatabaseRefused:
+        return DatabaseRefused(
+            f"A read of one relation gave the row with key {printable_row(row, self.recipe)} again,"
+            " so it might never end: the table or an index of it is damaged, or its key is not"
+            " unique.",
+            where=self.shape.relation.name,
+            remedy="Ask the DBA to check the table and its indexes at the source (SQLite: PRAGMA "
+            "integrity_check; MariaDB: CHECK TABLE; PostgreSQL: amcheck), and that the key is"
+            " unique.",
+        )
 
     def _begin(self) -> None:
         """Take the snapshot of the first row; raise SnapshotLost if it has another shape."""
@@ -188,12 +214,12 @@ class Reader:
             if self._session.describe(self.shape.relation) != self.shape:
                 raise _changed(self.shape)
 
-    def _batch(self, block: Block, rows: Rows) -> Batch:
+    def _batch(self, block: Block, rows: Rows, where: Positions) -> Batch:
 
         def mixed(part: Block) -> Mixed:
             return mix(self.salt, *self._fingerprints(rows if part is block else part.rows()))
 
-        return Batch(block, positions(block, self.recipe, self._seed), mixed)
+        return Batch(block, where, mixed)
 
     def _hashes(self, block: Block) -> U64:
         """Return the last value of every row, uint64 [rows]. Raises ValueDoesNotFit on NULL."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from driftline.derivations import Comparable
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, DriftlineError
 from driftline.references import OnDelete, Reference
 from driftline.types import DeclaredType
 
@@ -249,7 +249,15 @@ def listed(session: SqliteCatalogue) -> list[Listed]:
     for name, _, _ in session.ask(TABLES):
         if name.startswith("sqlite_"):
             continue
-        table = _table(session, name, session.ask(XINFO.format(schema="main", name=quote(name))))
+        columns = XINFO.format(schema="main", name=quote(name))
+        try:
+            table = _table(session, name, session.ask(columns))
+        except DriftlineError as error:
+            if error.is_retryable:
+                raise
+            # A view of what is gone, a virtual table without its module: `describe` says why.
+            found.append(Listed("main", name, join_name((name,))))
+            continue
         sound = [
             tuple(column for column in index.columns if column is not None)
             for index in table.indexes

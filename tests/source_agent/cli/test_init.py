@@ -306,3 +306,34 @@ def test_options_that_cannot_be_used(folder: Path) -> None:
     done = command(folder, "init", "--url", "sqlite:///absent.db")
     assert done.returncode == 4, done
     assert not (folder / "source.toml").exists()
+
+
+def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    """SQLite: views of what is gone, and virtual tables that may not be opened."""
+    with closing(sqlite3.connect(tmp_path / "erp.db")) as connection:
+        modules = {name for (name,) in connection.execute("PRAGMA module_list")}
+        connection.executescript(
+            """
+            CREATE TABLE keyed (id INTEGER PRIMARY KEY);
+            CREATE TABLE gone (id INTEGER PRIMARY KEY);
+            CREATE VIEW orphan AS SELECT id FROM gone;
+            CREATE VIEW computed AS SELECT no_such_function(id) AS id FROM keyed;
+            PRAGMA legacy_alter_table = 1;
+            DROP TABLE gone;
+            """
+        )
+        unreadable = {"orphan", "computed"}
+        for module, columns in (("fts5", "a"), ("rtree", "id, a, b")):
+            if module in modules:
+                name = f"by_{module}"
+                connection.execute(f"CREATE VIRTUAL TABLE {name} USING {module}({columns})")
+                unreadable.add(name)
+    config = tmp_path / "source.toml"
+    url = f"sqlite:///{tmp_path / 'erp.db'}"
+    made = init.init(Request(config, url, (), None, None, "127.0.0.1:7443", False, lambda _: None))
+    assert made.found - made.published == len(unreadable)
+    text = config.read_text()
+    assert "[relations.keyed]" in text.splitlines()
+    for name in unreadable:
+        reason = text.partition(f"# [relations.{name}]\n")[2].splitlines()[1]
+        assert reason.startswith("# is not published: SQLite says")

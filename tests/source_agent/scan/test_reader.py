@@ -6,17 +6,19 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 from driftline.errors import DatabaseRefused, LimitExceeded, NullKey, SnapshotLost
 
-from source_agent.engines.shapes import Consistency
+from source_agent.engines.interface import Rows
+from source_agent.engines.shapes import Consistency, Shape
 from source_agent.scan.batches import Batch
 from source_agent.scan.reader import INDEX_SHARE
 from tests.harness.asked_source import AskedSource, asked_source
-from tests.harness.exchange_pair import LOOSE, Table
+from tests.harness.exchange_pair import INTEGER, LOOSE, Schema, Table
 
 ROWS: Table = [(key, f"row {key}", None) for key in range(1000)]
 
@@ -119,3 +121,42 @@ def test_reads_of_one_snapshot_that_disagree_are_no_change(source: AskedSource) 
     reader.shape = replace(reader.shape, plan=plan)
     with pytest.raises(SnapshotLost):
         reader.check_snapshot(agrees=False)
+
+
+def repeating(source: AskedSource, *, rows: int, begin: int) -> None:
+    """Let the session's scan come back to row `begin` for ever, in batches of `rows` rows."""
+    whole = source.session.scan
+
+    def scan(shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
+        every = [row for batch in whole(shape, ordered=ordered) for row in batch]
+        endless = chain(every[:begin], cycle(every[begin:]))
+        while True:
+            yield list(islice(endless, rows))
+
+    source.session.scan = scan  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("schema", [INTEGER, LOOSE])
+@pytest.mark.parametrize(
+    ("rows", "begin"), [(300, 0), (300, 700), (7, 980), (1000, 999), (2500, 3)]
+)
+def test_keys_that_come_again_and_again_end_the_read(
+    tmp_path: Path, schema: Schema, rows: int, begin: int
+) -> None:
+    with asked_source(tmp_path, ROWS, schema) as source:
+        repeating(source, rows=rows, begin=begin)
+        bounded = islice(source.reader().scan(), 5000)
+        with pytest.raises(DatabaseRefused, match="again, so it might never end") as raised:
+            keys(bounded)
+        assert "integrity_check" in raised.value.remedy
+        assert raised.value.where == source.shape.relation.name
+        source.tally.rows_read = 0
+        for _ in range(2):  # a reader that begins anew knows nothing of the read before
+            assert len(keys(source.reader().find(*some((0, 99)), rows=1, total=None))) == 100
+
+
+def test_equal_keys_that_end_are_not_a_read_without_end(tmp_path: Path) -> None:
+    """They are refused later, by a name of their own."""
+    rows: Table = [(5, "a", None)] * 5000
+    with asked_source(tmp_path, rows, LOOSE) as source:
+        assert keys(source.reader().scan()) == [5] * 5000
