@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,45 @@ from source_agent.engines.sqlite.sql import (
 )
 from source_agent.engines.sqlite.values import MARK
 from source_agent.printable import counted
+
+_JOURNALS: Final[Mapping[str, tuple[str, str]]] = {
+    "SQLITE_READONLY_ROLLBACK": (
+        (
+            "A writer ended in the middle of a transaction, and its journal must be rolled back before "
+            "anyone reads"
+        ),
+        (
+            "Start the application, or open the file with the sqlite3 shell as its owner and read a "
+            "table: that rolls back. The agent's account may not write and cannot."
+        ),
+    ),
+    "SQLITE_READONLY_RECOVERY": (
+        (
+            "A writer ended without closing the file, and its -wal must be recovered before anyone "
+            "reads"
+        ),
+        (
+            "Start the application, or open the file with the sqlite3 shell as its owner and read a "
+            "table: that recovers it. The agent's account may not write and cannot."
+        ),
+    ),
+}  # by the error's name: what needs an account that may write, and what to do
+_WAL: Final = (
+    (
+        "The file is in WAL mode, and a reader needs -wal and -shm beside it: they are missing or "
+        "not readable, as when no application has it open, and this account may not make them"
+    ),
+    (
+        "Keep the application running while the agent reads, or let the agent's account write to the "
+        "folder, or leave WAL mode (PRAGMA journal_mode = DELETE), or publish a finished copy of the "
+        "file, made with VACUUM INTO."
+    ),
+)
+_WAL_ERRORS: Final = (
+    "SQLITE_READONLY_DIRECTORY",
+    "SQLITE_READONLY_CANTINIT",
+    "SQLITE_READONLY_CANTLOCK",
+)
 
 _ERRORS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] = (
     (("SQLITE_BUSY_SNAPSHOT",), SnapshotLost, ""),
@@ -95,6 +134,9 @@ def translate(error: sqlite3.Error, path: Path, relation: Relation | None = None
             where=where,
             remedy="Leave its largest column out with `columns`, or the row with `where`.",
         )
+    if name in _JOURNALS or name in _WAL_ERRORS:
+        why, what = _JOURNALS.get(name, _WAL)
+        return DatabaseRefused(f"{why}: {str(path)!r} ({error}).", where=where, remedy=what)
     kind, remedy = next((k, r) for names, k, r in _ERRORS if name.startswith(names))
     return kind(f"SQLite says of {str(path)!r}: {error}.", where=where, remedy=remedy)
 
@@ -148,7 +190,9 @@ def grants(path: Path, login: str) -> str:
             f"chmod u=rw,g=r,o= {file}",
             f"setfacl --modify g:{group}:x {folder}",
             "# In WAL mode a reader must also be able to read -wal and to write -shm, which the",
-            "# application creates; a default ACL gives them to the agent:",
+            "# application creates; a default ACL gives them to the agent. They exist only while",
+            "# the application has the file open: to read it at rest the agent must create them,",
+            "# which needs rwx in place of x on the folder above.",
             f"# setfacl --default --modify g:{group}:rw {folder}",
             "",
         )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -277,3 +281,62 @@ def test_reads_its_file_and_nothing_else(lite: OfSQLite, query: str) -> None:
         pytest.raises((errors.DatabaseRefused, errors.ConfigurationError)),
     ):
         read(session, Relation("q", query=query, key=("k",)))
+
+
+_HOT = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN")
+connection.executemany("INSERT INTO t (x) VALUES (?)", [("y" * 500,)] * 500)
+os._exit(0)
+"""
+_READ = """
+import os, sys
+from pathlib import Path
+from driftline.errors import DriftlineError
+from source_agent.engines.interface import Limits
+from source_agent.engines.sqlite.session import SqliteEngine
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    SqliteEngine(sys.argv[1], Limits()).open().close()
+    print("read")
+except DriftlineError as error:
+    print(error.code, error.message, error.remedy)
+"""
+
+
+@pytest.mark.starts
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become an account without rights")
+def test_a_reader_that_may_not_write_is_told_what_the_file_needs(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+
+    def read(path: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    wal, hot = tmp_path / "wal.db", tmp_path / "hot.db"
+    writer = sqlite3.connect(wal)
+    writer.executescript("PRAGMA journal_mode = wal; CREATE TABLE t (id INTEGER PRIMARY KEY)")
+    assert read(wal) == "read"  # a writer has it open
+    writer.close()
+    at_rest = read(wal)
+    assert at_rest.startswith("DATABASE_REFUSED The file is in WAL mode")
+    assert "write to the folder" in at_rest
+    tmp_path.chmod(0o777)
+    assert read(wal) == "read"  # it may make -wal and -shm
+    tmp_path.chmod(0o755)
+    with sqlite3.connect(hot) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, x TEXT)")
+    connection.close()
+    subprocess.run([sys.executable, "-c", _HOT, str(hot)], check=True)
+    assert "must be rolled back" in read(hot)
+    with sqlite3.connect(hot) as connection:  # the remedy
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+    connection.close()
+    assert read(hot) == "read"
