@@ -51,8 +51,12 @@ class KeyReader(Reader):
     """A `Reader` of keys, and of checksums if they are the marker; positions and hashes of the
     checksums take the place of fingerprints."""
 
-    def _batch(self, block: Block, rows: Rows) -> Batch:  # noqa: ARG002 - keys are not hashed
-        where = positions(block, self.recipe, self._seed)
+    def _batch(
+        self,
+        block: Block,
+        rows: Rows,  # noqa: ARG002 - keys are not hashed
+        where: Positions,
+    ) -> Batch:
         found = None
         if len(self.recipe.columns) > self.recipe.key_columns:
             found = _checksums(block, self.recipe.key_columns, self.salt)

@@ -48,12 +48,12 @@ from source_agent.printable import counted
 _JOURNALS: Final[Mapping[str, tuple[str, str]]] = {
     "SQLITE_READONLY_ROLLBACK": (
         (
-            "A writer ended in the middle of a transaction, and its journal must be rolled back before "
-            "anyone reads"
+            "A writer ended in the middle of a transaction, and its journal must be rolled back "
+            "before anyone reads"
         ),
         (
-            "Start the application, or open the file with the sqlite3 shell as its owner and read a "
-            "table: that rolls back. The agent's account may not write and cannot."
+            "Start the application, or open the file with the sqlite3 shell as its owner and read "
+            "a table: that rolls back. The agent's account may not write and cannot."
         ),
     ),
     "SQLITE_READONLY_RECOVERY": (
@@ -62,8 +62,8 @@ _JOURNALS: Final[Mapping[str, tuple[str, str]]] = {
             "reads"
         ),
         (
-            "Start the application, or open the file with the sqlite3 shell as its owner and read a "
-            "table: that recovers it. The agent's account may not write and cannot."
+            "Start the application, or open the file with the sqlite3 shell as its owner and read "
+            "a table: that recovers it. The agent's account may not write and cannot."
         ),
     ),
 }  # by the error's name: what needs an account that may write, and what to do
@@ -73,9 +73,9 @@ _WAL: Final = (
         "not readable, as when no application has it open, and this account may not make them"
     ),
     (
-        "Keep the application running while the agent reads, or let the agent's account write to the "
-        "folder, or leave WAL mode (PRAGMA journal_mode = DELETE), or publish a finished copy of the "
-        "file, made with VACUUM INTO."
+        "Keep the application running while the agent reads, or let the agent's account write to "
+        "the folder, or leave WAL mode (PRAGMA journal_mode = DELETE), or publish a finished copy of "
+        "the file, made with VACUUM INTO."
     ),
 )
 _WAL_ERRORS: Final = (
