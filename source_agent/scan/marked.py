@@ -27,7 +27,6 @@ from driftline.columns import Block, value_spans
 from driftline.digests import MASK64, Digest, Salt
 from driftline.errors import DatabaseRefused, DriftlineError
 from driftline.key_digests import checksum_hashes, mixed_keys
-from driftline.keys import positions
 from driftline.limits import (
     BEHIND_ROWS_MAX,
     MARK_BYTES_MAX,

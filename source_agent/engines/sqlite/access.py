@@ -74,8 +74,8 @@ _WAL: Final = (
     ),
     (
         "Keep the application running while the agent reads, or let the agent's account write to "
-        "the folder, or leave WAL mode (PRAGMA journal_mode = DELETE), or publish a finished copy of "
-        "the file, made with VACUUM INTO."
+        "the folder, or leave WAL mode (PRAGMA journal_mode = DELETE), or publish a finished copy "
+        "of the file, made with VACUUM INTO."
     ),
 )
 _WAL_ERRORS: Final = (
