@@ -22,8 +22,10 @@ class Repeats:
     def add(self, positions: Positions, met_max: int) -> int | None:
         """Add the positions of a batch; return a row with the kept one, or None.
 
-        met_max: the most batches that may have the kept position again; a row of the next is
-        returned.
+        Args:
+            positions: shape (rows,), of the keys in the batch.
+            met_max: the most batches that may have the kept position again; a row of the next is
+                returned.
         """
         if not len(positions):
             return None

@@ -21,7 +21,9 @@ from tests.harness.server_versions import SWITCH
 
 # What runs in every run; the usual versions (PostgreSQL 18, Firebird 3 and the machine's MariaDB)
 # have the whole suite there.
-VERSIONS: Final = ["postgresql=14", "postgresql=15", "postgresql=17", "firebird=5"]
+VERSIONS: Final = [
+    "postgresql=14", "postgresql=15", "postgresql=17", "mariadb=11.8", "firebird=5",
+]  # fmt: skip
 SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18"]
 PARTS: Final = {
     "postgresql": (
@@ -30,16 +32,29 @@ PARTS: Final = {
         "tests/source_agent/engines/test_xmin.py",
         "tests/pair/since/test_postgresql.py",
     ),
-    "firebird": ("tests/source_agent/engines/test_firebird.py",),
+    "mariadb": (
+        "tests/conformance/test_markers.py",
+        "tests/conformance/test_engines.py",
+        "tests/source_agent/engines/test_versioned.py",
+        "tests/source_agent/engines/test_mariadb_warnings.py",
+        "tests/pair/refresh/test_every_engine.py",
+    ),
+    "firebird": (
+        "tests/source_agent/engines/test_firebird.py",
+        "tests/source_agent/engines/test_firebird_zones.py",
+    ),
 }
 SELECTED: Final = {
     "postgresql": "postgresql and (mark or exact or described or snapshot)",
+    "mariadb": "mariadb and (mark or exact or described or snapshot or warnings or versioned"
+    " or load_refresh)",
     # On 5 every login has USAGE of character sets by PUBLIC, which `check` still lists.
-    "firebird": "(exact or refused or snapshot or refreshed or was_written or described)"
+    "firebird": "(exact or refused or snapshot or refreshed or was_written or described or zones)"
     " and not granted_login",
 }
 WHOLE: Final = {
     "postgresql": ("tests/conformance", "tests/source_agent/engines", "tests/pair/since"),
+    "mariadb": ("tests/conformance", "tests/source_agent/engines", "tests/pair/refresh"),
     "firebird": PARTS["firebird"],
 }
 _PASSED: Final = re.compile(r"(\d+) passed")
@@ -56,7 +71,7 @@ def run(server: str, *arguments: str) -> str:
         text=True,
         check=False,
     )
-    if "NO POSTGRESQL" in done.stdout or "NO FIREBIRD" in done.stdout:
+    if re.search("NO (POSTGRESQL|MARIADB|FIREBIRD)", done.stdout):
         absent(server.upper(), done.stdout[-2000:], is_required_in_ci=could_be_installed())
     assert done.returncode == 0, done.stdout[-20_000:]
     return done.stdout
@@ -77,6 +92,7 @@ def test_a_part_of_the_suite_passes(server: str) -> None:
 @pytest.mark.parametrize("server", SOAK)
 def test_the_whole_suite_passes(server: str) -> None:
     engine = server.partition("=")[0]
-    chosen = {"postgresql": "postgresql or xmin", "firebird": "not granted_login"}[engine]
+    every = {"postgresql": "postgresql or xmin", "firebird": "not granted_login"}
+    chosen = every.get(engine, engine)
     said = run(server, *WHOLE[engine], "-k", chosen, "-m", "not soak")
     assert _PASSED.search(said) is not None, said

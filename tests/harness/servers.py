@@ -35,7 +35,12 @@ import psycopg
 import pymysql
 from psycopg import sql
 
-from tests.harness.server_versions import chosen, postgresql_programs_of
+from tests.harness.server_versions import (
+    chosen,
+    loaded,
+    mariadb_root,
+    postgresql_programs_of,
+)
 
 START_S_MAX = 60.0
 
@@ -309,7 +314,11 @@ def postgresql_programs() -> list[Path]:
 class MariaDB(Server):
     """The machine's MariaDB with a data directory of our own; superuser `root`."""
 
+    # What a new server's own tables are made by, in a release that is not the machine's.
+    _TABLES = ("system_tables", "performance_tables", "system_tables_data", "sys_schema")
+
     def __init__(self) -> None:
+        self._root = mariadb_root()  # of another release
         super().__init__("maria")
 
     @property
@@ -355,27 +364,37 @@ class MariaDB(Server):
 
     def _start(self) -> None:
         (self.folder / "tmp").mkdir()
-        install = subprocess.run(
-            [
-                find_program("mariadb-install-db") or "mariadb-install-db",
-                "--no-defaults",
-                *self._folders(),
-                "--auth-root-authentication-method=normal",
-                "--skip-test-db",
-                *self._as_root(),
-            ],
+        if self._root is None:
+            options = ("--auth-root-authentication-method=normal", "--skip-test-db")
+            self._make_data([find_program("mariadb-install-db") or "mariadb-install-db"], *options)
+        else:  # the installer looks for its programs where they are not
+            (self.folder / "data").mkdir()
+            shared = self._root / "usr/share/mariadb"
+            tables = [(shared / f"mariadb_{name}.sql").read_text() for name in self._TABLES]
+            first = ["CREATE DATABASE mysql;", "USE mysql;", "SET @auth_root_socket=NULL;"]
+            self._make_data(self._program(), "--bootstrap", script="\n".join(first + tables))
+        self.start()
+
+    def _make_data(self, program: list[str], *options: str, script: str = "") -> None:
+        made = subprocess.run(
+            [*program, "--no-defaults", *self._folders(), *options, *self._as_root()],
+            input=script,
             capture_output=True,
             text=True,
             check=False,
         )
-        if install.returncode != 0:
-            raise RuntimeError(f"mariadb-install-db failed:\n{install.stdout}{install.stderr}")
-        self.start()
+        if made.returncode != 0:
+            raise RuntimeError(f"{program[-1]} failed:\n{made.stdout}{made.stderr}")
+
+    def _program(self) -> list[str]:
+        if self._root is None:
+            return [find_program("mariadbd") or "mariadbd"]
+        return loaded(self._root, "usr/sbin/mariadbd")
 
     def start(self) -> None:
         """Starts the server; also after `crash`."""
         command = [
-            find_program("mariadbd") or "mariadbd",
+            *self._program(),
             "--no-defaults",
             *self._as_root(),
             *self._folders(),
@@ -398,7 +417,12 @@ class MariaDB(Server):
     def _folders(self) -> list[str]:
         # A server that starts deletes the temporary tables it finds, also those of another one
         # with the same temporary folder.
-        return [f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder / 'tmp'}"]
+        own = [f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder / 'tmp'}"]
+        if self._root is None:
+            return own
+        shared = self._root / "usr/share/mariadb"
+        sets = f"--character-sets-dir={shared / 'charsets'}"
+        return [*own, f"--basedir={self._root / 'usr'}", f"--lc-messages-dir={shared}", sets]
 
     @staticmethod
     def _as_root() -> list[str]:

@@ -86,6 +86,11 @@ class Writer:
         return ended
 
 
+def mark_at(marked: MarkedBy, now: datetime) -> str:
+    """Return the mark of a snapshot as the engine writes it: the session's zone is UTC."""
+    return time_mark(marked, now.isoformat()).removesuffix("+00")
+
+
 def history(legacy: OfMariaDB, seed: int, longest_s: float) -> int:
     """Return how many changed rows were missed in a random history (`_history`)."""
     legacy.run(
@@ -110,7 +115,7 @@ def _history(legacy: OfMariaDB, writers: list[Writer], seed: int, longest_s: flo
     rng, number, now = random.Random(seed), itertools.count(1), BEGIN
     free, new = set(range(1, 41)), itertools.count(100)
     marked, copy, _ = seen(legacy, None)
-    mark, missed = time_mark(marked, now.isoformat()), 0
+    mark, missed = mark_at(marked, now), 0
     for _ in range(40):
         for _ in range(rng.randrange(8)):
             now += timedelta(seconds=rng.uniform(0.1, 4.0))
@@ -132,7 +137,7 @@ def _history(legacy: OfMariaDB, writers: list[Writer], seed: int, longest_s: flo
                 else:
                     writer.run(now, "UPDATE t SET v = %s WHERE id = %s", next(number), key)
         marked, rows, behind = seen(legacy, mark)
-        mark = time_mark(marked, now.isoformat())
+        mark = mark_at(marked, now)
         copy = {key: value for key, value in (copy | behind).items() if key in rows}
         missed += sum(copy.get(key) != value for key, value in rows.items())
         copy = dict(rows)
