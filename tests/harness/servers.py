@@ -26,7 +26,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -317,7 +317,8 @@ class MariaDB(Server):
     # What a new server's own tables are made by, in a release that is not the machine's.
     _TABLES = ("system_tables", "performance_tables", "system_tables_data", "sys_schema")
 
-    def __init__(self) -> None:
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self.options = options  # for its next start as well
         self._root = mariadb_root()  # of another release
         super().__init__("maria")
 
@@ -411,6 +412,7 @@ class MariaDB(Server):
             "--innodb-buffer-pool-size=256M",
             "--sync-binlog=0",
             "--max-allowed-packet=128M",
+            *self.options,
         ]
         self._launch(command, lambda: self.admin().close(), cwd=self.folder)
 

@@ -30,6 +30,9 @@ SETTINGS: Final = (
     # Behaviour of older releases, regular expressions and WITH RECURSIVE, of MariaDB alone.
     "SET SESSION /*M!100601 old_mode = 'UTF8_IS_UTF8MB3', */ sql_auto_is_null = 0",
     "SET SESSION /*M!100601 default_regex_flags = '', */ default_week_format = 0",
+    # The collation that CONVERT gives, of MariaDB alone; more bytes than a key can have, because
+    # pages follow its order.
+    "SET SESSION /*M!110201 character_set_collations = '', */ max_sort_length = 4096",
     "SET SESSION /*M!100601 standard_compliant_cte = 1, */ sql_notes = 0",  # notes are not counted
     "SET SESSION max_error_count = 65535",  # all warnings are listed (`warnings`)
     "SET SESSION time_zone = '+00:00'",
@@ -37,7 +40,6 @@ SETTINGS: Final = (
     "SET SESSION div_precision_increment = 4",
     "SET SESSION group_concat_max_len = 67108864",
     "SET SESSION sql_select_limit = 18446744073709551615",  # else SELECT may leave rows out
-    "SET SESSION max_sort_length = 4096",  # more than a key can have: pages follow its order
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     "SET SESSION TRANSACTION READ ONLY",
 )
@@ -85,6 +87,7 @@ _OF_MARIADB: Final = {
     "old_mode": 100601,
     "default_regex_flags": 100601,
     "standard_compliant_cte": 100601,
+    "character_set_collations": 110201,
 }
 _CLOCK: Final = "timestamp"
 _CLOCK_S: Final = 60  # a clock that is set differs by more; one that is not, by microseconds
@@ -92,6 +95,7 @@ SHOWN = (
     f"SELECT {', '.join(f'@@SESSION.{name}' for name in WATCHED)}, "
     + "".join(f"COALESCE(/*M!{v} @@SESSION.{name}, */ ''), " for name, v in _OF_MARIADB.items())
     + f"ABS(@@SESSION.{_CLOCK} - UNIX_TIMESTAMP(SYSDATE(6))) > {_CLOCK_S}"
+    " LIMIT 1"  # one row whatever `sql_select_limit` has become
 )
 PINNING: Final = (*DRIVER, *SETTINGS, CLOCK, *TIMEOUTS, *STATEMENT_TIMEOUTS.values())
 STATEMENTS: Final = (*PINNING, TIME_LIMITS, VERSION, SHOWN)
@@ -102,8 +106,8 @@ _ZERO_IS_AT_ONCE: Final = {"lock_wait_timeout", "innodb_lock_wait_timeout"}
 
 def pin(ask: Ask, limits: Limits) -> Shown:
     """Set what text forms depend on, tighten the limits of time, and return what is watched."""
+    _set(ask)  # before all else: a `sql_select_limit` of 0 lets SELECT show no row
     is_mariadb = "mariadb" in str(ask(VERSION)[0][0]).lower()
-    _set(ask)
     lock_s = max(1, round(limits.lock_s))
     for sql, seconds in zip(TIMEOUTS, (lock_s, lock_s, max(1, round(limits.idle_s))), strict=True):
         ask(sql, seconds)
