@@ -30,14 +30,14 @@ SETTINGS: Final = (
     # Behaviour of older releases, regular expressions and WITH RECURSIVE, of MariaDB alone.
     "SET SESSION /*M!100601 old_mode = 'UTF8_IS_UTF8MB3', */ sql_auto_is_null = 0",
     "SET SESSION /*M!100601 default_regex_flags = '', */ default_week_format = 0",
-    # The collation that CONVERT gives, of MariaDB alone; more bytes than a key can have, because
+    # What CONVERT and AES_DECRYPT give, of MariaDB alone; more bytes than a key can have, because
     # pages follow its order.
     "SET SESSION /*M!110201 character_set_collations = '', */ max_sort_length = 4096",
+    "SET SESSION /*M!110201 block_encryption_mode = 'aes-128-ecb', */ div_precision_increment = 4",
     "SET SESSION /*M!100601 standard_compliant_cte = 1, */ sql_notes = 0",  # notes are not counted
     "SET SESSION max_error_count = 65535",  # all warnings are listed (`warnings`)
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION lc_time_names = 'en_US'",
-    "SET SESSION div_precision_increment = 4",
     "SET SESSION group_concat_max_len = 67108864",
     "SET SESSION sql_select_limit = 18446744073709551615",  # else SELECT may leave rows out
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -88,6 +88,7 @@ _OF_MARIADB: Final = {
     "default_regex_flags": 100601,
     "standard_compliant_cte": 100601,
     "character_set_collations": 110201,
+    "block_encryption_mode": 110201,
 }
 _CLOCK: Final = "timestamp"
 _CLOCK_S: Final = 60  # a clock that is set differs by more; one that is not, by microseconds

@@ -50,6 +50,7 @@ SETTINGS: dict[str, tuple[str, str, str]] = {
     "character_set_collations": (
         "utf8mb4=utf8mb4_bin", "utf8mb4=uca1400_ai_ci,latin1=latin1_bin", "",
     ),
+    "block_encryption_mode": ("aes-256-ecb", "aes-192-ecb", "aes-128-ecb"),
     "tx_isolation": ("READ-UNCOMMITTED", "READ-COMMITTED", "SERIALIZABLE"),
     "completion_type": ("CHAIN", "RELEASE", "NO_CHAIN"),
     "autocommit": ("OFF", "ON", "OFF"),
@@ -111,6 +112,7 @@ EXPRESSIONS = (
     "CONVERT(n USING utf8mb4) = _utf8mb4'É'",
     "CAST(YEAR(NOW()) < 2020 OR YEAR(NOW()) > 2030 AS CHAR)",
     "(SELECT COUNT(*) FROM kept)",
+    "HEX(AES_ENCRYPT(b, 'k'))",
     "(WITH RECURSIVE w AS (SELECT 1 n UNION SELECT n + 1 FROM w WHERE n < 3) SELECT SUM(n) FROM w)",
 )
 CONDITIONS = (
