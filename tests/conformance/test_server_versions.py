@@ -17,12 +17,13 @@ import pytest
 from tests import ROOT
 from tests.harness.absent import absent, could_be_installed
 from tests.harness.pair import environment
-from tests.harness.server_versions import SWITCH
+from tests.harness.server_versions import SWITCH, NotToBeHad, sqlite_library
 
 # What runs in every run; the usual versions (PostgreSQL 18, Firebird 3 and the machine's MariaDB)
 # have the whole suite there.
 VERSIONS: Final = [
     "postgresql=14", "postgresql=15", "postgresql=17", "mariadb=11.8", "firebird=5",
+    "sqlite=3.54",
 ]  # fmt: skip
 SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18"]
 PARTS: Final = {
@@ -43,11 +44,17 @@ PARTS: Final = {
         "tests/source_agent/engines/test_firebird.py",
         "tests/source_agent/engines/test_firebird_zones.py",
     ),
+    "sqlite": (
+        "tests/conformance/test_markers.py",
+        "tests/conformance/test_engines.py",
+        "tests/source_agent/engines/test_sqlite.py",
+    ),
 }
 SELECTED: Final = {
     "postgresql": "postgresql and (mark or exact or described or snapshot)",
     "mariadb": "mariadb and (mark or exact or described or snapshot or warnings or versioned"
     " or load_refresh)",
+    "sqlite": "lite",
     # On 5 every login has USAGE of character sets by PUBLIC, which `check` still lists.
     "firebird": "(exact or refused or snapshot or refreshed or was_written or described or zones)"
     " and not granted_login",
@@ -56,8 +63,26 @@ WHOLE: Final = {
     "postgresql": ("tests/conformance", "tests/source_agent/engines", "tests/pair/since"),
     "mariadb": ("tests/conformance", "tests/source_agent/engines", "tests/pair/refresh"),
     "firebird": PARTS["firebird"],
+    "sqlite": PARTS["sqlite"],
 }
 _PASSED: Final = re.compile(r"(\d+) passed")
+
+
+def switched(server: str) -> dict[str, str]:
+    """Return the environment in which a version takes the place of the usual one."""
+    engine, _, number = server.partition("=")
+    if engine != "sqlite":
+        return {SWITCH: server}
+    try:
+        loaded = {"LD_PRELOAD": str(sqlite_library(number))}
+    except NotToBeHad as error:
+        absent(server.upper(), str(error), is_required_in_ci=could_be_installed())
+    asked = [sys.executable, "-c", "import sqlite3; print(sqlite3.sqlite_version)"]
+    found = subprocess.run(
+        asked, env=os.environ | loaded, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith(number), found
+    return loaded
 
 
 def run(server: str, *arguments: str) -> str:
@@ -66,7 +91,7 @@ def run(server: str, *arguments: str) -> str:
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=environment() | {SWITCH: server, "CI": os.environ.get("CI", "")},
+        env=environment() | switched(server) | {"CI": os.environ.get("CI", "")},
         capture_output=True,
         text=True,
         check=False,
@@ -92,7 +117,7 @@ def test_a_part_of_the_suite_passes(server: str) -> None:
 @pytest.mark.parametrize("server", SOAK)
 def test_the_whole_suite_passes(server: str) -> None:
     engine = server.partition("=")[0]
-    every = {"postgresql": "postgresql or xmin", "firebird": "not granted_login"}
+    every = {"postgresql": "postgresql or xmin", "firebird": "not granted_login", "sqlite": "lite"}
     chosen = every.get(engine, engine)
     said = run(server, *WHOLE[engine], "-k", chosen, "-m", "not soak")
     assert _PASSED.search(said) is not None, said

