@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -310,17 +311,21 @@ except DriftlineError as error:
 
 @pytest.mark.starts
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become an account without rights")
-def test_a_reader_that_may_not_write_is_told_what_the_file_needs(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+def test_a_reader_that_may_not_write_is_told_what_the_file_needs() -> None:
+    with tempfile.TemporaryDirectory() as made:  # below folders that others may enter
+        folder = Path(made)
         folder.chmod(0o755)
+        _told_what_the_file_needs(folder)
 
+
+def _told_what_the_file_needs(folder: Path) -> None:
     def read(path: Path) -> str:
         done = subprocess.run(
             [sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True
         )
         return done.stdout.strip()
 
-    wal, hot = tmp_path / "wal.db", tmp_path / "hot.db"
+    wal, hot = folder / "wal.db", folder / "hot.db"
     writer = sqlite3.connect(wal)
     writer.executescript("PRAGMA journal_mode = wal; CREATE TABLE t (id INTEGER PRIMARY KEY)")
     assert read(wal) == "read"  # a writer has it open
@@ -328,9 +333,9 @@ def test_a_reader_that_may_not_write_is_told_what_the_file_needs(tmp_path: Path)
     at_rest = read(wal)
     assert at_rest.startswith("DATABASE_REFUSED The file is in WAL mode")
     assert "write to the folder" in at_rest
-    tmp_path.chmod(0o777)
+    folder.chmod(0o777)
     assert read(wal) == "read"  # it may make -wal and -shm
-    tmp_path.chmod(0o755)
+    folder.chmod(0o755)
     with sqlite3.connect(hot) as connection:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, x TEXT)")
     connection.close()
