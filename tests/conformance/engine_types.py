@@ -38,7 +38,12 @@ COMMON: list[Case] = [
     ("varchar(20)", "text", [*EDGES[:3], "'\u00a0'", "'é'", "'😀'"], []),
 ]  # fmt: skip
 # Types that not every release of PostgreSQL has: the first that has them.
-SINCE: Final = {"numeric(3,-2)": 15, "numeric(2,5)": 15}
+SINCE: Final = {
+    "numeric(3,-2)": 15,
+    "numeric(2,5)": 15,
+    'text COLLATE "pg_c_utf8"': 17,
+    'text COLLATE "pg_unicode_fast"': 18,
+}
 POSTGRESQL: list[Case] = [
     *COMMON,
     ("boolean", "bool", ["true", "false"], ["true", "false"]),

@@ -40,6 +40,8 @@ from tests.conformance.derivation_cases import (
     Compared,
 )
 from tests.conformance.derived_reads import TABLE, derived_keys, kept_raw
+from tests.conformance.engine_types import SINCE
+from tests.harness.absent import needs_release
 from tests.harness.legacies import KINDS, OfPostgreSQL
 from tests.reference.predicates import keeps, value_of
 from warehouse_agent.decomposition.conditions import Compares, pushed
@@ -162,6 +164,8 @@ def test_an_engine_keeps_the_rows_that_spark_keeps(
     legacy: Legacy, case: Compared, share: slice, spark: SparkSession
 ) -> None:
     declaration, declared, comparable, values, literals = case
+    if isinstance(legacy, OfPostgreSQL) and declaration in SINCE:
+        needs_release(legacy.server.release, SINCE[declaration], declaration)
     legacy.run(*legacy.prelude)
     if legacy.name == "postgresql":
         legacy.run("CREATE DOMAIN label AS text")

@@ -119,5 +119,6 @@ def test_the_whole_suite_passes(server: str) -> None:
     engine = server.partition("=")[0]
     every = {"postgresql": "postgresql or xmin", "firebird": "not granted_login", "sqlite": "lite"}
     chosen = every.get(engine, engine)
-    said = run(server, *WHOLE[engine], "-k", chosen, "-m", "not soak")
+    this = "--ignore=tests/conformance/test_server_versions.py"
+    said = run(server, *WHOLE[engine], this, "-k", chosen, "-m", "not soak")
     assert _PASSED.search(said) is not None, said

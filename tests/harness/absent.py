@@ -33,6 +33,12 @@ def absent(what: str, reason: str, *, is_required_in_ci: bool) -> NoReturn:
     pytest.skip(f"NO {what}, NOT TESTED: {reason}")
 
 
+def needs_release(release: int, first: int, what: str) -> None:
+    """Skip what the server of this run is too old for; a usual run has one that is not."""
+    if release < first:
+        pytest.skip(f"needs PostgreSQL {first}: {what}")
+
+
 def could_be_installed() -> bool:
     """Return True if `tests/setup` may install packages of the platform: what these hold
     is there then, unless apt does not offer it."""

@@ -170,6 +170,12 @@ class PostgreSQL(Server):
         """SQLAlchemy URL over TCP, without the password that it needs."""
         return f"postgresql+psycopg://{quote(user)}@{self.host}:{self.port}/{quote(database)}"
 
+    @property
+    def release(self) -> int:
+        """The major version."""
+        with self.superuser() as connection:
+            return connection.info.server_version // 1_00_00
+
     def superuser(self, database: str = "postgres") -> psycopg.Connection[Any]:
         return psycopg.connect(self.uri_of(database), autocommit=True)
 

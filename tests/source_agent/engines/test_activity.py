@@ -23,11 +23,13 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
+from tests.harness.absent import needs_release
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.servers import MariaDB, PostgreSQL
 from tests.harness.standby import Standby
 
 SEEN_S_MAX = 20.0  # a busy session of PostgreSQL reports its counts within ten seconds
+FIRST_COUNT = "before, the first count of a database changes what its counters are told by"
 T = Relation("t", table="t")
 
 
@@ -136,6 +138,7 @@ def test_postgresql_counts_anew_after(postgres: OfPostgreSQL, statement: str) ->
 
 
 def test_postgresql_adds_up_the_leaves_of_a_tree(postgres: OfPostgreSQL) -> None:
+    needs_release(postgres.server.release, 15, FIRST_COUNT)
     postgres.run(
         "CREATE TABLE p (id int, v int) PARTITION BY RANGE (id)",
         "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
@@ -214,6 +217,7 @@ def test_postgresql_tells_a_failed_probe_and_opens_the_session(postgres: OfPostg
 @pytest.mark.starts
 def test_postgresql_keeps_counts_of_prepared_transactions_and_loses_them_by_a_crash() -> None:
     with PostgreSQL() as server:
+        needs_release(server.release, 15, FIRST_COUNT)
         with server.superuser() as connection:
             connection.execute("ALTER SYSTEM SET max_prepared_transactions = 2")
         server.crash()

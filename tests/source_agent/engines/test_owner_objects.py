@@ -25,6 +25,7 @@ from source_agent.engines.markers import Mark, Marker
 from source_agent.engines.postgresql import values as postgresql_values
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Fingerprint, Relation
+from tests.harness.absent import needs_release
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
@@ -305,6 +306,7 @@ def test_an_index_of_an_own_operator_class_vouches_for_nothing(pg: OfPostgreSQL)
 
 def test_views_and_generated_columns_are_what_they_compute(pg: OfPostgreSQL) -> None:
     """The owner's function decides what they show; a new one is a change like any other."""
+    needs_release(pg.server.release, 18, "virtual columns")
     pg.run(
         "CREATE FUNCTION shown(numeric) RETURNS numeric IMMUTABLE LANGUAGE sql"
         " AS $$SELECT round($1)$$",

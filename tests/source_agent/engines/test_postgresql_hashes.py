@@ -26,6 +26,7 @@ from source_agent.engines.registry import connect
 from source_agent.engines.relations import ReadColumn
 from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.scan.reader import Reader, Tally
+from tests.harness.absent import needs_release
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.servers import MariaDB, PostgreSQL
 from tests.reference import values as reference
@@ -50,10 +51,18 @@ def open_session(legacy: OfPostgreSQL) -> Session:
     return connect(legacy.url, None, Limits()).open()
 
 
+def _has_hash_of_bytes(session: Session) -> bool:
+    """Return True on PostgreSQL 18 or later; an older server has one form, and it is used."""
+    ((found,),) = session.ask(  # type: ignore[attr-defined]
+        "SELECT to_regprocedure('pg_catalog.hashbyteaextended(bytea,bigint)') IS NOT NULL"
+    )
+    return bool(found)
+
+
 def described(session: Session, form: str = FORMS[0]) -> Shape:
     """The relation, hashed as other servers have to."""
     shape = session.describe(RELATION)
-    if form == FORMS[0]:
+    if form == FORMS[0] or not _has_hash_of_bytes(session):
         return shape
     plan = shape.plan
     assert plan is not None
@@ -139,6 +148,8 @@ def test_every_type_hashes_alike(legacy: OfPostgreSQL, form: str) -> None:
 def test_no_two_values_of_a_type_hash_alike(legacy: OfPostgreSQL, type: str) -> None:
     """1.0 and 1.00, 1 month and 30 days, 0.0 and -0.0, 5 and -5 are equal to other hashes."""
     values = value_samples.expressions(type)
+    if type == "interval" and legacy.server.release < 17:
+        values = [value for value in values if "infinity" not in value]
     legacy.run(f"CREATE TABLE t (k int8 PRIMARY KEY, v {type})")
     rows = ", ".join(f"({k}, {v})" for k, v in enumerate(values))
     legacy.run(f"INSERT INTO t VALUES (-1, NULL), {rows}")
@@ -285,6 +296,7 @@ WRONGLY_VALID = "UPDATE pg_catalog.pg_constraint SET convalidated = true WHERE c
 
 
 def test_a_constraint_that_was_never_validated_vouches_for_nothing(legacy: OfPostgreSQL) -> None:
+    needs_release(legacy.server.release, 18, "NOT NULL … NOT VALID")
     legacy.run(
         "CREATE TABLE t (k int, v int)",
         "INSERT INTO t VALUES (1, NULL), (NULL, 2)",
@@ -310,6 +322,7 @@ def test_a_hash_that_is_null_is_seen_behind_any_key(
     legacy: OfPostgreSQL, type: str, key: str
 ) -> None:
     """What stands where its length is looked for might be a piece of the key."""
+    needs_release(legacy.server.release, 18, "NOT NULL … NOT VALID")
     legacy.run(
         f"CREATE TABLE t (k {type}, v int)",
         f"INSERT INTO t VALUES ({key}, NULL)",
@@ -324,6 +337,7 @@ def test_a_hash_that_is_null_is_seen_behind_any_key(
 
 def test_before_18_a_null_that_should_not_be_is_hashed(legacy: OfPostgreSQL) -> None:
     """The record's hash would be 0 instead of NULL, and what came before it forgotten."""
+    needs_release(legacy.server.release, 18, "NOT NULL … NOT VALID")
     legacy.run(
         "CREATE TABLE t (k int PRIMARY KEY, a int, v int, w text)",
         "INSERT INTO t VALUES (1, 2, NULL, 'a'), (2, 3, NULL, 'a'), (3, 4, 5, NULL)",
@@ -338,6 +352,7 @@ def test_before_18_a_null_that_should_not_be_is_hashed(legacy: OfPostgreSQL) -> 
 
 
 def test_a_null_where_there_should_be_none_is_refused(legacy: OfPostgreSQL) -> None:
+    needs_release(legacy.server.release, 18, "NOT NULL … NOT VALID")
     legacy.run(
         "CREATE TABLE t (k int, v int)",
         "INSERT INTO t VALUES (1, NULL), (2, 3)",

@@ -23,6 +23,7 @@ from psycopg import pq
 
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.shapes import Relation
+from tests.harness.absent import needs_release
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
 
@@ -294,6 +295,7 @@ def columns(
 
 @pytest.mark.parametrize("rows", [100, pytest.param(5000, marks=pytest.mark.soak)])
 def test_what_is_read_is_what_the_driver_shows(pg: OfPostgreSQL, rows: int) -> None:
+    needs_release(pg.server.release, 15, "a scale below 0")
     seed = random.randrange(10**9)
     rng = random.Random(seed)
     pg.run(
