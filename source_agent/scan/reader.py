@@ -185,7 +185,7 @@ class Reader:
                 self._refuse_nulls(block, recipe)
             where = positions(block, self.recipe, self._seed)
             if (row := repeats.add(where, self._repeats_max)) is not None:
-                raise self._repeated(rows[row])
+                raise self._repeated(rows[row], recipe)
             yield rows, block, where
 
     @property
@@ -194,9 +194,9 @@ class Reader:
         is_unique = self.shape.vouched and self.consistency is Consistency.EXACT
         return 0 if is_unique else REPEATS_MAX
 
-    def _repeated(self, row: bytes) -> DatabaseRefused:
+    def _repeated(self, row: bytes, recipe: Recipe) -> DatabaseRefused:
         return DatabaseRefused(
-            f"A read of one relation gave the row with key {printable_row(row, self.recipe)} again,"
+            f"A read of one relation gave the row with key {printable_row(row, recipe)} again,"
             " so it might never end: the table or an index of it is damaged, or its key is not"
             " unique.",
             where=self.shape.relation.name,

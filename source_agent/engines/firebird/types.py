@@ -161,7 +161,7 @@ def _column(relation: Relation, field: Field) -> ReadColumn:
         octets = f"VARCHAR({size}) CHARACTER SET OCTETS"
         name = f"CAST({name} AS {_BINARY if field.type == _BLOB else octets})"
         if field.type == _BLOB and field.charset != NONE:
-            # A cast alone keeps the length of other bytes: the driver waits for more for ever.
+            # A new value, whose length is that of the bytes which are sent.
             name = f"{name} || CAST('' AS {_BINARY})"
         if field.charset not in {NONE, *CODECS}:
             what = "is text in a character set that is not decoded here"
