@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
@@ -17,14 +16,6 @@ from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacies import OfMariaDB
-from tests.harness.servers import MariaDB
-
-
-@pytest.fixture
-def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
-    made = OfMariaDB(mariadb)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("key", ["id int", "id varchar(20)", "id double"])

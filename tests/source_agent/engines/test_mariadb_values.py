@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Iterator
 from contextlib import closing
 
 import pymysql
@@ -23,7 +22,6 @@ from source_agent.engines.mariadb.sql import probe_sql
 from source_agent.engines.relations import plan_of
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB
-from tests.harness.servers import MariaDB
 
 PACKET = 1 << 20
 PIECE = 8_000  # rows of an INSERT
@@ -49,13 +47,6 @@ SETS = (
     "utf8mb3", "utf8mb4",
 )
 # fmt: on
-
-
-@pytest.fixture
-def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
-    made = OfMariaDB(mariadb)
-    yield made
-    made.close()
 
 
 def _is_soak() -> bool:

@@ -16,16 +16,8 @@ from source_agent.engines.interface import Session
 from source_agent.engines.markers import Marker
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB
-from tests.harness.servers import MariaDB
 
 PACKET = 1 << 20
-
-
-@pytest.fixture
-def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
-    made = OfMariaDB(mariadb)
-    yield made
-    made.close()
 
 
 @contextmanager

@@ -29,24 +29,10 @@ from tests.harness.absent import needs_release
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import PostgreSQL
 
 T = Relation("t", table="t")
 EVERY_KEY = np.array([-(2**63)], np.int64), np.array([2**63 - 1], np.int64)
-
-
-@pytest.fixture
-def pg(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
-    made = OfPostgreSQL(postgresql)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
-    made = OfMariaDB(mariadb)
-    yield made
-    made.close()
 
 
 @pytest.fixture

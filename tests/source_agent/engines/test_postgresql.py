@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +13,6 @@ from source_agent.engines.postgresql import types as postgresql_types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacies import OfPostgreSQL
-from tests.harness.servers import PostgreSQL
-
-
-@pytest.fixture
-def pg(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
-    made = OfPostgreSQL(postgresql)
-    yield made
-    made.close()
 
 
 def test_vouches_only_for_what_cannot_be_null_or_twice(pg: OfPostgreSQL) -> None:

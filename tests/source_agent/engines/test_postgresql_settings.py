@@ -32,13 +32,6 @@ PLACES = ("server", "database", "role")
 
 
 @pytest.fixture
-def pg(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
-    made = OfPostgreSQL(postgresql)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def abroad(postgresql_with_languages: PostgreSQLWithLanguages) -> Iterator[OfPostgreSQL]:
     made = OfPostgreSQL(postgresql_with_languages)
     yield made

@@ -13,7 +13,7 @@ import random
 import re
 import string
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.shapes import Relation
 from tests.harness.absent import needs_release
 from tests.harness.legacies import OfPostgreSQL
-from tests.harness.servers import PostgreSQL
 
 Make = Callable[[random.Random], str]
 CHARACTERS = [
@@ -272,13 +271,6 @@ EXPECTED: dict[str, Callable[[str], str]] = {
 READ: dict[str, Callable[[str], str]] = {  # a float's text may have another notation
     "float4": lambda s: str(np.float32(s)), "float8": lambda s: repr(float(s)),
 }  # fmt: skip
-
-
-@pytest.fixture
-def pg(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
-    made = OfPostgreSQL(postgresql)
-    yield made
-    made.close()
 
 
 def columns(
