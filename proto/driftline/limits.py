@@ -86,7 +86,7 @@ DATABASE_SILENCE_S_MAX = 3600.0  # the most that a DBA may set
 NO_ADVANCE_S = 3700.0  # a source that sends Progress without more rows is disconnected
 
 SAMPLES_MAX = 10  # keys shown in an error
-REPEATS_MAX = 100  # batches of one read in which a key that may repeat comes again: else no end
+REPEATED_BATCHES_MAX = 100  # batches in which a repeatable key comes again: more has no end
 REFERENCES_MAX = 256  # foreign keys in a description: few tables have ten
 POLICIES_MAX = 100  # row security policies that are named; the digest covers all
 COLUMNS_NAMED_MAX = 10  # columns named in one error, a sentence each

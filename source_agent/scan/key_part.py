@@ -23,7 +23,7 @@ from driftline.columns import Block
 from driftline.errors import ConfigurationError, LimitExceeded, MalformedMessage
 from driftline.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
 from driftline.keys import positions
-from driftline.limits import PART_RANGES_MAX, REPEATS_MAX
+from driftline.limits import PART_RANGES_MAX, REPEATED_BATCHES_MAX
 from driftline.named_keys import Ranks, key_recipe
 
 from source_agent.engines.interface import Rows
@@ -98,7 +98,7 @@ class KeyPartReader(TileReader[Ranges]):
     @property
     def _repeats_max(self) -> int:
         """Return that of keys that are not unique: two that are looked up may find one row."""
-        return REPEATS_MAX
+        return REPEATED_BATCHES_MAX
 
     def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
         """Yield the rows of the part, each once.

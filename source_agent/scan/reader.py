@@ -24,7 +24,7 @@ from driftline.errors import (
 )
 from driftline.fingerprints import database_seed, fingerprints, lanes, position_seed
 from driftline.keys import null_keys, positions
-from driftline.limits import DATABASE_FINGERPRINT_VERSION, REPEATS_MAX, SAMPLES_MAX
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, REPEATED_BATCHES_MAX, SAMPLES_MAX
 from driftline.types import Recipe
 
 from source_agent.engines.interface import Rows, Session, Split
@@ -192,7 +192,7 @@ class Reader:
     def _repeats_max(self) -> int:
         """The most batches in which a key may come again: none if it is unique in the snapshot."""
         is_unique = self.shape.vouched and self.consistency is Consistency.EXACT
-        return 0 if is_unique else REPEATS_MAX
+        return 0 if is_unique else REPEATED_BATCHES_MAX
 
     def _repeated(self, row: bytes, recipe: Recipe) -> DatabaseRefused:
         return DatabaseRefused(
