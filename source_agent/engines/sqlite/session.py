@@ -67,7 +67,7 @@ from source_agent.engines.sqlite.sql import (
     range_sql,
     view_sql,
 )
-from source_agent.engines.sqlite.values import ENCODERS, MARK, bound_value, compare
+from source_agent.engines.sqlite.values import ENCODERS, MARK, bound_value, compare, restored
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
 _ANY_CLASS: Final = (
@@ -323,10 +323,11 @@ class SqliteSession(SnapshotSession):
         self, shape: Shape, statements: Iterator[Statement], rows_max: int | None
     ) -> Iterator[Rows]:
         self._begin()
-        before = plan_of(shape).values
-        every = chain.from_iterable(
-            self._execute(sql, (*before, *values)) for sql, values in statements
+        plan = plan_of(shape)
+        raw = chain.from_iterable(
+            self._execute(sql, (*plan.values, *values)) for sql, values in statements
         )
+        every = iter(restored(raw, plan.forms, self.encoding))
         found = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
             yield from rows.batches(
@@ -347,7 +348,7 @@ class SqliteSession(SnapshotSession):
             block = self._execute(sql, (*plan.values, *after, count)).fetchall()
             if block:
                 last[:] = [block[-1][place] for place in places]
-            return block
+            return list(restored(block, plan.forms, self.encoding))
 
         with self._errors(shape.relation):
             yield from rows.batches(fetch, rows.row_encoder(shape, ENCODERS), block_rows=PAGE_ROWS)

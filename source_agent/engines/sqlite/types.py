@@ -6,7 +6,7 @@ is read as that, and a value of another class is refused by name. Any other colu
 
     i:123          INTEGER            r:0.1    REAL, shortest form that reads back (inf, -inf)
     t:abc          TEXT               b:00ff   BLOB, in hexadecimal digits
-    x:c328         TEXT that is not UTF-8, its bytes in hexadecimal digits
+    x:c328         TEXT that is not in the file's encoding, its bytes in hexadecimal digits
     NULL           stays NULL
 
 Rules, in this order (https://sqlite.org/datatype3.html#determination_of_column_affinity):
@@ -59,7 +59,7 @@ from source_agent.engines.sqlite.sql import (
     between_sql,
     kept_sql,
 )
-from source_agent.engines.sqlite.values import MARK
+from source_agent.engines.sqlite.values import MARK, read_sql
 
 _SIZED = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d{1,2}) *(?:, *(\d{1,2}) *)?\)")
 _RENAMED = re.compile(r"(.+):\d+")  # a view's name for a second column of one name
@@ -201,6 +201,7 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         collations = _collations(table, order.key)
         found = [replace(f, unordered=_unordered(f, session.encoding, collations)) for f in found]
         found = [_compared(relation, f, columns[f.name], session.encoding) for f in found]
+    found = [replace(f, read=read_sql(f.read, f.form, session.encoding)) for f in found]
     marking = {n: _marking(written, n not in not_null) for n, written in columns.items()}
     marked = marked_by(relation.name, relation.marker, marking)
     kept = kept_sql(relation.marker)

@@ -4,14 +4,18 @@
 column its form. A value of another class than the form's is refused, never converted: 1 and '1'
 would become equal, and a change between them be missed.
 
+In a file in UTF-16, SQLite makes UTF-8 of any two bytes, also of half a pair: different stored
+texts would be read as one. The bytes of such a text are read (`read_sql`), and decoded here
+(`restored`).
+
 A derivation compares integers and text alone: decimals are doubles here. Text is compared under
 BINARY, by its bytes, whatever collation its column has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 from driftline.derivations import Comparison, Operator
 from driftline.errors import ValueDoesNotFit
@@ -25,6 +29,49 @@ from source_agent.engines.shapes import Condition
 
 MARK: Final = "`"  # around columns: SQLite reads an unknown name in "…" as a text
 _NONE: Final = type(None)
+_TEXTUAL: Final = frozenset({"text", "string", "tagged"})  # forms that take text
+
+
+class NotText(bytes):
+    """The stored bytes of a TEXT in UTF-16 that is no UTF-16; only tagged text takes it."""
+
+
+def read_sql(column: str, form: str, encoding: str) -> str:
+    """Return the expression that reads a quoted column; `encoding`: that of the file's text."""
+    if encoding == "UTF-8" or form not in _TEXTUAL:
+        return column
+    stored = f"WHEN 'text' THEN CAST({column} AS BLOB) WHEN 'blob' THEN hex({column})"
+    return f"CASE typeof({column}) {stored} ELSE {column} END"
+
+
+def restored(
+    rows: Iterable[tuple[Any, ...]], forms: Sequence[str], encoding: str
+) -> Iterable[tuple[Any, ...]]:
+    """Return rows read by `read_sql` with their values as in a file in UTF-8.
+
+    Columns behind those of the forms stay as they are.
+    """
+    if encoding == "UTF-8":
+        return rows
+    places = [place for place, form in enumerate(forms) if form in _TEXTUAL]
+
+    def value(found: object) -> object:
+        if isinstance(found, bytearray):
+            return bytes.fromhex(found.decode())
+        if not isinstance(found, bytes):
+            return found
+        try:
+            return bytearray(found.decode(encoding), "utf-8")
+        except UnicodeDecodeError:
+            return NotText(found)
+
+    def row(found: tuple[Any, ...]) -> tuple[Any, ...]:
+        values = list(found)
+        for place in places:
+            values[place] = value(values[place])
+        return tuple(values)
+
+    return map(row, rows)
 
 
 def _only(*classes: type) -> Callable[[Values], None]:
@@ -80,7 +127,7 @@ def _tagged(value: int | float | bytes | bytearray) -> bytes:
     if isinstance(value, float):
         return b"r:" + repr(value).encode()
     if isinstance(value, bytes):
-        return b"b:" + value.hex().encode()
+        return (b"x:" if isinstance(value, NotText) else b"b:") + value.hex().encode()
     try:
         value.decode()
     except UnicodeDecodeError:
