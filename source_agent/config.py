@@ -9,8 +9,9 @@ Invariants: plain text is served on loopback only; a relation is a table or a qu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,11 +61,16 @@ _NEVER = "never"
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The URL and password of the database, and the time limits of a session."""
+    """The URL and password of the database, and the time limits of a session.
+
+    `password` is the one that was read with the file; `password_now` reads it again.
+    """
 
     url: str
-    password: str | None = field(repr=False)
+    password: str | None = field(repr=False, compare=False)
     limits: Limits
+    password_file: Path | None
+    password_now: Callable[[], str | None] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +215,9 @@ def _database(table: TomlTable) -> Database:
         silence_s=_silence(table),
     )
     url = parsed.render_as_string(hide_password=False)
-    return Database(url, table.password("password_file", _LOGIN), limits)
+    password_now = partial(table.password, "password_file", _LOGIN)
+    file = table.optional_path("password_file")
+    return Database(url, password_now(), limits, file, password_now)
 
 
 def _silence(table: TomlTable) -> float:

@@ -2,14 +2,16 @@
 
 Three ECDSA P-256 key pairs: the authority, the source (named by the host names and addresses that
 the warehouse dials) and the warehouse (named by a URI, which `allow` of source.toml matches). The
-DBA then keeps ca.key offline. Nothing is overwritten; keys are created with mode 0600. The import
-fails without the optional package `cryptography`.
+DBA then keeps ca.key offline. With the folder of an authority that exists, which may also be one of
+RSA, it makes the pairs that are named, and no authority. Nothing is overwritten; keys are created
+with mode 0600. The import fails without the optional package `cryptography`.
 
 Rejected: RSA (a handshake three times the size) and a passphrase (a service cannot be asked).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import re
@@ -19,14 +21,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
 from cryptography.x509.oid import NameOID
 from driftline.errors import ConfigurationError, UsageError
+from driftline.settings import read_secret
 
 CA_DAYS = 3650
+WAREHOUSE_NAME = "warehouse"
 DAYS = 825  # the longest validity that TLS libraries accept of a private authority
 _BACKDATE = timedelta(hours=1)  # of the beginning, for clocks that differ
 _KEY_MODE, _CERTIFICATE_MODE = 0o600, 0o644
@@ -38,58 +49,143 @@ _Extensions = list[tuple[x509.ExtensionType, bool]]  # and whether each is criti
 @dataclass(frozen=True, slots=True)
 class _Pair:
     certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 def enroll(
     directory: Path,
     *,
     source_names: Sequence[str],
-    warehouse_name: str = "warehouse",
+    warehouse_name: str | None = None,
     days: int = DAYS,
+    authority: Path | None = None,
     now: datetime | None = None,
 ) -> list[Path]:
     """Write ca, source and warehouse, each as .pem and .key, into the directory; return the paths.
 
     source_names: host names and IP addresses under which the warehouse reaches the source;
-    warehouse_name: makes `spiffe://driftline/warehouse/NAME`; days: validity of the two pairs.
+    warehouse_name: makes `spiffe://driftline/warehouse/NAME`, by default `warehouse`; days:
+    validity of the two pairs; authority: a folder with ca.pem and ca.key, which then sign the pair
+    of the source if it is named and that of the warehouse if it is; ca.key is not written.
 
-    Raises ConfigurationError if a file cannot be written, UsageError if one exists already or an
-    argument is not allowed.
+    Raises ConfigurationError if a file cannot be written or the authority cannot be used,
+    UsageError if a file exists already or an argument is not allowed.
     """
+    who = _pairs_of(source_names, warehouse_name, days, has_authority=authority is not None)
+    alternatives = [_alternative(name) for name in source_names]
+    began = (now or datetime.now(UTC)) - _BACKDATE
+    signer = _existing(authority, began) if authority is not None else _authority(began)
+    named = warehouse_name or WAREHOUSE_NAME
+    uri = x509.UniformResourceIdentifier(f"spiffe://driftline/warehouse/{named}")
+    files = {} if authority is not None else _files("ca", signer)
+    public = directory / "ca.pem"
+    if authority is not None and not _is_same(public, authority / "ca.pem"):
+        files["ca.pem"] = (authority / "ca.pem").read_bytes()  # all of it: it may be a chain
+    if "source" in who:
+        files |= _files(
+            "source",
+            _issue(signer, source_names[0], alternatives, Purpose.SERVER_AUTH, began, days),
+        )
+    if "warehouse" in who:
+        files |= _files("warehouse", _issue(signer, named, [uri], Purpose.CLIENT_AUTH, began, days))
+    _write_all(directory, files)
+    return [directory / name for name in files]
+
+
+def _pairs_of(
+    source_names: Sequence[str], warehouse_name: str | None, days: int, *, has_authority: bool
+) -> set[str]:
+    """Return whose pairs are made; raise UsageError if the arguments are not allowed."""
     if not 1 <= days <= CA_DAYS:
         raise UsageError(f"The validity is {days} days; it must be 1 to {CA_DAYS} days.")
-    if not source_names:
+    if has_authority and not source_names and warehouse_name is None:
+        raise UsageError(
+            "Nothing is named that the authority could sign.",
+            remedy="Add --source-name HOST for a source, --warehouse-name NAME for a warehouse, or"
+            " both.",
+        )
+    if not has_authority and not source_names:
         raise UsageError("A source needs at least one host name.", remedy="Add --source-name HOST.")
-    if not _NAME.fullmatch(warehouse_name):
+    if not _NAME.fullmatch(warehouse_name or WAREHOUSE_NAME):
         raise UsageError(f"{warehouse_name!r} is not a name of letters, digits, '.', '-' and '_'.")
-    alternatives = [_alternative(name) for name in source_names]
-    paths = {
-        f"{who}.{kind}": directory / f"{who}.{kind}"
-        for who in ("ca", "source", "warehouse")
-        for kind in ("pem", "key")
+    makes_source, makes_warehouse = bool(source_names), warehouse_name is not None
+    return {
+        who
+        for who, is_made in (("source", makes_source), ("warehouse", makes_warehouse))
+        if is_made or not has_authority
     }
-    if existing := [path.name for path in paths.values() if os.path.lexists(path)]:
+
+
+def _existing(folder: Path, now: datetime) -> _Pair:
+    """Return the authority in a folder. Raises ConfigurationError if it cannot sign."""
+    pem, secret = folder / "ca.pem", folder / "ca.key"
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.read_bytes())
+        data, exposed = read_secret(secret)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{error.filename} cannot be read: {error.strerror}.",
+            remedy="Give --authority the folder that has the authority's ca.pem and ca.key.",
+        ) from None
+    except ValueError:
+        raise _unusable(pem, "is no certificate in PEM") from None
+    if exposed:
+        raise _unusable(secret, exposed, f"Run: chmod 600 {secret}")
+    try:
+        key = load_pem_private_key(data, None)
+    except TypeError:
+        remedy = f"Run: openssl pkey -in {secret} -out ca.key, in a folder of its own."
+        raise _unusable(secret, "has a passphrase", remedy) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise _unusable(secret, "is no private key in PEM") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+        raise _unusable(secret, "is neither a key of ECDSA nor of RSA")
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
+        raise _unusable(secret, f"is not the key of {pem}")
+    try:
+        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        is_authority = basic.ca
+    except (x509.ExtensionNotFound, ValueError):
+        is_authority = False
+    if not is_authority:
+        raise _unusable(pem, "is not the certificate of an authority")
+    if certificate.not_valid_after_utc <= now + _BACKDATE:
+        ended = certificate.not_valid_after_utc.date()
+        remedy = "Make a new one: leave out --authority, and see docs/operating.md, Certificates."
+        raise _unusable(pem, f"expired on {ended}", remedy)
+    return _Pair(certificate, key)
+
+
+def _unusable(path: Path, what: str, remedy: str = "Give the files of one authority.") -> Exception:
+    return ConfigurationError(f"{path} {what}.", remedy=remedy)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.read_bytes() == other.read_bytes()
+    except OSError:
+        return False
+
+
+def _files(who: str, pair: _Pair) -> dict[str, bytes]:
+    secret = pair.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return {f"{who}.pem": pair.certificate.public_bytes(Encoding.PEM), f"{who}.key": secret}
+
+
+def _write_all(directory: Path, files: dict[str, bytes]) -> None:
+    if existing := [name for name in files if os.path.lexists(directory / name)]:
         raise UsageError(
             f"{', '.join(existing)} in {directory} would be overwritten.",
             remedy="Choose another --directory, or move them away first.",
         )
-    began = (now or datetime.now(UTC)) - _BACKDATE
-    authority = _authority(began)
-    source = _issue(authority, source_names[0], alternatives, Purpose.SERVER_AUTH, began, days)
-    uri = x509.UniformResourceIdentifier(f"spiffe://driftline/warehouse/{warehouse_name}")
-    warehouse = _issue(authority, warehouse_name, [uri], Purpose.CLIENT_AUTH, began, days)
-    pairs = {"ca": authority, "source": source, "warehouse": warehouse}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for who, pair in pairs.items():
-            secret = pair.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-            _write(paths[f"{who}.key"], secret, _KEY_MODE)
-            public = pair.certificate.public_bytes(Encoding.PEM)
-            _write(paths[f"{who}.pem"], public, _CERTIFICATE_MODE)
+        for name, data in files.items():
+            mode = _KEY_MODE if name.endswith(".key") else _CERTIFICATE_MODE
+            _write(directory / name, data, mode)
     except OSError as error:
         raise ConfigurationError(f"{error.filename} cannot be written: {error.strerror}.") from None
-    return list(paths.values())
 
 
 def _alternative(name: str) -> x509.GeneralName:
@@ -124,6 +220,9 @@ def _issue(
     days: int,
 ) -> _Pair:
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    with contextlib.suppress(x509.ExtensionNotFound):  # another program may name keys otherwise
+        named = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(named.value)
     extensions: _Extensions = [
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage(is_authority=False), True),
@@ -150,6 +249,9 @@ def _signed(
             x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64]),
         ]
     )
+    ends = began + timedelta(days=days)
+    if authority is not None:  # a certificate counts no longer than its authority
+        ends = min(ends, authority.certificate.not_valid_after_utc)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -157,7 +259,7 @@ def _signed(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(began)
-        .not_valid_after(began + timedelta(days=days))
+        .not_valid_after(ends)
     )
     for extension, is_critical in extensions:
         builder = builder.add_extension(extension, critical=is_critical)

@@ -5,7 +5,7 @@ published is; the rest becomes a comment with the reason. Without a primary key,
 NOT NULL columns is the key. Passwords come from a prompt or a file, never from the command line,
 where every process can read them, and are never written into source.toml. Names and reasons from
 the database are cut and escaped. Nothing is written before the whole catalogue was read, and
-nothing is overwritten without --force.
+nothing is overwritten without --force: beside a source.toml that exists, what it lacks is printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from source_agent.cli.grants import ACCOUNT, connections
-from source_agent.config import Budget
+from source_agent.config import Budget, load
 from source_agent.engines.interface import Engine, Limits, Listed
 from source_agent.engines.registry import connect, is_file
 from source_agent.engines.relations import nearest
@@ -35,6 +35,7 @@ from source_agent.engines.shapes import Relation, Shape
 from source_agent.printable import counted
 
 LISTEN = "127.0.0.1:7443"
+PAUSE_FILE = "PAUSE"
 COMMENT_CHARACTERS_MAX = 300  # of a reason or a note, in a comment
 _SECRET_MODE = 0o600
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -46,12 +47,13 @@ AskPassword = Callable[[str], str | None]
 class Request:
     """The options of the command line.
 
-    `login` is the agent's account, None for that of the URL. `password_file` has the password of
-    the URL's account. `ask_password` prompts with a text; it returns None without a terminal.
+    `url` is None for that of a source.toml that exists. `login` is the agent's account, None for
+    that of the URL. `password_file` has the password of the URL's account. `ask_password` prompts
+    with a text; it returns None without a terminal.
     """
 
     config: Path
-    url: str
+    url: str | None
     patterns: tuple[str, ...]
     login: str | None
     password_file: Path | None
@@ -91,19 +93,89 @@ class Made:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The lack of a source.toml: `text` to add to it, with `addable` relations of `found`."""
+
+    config: Path
+    text: str
+    addable: int
+    found: int
+
+    def __str__(self) -> str:
+        if not self.found:
+            return f"{self.config} serves every table and view that was found; nothing to add."
+        here = f" of {self.found}" if self.addable != self.found else ""
+        return (
+            f"{self.config} exists and stays as it is. {self.addable}{here} of the tables and views"
+            " that it lacks can be served: add what is printed above to it."
+        )
+
+
+def missing(request: Request) -> Missing:
+    """Return what the source.toml that exists lacks of the database; write nothing.
+
+    Raises UsageError for an option, ConfigurationError for a file or if the URL names another
+    database than the file, and errors of the database.
+    """
+    config = load(request.config)
+    known = make_url(config.database.url)
+    if request.url is not None and _place(_checked(request, request.url), request) != _place(
+        known, request
+    ):
+        raise ConfigurationError(
+            f"{request.config} is for another database, and an agent serves one.",
+            where=str(request.config),
+            remedy="Choose another --config, for a second agent; or, to begin anew, --force.",
+        )
+    given = request.url or config.database.url
+    asked = replace(request, url=given)
+    if request.url is None and request.password_file is None:
+        engine = connect(given, config.database.password, config.database.limits)
+    else:
+        engine, _ = _connected(asked, _checked(asked, given))
+    every = engine.listed()
+    relations = [served.relation for served in config.relations.values()]
+    tables = {relation.table for relation in relations}
+    alone = Counter(listed.name for listed in every)
+
+    def is_served(listed: Listed) -> bool:
+        spelled = {listed.table, f"{listed.schema}.{listed.name}"}
+        return bool(tables & (spelled | ({listed.name} if alone[listed.name] == 1 else set())))
+
+    chosen = [listed for listed in _chosen(every, request.patterns) if not is_served(listed)]
+    proposals = _described(engine, chosen, taken=frozenset(config.relations))
+    lines = ["\n".join(_relation_lines(proposal)) for proposal in proposals]
+    addable = sum(proposal.shape is not None for proposal in proposals)
+    return Missing(request.config, "\n\n".join(lines), addable, len(proposals))
+
+
+def _place(url: URL, request: Request) -> tuple[object, ...]:
+    """Return what tells one database from another in URLs: not the login, nor the driver."""
+    database = url.database
+    if is_file(url) and database:
+        database = str((request.config.absolute().parent / database).resolve())
+    return url.get_backend_name(), url.host, url.port, database, url.normalized_query
+
+
 def init(request: Request) -> Made:
     """Read the catalogue and write the files.
 
     Raises UsageError for an option, ConfigurationError for a file, and errors of the database.
     """
-    url = _checked(request)
+    if request.url is None:
+        raise UsageError(
+            f"There is no {request.config} that could name the database.",
+            remedy="Add --url, such as --url postgresql://reader@localhost/erp.",
+        )
+    url = _checked(request, request.url)
     config = request.config
     script = config.with_name("grants.sh" if is_file(url) else "grants.sql")
     login = request.login or url.username or ACCOUNT
     secret = config.with_name(re.sub(r"[^A-Za-z0-9_.-]", "_", login) + ".password")
     _refuse_existing(request, [config, script])
     engine, prompted = _connected(request, url)
-    proposals = _proposals(engine, request.patterns)
+    proposals = _described(engine, _chosen(engine.listed(), request.patterns))
     is_own = is_file(url) or request.login in {None, url.username}
     kept = _kept_password(request, secret, is_own=is_own, typed=prompted is not None)
     # Without --login a URL without a user stays as it is: ACCOUNT may not exist.
@@ -120,10 +192,10 @@ def init(request: Request) -> Made:
     return Made(files, len(relations), len(proposals), None if is_own else secret.name)
 
 
-def _checked(request: Request) -> URL:
+def _checked(request: Request, given: str) -> URL:
     """Return the URL; the path of an SQLite file is relative to the configuration, if below it."""
     try:
-        url = make_url(request.url)
+        url = make_url(given)
     except (ArgumentError, ValueError):
         raise UsageError(
             "--url is not a database URL.",  # not shown: it may hold a password
@@ -197,8 +269,8 @@ def _password(request: Request) -> str | None:
     return table.password("password_file", "DATABASE")
 
 
-def _proposals(engine: Engine, patterns: Sequence[str]) -> list[Proposal]:
-    every = engine.listed()
+def _chosen(every: Sequence[Listed], patterns: Sequence[str]) -> list[Listed]:
+    """Return what the patterns match. Raises UsageError if that is nothing."""
     chosen = [
         listed
         for listed in every
@@ -216,12 +288,24 @@ def _proposals(engine: Engine, patterns: Sequence[str]) -> list[Proposal]:
             f"No table or view is called {asked}." if known else "The database has no tables.",
             remedy=nearest(patterns[0], known) if known else "Is it the right database?",
         )
-    times = Counter(listed.name for listed in chosen)
+    return chosen
+
+
+def _described(
+    engine: Engine, chosen: Sequence[Listed], *, taken: frozenset[str] = frozenset()
+) -> list[Proposal]:
+    """Return a proposal for each; two of one name, and a name that is `taken`, get a longer one."""
+    times = Counter([*(listed.name for listed in chosen), *taken])
     proposals = []
     session = engine.open()
     try:
         for listed in chosen:
-            name = listed.name if times[listed.name] == 1 else f"{listed.schema}.{listed.name}"
+            is_long = times[listed.name] > 1 and listed.schema
+            name = f"{listed.schema}.{listed.name}" if is_long else listed.name
+            number = 1
+            while name in taken:
+                number += 1
+                name = f"{listed.name}_{number}"
             relation = Relation(name, table=listed.table, key=listed.key or None)
             try:
                 _check_name(name)
@@ -272,6 +356,9 @@ def _text(request: Request, url: URL, kept: tuple[str, bool], proposals: Sequenc
         'key = "certs/source.key"',
         'client_ca = "certs/ca.pem"',
         'audit_file = "audit.jsonl"',
+        "",
+        "[limits]",
+        f"pause_file = {_quoted(PAUSE_FILE)}    # while this file exists, the agent reads nothing",
         "",
         "# Each relation is published to every certificate of client_ca, unless it names some:",
         '# allow = ["spiffe://driftline/warehouse/warehouse"]',

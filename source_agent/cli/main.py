@@ -77,7 +77,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
 
 
 @cli.command()
-@click.option("--url", required=True, help="Database URL, without a password.")
+@click.option("--url", help="Database URL, without a password. Default: that of source.toml.")
 @click.option(
     "--tables", "patterns", multiple=True, metavar="PATTERN",
     help="Tables to publish, such as 'public.*'; repeatable. Default: all tables and views.",
@@ -89,17 +89,28 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
 @click.pass_obj
 def init(
     config: Path,
-    url: str,
+    url: str | None,
     patterns: tuple[str, ...],
     login: str | None,
     password_file: Path | None,
     listen: str,
     force: bool,
 ) -> None:
-    """Write a first source.toml and a script of grants."""
+    """Write a first source.toml and a script of grants.
+
+    If source.toml exists, print the relations that can be added to it, and write nothing.
+    """
     from source_agent.cli import init as scaffold
 
     request = scaffold.Request(config, url, patterns, login, password_file, listen, force, _prompt)
+    if config.exists() and not force:
+        lacks = scaffold.missing(request)
+        if lacks.text:
+            click.echo(lacks.text)
+        click.echo(str(lacks), err=True)
+        if lacks.addable:
+            click.echo("next: driftline-source grants, check; SIGHUP adds relations", err=True)
+        return
     made = scaffold.init(request)
     for path in made.files:
         click.echo(path)
@@ -183,25 +194,47 @@ def explain(config: Path) -> None:
 @cli.command()
 @click.option("--directory", type=_FOLDER, default=Path("certs"), show_default=True)
 @click.option(
-    "--source-name", "source_names", multiple=True, required=True,
+    "--source-name", "source_names", multiple=True,
     help="Host name or address at which the warehouse reaches this agent; repeatable.",
 )  # fmt: skip
-@click.option("--warehouse-name", default="warehouse", show_default=True)
+@click.option("--warehouse-name", help="Name of the warehouse. Default: warehouse.")
 @click.option("--days", type=int, default=825, show_default=True, help="Days of validity.")
-def enroll(directory: Path, source_names: tuple[str, ...], warehouse_name: str, days: int) -> None:
-    """Make an authority and the certificates of both agents."""
+@click.option(
+    "--authority", type=_FOLDER,
+    help="Folder with the ca.pem and ca.key of an authority, for another source or warehouse.",
+)  # fmt: skip
+def enroll(
+    directory: Path,
+    source_names: tuple[str, ...],
+    warehouse_name: str | None,
+    days: int,
+    authority: Path | None,
+) -> None:
+    """Make an authority and the certificates of both agents.
+
+    With --authority: only the certificates of what is named, signed by an authority that exists.
+    """
     try:
         from source_agent.cli.enroll import enroll as make
     except ImportError as error:
         raise _no_cryptography() from error
-    made = make(directory, source_names=source_names, warehouse_name=warehouse_name, days=days)
+    made = make(
+        directory,
+        source_names=source_names,
+        warehouse_name=warehouse_name,
+        days=days,
+        authority=authority,
+    )
     for path in made:
         click.echo(path)
-    click.echo(
-        "Give ca.pem, warehouse.pem and warehouse.key to the data engineer, source.* to this "
-        "agent, and keep ca.key away from both.",
-        err=True,
-    )
+    names = {path.name for path in made}
+    parts = []
+    if "warehouse.pem" in names:
+        parts.append("Give ca.pem, warehouse.pem and warehouse.key to the data engineer")
+    if "source.pem" in names:
+        parts.append(f"{'source.*' if parts else 'Give source.*'} to this agent")
+    kept = "and keep ca.key away from both" if authority is None else "ca.key stays where it is"
+    click.echo(f"{', '.join([*parts, kept])}.", err=True)
 
 
 def _no_cryptography() -> ConfigurationError:

@@ -9,6 +9,7 @@ driver may not be installed. What is not in `KINDS` may be an engine of another 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from ipaddress import ip_address
@@ -19,6 +20,7 @@ from sqlalchemy.exc import ArgumentError
 
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Limits
+from source_agent.engines.passwords import CurrentPassword
 
 _WHERE = "database.url"
 
@@ -91,6 +93,11 @@ def _is_local(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def connect_anew(url: str, password: Callable[[], str | None], limits: Limits) -> Engine:
+    """Return what `connect` does, with a password that is read at each connection."""
+    return CurrentPassword(lambda secret: connect(url, secret, limits), password)
 
 
 def connect(url: str, password: str | None, limits: Limits) -> Engine:

@@ -47,7 +47,7 @@ from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import fixed_places
 from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines.interface import Engine, Session
-from source_agent.engines.registry import connect, is_beside
+from source_agent.engines.registry import connect_anew, is_beside
 from source_agent.engines.shapes import Relation
 from source_agent.failpoints import Point
 from source_agent.scan.heap import keep_heap_small
@@ -323,7 +323,8 @@ def start(
 ) -> Server:
     """Listen and answer until `stop`. Raises ConfigurationError for address and certificates."""
     if engine is None:
-        engine = connect(config.database.url, config.database.password, config.database.limits)
+        database = config.database
+        engine = connect_anew(database.url, database.password_now, database.limits)
     if governor is None:
         governor = Governor(config.budget, is_beside=is_beside(config.database.url))
     audit = Audit(config.server.audit_file)

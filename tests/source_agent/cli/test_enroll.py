@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import shutil
 import ssl
 import stat
 import subprocess
@@ -9,25 +11,35 @@ import sys
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from driftline.errors import ConfigurationError, UsageError
 
 from source_agent.cli.enroll import enroll
 
 NAMES = ["ca.pem", "ca.key", "source.pem", "source.key", "warehouse.pem", "warehouse.key"]
+KEY_USAGES = inspect.signature(x509.KeyUsage).parameters
 
 
-def certificate(folder: Path, who: str) -> x509.Certificate:
+def certificate_of(folder: Path, who: str) -> x509.Certificate:
     return x509.load_pem_x509_certificate((folder / f"{who}.pem").read_bytes())
 
 
 def alternatives(folder: Path, who: str) -> x509.SubjectAlternativeName:
     return (
-        certificate(folder, who)
+        certificate_of(folder, who)
         .extensions.get_extension_for_class(x509.SubjectAlternativeName)
         .value
     )
@@ -57,9 +69,9 @@ def test_what_is_written(tmp_path: Path) -> None:
         "source": ExtendedKeyUsageOID.SERVER_AUTH,
         "warehouse": ExtendedKeyUsageOID.CLIENT_AUTH,
     }
-    authority = certificate(folder, "ca")
+    authority = certificate_of(folder, "ca")
     for who, purpose in purposes.items():
-        found = certificate(folder, who)
+        found = certificate_of(folder, who)
         found.verify_directly_issued_by(authority)
         usage = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         assert list(usage) == [purpose]
@@ -70,18 +82,18 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert authority.not_valid_after_utc > now + timedelta(3600)
 
 
-def test_the_strict_checks_of_the_standard_library_accept_it(tmp_path: Path) -> None:
-    enroll(tmp_path, source_names=["localhost"])
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "ca.pem"))
+def trust_each_other(source: Path, warehouse: Path, name: str = "localhost") -> None:
+    """Shake hands as strictly as the standard library can, with the files of two folders."""
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(source / "ca.pem"))
     server.verify_mode = ssl.CERT_REQUIRED
-    server.load_cert_chain(tmp_path / "source.pem", tmp_path / "source.key")
-    client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-    client.load_cert_chain(tmp_path / "warehouse.pem", tmp_path / "warehouse.key")
+    server.load_cert_chain(source / "source.pem", source / "source.key")
+    client = ssl.create_default_context(cafile=str(warehouse / "ca.pem"))
+    client.load_cert_chain(warehouse / "warehouse.pem", warehouse / "warehouse.key")
     for context in (server, client):
         context.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
-        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        client.wrap_bio(to_client, to_server, server_hostname=name),
         server.wrap_bio(to_server, to_client, server_side=True),
     ]
     waiting = list(ends)
@@ -93,6 +105,99 @@ def test_the_strict_checks_of_the_standard_library_accept_it(tmp_path: Path) -> 
             except ssl.SSLWantReadError:
                 continue
     assert not waiting
+
+
+def test_the_strict_checks_of_the_standard_library_accept_it(tmp_path: Path) -> None:
+    enroll(tmp_path, source_names=["localhost"])
+    trust_each_other(tmp_path, tmp_path)
+
+
+def test_another_source_and_another_warehouse_of_one_authority(tmp_path: Path) -> None:
+    first, shop, lake = tmp_path / "certs", tmp_path / "shop", tmp_path / "lake"
+    enroll(first, source_names=["localhost"])
+    made = enroll(shop, source_names=["shop.example"], authority=first)
+    assert sorted(path.name for path in made) == ["ca.pem", "source.key", "source.pem"]
+    made = enroll(lake, source_names=[], warehouse_name="lake", authority=first)
+    assert sorted(path.name for path in made) == ["ca.pem", "warehouse.key", "warehouse.pem"]
+    assert stat.S_IMODE((lake / "warehouse.key").stat().st_mode) == 0o600
+    for source, name in ((first, "localhost"), (shop, "shop.example")):
+        for warehouse in (first, lake):
+            trust_each_other(source, warehouse, name)
+    # Into the authority's own folder, when its pairs were moved away: a renewal.
+    for name in ("source.pem", "source.key"):
+        (first / name).unlink()
+    assert len(enroll(first, source_names=["localhost"], authority=first)) == 2
+    trust_each_other(first, lake)
+    assert not (shop / "ca.key").exists()
+
+
+def test_an_authority_of_a_company(tmp_path: Path) -> None:
+    """RSA, a name of its own for its key, and near its end: as openssl makes it."""
+    key = rsa.generate_private_key(65537, 2048)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ACME root")])
+    now = datetime.now(UTC)
+    ends = now.replace(microsecond=0) + timedelta(days=30)
+    usage = [n == "key_cert_sign" for n in KEY_USAGES]
+    certificate = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(7).not_valid_before(now - timedelta(1)).not_valid_after(ends)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier(b"acme"), critical=False)
+        .add_extension(x509.KeyUsage(*usage), critical=True)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    acme = tmp_path / "acme"
+    acme.mkdir()
+    (acme / "ca.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    (acme / "ca.key").touch(0o600)
+    (acme / "ca.key").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    )
+    both = tmp_path / "both"
+    enroll(both, source_names=["localhost"], warehouse_name="lake", authority=acme)
+    trust_each_other(both, both)
+    for who in ("source", "warehouse"):
+        assert certificate_of(both, who).not_valid_after_utc == ends
+
+
+def test_an_authority_that_cannot_sign(tmp_path: Path) -> None:
+    """Each remedy leads on: what is wrong next, until nothing is."""
+    good, new = tmp_path / "good", tmp_path / "new"
+    enroll(good, source_names=["localhost"], now=datetime(2026, 1, 1, tzinfo=UTC))
+    folder = tmp_path / "authority"
+
+    def refused(**options: Any) -> str:
+        arguments = {"source_names": ["localhost"], "authority": folder, **options}
+        with pytest.raises((ConfigurationError, UsageError)) as caught:
+            enroll(new, **arguments)
+        assert not new.exists()
+        assert caught.value.remedy
+        return str(caught.value)
+
+    assert "Add --source-name HOST" in refused(source_names=[])
+    assert f"{folder}/ca.pem cannot be read" in refused()
+    shutil.copytree(good, folder)
+    (folder / "ca.key").chmod(0o644)
+    assert f"Run: chmod 600 {folder}/ca.key" in refused()
+    (folder / "ca.key").chmod(0o600)
+    key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    sealed = BestAvailableEncryption(b"secret")
+    (folder / "ca.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, sealed))
+    assert "has a passphrase" in refused()
+    shutil.copy(good / "source.key", folder / "ca.key")
+    assert "is not the key of" in refused()
+    shutil.copy(good / "source.pem", folder / "ca.pem")
+    assert "is not the certificate of an authority" in refused()
+    (folder / "ca.key").write_text("mine")
+    assert "is no private key" in refused()
+    (folder / "ca.pem").write_text("mine")
+    assert "is no certificate" in refused()
+    assert "expired on 2035-12-" in refused(authority=good, now=datetime(2036, 1, 1, tzinfo=UTC))
+    new.mkdir()
+    (new / "ca.pem").write_text("another")
+    with pytest.raises(UsageError, match=r"ca\.pem in .* would be overwritten"):
+        enroll(new, source_names=["localhost"], authority=good)
+    assert [path.name for path in new.iterdir()] == ["ca.pem"]
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

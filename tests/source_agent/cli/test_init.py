@@ -268,14 +268,60 @@ def test_nothing_is_overwritten_unless_forced(folder: Path) -> None:
     before = (folder / "source.toml").read_bytes()
     (folder / "grants.sh").write_text("mine")
     done = command(folder, "init", "--url", "sqlite:///erp.db", "--listen", "127.0.0.1:7999")
-    assert done.returncode == 2
-    assert "source.toml, grants.sh would be overwritten" in done.stderr
+    assert (done.returncode, done.stdout) == (0, ""), done
+    assert "nothing to add" in done.stderr
     assert (folder / "source.toml").read_bytes() == before
+    (folder / "source.toml").rename(folder / "elsewhere.toml")
+    done = command(folder, "init", "--url", "sqlite:///erp.db")
+    assert done.returncode == 2
+    assert "grants.sh would be overwritten" in done.stderr
     assert (folder / "grants.sh").read_text() == "mine"
     forced = ("--url", "sqlite:///erp.db", "--listen", "127.0.0.1:7999", "--force")
     assert command(folder, "init", *forced).returncode == 0
     assert 'listen = "127.0.0.1:7999"' in (folder / "source.toml").read_text()
     assert (folder / "grants.sh").read_text() != "mine"
+
+
+def test_the_pause_file_is_there_from_the_start(folder: Path) -> None:
+    url = f"sqlite:///{folder / 'erp.db'}"
+    init.init(Request(folder / "source.toml", url, (), None, None, "[::1]:0", False, lambda _: ""))
+    assert load(folder / "source.toml").budget.pause_file == folder / "PAUSE"
+
+
+def test_new_tables_are_printed_to_be_added(place: Place, tmp_path: Path) -> None:
+    """What is printed, added to the file, is what the agent then serves; nothing is written."""
+    folder = tmp_path / "agent"
+    file = folder / "source.toml"
+    init.init(requested(folder, place, patterns=("pair",)))
+    text = file.read_text()
+    own = "mine as it was"
+    file.write_text(
+        text + f'[relations.keyed]    # {own}\nquery = "SELECT c FROM pair"\nkey = ["c"]\n'
+    )
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def nobody(prompt: str) -> str | None:
+        raise AssertionError(prompt)
+
+    again = requested(folder, place, url=None, ask_password=nobody)
+    found = init.missing(again)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
+    assert str(found).startswith(f"{file} exists and stays as it is. {found.addable} of ")
+    assert "# is not published: The table has no primary key" in found.text
+    file.write_text(file.read_text() + "\n" + found.text)
+    config = load(file)
+    assert len(config.relations) == 2 + found.addable
+    assert own in file.read_text()
+    names = {"pair", "keyed", "We.ird name"}
+    names |= {"main.keyed"} if place.second is None else {f"{place.second}.keyed"}
+    assert names <= set(config.relations)
+    database = config.database
+    report = check.check(config, connect(database.url, database.password, database.limits))
+    assert report.served == len(config.relations)
+    assert init.missing(again).addable == 0, "each is served now"
+    with pytest.raises(ConfigurationError, match="for another database") as caught:
+        init.missing(requested(folder, place, url="sqlite:///other.db"))
+    assert "--config" in caught.value.remedy
 
 
 @pytest.mark.starts
