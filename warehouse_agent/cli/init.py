@@ -5,7 +5,8 @@ each. The file holds every relation that can be refreshed; the others are commen
 Names and reasons come from the other side: they are cut, cleaned of control characters and escaped.
 
 The file is written only after the whole conversation succeeded. An existing file is overwritten
-only on request. Paths below the file's folder are written relative to it.
+only on request: what it lacks of a source is printed instead. Paths below the file's folder are
+written relative to it.
 """
 
 from __future__ import annotations
@@ -86,37 +87,96 @@ def init(path: Path, source: Source | None, *, force: bool) -> int:
     """Write a first warehouse.toml: with all that `source` serves, or a template.
 
     Returns:
-        The exit code: 1 if no relation of the source can be refreshed.
+        The exit code: 1 if no relation of the source can be refreshed, and a file says so.
 
     Raises:
-        ConfigurationError: the file exists already or cannot be written.
+        ConfigurationError: the file exists already, and no source is named, or it cannot be
+            read or written.
         DriftlineError: the source cannot be asked. Nothing is written then.
     """
     if path.exists() and not force:
-        raise _exists_already(path)
+        if source is None:
+            raise _exists_already(path)
+        return _told(path, source)
     doctor = f"driftline {'' if path == USUAL else f'--config {path} '}doctor"
     if source is None:
         _write(path, TEMPLATE, force=force)
         print(f"Wrote {path}. Edit it, then run: {doctor}", file=sys.stderr)
         return 0
+    offered = _asked(source)
+    _write(path, text_of(path, source, offered), force=force)
+    good, relations = _said(offered)
+    print(f"Wrote {path} with {relations} of {source.address}.", file=sys.stderr)
+    if good:
+        print(f"Now run: {doctor}", file=sys.stderr)
+    return 0 if good else 1
+
+
+def _told(path: Path, source: Source) -> int:
+    """Print what the file lacks of what a source serves; change nothing.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+        DriftlineError: the source cannot be asked.
+    """
+    known = config.load(path)
+    is_new = source not in known.sources.values()
+    if is_new and source.name in known.sources:
+        raise ConfigurationError(
+            f"{path} has another source {source.name!r}.",
+            where=f"{path.name}: sources.{source.name}",
+            remedy="Choose another name for this one with --name.",
+        )
+    kept = {f.relation for f in known.fragments.values() if f.source == source}
+    offered = [offer for offer in _asked(source) if offer.relation not in kept]
+    if not offered:
+        print(f"{path} has every relation of {source.address}; nothing to add.", file=sys.stderr)
+        return 0
+    taken = {name.lower() for name in (*known.fragments, *known.views)}
+    lines = list(_source_lines(path, source)) if is_new else []
+    print("\n".join([*lines, *_tables(source, offered, taken)]).strip("\n"))
+    _, relations = _said(offered)
+    print(
+        f"{path} exists and stays as it is. Add what is printed above, {relations} of"
+        f" {source.address}, to it.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _asked(source: Source) -> list[Offer]:
+    """Return all that a source serves to us."""
     try:
         with Link(source) as link:
-            offered = list(offers(link))
+            return list(offers(link))
     except (ConfigurationError, Unauthenticated) as error:
-        # The error names settings of a file that does not exist yet.
+        # The error names settings of a file that may not exist yet.
         error.details["options"] = "a setting such as server_name is --server-name here"
         raise
-    _write(path, text_of(path, source, offered), force=force)
+
+
+def _said(offered: Sequence[Offer]) -> tuple[int, str]:
+    """Say why relations cannot be refreshed; return how many can, and that in words."""
     refused = [offer for offer in offered if offer.description is None]
     for offer in refused:
         print(f"{_clean(offer.relation)}: {_clean(offer.reason)}", file=sys.stderr)
     good = len(offered) - len(refused)
     of_all = f"{good} of " if refused else ""
-    relations = f"{of_all}{counted(len(offered), 'relation')}"
-    print(f"Wrote {path} with {relations} of {source.address}.", file=sys.stderr)
-    if good:
-        print(f"Now run: {doctor}", file=sys.stderr)
-    return 0 if good else 1
+    return good, f"{of_all}{counted(len(offered), 'relation')}"
+
+
+def known_source(path: Path, address: str | None, name: str | None) -> Source | None:
+    """Return the source of an existing file that has this address, and this name if one is given.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    if address is None or not path.exists():
+        return None
+    for source in config.load(path).sources.values():
+        if source.address == address and name in {None, source.name}:
+            return source
+    return None
 
 
 def source_of(
@@ -214,13 +274,17 @@ def size_and_key(description: pb.Description) -> str:
 
 def text_of(file: Path, source: Source, offered: Sequence[Offer]) -> str:
     """Return the text of the warehouse.toml at `file`."""
-    lines = [_HEAD, *_source_lines(file, source)]
-    taken: set[str] = set()
+    lines = [_HEAD, *_source_lines(file, source), *_tables(source, offered, set())]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(source: Source, offered: Sequence[Offer], taken: set[str]) -> Iterator[str]:
+    """Return the lines of the fragments; their names are added to those that are `taken`."""
     for offer in offered:
         name = fragment_name(offer.relation, taken)
         taken.add(name.lower())
-        lines += ["", *_fragment_lines(name, source, offer)]
-    return "\n".join(lines) + "\n"
+        yield ""
+        yield from _fragment_lines(name, source, offer)
 
 
 def fragment_name(relation: str, taken: set[str]) -> str:
@@ -241,7 +305,9 @@ def fragment_name(relation: str, taken: set[str]) -> str:
 
 def _exists_already(path: Path) -> ConfigurationError:
     return ConfigurationError(
-        f"{path} exists already.", remedy="Use another --config, or --force to overwrite it."
+        f"{path} exists already.",
+        remedy="Name a source with --source to see what it lacks, use another --config, or --force"
+        " to overwrite it.",
     )
 
 

@@ -167,10 +167,16 @@ def _common(codes: Sequence[int]) -> int:
 @click.option("--name", metavar="SOURCE", help="The source's name in the file; default: from HOST.")
 @click.pass_obj
 def init(config: Path, /, force: bool, address: str | None, **options: Any) -> None:
-    """Write a first warehouse.toml: a template, or, with --source, all that it serves."""
+    """Write a first warehouse.toml: a template, or, with --source, all that it serves.
+
+    If the file exists, print what it lacks of the source, and write nothing. A source that is in
+    the file needs its address alone.
+    """
     from warehouse_agent.cli import init as first_file
 
-    sys.exit(first_file.init(config, first_file.source_of(address, **options), force=force))
+    known = None if force else first_file.known_source(config, address, options["name"])
+    source = known or first_file.source_of(address, **options)
+    sys.exit(first_file.init(config, source, force=force))
 
 
 @cli.command()

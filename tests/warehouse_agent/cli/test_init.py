@@ -135,9 +135,57 @@ def test_a_file_of_somebody_stays_as_it_is(
     file.write_text("mine")
     ended = driftline(*words(source.port, certs), config=file)
     assert (ended.code, file.read_text()) == (2, "mine")
+    assert "warehouse.toml: It is not TOML" in ended.err
+    ended = driftline("init", config=file)
+    assert (ended.code, file.read_text()) == (2, "mine")
     assert "exists already" in ended.err
     assert driftline(*words(source.port, certs, "--force"), config=file).code == 0
     assert list(configure.load(file).sources) == ["local"]
+
+
+@pytest.mark.starts
+def test_what_an_existing_file_lacks_is_printed(
+    driftline: Driftline, source: Server, certs: Path
+) -> None:
+    """A second source, then a new relation of it: what is printed is added, and is refreshed."""
+    file = certs.parent / "warehouse.toml"
+    own = (
+        '# mine\n[warehouse]\npath = "lake"\n[sources.erp]\naddress = "erp.example:7443"\n'
+        'ca = "a"\ncertificate = "b"\nkey = "c"\n[fragments.orders]\nsource = "erp"\n'
+    )
+    file.write_text(own)
+    ended = driftline(*words(source.port, certs, "--name", "shop"), config=file)
+    assert (ended.code, file.read_text()) == (0, own)
+    assert f"{file} exists and stays as it is. Add what is printed above, 4 of 5" in ended.err
+    assert "keyless: " in ended.err
+    file.write_text(f"{own}\n{ended.out}")
+    config = configure.load(file)
+    assert config.fragments["orders"].source.name == "erp"
+    assert {f.relation for f in config.fragments.values() if f.source.name == "shop"} == {
+        "orders", "legacy.Order Lines/2024", "LEGACY_order lines/2024", '_driftline"',
+    }  # fmt: skip
+    planned = driftline("plan", "orders_2", "--json", config=file)
+    assert planned.lines[0]["source_error"] is None, planned.err
+    # The same source again, by its address alone: the file has its certificates.
+    address = ["init", "--source", f"127.0.0.1:{source.port}"]
+    again = driftline(*address, config=file)
+    assert again.code == 0, again.err
+    assert "1 relation of" in again.err, "the one that cannot be refreshed"
+    assert all(line.startswith("#") for line in again.out.splitlines())
+    file.write_text(file.read_text().replace("[fragments.orders_2]", "[fragments.other]"))
+    other = "legacy.Order_Lines_2024"
+    text = file.read_text()
+    file.write_text(text[: text.index(f'[fragments."{other}"]')])
+    again = driftline(*address, config=file)
+    assert again.code == 0, again.err
+    assert f'[fragments."{other}"]' in again.out
+    assert "[sources." not in again.out, "the file has it"
+    file.write_text(file.read_text() + again.out)
+    assert configure.load(file).fragments[other].source.name == "shop"
+    taken = driftline(*words(source.port, certs, "--name", "erp"), config=file)
+    assert taken.code == 2
+    assert "another source 'erp'" in taken.err
+    assert "--name" in taken.err
 
 
 def test_nothing_is_written_when_nothing_can_be_asked(driftline: Driftline, certs: Path) -> None:
