@@ -23,12 +23,13 @@ Column = list[Any]  # of bytes or None in text files, of what Arrow gives in Par
 class Block:
     """Some rows: `columns` in the order that was asked for, each with a value of every row.
 
-    `place` returns where a row is in its file, such as `line 7`.
+    `place` returns where a row is in its file, such as `line 7`; `file` is the name of that.
     """
 
     rows: int
     columns: Sequence[Column]
     place: Callable[[int], str]
+    file: str = ""
 
     def part(self, start: int, end: int) -> Block:
         """Return the rows [start, end)."""
@@ -36,6 +37,7 @@ class Block:
             end - start,
             [column[start:end] for column in self.columns],
             lambda row: self.place(start + row),
+            self.file,
         )
 
 

@@ -4,6 +4,11 @@ A file is complete if its marker exists and is not older than it, or if neither 
 name, owner or mode has changed for `settle_s`: its mtime and its ctime are older. An mtime alone
 can be set by whoever writes the file (`cp -p`), a ctime cannot.
 
+A delivery is one file, or with `{part}` in the pattern all files that differ in that number alone.
+Then one marker completes it, and its numbers must have no gap. Only the marker says which part is
+the last, so `settle_s` does not do. A gap is refused, though Spark leaves one where a partition
+other than the first was empty: it cannot be told from a part that was lost on its way.
+
 Invariant: nothing is chosen by chance. Two complete files of one instant are refused.
 """
 
@@ -27,7 +32,11 @@ _DIRECTIVES: Final = {
 }  # fmt: skip
 _PART: Final = re.compile(r"(?i)(?<![a-z])part[-_.]?\d+|\d+[-_.]?of[-_.]?\d+")
 _SLOT: Final = "DriftlineTimeSlot"  # letters, so that fnmatch keeps it as it is
+_PART_SLOT: Final = "DriftlinePartSlot"
+_PART_NUMBER: Final = r"(?<!\d)(?P<part>\d+)(?!\d)"
 FILE: Final = "{file}"
+PART: Final = "{part}"
+PARTS_MAX: Final = 256  # of a delivery: each stays open, and a process often may open 1,024 files
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -53,6 +62,31 @@ class Pattern:
     names: re.Pattern[str]
     time: str = ""
 
+    def delivery(self, name: str) -> str:
+        """Return the name of a file without the number of its part: all of one are a delivery."""
+        if PART not in self.text:
+            return name
+        begin, end = self._found(name).span("part")
+        return name[:begin] + PART + name[end:]
+
+    def part(self, name: str) -> int:
+        """Return the number of a part."""
+        return int(self._found(name)["part"])
+
+    def marker(self, files: Files, name: str) -> str | None:
+        """Return the name of the marker that completes a file, or None if it needs none."""
+        if files.complete is None:
+            return None
+        marker = files.complete.replace(FILE, name)
+        return (
+            marker.replace(f"{{{self.time}}}", self._found(name)["time"]) if self.time else marker
+        )
+
+    def _found(self, name: str) -> re.Match[str]:
+        found = self.names.fullmatch(name)
+        assert found is not None, "a candidate matches"
+        return found
+
     def matches(self, name: str) -> bool:
         """Return True if a file of this name belongs to the relation."""
         return self.names.fullmatch(name) is not None
@@ -65,8 +99,7 @@ class Pattern:
         """
         if not self.time:
             return candidate.mtime_ns
-        found = self.names.fullmatch(candidate.name)
-        assert found is not None, "a candidate matches"
+        found = self._found(candidate.name)
         try:
             moment = datetime.strptime(found["time"], self.time).replace(tzinfo=UTC)
         except ValueError:
@@ -91,18 +124,21 @@ def pattern(files: Files, where: str) -> Pattern:
                 remedy="Write names without folders; a folder has an agent of its own.",
                 where=f"{where}: {setting}",
             )
-    if files.complete is not None and (FILE not in files.complete or files.complete == FILE):
+    if PART in files.pattern:
+        _check_parts(files, where)
+    elif files.complete is not None and (FILE not in files.complete or files.complete == FILE):
         raise ConfigurationError(
             f"{files.complete!r} does not name a marker of each file.",
             remedy='Write it with the name of the file: complete = "{file}.done".',
             where=f"{where}: complete",
         )
-    times = _TIME.findall(files.pattern)
+    text = files.pattern.replace(PART, _PART_SLOT)
+    times = _TIME.findall(text)
     if len(times) > 1:
         raise ConfigurationError(
             "A name has one time at most.", where=f"{where}: files", remedy="Remove one {…}."
         )
-    regex = fnmatch.translate(_TIME.sub(_SLOT, files.pattern))
+    regex = fnmatch.translate(_TIME.sub(_SLOT, text)).replace(_PART_SLOT, _PART_NUMBER)
     if not times:
         return Pattern(files.pattern, re.compile(regex))
     digits = re.sub(r"%.|.", lambda m: _DIRECTIVES.get(m[0]) or re.escape(m[0]), times[0])
@@ -116,10 +152,33 @@ def pattern(files: Files, where: str) -> Pattern:
     return Pattern(files.pattern, re.compile(regex.replace(_SLOT, f"(?P<time>{digits})")), times[0])
 
 
+def _check_parts(files: Files, where: str) -> None:
+    if files.pattern.count(PART) > 1:
+        raise ConfigurationError(
+            "A name has one number of a part at most.",
+            where=f"{where}: files",
+            remedy=f"Remove one {PART}; write * for other numbers.",
+        )
+    if not re.search(r"[*?{]", files.pattern.replace(PART, "")):
+        raise ConfigurationError(
+            "The parts of each delivery have the same names, so that one that is left from the"
+            " delivery before would count.",
+            remedy="Deliver with a time in the names, {%Y%m%d}, or with another name each time, *.",
+            where=f"{where}: files",
+        )
+    if files.complete is None or FILE in files.complete:
+        raise ConfigurationError(
+            "Only a marker of the whole delivery says that its last part is there.",
+            remedy='Write the name of one file that is written last: complete = "_SUCCESS", or with'
+            ' the time in the names of parts: complete = "orders-{%Y%m%d}.done".',
+            where=f"{where}: complete",
+        )
+
+
 def newest(
     candidates: Sequence[Candidate], files: Files, named: Pattern, now_ns: int
-) -> tuple[Candidate, int]:
-    """Return the newest complete file and the time of its data, in ns.
+) -> tuple[list[Candidate], int]:
+    """Return the files of the newest complete delivery, and the time of its data, in ns.
 
     Args:
         candidates: every file whose name matches.
@@ -129,23 +188,58 @@ def newest(
 
     Raises:
         DatabaseUnavailable: none is complete yet.
-        DatabaseRefused: two of one instant, a name without a time, or parts of one delivery.
+        DatabaseRefused: two of one instant, a name without a time, parts of one delivery that are
+            not declared, or of which one is missing.
     """
-    _refuse_parts(candidates, files)
-    complete = [c for c in candidates if not _unfinished(c, files, now_ns)]
+    if PART not in named.text:
+        _refuse_parts(candidates, files)
+    deliveries: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        deliveries.setdefault(named.delivery(candidate.name), []).append(candidate)
+    complete = {
+        name: found
+        for name, found in deliveries.items()
+        if not any(_unfinished(c, files, named, now_ns) for c in found)
+    }
     if not complete:
         raise DatabaseUnavailable(
-            _nothing(candidates, files, now_ns),
+            _nothing(candidates, files, named, now_ns),
             remedy="Wait for the next delivery, or correct `files`, `complete` or `settle_s`.",
         )
-    dated = sorted((named.instant(c), c.name, c) for c in complete)
-    at, _, found = dated[-1]
+    dated = sorted((max(map(named.instant, found)), name) for name, found in complete.items())
+    at, last = dated[-1]
     if len(dated) > 1 and dated[-2][0] == at:
         raise DatabaseRefused(
-            f"The files {dated[-2][1]!r} and {found.name!r} are of one instant, {text_of(at)}.",
+            f"The files {dated[-2][1]!r} and {last!r} are of one instant, {text_of(at)}.",
             remedy="Remove one, or name files by the time of their data: {%Y%m%d%H%M%S}.",
         )
-    return found, at
+    return _whole(complete[last], named, last), at
+
+
+def _whole(found: list[Candidate], named: Pattern, delivery: str) -> list[Candidate]:
+    """Return the parts of a delivery in order. Raises DatabaseRefused if one is missing."""
+    if PART not in named.text:
+        return found
+    ordered = sorted(found, key=lambda c: (named.part(c.name), c.name))
+    numbers = [named.part(c.name) for c in ordered]
+    first = min(numbers[0], 1)
+    wrong = [
+        n
+        for n, place in zip(numbers, range(first, first + len(numbers)), strict=True)
+        if n != place
+    ]
+    if wrong:
+        what = "twice" if numbers.count(wrong[0]) > 1 else "and not the one before"
+        raise DatabaseRefused(
+            f"The delivery {delivery!r} has part {wrong[0]} {what}.",
+            remedy="Deliver it again, with parts numbered from 0 or 1 without a gap.",
+        )
+    if len(ordered) > PARTS_MAX:
+        raise DatabaseRefused(
+            f"The delivery {delivery!r} has {len(ordered)} parts, more than {PARTS_MAX}.",
+            remedy="Deliver fewer, larger files.",
+        )
+    return ordered
 
 
 def _refuse_parts(candidates: Sequence[Candidate], files: Files) -> None:
@@ -158,8 +252,9 @@ def _refuse_parts(candidates: Sequence[Candidate], files: Files) -> None:
             raise DatabaseRefused(
                 f"{other!r} and {candidate.name!r} look like parts of one delivery, and the newest"
                 f" file of {files.pattern!r} would be read as the whole relation.",
-                remedy="Deliver a relation as one file, put together under a new name; make"
-                " `files` narrower if one of them is the whole.",
+                remedy=f"Write {PART} in `files` for the number, and a marker of the whole delivery"
+                ' in `complete`, such as "_SUCCESS"; make `files` narrower if one of them is the'
+                " whole.",
             )
 
 
@@ -169,15 +264,10 @@ def text_of(at_ns: int) -> str:
     return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
-def marker(files: Files, name: str) -> str | None:
-    """Return the name of a file's marker, or None if it needs none."""
-    return None if files.complete is None else files.complete.replace(FILE, name)
-
-
-def _unfinished(candidate: Candidate, files: Files, now_ns: int) -> str:
+def _unfinished(candidate: Candidate, files: Files, named: Pattern, now_ns: int) -> str:
     """Return why a file is not complete; empty: it is."""
     if files.complete is not None:
-        name = marker(files, candidate.name)
+        name = named.marker(files, candidate.name)
         if candidate.marked_ns is None:
             return f"{name!r} does not exist"
         if candidate.marked_ns < candidate.mtime_ns:
@@ -190,9 +280,9 @@ def _unfinished(candidate: Candidate, files: Files, now_ns: int) -> str:
     return ""
 
 
-def _nothing(candidates: Sequence[Candidate], files: Files, now_ns: int) -> str:
+def _nothing(candidates: Sequence[Candidate], files: Files, named: Pattern, now_ns: int) -> str:
     if not candidates:
         return f"No file matches {files.pattern!r}."
     last = max(candidates, key=lambda c: (c.mtime_ns, c.name))
-    why = _unfinished(last, files, now_ns)
+    why = _unfinished(last, files, named, now_ns)
     return f"No file of {files.pattern!r} is complete yet. The last, {last.name!r}: {why}."

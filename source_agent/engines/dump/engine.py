@@ -50,8 +50,9 @@ class DumpEngine:
 
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(self.open()) as session:
-            file = session.file_of(shape)
-            return f"rows unknown in a file of {file.size / 2**20:,.1f} MiB: {file.name}"
+            found = session.delivery_of(shape)
+            what = "a file" if len(found.files) == 1 else f"{len(found.files)} files"
+            return f"rows unknown in {what} of {found.size / 2**20:,.1f} MiB: {found.name}"
 
     def warnings(self, shape: Shape) -> list[str]:
         return column_warnings(shape, lambda c, _: spark_warning(c, has_nan=True))

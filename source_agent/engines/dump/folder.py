@@ -1,4 +1,4 @@
-"""Dump files: the folder, and one file of it that stays the same while it is read.
+"""Dump files: the folder, and a delivery of it that stays the same while it is read.
 
 Invariants: a file is opened below the folder's descriptor, by a name without folders and without
 following links; only regular files are opened, and never waited for. Every read is at an offset of
@@ -13,7 +13,7 @@ import io
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class DumpFile:
-    """A chosen file, open for reading. `as_of`: the time of its data, ISO 8601, UTC."""
+    """A chosen file, open for reading."""
 
-    def __init__(self, folder: int, candidate: Candidate, as_of: str) -> None:
-        self._folder, self.name, self.as_of = folder, candidate.name, as_of
+    def __init__(self, folder: int, candidate: Candidate) -> None:
+        self._folder, self.name = folder, candidate.name
         self.size = candidate.size
         self._descriptor = os.open(self.name, _FLAGS, dir_fd=folder)
         self._seen = _identity(os.fstat(self._descriptor))
@@ -59,6 +59,36 @@ class DumpFile:
 
     def _lost(self, what: str) -> SnapshotLost:
         return SnapshotLost(f"The file {self.name!r} {what} while it was read.")
+
+
+class Delivery:
+    """The files of a relation, open for reading; `as_of`: the time of their data, ISO 8601, UTC.
+
+    `present` returns the names of the files that belong to the delivery now.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[DumpFile],
+        as_of: str,
+        present: Callable[[], Sequence[str]],
+    ) -> None:
+        self.files, self.as_of, self._present = files, as_of, present
+        self.name = name if len(files) == 1 else f"{name} ({len(files)} parts)"
+        self.size = sum(file.size for file in files)
+
+    def check(self) -> None:
+        """Raise SnapshotLost if a file changed since it was chosen, or a part was added."""
+        for file in self.files:
+            file.check()
+        if len(self._present()) != len(self.files):
+            raise SnapshotLost(f"Another part of {self.name!r} came while it was read.")
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for file in self.files:
+            file.close()
 
 
 def _identity(status: os.stat_result) -> tuple[tuple[int, int], int, int, bool]:
@@ -114,18 +144,34 @@ class Folder:
         """Close the folder's descriptor."""
         os.close(self._descriptor)
 
-    def newest(self, files: Files, named: choice.Pattern) -> DumpFile:
-        """Open the newest complete file of a relation.
+    def newest(self, files: Files, named: choice.Pattern) -> Delivery:
+        """Open the newest complete delivery of a relation.
 
         Raises:
             DatabaseUnavailable: none is complete yet, or it cannot be opened.
-            DatabaseRefused: a link, a pipe or the like; two files of one instant.
+            DatabaseRefused: a link, a pipe or the like; two of one instant; a part is missing.
             SnapshotLost: it changed meanwhile.
         """
         with self._errors():
             candidates = list(self._candidates(files, named))
             found, at = choice.newest(candidates, files, named, time.time_ns())
-            return DumpFile(self._descriptor, found, choice.text_of(at))
+            name = named.delivery(found[0].name)
+
+            def present() -> Sequence[str]:
+                names = filter(named.matches, os.listdir(self._descriptor))
+                return [one for one in names if named.delivery(one) == name]
+
+            opened: list[DumpFile] = []
+            try:
+                for candidate in found:
+                    opened.append(DumpFile(self._descriptor, candidate))
+            except BaseException:
+                for file in opened:
+                    file.close()
+                raise
+            return Delivery(
+                found[0].name if len(found) == 1 else name, opened, choice.text_of(at), present
+            )
 
     def _candidates(self, files: Files, named: choice.Pattern) -> Iterator[Candidate]:
         for name in sorted(os.listdir(self._descriptor)):
@@ -134,7 +180,7 @@ class Folder:
             status = self._regular(name)
             if status is None:
                 continue
-            marker = choice.marker(files, name)
+            marker = named.marker(files, name)
             marked = None if marker is None else self._regular(marker)
             yield Candidate(
                 name,

@@ -1,8 +1,8 @@
-"""Dump files: one session, which reads of each relation one file, however many newer ones come.
+"""Dump files: one session, which reads of each relation one delivery, though newer ones come.
 
-Invariants: the file is chosen when the relation is described first, and stays open; every later
-read is of that file. Before a read and at its end the file must still be what it was, or the read
-ends with SnapshotLost; that comes before any other error, which the change may have caused.
+Invariants: its files are chosen when the relation is described first, and stay open; every later
+read is of them. Before a read and at its end they must still be what they were, or the read ends
+with SnapshotLost; that comes before any other error, which the change may have caused.
 
 A file has no index and no SQL. A read by key is a scan of which the other rows are dropped; `Shape`
 says so, and the warehouse plans without reads by key. The rows of a derivation are chosen here
@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
@@ -39,7 +40,7 @@ from source_agent.engines.dump import (
     values,
 )
 from source_agent.engines.dump.blocks import Block
-from source_agent.engines.dump.folder import DumpFile, Folder
+from source_agent.engines.dump.folder import Delivery, DumpFile, Folder
 from source_agent.engines.encoding.rows import RowEncoder, row_encoder
 from source_agent.engines.interface import BATCH_ROWS, Limits, Rows, TimeLimit
 from source_agent.engines.relations import Access, ReadColumn, arrange, plan_of, quote, shape
@@ -57,21 +58,31 @@ _TABLE_ONLY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The file that a relation is read from, and its format."""
+    """The files that a relation is read from, and their format."""
 
-    file: DumpFile
+    delivery: Delivery
     format: formats.Format
 
     def blocks(self, wanted: list[int]) -> Iterator[Block]:
         """Yield the rows, of the columns with these numbers."""
-        name, format = self.file.name, self.format
+        for file in self.delivery.files:
+            yield from self._of_file(file, wanted)
+
+    def beginnings(self, wanted: list[int]) -> Iterator[Block]:
+        """Yield the first rows of each file, which show whether it is as its format says."""
+        for file in self.delivery.files:
+            yield from islice(self._of_file(file, wanted), 1)
+
+    def _of_file(self, file: DumpFile, wanted: list[int]) -> Iterator[Block]:
+        name, format = file.name, self.format
         if format.kind == "parquet":
-            found: Iterator[Block] = _parquet().blocks(self.file.reader(), format, wanted, name)
-            return found
-        packed = streams.pieces(self.file.reader(), name, self.file.size)
-        text = streams.in_utf8(packed, format.encoding, name)
-        parse = delimited.blocks if format.kind == "csv" else fixed_width.blocks
-        return parse(text, format, wanted, name)
+            found: Iterator[Block] = _parquet().blocks(file.reader(), format, wanted, name)
+        else:
+            packed = streams.pieces(file.reader(), name, file.size)
+            text = streams.in_utf8(packed, format.encoding, name)
+            parse = delimited.blocks if format.kind == "csv" else fixed_width.blocks
+            found = parse(text, format, wanted, name)
+        return (replace(block, file=name) for block in found)
 
     def encoders(self) -> values.Encoders:
         """Return the encoders of its values."""
@@ -104,7 +115,7 @@ class DumpSession(SnapshotSession):
 
     def close(self) -> None:
         for source in self._sources.values():
-            source.file.close()
+            source.delivery.close()
         self._sources = {}
         self._folder.close()
 
@@ -125,15 +136,16 @@ class DumpSession(SnapshotSession):
             )
             for name in order.names
         ]
-        described = shape(relation, format.names, order, found, Access(source.file.name))
+        described = shape(relation, format.names, order, found, Access(source.delivery.name))
         described = replace(
             described,
-            as_of=source.file.as_of,
-            notes=(f"read from {source.file.name}, of {source.file.as_of}",),
+            as_of=source.delivery.as_of,
+            notes=(f"read from {source.delivery.name}, of {source.delivery.as_of}",),
             unordered="a file has no index",
         )
-        for _ in self._checked(source, self._blocks(described)):
-            break  # the first rows show whether the file is as its format says
+        wanted = _wanted(source, described)
+        for _ in self._checked(source, source.beginnings(wanted)):
+            self.pulse.beat()
         return described
 
     def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:  # noqa: ARG002
@@ -177,9 +189,9 @@ class DumpSession(SnapshotSession):
     ) -> Iterator[Rows]:
         raise AssertionError(f"{shape.unordered}: {within}, {rows_max}")
 
-    def file_of(self, shape: Shape) -> DumpFile:
-        """Return the file that a described relation is read from."""
-        return self._source(shape.relation).file
+    def delivery_of(self, shape: Shape) -> Delivery:
+        """Return the files that a described relation is read from."""
+        return self._source(shape.relation).delivery
 
     def _source(self, relation: Relation) -> _Source:
         files = relation.files
@@ -193,8 +205,7 @@ class DumpSession(SnapshotSession):
     def _blocks(self, shape: Shape) -> Iterator[Block]:
         """Yield blocks of BATCH_ROWS rows at most."""
         source = self._source(shape.relation)
-        wanted = [source.format.names.index(name) for name in plan_of(shape).reads]
-        for block in source.blocks(wanted):
+        for block in source.blocks(_wanted(source, shape)):
             self.refuse_interrupted()
             self.pulse.beat()
             if block.rows <= BATCH_ROWS:
@@ -211,7 +222,7 @@ class DumpSession(SnapshotSession):
         for block in self._blocks(shape):
             if time.monotonic() > ends_at:
                 raise DatabaseRefused(
-                    f"Reading {source.file.name!r} took longer than the file allows.",
+                    f"Reading {source.delivery.name!r} took longer than the file allows.",
                     where=shape.relation.name,
                     remedy="Raise `statement_timeout_s`.",
                 )
@@ -225,14 +236,19 @@ class DumpSession(SnapshotSession):
                 yield rows
 
     def _checked(self, source: _Source, found: Iterator[T]) -> Iterator[T]:
-        """Yield what is found in a file that stays what it was."""
-        source.file.check()
+        """Yield what is found in files that stay what they were."""
+        source.delivery.check()
         try:
             yield from found
         except DriftlineError:
-            source.file.check()
+            source.delivery.check()
             raise
-        source.file.check()
+        source.delivery.check()
+
+
+def _wanted(source: _Source, shape: Shape) -> list[int]:
+    """Return the numbers of the columns that are read, in their order."""
+    return [source.format.names.index(name) for name in plan_of(shape).reads]
 
 
 def _within(
@@ -256,11 +272,11 @@ def _placed(encoder: RowEncoder, block: Block, source: _Source, shape: Shape) ->
         except ValueDoesNotFit as error:
             place = block.place(row)
             return ValueDoesNotFit(
-                f"{error.message} It is in {place} of the file {source.file.name!r}.",
+                f"{error.message} It is in {place} of the file {block.file!r}.",
                 remedy=f"Correct {source.format.file}: the type, `null`, `decimal`; or declare the"
                 " column `text`.",
                 where=error.where or shape.relation.name,
-                details={**error.details, "file": source.file.name, "place": place},
+                details={**error.details, "file": block.file, "place": place},
             )
     raise AssertionError("one of the rows does not fit")
 

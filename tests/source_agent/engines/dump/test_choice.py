@@ -40,7 +40,7 @@ def test_the_newest_complete_file_is_chosen(candidates: list[Candidate], now_s: 
             with pytest.raises(errors.DatabaseUnavailable):
                 newest(candidates, files, named, now_s * S)
             continue
-        found, at = newest(candidates, files, named, now_s * S)
+        (found,), at = newest(candidates, files, named, now_s * S)
         assert found == max(complete, key=lambda c: c.mtime_ns)
         assert at == found.mtime_ns
 
@@ -50,14 +50,14 @@ def test_two_files_of_one_instant_are_refused() -> None:
     with pytest.raises(errors.DatabaseRefused, match=r"'a-1.csv' and 'a-2.csv' .*1970-01-01T00:00"):
         newest(two, MARKED, pattern(MARKED, "r"), 9 * S)
     older = [*two, Candidate("a-3.csv", 1, 2 * S, S, 2 * S)]
-    assert newest(older, MARKED, pattern(MARKED, "r"), 9 * S)[0].name == "a-3.csv"
+    assert newest(older, MARKED, pattern(MARKED, "r"), 9 * S)[0][0].name == "a-3.csv"
 
 
 def test_the_time_is_in_the_name() -> None:
     named = pattern(DATED, "r")
     names = ["a-20241231T2300.csv", "a-20250101T0000-b.csv", "a-20240101T0000.csv"]
     candidates = [Candidate(name, 1, (9 - i) * S, S, 99 * S) for i, name in enumerate(names)]
-    found, at = newest(candidates, DATED, named, 99 * S)
+    (found,), at = newest(candidates, DATED, named, 99 * S)
     assert (found.name, text_of(at)) == (names[1], "2025-01-01T00:00:00.000Z")
     assert not named.matches("a-2025010T0000.csv")
     assert not named.matches("a-20250101T0000.csv.done")
