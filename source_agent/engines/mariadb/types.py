@@ -68,8 +68,8 @@ WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
 VERSIONED: Final = "SYSTEM VERSIONED"  # the type of a table WITH SYSTEM VERSIONING
 _STORED: Final = {"BASE TABLE", VERSIONED}
 CREATED = """
-SELECT create_time FROM information_schema.tables
-WHERE table_schema = %s AND table_name = %s AND create_time <= UTC_TIMESTAMP()"""
+SELECT create_time, create_time > UTC_TIMESTAMP() FROM information_schema.tables
+WHERE table_schema = %s AND table_name = %s"""
 # What a mark keeps of tables: MariaDB numbers no columns, so any change of one counts.
 DEFINITION = """
 SELECT c.table_schema, c.table_name, c.column_name, c.ordinal_position, c.column_type,
@@ -214,7 +214,7 @@ def definition(session: MariadbCatalogue, relation: Relation) -> str:
     login sees, because what a query or a view reads is not told.
 
     Times of changes have whole seconds. One in the snapshot's own may hide another one that is yet
-    to come in it, so then the definition is like no other's.
+    to come in it, so then the definition is like no other's; nor is one without any table.
     """
     table = _table_of(relation, str(session.ask(DATABASE)[0][0]))
     found = [] if table is None else session.ask(TABLE, *table)
@@ -223,7 +223,7 @@ def definition(session: MariadbCatalogue, relation: Relation) -> str:
     else:
         entries, views = session.ask(DEFINITIONS), session.ask(VIEW_DEFINITIONS)
     second = session.as_of[:19].replace("T", " ")
-    if any((row[-1] or "") >= second for row in entries):
+    if not entries or any((row[-1] or "") >= second for row in entries):
         views = [*views, (session.as_of,)]
     return definition_of([*entries, *views])
 
@@ -284,14 +284,24 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
     )
     if (kind or "").upper() == VERSIONED:
         made = replace(made, notes=(*made.notes, "the server keeps old versions of its rows"))
-    second = session.as_of[:19].replace("T", " ")
-    if is_innodb and any((at or "") > second for (at,) in session.ask(CREATED, schema, name)):
+    if is_innodb and _is_created_after(session.as_of, session.ask(CREATED, schema, name)):
         raise SnapshotLost(
             f"The table {relation.table} was altered or replaced after the snapshot was taken, and "
             "MariaDB cannot show what was in it.",
             where=relation.name,
         )
     return made
+
+
+def _is_created_after(as_of: str, found: list[tuple[str | None, ...]]) -> bool:
+    """Return True unless the catalogue has one table, made until the second of the snapshot.
+
+    A time that is still to come is none: the clock was put back, and what is made now is older.
+    """
+    if len(found) != 1 or found[0][0] is None:
+        return True
+    ((at, is_to_come),) = found
+    return is_to_come != "1" and str(at) > as_of[:19].replace("T", " ")
 
 
 def _describe(

@@ -65,6 +65,7 @@ _GEOMETRY: Final = frozenset((
 ))
 # fmt: on
 _DATES: Final = {"date": "date", "datetime": "timestamp", "timestamp": "timestamptz"}
+_MEMBERS: Final = re.compile(r"'((?:[^']|'')*)'")  # of ENUM and SET; 0 has the text '', too
 _AS_CHAR: Final = frozenset(("time", "uuid", "inet4", "inet6"))
 
 ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
@@ -126,6 +127,13 @@ def column(relation: Relation, column: Described) -> ReadColumn:
             column.name,
             f"has the character set {column.charset}, which Unicode does not hold completely",
             f'Set as_text = ["{column.name}"] to read it as hexadecimal digits.',
+        )
+    if column.type in {"enum", "set"} and "" in _MEMBERS.findall(column.written):
+        raise refused_type(
+            relation,
+            column.name,
+            f"is {column.written}, in which two numbers have the text ''",
+            f"Publish a query that selects {quoted} + 0, the number, beside it or instead.",
         )
     read, declared, form = _reading(column, quoted)
     if not form:

@@ -300,7 +300,9 @@ class PostgresqlSession(SnapshotSession):
             self._bind(shape)
             source = ":".join(self.ask(sql.IDENTITY)[0])
             table = None if shape.relation.table is None else sql.name_of(shape)
-            definition = str(self.ask(sql.DEFINITION, table, table)[0][0])
+            definition = self.ask(sql.DEFINITION, table, table)[0][0]
+            if definition is None:  # it saw no table, so a change of one would not show
+                definition = f"of {self.as_of}"
             if marked.kind is MarkerKind.XMIN:
                 tree = self.ask(sql.LEAVES, sql.name_of(shape))
                 if not tree:

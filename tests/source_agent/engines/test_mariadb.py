@@ -12,6 +12,7 @@ from driftline import errors
 
 from source_agent.engines.conformance.reads import decoded, flat, read, session_of
 from source_agent.engines.interface import Limits
+from source_agent.engines.mariadb.types import CREATED
 from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Consistency, Relation
@@ -95,6 +96,54 @@ def test_reads_no_table_that_was_replaced(maria: OfMariaDB, reload: tuple[str, .
         read(session, relation)
         with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):
             maria.run("SET lock_wait_timeout = 1", "TRUNCATE t")
+
+
+@pytest.mark.parametrize("shown", [[], [(None, None)]], ids=["no table", "no time"])
+def test_a_look_up_that_finds_nothing_proves_nothing(
+    maria: OfMariaDB, monkeypatch: pytest.MonkeyPatch, shown: list[tuple[str | None, ...]]
+) -> None:
+    """A table is locked when its time is looked up; a catalogue that shows none is not believed."""
+    maria.run("CREATE TABLE t (k int PRIMARY KEY)")
+    with session_of(maria) as session:
+        ask = session.ask
+
+        def asked(sql: str, *values: object) -> list[tuple[str | None, ...]]:
+            if sql == CREATED:
+                with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):
+                    maria.run("SET lock_wait_timeout = 1", "RENAME TABLE t TO gone")
+                return shown
+            found: list[tuple[str | None, ...]] = ask(sql, *values)
+            return found
+
+        monkeypatch.setattr(session, "ask", asked)
+        with pytest.raises(errors.SnapshotLost, match="was altered or replaced"):
+            session.describe(Relation("t", table="t"))
+
+
+@pytest.mark.parametrize("written", ["enum('', 'x')", "set('y', '')", "enum(' ', 'x')"])
+def test_an_empty_member_has_the_text_of_no_member(maria: OfMariaDB, written: str) -> None:
+    maria.run(
+        f"CREATE TABLE t (id int PRIMARY KEY, v {written})",
+        "SET sql_mode = ''",
+        "INSERT INTO t VALUES (1, 1), (2, 2), (3, 0)",
+        "CREATE VIEW shown AS SELECT id, v FROM t",
+    )
+    with session_of(maria) as session:
+        for relation in (Relation("t", table="t"), Relation("s", table="shown", key=("id",))):
+            with pytest.raises(errors.ConfigurationError, match="two numbers have the text"):
+                session.describe(relation)
+        remedy = Relation("q", query="SELECT id, v + 0 AS n FROM t", key=("id",))
+        assert sorted(read(session, remedy)) == [["1", "1"], ["2", "2"], ["3", "0"]]
+
+
+def test_members_with_quotes_are_not_empty(maria: OfMariaDB) -> None:
+    maria.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v enum('''', 'a'',''b', '(', ','))",
+        "INSERT INTO t VALUES (1, ''''), (2, 'a'',''b'), (3, ',')",
+    )
+    with session_of(maria) as session:
+        found = read(session, Relation("t", table="t"))
+    assert sorted(found) == [["1", "'"], ["2", "a','b"], ["3", ","]]
 
 
 def test_reads_a_table_that_was_renamed_before(maria: OfMariaDB) -> None:
