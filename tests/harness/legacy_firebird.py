@@ -63,7 +63,7 @@ class OfFirebird(Legacy):
     types = TYPES
     refused = REFUSED
     grants_columns = False
-    refused_types = ("integer[3]",)
+    refused_types = ("blob sub_type -5",)
     write_errors = (driver.DatabaseError,)
     lacks = frozenset({Capability.PLANS})
 

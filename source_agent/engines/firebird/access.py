@@ -11,7 +11,7 @@ from driftline.errors import (
     DatabaseUnavailable,
     DriftlineError,
 )
-from firebird.driver import DatabaseError
+from firebird.driver import DatabaseError, get_api
 
 from source_agent.engines.firebird.sql import LOGIN, PRIVILEGES
 from source_agent.engines.interface import Ask, Privilege
@@ -25,6 +25,7 @@ _LETTERS: Final = {
 }  # fmt: skip
 _CANCELLED: Final = 335544794
 _TIMED_OUT: Final = "level timeout expired"  # said by Firebird 4.0 beside _CANCELLED
+_UNKNOWN_TYPE: Final = 335544573  # alone: said by the client library; else, by the server
 _NO_PRIVILEGE: Final = 335544352
 _LOST: Final = frozenset(
     {335544344, 335544648, 335544721, 335544726, 335544727, 335544741, 335544856, 335544861}
@@ -35,6 +36,12 @@ _LOGIN: Final = 335544472
 def said(error: BaseException) -> str:
     """Return what the database says, on one line."""
     return " ".join(str(error).split())
+
+
+def client_version() -> str:
+    """Return the release of the client library that this process has loaded, such as 3.0."""
+    version = get_api().util.get_client_version()
+    return f"{version >> 8}.{version & 0xFF}"
 
 
 def translate(
@@ -60,6 +67,14 @@ def translate(
         return DatabaseRefused(text, where=where, remedy="GRANT SELECT on it to the login.")
     if codes & _LOST:
         return DatabaseUnavailable(text, where=where)
+    if codes == {_UNKNOWN_TYPE}:
+        return ConfigurationError(
+            f"It has a column of a type that Firebird's client library on this machine, of "
+            f"{client_version()}, does not know.",
+            where=where,
+            remedy="Install the client library (libfbclient) of the server's release, or publish "
+            "a query without that column, or with a CAST of it.",
+        )
     if is_description:
         return ConfigurationError(
             text, where=where, remedy="Correct the table or the query in the file."

@@ -6,7 +6,8 @@ has no precision of decimals.
 CHAR(n) is text of n characters, with its blanks, CHAR(n) CHARACTER SET OCTETS n bytes, with its
 zeros: the database cannot tell them from shorter ones. Text of character set NONE is read as bytes
 and must be UTF-8; text of any other set than UTF8 is decoded here (`charsets`). A DECIMAL may hold
-more digits than it declares: such a value is refused. Times with a zone are refused.
+more digits than it declares: such a value is refused. INT128 is a decimal of 38 digits. Times with
+a zone and DECFLOAT are refused.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ _INTEGERS: Final = {
     7: ("int2", 5),
     8: ("int4", 10),
     16: ("int8", 19),
+    26: ("", 38),  # INT128: there is no such type, so it is a decimal
 }
 _DOUBLE: Final = 27
 _CHAR, _VARCHAR, _BLOB, _TEXT_BLOB = 14, 37, 261, 1
 _BINARY: Final = "BLOB SUB_TYPE BINARY"
 _ZONED: Final = frozenset({28, 29, 30, 31})  # TIME and TIMESTAMP, and their extended forms
+_NAMES: Final[Mapping[int, str]] = {24: "DECFLOAT(16)", 25: "DECFLOAT(34)"}  # of refused types
 _PLAIN: Final[Mapping[int, tuple[str, str]]] = {
     10: ("float4", "single"),
     _DOUBLE: ("float8", "double"),
@@ -55,9 +58,10 @@ _PLAIN: Final[Mapping[int, tuple[str, str]]] = {
 }
 _CHARACTER_BYTES: Final = {UTF8: 4} | {number: size for number, (_, size) in CODECS.items()}
 _BY_DATATYPE: Final = {
-    "SHORT": 7, "LONG": 8, "INT64": 16, "FLOAT": 10, "DOUBLE": _DOUBLE, "DATE": 12, "TIME": 13,
-    "TIMESTAMP": 35, "BOOLEAN": 23, "TIME_TZ": 28, "TIMESTAMP_TZ": 29,
-    "TIME_TZ_EX": 30, "TIMESTAMP_TZ_EX": 31, "TEXT": _CHAR, "VARYING": _VARCHAR, "BLOB": _BLOB,
+    "SHORT": 7, "LONG": 8, "INT64": 16, "INT128": 26, "FLOAT": 10, "DOUBLE": _DOUBLE, "DEC16": 24,
+    "DEC34": 25, "DATE": 12, "TIME": 13, "TIMESTAMP": 35, "BOOLEAN": 23, "TIME_TZ": 28,
+    "TIMESTAMP_TZ": 29, "TIME_TZ_EX": 30, "TIMESTAMP_TZ_EX": 31, "TEXT": _CHAR,
+    "VARYING": _VARCHAR, "BLOB": _BLOB,
 }  # fmt: skip
 
 
@@ -172,16 +176,26 @@ def _column(relation: Relation, field: Field) -> ReadColumn:
             "CAST(… AT TIME ZONE 'UTC' AS VARCHAR(60)) the instant."
         )
         raise refused_type(relation, field.name, what, remedy)
+    if field.is_array:
+        remedy = f"Publish a query that selects its elements, such as {name}[1]."
+        raise refused_type(relation, field.name, "is an array", remedy)
     if field.name in relation.as_text:
         return ReadColumn(field.name, DeclaredType("text"), name, "shown", not field.not_null)
     type, form = _read(field)
     if what or not form:
-        what = what or (
-            f"has the type {field.type} of Firebird, whose values are not read without loss"
-        )
+        what = what or f"has {_refused(field)}, whose values are not read without loss"
         remedy = f'Set as_text = ["{field.name}"], or publish a query with CAST.'
         raise refused_type(relation, field.name, what, remedy)
     return ReadColumn(field.name, type, name, form, nullable=not field.not_null)
+
+
+def _refused(field: Field) -> str:
+    """Return the name of a type that is not read."""
+    if field.type == _BLOB:
+        return f"the type BLOB SUB_TYPE {field.sub_type}"
+    if field.type == _DOUBLE:
+        return "decimals of dialect 1, which are rounded doubles"
+    return f"the type {_NAMES.get(field.type, f'number {field.type} of Firebird')}"
 
 
 def _is_text(field: Field) -> bool:
@@ -196,11 +210,9 @@ def _text_form(field: Field) -> str:
 
 def _read(field: Field) -> tuple[DeclaredType, str]:
     """Return the declared type of a column and its form; an empty form: it is not read."""
-    if field.is_array:
-        return DeclaredType("text"), ""
     if field.type in _INTEGERS:
         kind, digits = _INTEGERS[field.type]
-        if field.scale or field.sub_type:
+        if field.scale or field.sub_type or not kind:
             precision = field.precision or digits
             return DeclaredType("numeric", precision, -field.scale), "decimal"
         return DeclaredType(kind), "integer"
