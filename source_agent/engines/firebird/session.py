@@ -33,12 +33,10 @@ from firebird.driver import (
 )
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.firebird import types
+from source_agent.engines.firebird import settings, types
 from source_agent.engines.firebird.access import connect_error, translate
 from source_agent.engines.firebird.charsets import ENCODERS
 from source_agent.engines.firebird.sql import (
-    PINNED,
-    PINNED_SINCE,
     RANGES_PER_SELECT,
     null_sql,
     ordered_sql,
@@ -72,14 +70,6 @@ class Connector:
                 remedy="Install libfbclient2.",
             ) from error
         connection.main_transaction.default_tpb = READ_ONLY  # it begins by itself
-        try:
-            if connection.info.engine_version >= PINNED_SINCE:
-                for statement in PINNED:  # after the owner's triggers on connecting
-                    connection.execute_immediate(statement)
-                connection.main_transaction.rollback()
-        except DatabaseError as error:
-            connection.close()
-            raise connect_error(error, self.database) from error
         return connection
 
 
@@ -92,7 +82,17 @@ class FirebirdSession(SnapshotSession):
         self.as_of = f"{dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()}Z"
         self._connection = connect()
         self._transaction = self._connection.transaction_manager(READ_ONLY)
-        self._transaction.begin()
+        try:
+            self._version = float(self._connection.info.engine_version)
+            self._transaction.begin()
+            self._pin()  # after the owner's triggers on connecting and on this transaction
+            self._shown = settings.shown(self.ask, self._version)
+        except DatabaseError as error:
+            self.close()
+            raise connect_error(error, connect.database) from error
+
+    def _pin(self) -> None:
+        settings.pin(self._transaction.execute_immediate, self._version)
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -124,6 +124,7 @@ class FirebirdSession(SnapshotSession):
 
     def describe(self, relation: Relation) -> Shape:
         try:
+            self._pin()
             return types.describe(self, relation)
         except DatabaseError as error:
             raise translate(error, relation, is_description=True) from error
@@ -158,9 +159,11 @@ class FirebirdSession(SnapshotSession):
         self.note_consistency(shape)
         encode = rows.row_encoder(shape, ENCODERS)
         try:
+            self._pin()
             with self._cursor(sql, values) as cursor:
                 fetch = rows.timely(iter(cursor.fetchone, None), self.pulse)
                 yield from rows.batches(fetch, encode)
+            settings.refuse_changed(self.ask, self._version, self._shown, shape.relation)
         except DatabaseError as error:
             self.refuse_interrupted()
             raise translate(error, shape.relation) from error

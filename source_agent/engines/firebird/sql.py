@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from source_agent.engines.firebird import settings
 from source_agent.engines.relations import quote, select_sql
 from source_agent.engines.shapes import Shape
 
@@ -32,16 +33,7 @@ ORDER BY 2, 1"""
 LOGIN: Final = """SELECT CURRENT_USER,
     (SELECT FIRST 1 RDB$OWNER_NAME FROM RDB$RELATIONS WHERE RDB$RELATION_NAME = 'RDB$DATABASE')
 FROM RDB$DATABASE"""
-# Since Firebird 4.0. Triggers of the owner, or the server's DataTypeCompatibility, may bind a type
-# to one that holds less, and a time zone decides what CAST and CURRENT_TIMESTAMP give.
-PINNED_SINCE: Final = 4.0
-_BOUND: Final = (
-    "SMALLINT", "INTEGER", "BIGINT", "INT128", "FLOAT", "DOUBLE PRECISION", "NUMERIC", "DECIMAL",
-    "DECFLOAT", "BOOLEAN", "DATE", "TIME", "TIMESTAMP", "TIME WITH TIME ZONE",
-    "TIMESTAMP WITH TIME ZONE", "CHAR", "VARCHAR", "BLOB SUB_TYPE TEXT", "BLOB SUB_TYPE BINARY",
-)  # fmt: skip
-PINNED: Final = (*(f"SET BIND OF {kind} TO NATIVE" for kind in _BOUND), "SET TIME ZONE 'UTC'")
-STATEMENTS: Final = (*PINNED, TABLES, COLUMNS, PRIMARY, PRIVILEGES, LOGIN)
+STATEMENTS: Final = (*settings.STATEMENTS, TABLES, COLUMNS, PRIMARY, PRIVILEGES, LOGIN)
 
 
 def ordered_sql(shape: Shape) -> str:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from driftline.errors import ConfigurationError, DatabaseUnavailable, ValueDoesNotFit
+from driftline.errors import (
+    ConfigurationError,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    ValueDoesNotFit,
+)
 
 from source_agent.engines.conformance.reads import decoded, flat, read, session_of
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
@@ -78,6 +83,31 @@ def test_text_of_no_character_set_is_refused_by_name(legacy: Any) -> None:
         with pytest.raises(ValueDoesNotFit, match=r"t\.v.*c328"):
             read(session, Relation("t", table="t"))
         assert read(session, Relation("t", table="t", as_text=("v",))) == [["7", "c328"]]
+
+
+@pytest.mark.parametrize("as_text", [("v",), ()])
+def test_an_array_is_refused_by_name(legacy: Any, as_text: tuple[str, ...]) -> None:
+    legacy.run('CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY, "v" INTEGER[3])')
+    with session_of(legacy) as session:
+        with pytest.raises(ConfigurationError, match=r't\.v.*is an array.*"v"\[1\]'):
+            session.describe(Relation("t", table="t", as_text=as_text))
+        query = 'SELECT "id", "v"[1] AS "first" FROM "t"'
+        assert read(session, Relation("q", query=query, key=("id",))) == []
+
+
+def test_a_role_that_a_read_changes_is_refused(legacy: Any) -> None:
+    """The role is what CURRENT_ROLE shows, and decides what may be read."""
+    legacy.run(
+        'CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY)',
+        'INSERT INTO "t" VALUES (1)',
+        "CREATE ROLE READS",
+        "GRANT READS TO SYSDBA",
+        "CREATE FUNCTION SETS RETURNS VARCHAR(63) AS BEGIN EXECUTE STATEMENT 'SET ROLE READS';"
+        " RETURN CURRENT_ROLE; END",
+        'ALTER TABLE "t" ADD "role" COMPUTED BY (SETS())',
+    )
+    with session_of(legacy) as session, pytest.raises(DatabaseRefused, match="changed ROLE"):
+        read(session, Relation("t", table="t"))
 
 
 def test_types_of_a_query_tell_bytes_and_padding(legacy: Any) -> None:

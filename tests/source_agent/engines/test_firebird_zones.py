@@ -1,13 +1,15 @@
-"""What only Firebird 4.0 and later has: times with a zone, binds and the time zone of a session."""
+"""What only Firebird 4.0 and later has: types, and the settings of a session."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from driftline.errors import ConfigurationError, DatabaseRefused
+from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFit
 
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.shapes import Relation
@@ -43,28 +45,123 @@ def test_times_with_a_zone_are_refused(legacy: Any, kind: str, as_text: tuple[st
                 session.describe(relation)
 
 
-def test_a_bind_of_the_owner_does_not_count(legacy: Any) -> None:
-    legacy.run(
-        'CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY, "v" DOUBLE PRECISION, "n" BIGINT)',
-        'INSERT INTO "t" VALUES (1, 0.10000000000000002e0, 9223372036854775807)',
-        "CREATE TRIGGER BINDS ON CONNECT AS BEGIN"
-        " EXECUTE STATEMENT 'SET BIND OF DOUBLE PRECISION TO FLOAT';"
-        " EXECUTE STATEMENT 'SET BIND OF BIGINT TO DOUBLE PRECISION'; END",
-    )
+HOSTILE = (
+    "SET BIND OF DOUBLE PRECISION TO FLOAT",
+    "SET BIND OF VARCHAR(9) TO CHAR(20)",
+    "SET BIND OF NUMERIC(5,2) TO NUMERIC(5,0)",
+    "SET TIME ZONE 'Europe/Vienna'",
+    "SET DECFLOAT ROUND CEILING",
+    "SET DECFLOAT TRAPS TO INVALID_OPERATION",
+)
+SETS = f"BEGIN {'; '.join(HOSTILE)}; END"
+# A row that each of these settings shows as another one.
+TABLE = (
+    """CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY, "v" DOUBLE PRECISION, "c" VARCHAR(9),
+    "n" NUMERIC(5,2), "z" TIMESTAMP WITH TIME ZONE, "d" DECFLOAT(16))""",
+    """INSERT INTO "t"
+    VALUES (1, 0.10000000000000002e0, 'a', 1.25, '2024-07-01 12:00 Europe/Vienna', 1.1)""",
+)
+QUERY = """SELECT "id", "v", "c", "n", CAST("z" AS TIMESTAMP) AS "at",
+CAST(QUANTIZE("d", 1) AS VARCHAR(9)) AS "q" FROM "t" """
+ROW = ["1", "0.10000000000000002", "a", "1.25", "2024-07-01 10:00:00", "1"]
+
+
+@pytest.mark.parametrize("event", ["CONNECT", "TRANSACTION START"])
+def test_settings_of_the_owner_do_not_count(legacy: Any, event: str) -> None:
+    legacy.run(*TABLE, f"CREATE TRIGGER SETTINGS ON {event} AS {SETS}")
     with session_of(legacy) as session:
-        assert read(session, Relation("t", table="t")) == [
-            ["1", "0.10000000000000002", "9223372036854775807"]
+        assert read(session, Relation("q", query=QUERY, key=("id",))) == [ROW]
+        # What a statement of this session leaves behind does not count either.
+        for sql in HOSTILE:
+            session._transaction.execute_immediate(sql)
+        assert read(session, Relation("q", query=QUERY, key=("id",))) == [ROW]
+        table = Relation("t", table="t", columns=("id", "v", "c", "n"))
+        assert read(session, table) == [ROW[:4]]
+
+
+@pytest.mark.parametrize(
+    ("sql", "name"),
+    [
+        ("SET TIME ZONE 'Europe/Vienna'", "TIME ZONE"),
+        ("SET DECFLOAT ROUND CEILING", "DECFLOAT ROUND"),
+        ("SET DECFLOAT ROUND HALF_DOWN", "DECFLOAT ROUND"),
+        ("SET DECFLOAT TRAPS TO OVERFLOW", "DECFLOAT TRAPS"),
+        ("SET ROLE READS", "ROLE"),
+    ],
+)
+def test_a_setting_that_a_read_changes_is_refused_by_name(legacy: Any, sql: str, name: str) -> None:
+    if name == "DECFLOAT TRAPS" and legacy.version < 5:
+        pytest.skip("Firebird 4.0 does not show them")
+    legacy.run(
+        *TABLE,
+        "CREATE ROLE READS",
+        'GRANT SELECT ON "t" TO READS',
+        "GRANT READS TO SYSDBA",
+        f"CREATE FUNCTION SETS RETURNS INT AS BEGIN {sql}; RETURN 1; END",
+        "GRANT EXECUTE ON FUNCTION SETS TO PUBLIC",
+        'ALTER TABLE "t" ADD "f" COMPUTED BY (SETS())',
+    )
+    calls = Relation("t", table="t", columns=("id", "f"))
+    with session_of(legacy) as session:
+        with pytest.raises(DatabaseRefused, match=name):
+            read(session, calls)
+        if name != "ROLE":  # the others are set before each read
+            assert read(session, Relation("q", query=QUERY, key=("id",))) == [ROW]
+    bound = np.array([1], np.int64)
+    with session_of(legacy) as session:
+        shape = session.describe(calls)
+        with pytest.raises(DatabaseRefused, match=name):
+            list(session.read_ranges(shape, bound, bound))
+
+
+def test_whole_numbers_and_decimals_of_128_bits(legacy: Any) -> None:
+    """A sum is one of them; a value with more than 38 digits is refused by name."""
+    legacy.run(
+        'CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY, "i" INT128, "n" NUMERIC(38,37),'
+        ' "m" NUMERIC(20,2))'
+    )
+    values = [
+        (1, "9" * 38, f"9.{'9' * 37}", "-0.01"),
+        (2, f"-{'9' * 38}", f"-0.{'0' * 36}1", f"{'9' * 18}.99"),
+        (3, "0", f"0.{'0' * 37}", "0.00"),
+        (4, "12345678901234567890", f"-1.{'5' * 37}", "-1.50"),
+    ]
+    for key, *row in values:
+        legacy.run(f'INSERT INTO "t" VALUES ({key}, {", ".join(repr(v) for v in row)})')
+    sums = 'SELECT "id", SUM("i") AS "s", SUM("m") AS "m" FROM "t" GROUP BY "id"'
+    cast = 'SELECT "id", CAST("i" AS VARCHAR(40)), CAST("n" AS VARCHAR(40)) FROM "t"'
+    with session_of(legacy) as session:
+        shape = session.describe(Relation("t", table="t"))
+        kinds = [str(column.type) for column in shape.recipe.columns]
+        assert kinds == ["int4", "numeric(38,0)", "numeric(38,37)", "numeric(20,2)"]
+        found = read(session, Relation("t", table="t"))
+        assert found == [[str(key), *row] for key, *row in values]
+        assert [tuple(row[:3]) for row in found] == [
+            (str(key), *row) for key, *row in session.ask(cast)
         ]
-
-
-def test_a_session_is_in_utc(legacy: Any) -> None:
-    legacy.run(
-        "CREATE TRIGGER ZONE ON CONNECT AS BEGIN"
-        " EXECUTE STATEMENT 'SET TIME ZONE ''Europe/Vienna'''; END"
-    )
+        added = Relation("q", query=sums, key=("id",))
+        assert read(session, added) == [[row[0], row[1], row[3]] for row in found]
+    legacy.run(f'INSERT INTO "t" ("id", "i") VALUES (5, {2**127 - 1})')
     with session_of(legacy) as session:
-        zone = "SELECT RDB$GET_CONTEXT('SYSTEM', 'SESSION_TIMEZONE') FROM RDB$DATABASE"
-        assert session.ask(zone) == [("UTC",)]
+        with pytest.raises(ValueDoesNotFit, match=r"t\.i"):
+            read(session, Relation("t", table="t"))
+        as_text = Relation("t", table="t", columns=("id", "i"), as_text=("i",))
+        assert read(session, as_text)[-1] == ["5", str(2**127 - 1)]
+
+
+def test_decimal_floats_are_refused_by_name(legacy: Any) -> None:
+    legacy.run('CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY, "v" DECFLOAT(16))')
+    legacy.run('INSERT INTO "t" VALUES (1, 1.10)')
+    query = 'SELECT "id", "v" FROM "t"'
+    with session_of(legacy) as session:
+        for relation in (
+            Relation("t", table="t"),
+            Relation("q", query=query, key=("id",)),
+        ):
+            with pytest.raises(ConfigurationError, match=r"DECFLOAT\(16\)"):
+                session.describe(relation)
+            shown = dataclasses.replace(relation, as_text=("v",))
+            assert read(session, shown) == [["1", "1.10"]]
 
 
 def test_a_limit_of_the_server_is_named(legacy: Any) -> None:
