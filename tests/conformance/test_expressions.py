@@ -40,8 +40,7 @@ Asked = Callable[[str], list[Any]]
 @pytest.fixture
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     if request.param == "firebird":
-        request.getfixturevalue("firebird")
-        made: Legacy = OfFirebird(tmp_path)
+        made: Legacy = OfFirebird(tmp_path, request.getfixturevalue("firebird"))
     else:
         made = KINDS[request.param](request, tmp_path)
     yield made

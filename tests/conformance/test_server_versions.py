@@ -25,7 +25,7 @@ VERSIONS: Final = [
     "postgresql=14", "postgresql=15", "postgresql=17", "mariadb=11.8", "firebird=5",
     "sqlite=3.54",
 ]  # fmt: skip
-SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18"]
+SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18", "firebird=4"]
 PARTS: Final = {
     "postgresql": (
         "tests/conformance/test_markers.py",

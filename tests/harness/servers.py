@@ -107,7 +107,11 @@ class Server:
         while True:
             try:
                 return is_ready()
-            except (psycopg.OperationalError, pymysql.OperationalError) as error:
+            except (
+                psycopg.OperationalError,
+                pymysql.OperationalError,
+                ConnectionRefusedError,
+            ) as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     log_text = (self.folder / "log").read_text(errors="replace")
                     raise RuntimeError(f"{command[0]} did not start:\n{log_text}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +23,9 @@ from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, 
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
+from tests.harness import server_versions
+from tests.harness.absent import absent, could_be_installed
+from tests.harness.firebird_server import FirebirdServer
 from tests.harness.pair import Pair
 
 if TYPE_CHECKING:
@@ -32,10 +36,10 @@ pytestmark = [pytest.mark.firebird, pytest.mark.usefixtures("firebird")]
 
 @pytest.fixture
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    request.getfixturevalue("firebird")  # before the driver is imported
+    server = request.getfixturevalue("firebird")  # before the driver is imported
     from tests.harness.legacy_firebird import OfFirebird
 
-    made = OfFirebird(tmp_path)
+    made = OfFirebird(tmp_path, server)
     yield made
     made.close()
 
@@ -121,6 +125,35 @@ def test_types_of_a_query_tell_bytes_and_padding(legacy: Any) -> None:
         types = [str(column.type) for column in session.describe(relation).recipe.columns]
         assert types == ["int4", "bytea", "text", "numeric(19,2)"]
         assert read(session, relation) == [["1", "ff00", "é  ", "1.50"]]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("settings", ["", "DataTypeCompatibility = 3.0\n"])
+def test_an_old_client_library_is_named(tmp_path: Path, settings: str) -> None:
+    """Firebird 3.0's library asks a server of 4.0 for a type that it does not know."""
+    from tests.harness.legacy_firebird import OfFirebird
+
+    if server_versions.chosen("firebird") not in {None, "3"}:
+        pytest.skip("a newer library is loaded")
+    try:
+        root = server_versions.obtain("firebird", "4")
+    except server_versions.NotToBeHad as error:
+        absent("FIREBIRD 4", str(error), is_required_in_ci=could_be_installed())
+    with FirebirdServer(root, settings) as server, closing(OfFirebird(tmp_path, server)) as legacy:
+        legacy.run(
+            'CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY, "v" NUMERIC(20,2), "f" FLOAT)',
+            'INSERT INTO "t" VALUES (1, 123456789012345678.99, 0.5)',
+        )
+        sums = 'SELECT "id", SUM("v") AS "v" FROM "t" GROUP BY "id"'
+        cast = 'SELECT "id", CAST("v" AS VARCHAR(40)) AS "v" FROM "t"'
+        with session_of(legacy) as session:
+            for relation in (Relation("t", table="t"), Relation("t", query=sums, key=("id",))):
+                with pytest.raises(ConfigurationError, match=r"client library .* 3\.0"):
+                    session.describe(relation)
+            known = Relation("t", table="t", columns=("id", "f"))
+            assert read(session, known) == [["1", "0.5"]]
+            told = Relation("t", query=cast, key=("id",))
+            assert read(session, told) == [["1", "123456789012345678.99"]]
 
 
 @pytest.mark.spark

@@ -21,10 +21,10 @@ _REFUSED_BY_CP943C = frozenset({0x80, 0xA0, 0xFD, 0xFE, 0xFF})
 
 @pytest.fixture
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    request.getfixturevalue("firebird")  # before the driver is imported
+    server = request.getfixturevalue("firebird")  # before the driver is imported
     from tests.harness.legacy_firebird import OfFirebird
 
-    made = OfFirebird(tmp_path)
+    made = OfFirebird(tmp_path, server)
     yield made
     made.close()
 

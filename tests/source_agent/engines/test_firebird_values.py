@@ -111,10 +111,10 @@ CAST = tuple(kind for kind in MAKE if kind.startswith(("small", "int", "big", "n
 
 @pytest.fixture
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    request.getfixturevalue("firebird")  # before the driver is imported
+    server = request.getfixturevalue("firebird")  # before the driver is imported
     from tests.harness.legacy_firebird import OfFirebird
 
-    made = OfFirebird(tmp_path)
+    made = OfFirebird(tmp_path, server)
     yield made
     made.close()
 

@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.firebird, pytest.mark.usefixtures("firebird")]
 
 @pytest.fixture
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    request.getfixturevalue("firebird")  # before the driver is imported
+    server = request.getfixturevalue("firebird")  # before the driver is imported
     from tests.harness.legacy_firebird import OfFirebird
 
-    made = OfFirebird(tmp_path)
+    made = OfFirebird(tmp_path, server)
     try:
         if made.version < 4:
             pytest.skip("Firebird 3.0 has no such types")
