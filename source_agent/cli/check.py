@@ -210,6 +210,8 @@ def _snapshot_lines(report: SnapshotReport) -> list[str]:
 def _weight(privilege: Privilege) -> str:
     if privilege.is_unknown:
         return "unknown"
+    if privilege.is_note:
+        return "note"
     return "EXCESS" if privilege.excess else "needed"
 
 

@@ -57,6 +57,8 @@ class Limits:
 class Privilege:
     """A privilege of the login, for `check`. `excess`: more than SELECT on what is published.
 
+    `is_note`: more than that, but not for this login alone, or only needed at times: nothing that
+    should be taken away without asking whom else it serves.
     `is_unknown`: the engine cannot read privileges, nor keep a session from writing: only the login
     does.
     """
@@ -64,6 +66,7 @@ class Privilege:
     what: str
     excess: bool
     is_unknown: bool = False
+    is_note: bool = False
 
 
 class Pulse:

@@ -133,8 +133,14 @@ class OfFirebird(Legacy):
         """The embedded engine knows no passwords, and needs no CREATE USER."""
         if self._server is not None:
             self.run(f"CREATE USER {login} PASSWORD 'pw'")
-        lines = [line for line in script.splitlines() if not line.startswith("--")]
-        self.run(*(line.rstrip(";") for line in lines if line != "COMMIT;"))
+        lines = [line for line in script.splitlines() if not line.startswith(("--", "SET "))]
+        try:
+            for line in lines:
+                self._owner.execute_immediate(line.rstrip(";")) if line != "COMMIT;" else None
+        except driver.DatabaseError:
+            self._owner.rollback()  # as isql does, told by the lines that begin with SET
+            raise
+        self._owner.commit()
         host = f"{self._server.host}:{self._server.port}" if self._server else ""
         return f"firebird://{login}@{host}/{self._path}"
 

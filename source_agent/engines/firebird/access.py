@@ -13,16 +13,11 @@ from driftline.errors import (
 )
 from firebird.driver import DatabaseError, get_api
 
-from source_agent.engines.firebird.sql import LOGIN, PRIVILEGES
 from source_agent.engines.interface import Ask, Privilege
 from source_agent.engines.relations import quote, split_name
+from source_agent.engines.rights import firebird as rights
 from source_agent.engines.shapes import Relation
 
-_SYSDBA: Final = "SYSDBA"
-_LETTERS: Final = {
-    "I": "INSERT on", "U": "UPDATE on", "D": "DELETE on", "R": "REFERENCES on", "X": "EXECUTE",
-    "C": "CREATE", "L": "ALTER", "O": "DROP", "M": "membership of", "G": "USAGE of",
-}  # fmt: skip
 _CANCELLED: Final = 335544794
 _TIMED_OUT: Final = "level timeout expired"  # said by Firebird 4.0 beside _CANCELLED
 _UNKNOWN_TYPE: Final = 335544573  # alone: said by the client library; else, by the server
@@ -92,20 +87,10 @@ def connect_error(error: DatabaseError, database: str) -> DriftlineError:
     )
 
 
-def privileges(ask: Ask) -> list[Privilege]:
+def privileges(ask: Ask, relations: Sequence[Relation]) -> list[Privilege]:
     """Return what the login may do, for `Engine.privileges`."""
-    [(login, owner)] = ask(LOGIN)
-    found = [
-        Privilege(f"everything, as {who}", excess=True)
-        for who in {str(login).rstrip()} & {_SYSDBA, str(owner).rstrip()}
-    ]
-    for letter, relation in ask(PRIVILEGES):
-        kind, name = str(letter).rstrip(), str(relation).rstrip()
-        if kind == "S":
-            found.append(Privilege(f"SELECT on {name}", excess=False))
-        else:
-            found.append(Privilege(f"{_LETTERS.get(kind, kind)} {name}", excess=True))
-    return found
+    tables = {split_name(r.table)[-1] for r in relations if r.table is not None}
+    return rights.privileges(ask, tables, has_queries=any(r.query for r in relations))
 
 
 def grants(relations: Sequence[Relation], login: str, connections: int) -> str:
@@ -113,9 +98,12 @@ def grants(relations: Sequence[Relation], login: str, connections: int) -> str:
     user = quote(login.upper())  # as Firebird takes the name of a connection
     lines = [
         f"-- Least privilege for driftline-source, which opens {connections} connections at most.",
-        "-- Run as the owner of the tables. SELECT is granted on whole tables: to publish some",
+        "-- Run by isql as the owner of the tables. It is one transaction, which the first error",
+        "-- ends, and can be run again. SELECT is granted on whole tables: to publish some",
         "-- columns of one, grant it on a view of them.",
-        f"-- CREATE USER {user} PASSWORD '…';",
+        f"-- If the user does not exist: CREATE USER {user} PASSWORD '…';",
+        "SET BAIL ON;",
+        "SET AUTODDL OFF;",
     ]
     for relation in relations:
         if relation.table is None:
@@ -123,4 +111,8 @@ def grants(relations: Sequence[Relation], login: str, connections: int) -> str:
         else:
             table = quote(split_name(relation.table)[-1])
             lines.append(f"GRANT SELECT ON {table} TO USER {user};")
-    return "\n".join([*lines, "COMMIT;", ""])
+    lines += [
+        "COMMIT;",
+        "-- What PUBLIC may do stays; REVOKE … FROM PUBLIC takes it from every user and role.",
+    ]
+    return "\n".join([*lines, ""])

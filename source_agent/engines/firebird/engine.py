@@ -38,9 +38,9 @@ class FirebirdEngine:
         session.activities = {relation.name: _NO_COUNTERS for relation in probed}
         return session
 
-    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
+    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         with contextlib.closing(self.open()) as session:
-            return access.privileges(session.ask)
+            return access.privileges(session.ask, relations)
 
     def scan_cost(self, shape: Shape) -> str:
         return f"rows unknown: Firebird keeps no count; {shape.relation.name} is read whole"

@@ -9,6 +9,7 @@ from typing import Final
 
 from source_agent.engines.firebird import settings
 from source_agent.engines.relations import quote, select_sql
+from source_agent.engines.rights import firebird as rights
 from source_agent.engines.shapes import Shape
 
 RANGES_PER_SELECT: Final = 100  # the last is repeated, so the text is always the same
@@ -25,15 +26,7 @@ PRIMARY: Final = """SELECT s.RDB$FIELD_NAME FROM RDB$RELATION_CONSTRAINTS c
 JOIN RDB$INDEX_SEGMENTS s ON s.RDB$INDEX_NAME = c.RDB$INDEX_NAME
 WHERE c.RDB$RELATION_NAME = ? AND c.RDB$CONSTRAINT_TYPE = 'PRIMARY KEY'
 ORDER BY s.RDB$FIELD_POSITION"""
-PRIVILEGES: Final = """SELECT RDB$PRIVILEGE, RDB$RELATION_NAME FROM RDB$USER_PRIVILEGES
-WHERE RDB$USER IN (CURRENT_USER, 'PUBLIC') AND RDB$RELATION_NAME NOT STARTING WITH 'RDB$'
-    AND RDB$RELATION_NAME NOT STARTING WITH 'MON$'
-    AND RDB$RELATION_NAME NOT STARTING WITH 'SEC$'
-ORDER BY 2, 1"""
-LOGIN: Final = """SELECT CURRENT_USER,
-    (SELECT FIRST 1 RDB$OWNER_NAME FROM RDB$RELATIONS WHERE RDB$RELATION_NAME = 'RDB$DATABASE')
-FROM RDB$DATABASE"""
-STATEMENTS: Final = (*settings.STATEMENTS, TABLES, COLUMNS, PRIMARY, PRIVILEGES, LOGIN)
+STATEMENTS: Final = (*settings.STATEMENTS, TABLES, COLUMNS, PRIMARY, *rights.STATEMENTS)
 
 
 def ordered_sql(shape: Shape) -> str:

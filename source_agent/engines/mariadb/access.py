@@ -1,6 +1,6 @@
 """MariaDB and MySQL: what the login may do, what a scan costs, what to grant, what errors mean.
 
-The DBA's side of the engine. Privileges come from information_schema, which shows a login its own.
+The DBA's side of the engine.
 """
 
 from __future__ import annotations
@@ -47,19 +47,10 @@ from source_agent.engines.relations import (
     scan_sql,
     split_name,
 )
+from source_agent.engines.rights import mariadb as rights
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.printable import counted
 
-USER_PRIVILEGES = """
-SELECT 'on everything', privilege_type, is_grantable FROM information_schema.user_privileges"""
-SCHEMA_PRIVILEGES = """
-SELECT table_schema, privilege_type, is_grantable FROM information_schema.schema_privileges"""
-TABLE_PRIVILEGES = """
-SELECT table_schema, table_name, privilege_type, is_grantable
-FROM information_schema.table_privileges"""
-COLUMN_PRIVILEGES = """
-SELECT DISTINCT table_schema, table_name, privilege_type, is_grantable
-FROM information_schema.column_privileges"""
 LISTED = """
 SELECT table_schema, table_name, table_schema = DATABASE() FROM information_schema.tables
 WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')
@@ -73,8 +64,7 @@ ORDER BY table_schema, table_name, index_name, seq_in_index"""
 SIZE = """
 SELECT table_rows, data_length FROM information_schema.tables
 WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
-PRIVILEGES: Final = (USER_PRIVILEGES, SCHEMA_PRIVILEGES, TABLE_PRIVILEGES, COLUMN_PRIVILEGES)
-CATALOGUE: Final = (*PRIVILEGES, LISTED, UNIQUE, SIZE)
+CATALOGUE: Final = (*rights.STATEMENTS, LISTED, UNIQUE, SIZE)
 
 # Server and client error numbers: mysqld_error.h, errmsg.h.
 _REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
@@ -185,27 +175,7 @@ def privileges(ask: Ask, relations: Sequence[Relation], database: str) -> list[P
     """Return what `Engine.privileges` returns; `database` is the one that the URL names."""
     tables = [split_name(r.table, MARK) for r in relations if r.table is not None]
     published = {(parts[0] if len(parts) == 2 else database, parts[-1]) for parts in tables}
-    has_queries = any(r.query for r in relations)
-    found = []
-    for place, what, grantable in ask(USER_PRIVILEGES):
-        if what != "USAGE":
-            found.append(Privilege(f"{what} {place}", excess=True))
-        if grantable == "YES":
-            found.append(Privilege("GRANT OPTION on everything", excess=True))
-    for schema, what, grantable in ask(SCHEMA_PRIVILEGES):
-        on = f"every table of {schema}"
-        found.append(Privilege(f"{what} on {on}{_option(grantable)}", excess=True))
-    for sql in (TABLE_PRIVILEGES, COLUMN_PRIVILEGES):
-        for schema, table, what, grantable in ask(sql):
-            is_needed = what == "SELECT" and grantable != "YES"
-            is_published = (schema, table) in published or has_queries
-            text = f"{what} on {schema}.{table}{_option(grantable)}"
-            found.append(Privilege(text, excess=not (is_needed and is_published)))
-    return list(dict.fromkeys(found))
-
-
-def _option(grantable: str | None) -> str:
-    return " with GRANT OPTION" if grantable == "YES" else ""
+    return rights.privileges(ask, published, has_queries=any(r.query for r in relations))
 
 
 def listed(ask: Ask) -> list[Listed]:
@@ -280,9 +250,10 @@ def grants(
     account = "'" + login.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
     budget = f" MAX_STATEMENT_TIME {limits.statement_s:g}" if limits.statement_s else ""
     lines = [
-        "-- Least privilege for driftline-source. Run as an administrator.",
+        "-- Least privilege for driftline-source. Run as an administrator. It can be run again: an",
+        "-- account that exists already keeps its limits. MariaDB commits each statement.",
         "-- The account is locked until it has a password; write the agent's host in place of %.",
-        f"CREATE USER {account}",
+        f"CREATE USER IF NOT EXISTS {account}",
         f"  WITH MAX_USER_CONNECTIONS {connections}{budget} ACCOUNT LOCK;",
     ]
     for relation in relations:
@@ -299,6 +270,8 @@ def grants(
     lines += [
         "-- Then, with a password of your own, the same as in the agent's password_file:",
         f"-- ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK;",
+        "-- What PUBLIC may do (SHOW GRANTS FOR PUBLIC) stays; REVOKE … FROM PUBLIC takes it from",
+        "-- every account.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -9,7 +9,6 @@ show a DBA an INSERT by an agent that promises to read only.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -54,32 +53,10 @@ from source_agent.engines.relations import (
     scan_sql,
     split_name,
 )
+from source_agent.engines.rights import postgresql as rights
 from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 
-ROLE = """
-SELECT rolname::pg_catalog.text, rolsuper, rolcreatedb, rolcreaterole, rolreplication, rolbypassrls,
-       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMP'),
-       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
-       pg_catalog.current_database()::pg_catalog.text
-FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER"""
-SCHEMAS = """
-SELECT nspname::pg_catalog.text FROM pg_catalog.pg_namespace
-WHERE nspname !~ '^pg_' AND pg_catalog.has_schema_privilege(oid, 'CREATE') ORDER BY 1"""
-WRITES = """
-SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), p.name
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-CROSS JOIN pg_catalog.unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p(name)
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$'
-  AND CASE WHEN p.name IN ('INSERT', 'UPDATE')
-           THEN pg_catalog.has_any_column_privilege(c.oid, p.name)
-           ELSE pg_catalog.has_table_privilege(c.oid, p.name) END
-ORDER BY 1, 2"""
-READS = """
-SELECT c.oid, pg_catalog.format('%I.%I', n.nspname, c.relname)
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$'
-  AND pg_catalog.has_any_column_privilege(c.oid, 'SELECT') ORDER BY 2"""
 LISTED = """
 SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
        CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = c.oid AND indisprimary)
@@ -100,11 +77,10 @@ SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
   AND n.nspname !~ '^pg_|^information_schema$' ORDER BY 1, 2"""
-RESOLVED = "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid"
 SIZE = """
 SELECT reltuples::pg_catalog.float8, pg_catalog.pg_relation_size(oid)
 FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"""
-CATALOGUE: Final = (ROLE, SCHEMAS, WRITES, READS, LISTED, RESOLVED, SIZE)
+CATALOGUE: Final = (*rights.STATEMENTS, LISTED, SIZE)
 
 _ENDED: Final = "server closed the connection unexpectedly"  # libpq
 _UNCONVERTED: Final = "MULE_INTERNAL"
@@ -123,6 +99,21 @@ _GRANTED: Final = {  # by what is denied
     "aggregate": "EXECUTE ON FUNCTION {name}",
     "sequence": "SELECT ON SEQUENCE {name}",
 }
+# The logins that have a right by PUBLIC alone.
+_LOSERS: Final = """\
+SELECT r.rolname FROM pg_roles r CROSS JOIN {table} o
+WHERE r.rolcanlogin AND NOT r.rolsuper
+  AND EXISTS (SELECT FROM aclexplode(COALESCE(o.{acl}, acldefault('{code}', o.{owner}))) a
+              WHERE a.privilege_type = '{what}' AND a.grantee = 0)
+  AND NOT EXISTS (SELECT FROM aclexplode(COALESCE(o.{acl}, acldefault('{code}', o.{owner}))) a
+                  WHERE a.privilege_type = '{what}' AND a.grantee <> 0
+                    AND pg_has_role(r.oid, a.grantee, 'USAGE'))"""
+_DATABASE: Final = {
+    "table": "pg_database", "name": "datname", "acl": "datacl", "owner": "datdba", "code": "d",
+}  # fmt: skip
+_SCHEMA: Final = {
+    "table": "pg_namespace", "name": "nspname", "acl": "nspacl", "owner": "nspowner", "code": "n",
+}  # fmt: skip
 _PING_S: Final = 2  # libpq's least
 _BUSY_WORDS: Final = ("too many", "reserved for", "starting up", "shutting down", "recovery")
 _CONFLICT: Final = "40001"  # serialization_failure; on a standby, a conflict with recovery
@@ -269,32 +260,8 @@ def _identifier(table: str) -> str:
 
 def privileges(ask: Ask, relations: Sequence[Relation]) -> list[Privilege]:
     """List what the login may do, for `Engine.privileges`."""
-    name, *held, database = ask(ROLE)[0]
-    meanings = (  # in the order of ROLE
-        "is SUPERUSER: nothing is refused to it",
-        "has CREATEDB",
-        "has CREATEROLE",
-        "has REPLICATION",
-        "has BYPASSRLS",
-        f"may create temporary tables in {database}",
-        f"may create schemas in {database}",
-    )
-    found = [
-        Privilege(f"{name} {meaning}", excess=True)
-        for is_held, meaning in zip(held, meanings, strict=True)
-        if is_held
-    ]
-    found += [Privilege(f"CREATE in schema {s}", excess=True) for (s,) in ask(SCHEMAS)]
-    found += [Privilege(f"{what} on {table}", excess=True) for table, what in ask(WRITES)]
-    published = set()
-    with contextlib.suppress(Error):
-        published = {ask(RESOLVED, _identifier(r.table))[0][0] for r in relations if r.table}
-    has_queries = any(r.query for r in relations)
-    found += [
-        Privilege(f"SELECT on {table}", excess=oid not in published and not has_queries)
-        for oid, table in ask(READS)
-    ]
-    return found
+    tables = [_identifier(r.table) for r in relations if r.table]
+    return rights.privileges(ask, tables, has_queries=any(r.query for r in relations))
 
 
 def listed(ask: Ask) -> list[Listed]:
@@ -338,21 +305,65 @@ def grants(
             columns = f" ({', '.join(map(quote, names))})"
         selects.append(f"GRANT SELECT{columns} ON {_identifier(relation.table)} TO {role};")
     lines = [
-        "-- Least privilege for driftline-source. Run as the owner of the database.",
+        "-- Least privilege for driftline-source. Run as the owner of the database and its tables,",
+        "-- who may create roles, or as a superuser. It is one transaction, and can be run again.",
         "-- The role has no password: where pg_hba.conf asks for one, nobody can log in yet.",
-        f"CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION",
-        f"  CONNECTION LIMIT {connections};",
-        f"ALTER ROLE {role} SET default_transaction_read_only = on;",
-        *(f"ALTER ROLE {role} SET {name} = '{ms}ms';" for name, ms in timeouts(limits).items()),
-        f"REVOKE TEMPORARY, CREATE ON DATABASE {place} FROM PUBLIC, {role};",
+        "BEGIN;",
+        *_role(role, login, limits, connections),
         f"GRANT CONNECT ON DATABASE {place} TO {role};",
-        *(f"REVOKE CREATE ON SCHEMA {s} FROM PUBLIC, {role};" for s in schemas),
         *(f"GRANT USAGE ON SCHEMA {s} TO {role};" for s in schemas),
         *selects,
+        "COMMIT;",
         "-- Then, in psql, with a password of your own, the same as in the agent's password_file:",
         f"-- \\password {role}",
+        *_of_public(login, place, list(schemas)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _role(role: str, login: str, limits: Limits, connections: int) -> list[str]:
+    """Return the statement that makes the role; one that exists may be somebody else's as well."""
+    tag = "$driftline$"
+    while tag in login:
+        tag = f"{tag[:-1]}_$"
+    return [
+        f"DO {tag}",
+        "BEGIN",
+        f"  IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = {_literal(login)}) THEN",
+        f"    RAISE NOTICE 'role % keeps its attributes and settings', {_literal(login)};",
+        "  ELSE",
+        f"    CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION",
+        f"      CONNECTION LIMIT {connections};",
+        f"    ALTER ROLE {role} SET default_transaction_read_only = on;",
+        *(f"    ALTER ROLE {role} SET {name} = '{ms}ms';" for name, ms in timeouts(limits).items()),
+        "  END IF;",
+        "END",
+        f"{tag};",
+    ]
+
+
+def _of_public(login: str, database: str, schemas: Sequence[str]) -> list[str]:
+    """Return as a comment what an administrator could take from PUBLIC, and who would lose it."""
+    lines = [
+        "-- What PUBLIC may do stays, and the role may do it as well: `check` prints it as notes.",
+        "-- Revoking it takes it from every login without a grant of its own. The SELECTs list",
+        "-- these logins: ask their owners first. A new database lets PUBLIC make temporary tables",
+        "-- and, before PostgreSQL 15, tables in the schema public.",
+    ]
+    objects = [("DATABASE", database, "TEMPORARY", _DATABASE)]
+    objects += [("SCHEMA", schema, "CREATE", _SCHEMA) for schema in schemas]
+    for kind, name, what, catalogue in objects:
+        named = f"o.{catalogue['name']} = {_literal(split_name(name)[0])}"
+        lines += [
+            f"-- REVOKE {what} ON {kind} {name} FROM PUBLIC;",
+            *(f"-- {line}" for line in _LOSERS.format(**catalogue, what=what).splitlines()),
+            f"--   AND {named} AND r.rolname <> {_literal(login)};",
+        ]
+    return lines
 
 
 def _marked(shape: Shape) -> list[str]:
