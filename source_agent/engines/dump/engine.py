@@ -67,9 +67,12 @@ class DumpEngine:
         folder, user = shlex.quote(str(self._path)), shlex.quote(login)
         return "\n".join(
             (
-                "# Least privilege for driftline-source. Run as root. The agent's account may list",
-                "# the folder and read its files, also those to come, and nothing else.",
-                f"useradd --system --no-create-home --shell /usr/sbin/nologin {user}",
+                "# Least privilege for driftline-source. Run as root; it can be run again. The",
+                "# agent's account may list the folder and read its files, also those to come, and",
+                "# nothing else. The default ACL counts for the files of all accounts there, in",
+                "# place of their umask.",
+                f"id -u {user} >/dev/null 2>&1 ||",
+                f"  useradd --system --no-create-home --shell /usr/sbin/nologin {user}",
                 f"setfacl --modify u:{user}:rx {folder}",
                 f"setfacl --default --modify u:{user}:r {folder}",
                 f"find {folder} -maxdepth 1 -type f -exec setfacl --modify u:{user}:r {{}} +",

@@ -1,7 +1,7 @@
 """PostgreSQL: privileges of the login, cost of a scan, script of grants, meaning of errors.
 
-Here is what the DBA's commands print. Nothing is tried out: privileges come from the privilege
-functions, costs from the catalogue and EXPLAIN.
+Here is what the DBA's commands print. Nothing is tried out: privileges come from the catalogue
+(`rights`), costs from the catalogue and EXPLAIN.
 
 Rejected: finding out what the login may write by writing and rolling back. The server's log would
 show a DBA an INSERT by an agent that promises to read only.

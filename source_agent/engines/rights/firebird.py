@@ -62,7 +62,7 @@ _ROLE: Final = 13  # of RDB$USER_TYPE and RDB$OBJECT_TYPE
 _TABLES: Final = frozenset({0, 1})  # and views
 _FUNCTION: Final = 15
 _CHARACTERS: Final = frozenset({11, 17})  # character sets and collations
-_CATALOGUE: Final = ("RDB$", "MON$", "SEC$")
+_CATALOGUE: Final = ("RDB$", "MON$", "SEC$", "SQL$")
 _LETTERS: Final = {
     "S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE", "R": "REFERENCES", "X": "EXECUTE",
     "C": "CREATE", "L": "ALTER ANY", "O": "DROP ANY", "G": "USAGE",

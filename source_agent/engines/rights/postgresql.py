@@ -24,10 +24,10 @@ from source_agent.engines.rights.weights import weigh
 from source_agent.printable import counted
 
 _HELD: Final = """
-WITH held AS (
+WITH held AS MATERIALIZED (
   SELECT oid, rolname::pg_catalog.text AS role, rolname = SESSION_USER AS is_login
   FROM pg_catalog.pg_roles WHERE pg_catalog.pg_has_role(SESSION_USER, oid, 'MEMBER'))"""
-_GRANTEES: Final = """, grantee AS (
+_GRANTEES: Final = """, grantee AS MATERIALIZED (
   SELECT oid, CASE WHEN is_login THEN '' ELSE role END AS role, false AS is_public FROM held
   UNION ALL SELECT 0, '', true)"""
 VERSION: Final = "SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4"
@@ -80,6 +80,7 @@ _OBJECTS: Final = """
               WHEN l.lanpltrusted THEN 'function' ELSE 'untrusted function' END,
          p.oid::pg_catalog.regprocedure::pg_catalog.text, false, p.proowner, p.proacl, 'f'
   FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang
+  WHERE p.proacl IS NOT NULL OR p.prosecdef
   UNION ALL
   SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, oid, 0, 'type',
          pg_catalog.format_type(oid, NULL), false, typowner, typacl, 'T'

@@ -141,8 +141,11 @@ def translate(error: sqlite3.Error, path: Path, relation: Relation | None = None
     return kind(f"SQLite says of {str(path)!r}: {error}.", where=where, remedy=remedy)
 
 
-def privileges(path: Path) -> list[Privilege]:
-    """Return what the operating system lets this process do, for `Engine.privileges`."""
+def privileges(path: Path, *, is_wal: bool) -> list[Privilege]:
+    """Return what the operating system lets this process do, for `Engine.privileges`.
+
+    In WAL mode a reader writes -shm, and makes -wal and -shm while nobody else has the file open.
+    """
     if not path.exists():
         raise missing(path)
     found = []
@@ -150,9 +153,15 @@ def privileges(path: Path) -> list[Privilege]:
         found.append(Privilege(f"read {path}", excess=False))
     if os.access(path, os.W_OK):
         found.append(Privilege(f"write {path}", excess=True))
+    if is_wal and os.access(f"{path}-shm", os.W_OK):
+        found.append(Privilege(f"write {path}-shm", excess=False))
+    if is_wal and os.access(f"{path}-wal", os.W_OK):
+        what = "a reader needs to write -shm alone, and a default ACL gives it both"
+        found.append(Privilege(f"write {path}-wal: {what}", excess=False, is_note=True))
     if os.access(path.parent, os.W_OK):
-        # In WAL mode a reader needs it unless -wal and -shm exist already.
-        found.append(Privilege(f"create and replace files in {path.parent}", excess=True))
+        when = ": a reader needs it in WAL mode while no application has the file open"
+        what = f"create and replace files in {path.parent}{when if is_wal else ''}"
+        found.append(Privilege(what, excess=not is_wal, is_note=is_wal))
     return found
 
 
@@ -182,17 +191,22 @@ def grants(path: Path, login: str) -> str:
     group = shlex.quote(f"{login}-readers")
     return "\n".join(
         (
-            "# Least privilege for driftline-source. Run as root. The agent's account may read the",
-            "# file and nothing else; the application keeps its own account as the owner.",
+            "# Least privilege for driftline-source. Run as root; it can be run again. The agent's",
+            "# account may read the file and nothing else. ACLs let it: owner, group, mode stay,",
+            "# so that no other account loses what it has.",
             f"groupadd --force {group}",
-            f"useradd --system --no-create-home --shell /usr/sbin/nologin --gid {group} {user}",
-            f"chgrp {group} {file}",
-            f"chmod u=rw,g=r,o= {file}",
+            f"id -u {user} >/dev/null 2>&1 ||",
+            f"  useradd --system --no-create-home --shell /usr/sbin/nologin --gid {group} {user}",
+            f"usermod --append --groups {group} {user}",
+            f"setfacl --modify g:{group}:r {file}",
             f"setfacl --modify g:{group}:x {folder}",
+            "# To tighten it, which takes reading from every account but its owner and group:",
+            f"# chmod o= {file}",
             "# In WAL mode a reader must also be able to read -wal and to write -shm, which the",
             "# application creates; a default ACL gives them to the agent. They exist only while",
             "# the application has the file open: to read it at rest the agent must create them,",
-            "# which needs rwx in place of x on the folder above.",
+            "# which needs rwx in place of x on the folder above. A default ACL counts for the",
+            "# files of all accounts there, in place of their umask.",
             f"# setfacl --default --modify g:{group}:rw {folder}",
             "",
         )

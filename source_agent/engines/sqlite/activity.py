@@ -27,6 +27,7 @@ from source_agent.engines.shapes import Relation
 from source_agent.engines.sqlite.sql import TABLES
 
 _COUNTER_AT, _COUNTER_BYTES = 24, 4
+_VERSION_AT, _VERSION_WAL = 19, b"\x02"  # which readers need
 WAL: Final = NotKnown("the file is in WAL mode, which counts no changes")
 _VIRTUAL: Final = NotKnown("it is a virtual table, which may read anything")
 
@@ -42,11 +43,22 @@ class Header:
     def read(self) -> Flagged:
         """Return the flag of the whole file. Hold a lock of SQLite. Raises OSError."""
         with self._lock:
-            if (file := self._files.get(_inode(self._path.stat()))) is None:
-                file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-                self._files[_inode(os.fstat(file))] = file
+            file = self._file()
             counter, now = os.pread(file, _COUNTER_BYTES, _COUNTER_AT), os.fstat(file)
             return Flagged(opaque(_inode(now)), opaque([counter.hex(), now.st_mtime_ns]))
+
+    def is_wal(self) -> bool:
+        """Return True if the file is in WAL mode, for a reader that may not open it with SQLite.
+        Raises OSError."""
+        with self._lock:
+            return os.pread(self._file(), 1, _VERSION_AT) == _VERSION_WAL
+
+    def _file(self) -> int:
+        """Return the descriptor of the file that has the path now."""
+        if (file := self._files.get(_inode(self._path.stat()))) is None:
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._files[_inode(os.fstat(file))] = file
+        return file
 
 
 def _inode(file: os.stat_result) -> tuple[int, int]:

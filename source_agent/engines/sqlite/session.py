@@ -432,7 +432,10 @@ class SqliteEngine:
         return SqliteSession(self._path, self._limits, self._header, probed)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
-        return access.privileges(self._path)
+        is_wal = False
+        with contextlib.suppress(OSError):
+            is_wal = self._header.is_wal()
+        return access.privileges(self._path, is_wal=is_wal)
 
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(self.open()) as session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -202,3 +203,15 @@ def test_the_script_names_who_would_lose_what_public_has(postgresql: PostgreSQL)
     assert named() == [False, False]
     legacy.run(f"DROP OWNED BY {login}", f"DROP ROLE {login}")
     legacy.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite:////srv/a b/erp.db", "dump:////srv/a b"])
+def test_the_script_for_files_changes_no_owner_and_no_mode(url: str) -> None:
+    """ACLs are added; what other accounts have by owner, group and mode stays."""
+    script = connect(url, None, Limits()).grants([ITEMS], login="reader", connections=6)
+    subprocess.run(["sh", "-n"], input=script, text=True, check=True)
+    run = [line for line in script.splitlines() if not line.startswith("#")]
+    assert not any(word in line for line in run for word in ("chmod", "chown", "chgrp", "umask"))
+    made = [line for line in run if "useradd" in line]
+    assert all(run[run.index(line) - 1].startswith("id -u reader ") for line in made)
+    assert len(made) == 1

@@ -301,8 +301,11 @@ from source_agent.engines.sqlite.session import SqliteEngine
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
+engine = SqliteEngine(sys.argv[1], Limits())
+for right in engine.privileges([]) if sys.argv[2:] else ():
+    print("EXCESS" if right.excess else "note" if right.is_note else "needed", right.what)
 try:
-    SqliteEngine(sys.argv[1], Limits()).open().close()
+    engine.open().close()
     print("read")
 except DriftlineError as error:
     print(error.code, error.message, error.remedy)
@@ -319,13 +322,15 @@ def test_a_reader_that_may_not_write_is_told_what_the_file_needs() -> None:
 
 
 def _told_what_the_file_needs(folder: Path) -> None:
-    def read(path: Path) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True
-        )
+    def read(path: Path, *more: str) -> str:
+        command = [sys.executable, "-c", _READ, str(path), *more]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     wal, hot = folder / "wal.db", folder / "hot.db"
+    with sqlite3.connect(hot) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, x TEXT)")
+    connection.close()
     writer = sqlite3.connect(wal)
     writer.executescript("PRAGMA journal_mode = wal; CREATE TABLE t (id INTEGER PRIMARY KEY)")
     assert read(wal) == "read"  # a writer has it open
@@ -335,10 +340,20 @@ def _told_what_the_file_needs(folder: Path) -> None:
     assert "write to the folder" in at_rest
     folder.chmod(0o777)
     assert read(wal) == "read"  # it may make -wal and -shm
+    told = read(wal, "privileges")
+    assert f"note create and replace files in {folder}: a reader needs it in WAL mode" in told
+    assert "EXCESS" not in told
+    with sqlite3.connect(wal) as writer:
+        writer.execute("CREATE TABLE u (id INTEGER PRIMARY KEY)")
+        for name in ("wal", "shm"):
+            Path(f"{wal}-{name}").chmod(0o666)
+        told = read(wal, "privileges")
+        assert f"needed write {wal}-shm\nnote write {wal}-wal: " in told
+        wal.chmod(0o666)
+        assert f"EXCESS write {wal}\n" in read(wal, "privileges")
+    writer.close()
+    assert f"EXCESS create and replace files in {folder}\n" in read(hot, "privileges")
     folder.chmod(0o755)
-    with sqlite3.connect(hot) as connection:
-        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, x TEXT)")
-    connection.close()
     subprocess.run([sys.executable, "-c", _HOT, str(hot)], check=True)
     assert "must be rolled back" in read(hot)
     with sqlite3.connect(hot) as connection:  # the remedy
