@@ -16,6 +16,8 @@ FRAME_BODY_BYTES_TARGET = 3 << 20  # before compression; about 1 MiB or less aft
 FRAME_BODY_BYTES_MAX = 72 << 20  # one row of the largest size still fits
 FRAME_ROWS_MAX = 1 << 16  # a block is transposed at once
 RECEIVE_BYTES_MAX_SOURCE = 4 << 20  # what the source takes in one message
+MESSAGE_PARTS_MAX = 1 << 14  # fields of one to the source: bounds of 64 ranges of 128 key columns
+COUNTED_BYTES_MIN = 64 << 10  # smaller messages take 4 MB of memory, whatever they hold
 RECEIVE_BYTES_MAX_WAREHOUSE = 80 << 20  # a frame of one largest row, incompressible
 
 # Rows.
@@ -74,6 +76,9 @@ BEHIND_ROWS_MAX = 1 << 21  # whose positions are held: 16 MB, and twice that whi
 UNMARKED_ROWS_MAX = 1 << 15  # named by an audit, 16 bytes each
 HEALTH_RPCS_MAX = 16  # a probe every few seconds, answered at once
 HEALTH_RPCS_PER_CLIENT_MAX = 2
+# Twice what a client may have at a time: gRPC counts a call until the source has dropped it, which
+# is a little after its client has the answer, and resets the streams beyond.
+CONNECTION_RPCS_MAX = 32  # of one connection
 RPCS_MAX = 96  # a thread each: the calls above, and those being refused
 
 # Time.
@@ -98,6 +103,10 @@ assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert UNIT_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
 assert NAMED_BODY_BYTES_MAX + UNIT_KEYS_PER_MESSAGE * 8 < RECEIVE_BYTES_MAX_SOURCE
 assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX + HEALTH_RPCS_MAX < RPCS_MAX
+assert CONNECTION_RPCS_MAX >= 2 * (
+    EXCHANGE_RPCS_PER_CLIENT_MAX + DESCRIBE_RPCS_PER_CLIENT_MAX + HEALTH_RPCS_PER_CLIENT_MAX
+)
+assert max(ACTIVITY_RELATIONS_MAX, PART_RANGES_MAX * 2 * 128) <= MESSAGE_PARTS_MAX
 assert UNMARKED_ROWS_MAX * 16 + MARK_BYTES_MAX < MESSAGE_BYTES_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S
 assert DATABASE_SILENCE_S <= DATABASE_SILENCE_S_MAX < NO_ADVANCE_S - NO_PROGRESS_S

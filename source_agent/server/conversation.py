@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
-import grpc
 from driftline import wire_pb2 as pb
 from driftline.derivations import Derivation, Part
 from driftline.errors import (
@@ -106,6 +105,29 @@ class Outbox:
             self._changed.notify_all()
 
 
+class _Received:
+    """The requests of a stream. Raises Stopped once the stream is to end.
+
+    Not a generator of `Conversation`, which would keep its conversation, and be kept by it.
+    """
+
+    def __init__(self, requests: Iterator[pb.Request], stopping: threading.Event) -> None:
+        self._requests, self._stopping = requests, stopping
+        # Since when the agent waits for the client.
+        self.waiting_since: float | None = time.monotonic()
+
+    def __iter__(self) -> Iterator[pb.Request]:
+        return self
+
+    def __next__(self) -> pb.Request:
+        self.waiting_since = time.monotonic()
+        request = next(self._requests)
+        self.waiting_since = None
+        if self._stopping.is_set():
+            raise Stopped
+        return request
+
+
 class Conversation:
     """One Exchange stream."""
 
@@ -116,16 +138,17 @@ class Conversation:
         requests: Iterator[pb.Request],
         *,
         cancel: Callable[[], object] = lambda: None,
+        ended: Callable[[Conversation], None] = lambda _: None,
     ) -> None:
-        self._state, self._client, self._cancel = state, client, cancel
-        self._requests = self._received(requests)
-        self._outbox = Outbox()
+        """cancel: ends the RPC; ended: called when the session is closed and nothing is left."""
+        self._state, self._client, self._cancel, self._ended = state, client, cancel, ended
         self._stopping = threading.Event()
+        self._requests = _Received(requests, self._stopping)
+        self._outbox = Outbox()
         self._lock = threading.Lock()  # held to replace or interrupt the session
         self._session: GovernedSession | None = None
         self._interrupted = False
         self._opened_at = 0.0
-        self._waiting_since: float | None = time.monotonic()
         self._sending_since: float | None = None  # since when gRPC sends one reply
         self._tally = Tally()
         self._shape: Shape | None = None  # of the relation that is answered
@@ -137,18 +160,29 @@ class Conversation:
         self._holds_slot = False
         self._is_accepted = False  # an Open named a relation that this client may have
         self._ended_as = "cancelled"  # audited outcome of what is stopped from outside
-        self.worker = threading.Thread(target=self._work, name="exchange", daemon=True)
+        self._worker: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the work."""
+        # Made here: a thread that is never started keeps what it would run.
+        self._worker = threading.Thread(target=self._work, name="exchange", daemon=True)
+        self._worker.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the work has ended."""
+        if self._worker is not None:
+            self._worker.join(timeout_s)
 
     def replies(self) -> Iterator[pb.Reply]:
         """Start the work; yield its replies, and `Progress` while none is ready."""
-        self.worker.start()
+        self.start()
         try:
             while True:
                 reply = self._outbox.take(self._state.heartbeat_s)
                 error = self._overdue() if reply is None else None
                 if error is not None:
                     reply = pb.Reply(refused=refusal(error))
-                elif reply is None and self._waiting_since is None:
+                elif reply is None and self._requests.waiting_since is None:
                     at = self._tally
                     reply = pb.Reply(
                         progress=pb.Progress(
@@ -207,7 +241,7 @@ class Conversation:
                 elif not refused:
                     self._deliver(pb.Reply(refused=refusal(out_of_place(request))))
                     break
-        except (Stopped, grpc.RpcError):
+        except Stopped:
             pass
         except MalformedMessage as error:  # bytes that are no request
             with suppress(Stopped):
@@ -218,18 +252,7 @@ class Conversation:
             self._close_session()
             self._place.close()
             self._outbox.close()
-
-    def _received(self, requests: Iterator[pb.Request]) -> Iterator[pb.Request]:
-        """Yield the requests; note since when the agent waits for the client."""
-        while True:
-            self._waiting_since = time.monotonic()
-            request = next(requests, None)
-            if request is None:
-                return
-            self._waiting_since = None
-            if self._stopping.is_set():
-                raise Stopped
-            yield request
+            self._ended(self)
 
     def _answer(self, request: pb.Request) -> bool:
         """Answer one `Open`; return True if it was refused."""
@@ -240,7 +263,7 @@ class Conversation:
         try:
             check_release(request)
             self._compare(opening, entry)
-        except (Stopped, grpc.RpcError):
+        except Stopped:
             entry.outcome = self._ended_as
             raise
         except Exception as problem:
@@ -375,7 +398,7 @@ class Conversation:
 
         Without `probes` it does not ask the database, and does not block.
         """
-        since = self._waiting_since
+        since = self._requests.waiting_since
         silent_s = 0.0 if since is None else time.monotonic() - since
         if silent_s > OPEN_S and not self._is_accepted:
             entry = AuditEntry(self._client.label, "", LimitExceeded.code, seconds=silent_s)
@@ -405,7 +428,7 @@ class Conversation:
                     raise error
         except (NotNow, SnapshotLost, DatabaseUnavailable) as error:
             self._ended_as = error.code
-            return error
+            return known(error)
         return None
 
     def _is_wanted(self, silent_s: float) -> bool:

@@ -7,6 +7,12 @@ at once, take a place, and wait OPEN_S for the message.
 
 The client gets a `DriftlineError` as it is. Any other exception is an internal error: the client
 gets a reference, and its text, which nobody reviewed, stays in the log of this machine.
+
+Nothing of a call outlives it. An exception holds the frames that it passed, and so their requests
+and gRPC's call; if one of these frames holds the exception, or gRPC's state of the call does, all
+of it stays until the cyclic garbage collector runs, and gRPC counts the stream as open meanwhile.
+So exceptions are released where they are caught (`known`, `abort`), and gRPC's own, which it keeps
+with the call, become `Stopped` where they arise (`parsed`).
 """
 
 from __future__ import annotations
@@ -30,7 +36,9 @@ from driftline.limits import HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX, OPEN_S
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 
+from source_agent.budgets.budget import Stopped
 from source_agent.budgets.places import fixed_places
+from source_agent.server.message_parts import check_parts
 
 # Trailing metadata of a call that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
@@ -81,7 +89,9 @@ def add_handlers(
     )
     parse = health_pb2.HealthCheckRequest.FromString
     serialize = health_pb2.HealthCheckResponse.SerializeToString
-    check = grpc.stream_unary_rpc_method_handler(_check(vital, label_of), parse, serialize)
+    check = grpc.stream_unary_rpc_method_handler(
+        _check(vital, label_of), response_serializer=serialize
+    )
     # It waits in the thread pool of health, where it can block only other watches.
     watch = grpc.unary_stream_rpc_method_handler(vital.Watch, parse, serialize)
     source = {"Describe": describe, "Exchange": exchange, "Activity": activity}
@@ -95,24 +105,33 @@ def add_handlers(
 
 
 def parsed(requests: Iterator[bytes], kind: type[_P]) -> Iterator[_P]:
-    """Yield the messages of a call. Raises MalformedMessage for bytes that are none.
+    """Yield the messages of a call.
 
     gRPC would parse them as well, but it never ends a call whose request it cannot parse: after 16
     of them the connection carries no other call.
+
+    Raises MalformedMessage for bytes that are none or too many parts, Stopped if the client left.
     """
-    for data in requests:
-        try:
-            message = kind.FromString(data)
-        except DecodeError:
-            raise MalformedMessage(f"{len(data):,} bytes are no {kind.__name__}.") from None
-        yield message
+    try:
+        for data in requests:
+            check_parts(data, kind)
+            try:
+                message = kind.FromString(data)
+            except DecodeError:
+                raise MalformedMessage(f"{len(data):,} bytes are no {kind.__name__}.") from None
+            del data
+            yield message
+            del message
+    except grpc.RpcError as error:
+        release(error)
+        raise Stopped from None
 
 
 def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
     """Return the only request of a call; cancel the call if none comes within OPEN_S.
 
     Raises LimitExceeded then, MalformedMessage if the client ended the call without a request, and
-    grpc.RpcError if it left.
+    Stopped if it left.
     """
     is_late = threading.Event()
 
@@ -126,7 +145,7 @@ def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
     try:
         for message in requests:
             return message
-    except grpc.RpcError:
+    except Stopped:
         if not is_late.is_set():
             raise
     finally:
@@ -139,6 +158,7 @@ def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
 
 def abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:
     """End a call outside an exchange by a gRPC status, with the error in trailing metadata."""
+    release(error)
     names = (GRPC_STATUS[kind] for kind in type(error).__mro__ if kind in GRPC_STATUS)
     status = getattr(grpc.StatusCode, next(names, "INTERNAL"))
     context.set_trailing_metadata(
@@ -153,15 +173,31 @@ def abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:
 
 
 def known(problem: Exception) -> DriftlineError:
-    """Return a DriftlineError as it is; log any other and return InternalError with a reference."""
+    """Return a DriftlineError as it is; log any other and return InternalError with a reference.
+
+    The problem is released.
+    """
     if isinstance(problem, DriftlineError):
+        release(problem)
         return problem
     reference = secrets.token_hex(4)
     _log.error("unexpected error %s", reference, exc_info=problem)
+    release(problem)
     return InternalError(
         f"The source agent met an internal error; its log has it under {reference}.",
         details={"reference": reference},
     )
+
+
+def release(problem: BaseException) -> None:
+    """Let go of the frames that an exception, its causes and its contexts passed."""
+    left, released = [problem], set[int]()
+    while left:
+        error = left.pop()
+        if id(error) not in released:
+            released.add(id(error))
+            error.__traceback__ = None
+            left += [e for e in (error.__cause__, error.__context__) if e is not None]
 
 
 def refusal(error: DriftlineError, description: pb.Description | None = None) -> pb.Refused:
@@ -182,11 +218,14 @@ def _check(
     places = fixed_places("calls", HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX)
 
     def check(
-        requests: Iterator[health_pb2.HealthCheckRequest], context: grpc.ServicerContext
+        requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
+        asked = parsed(requests, health_pb2.HealthCheckRequest)
         try:
             with places.taken(label_of(context)):
-                request = one_message(requests, context)
+                request = one_message(asked, context)
+        except Stopped:
+            return health_pb2.HealthCheckResponse()
         except DriftlineError as error:
             abort(context, error)
         reply: health_pb2.HealthCheckResponse = vital.Check(request, context)

@@ -43,7 +43,7 @@ from grpc_health.v1 import health, health_pb2
 
 from source_agent.budgets.allowance import allowance
 from source_agent.budgets.audit import Audit, AuditEntry
-from source_agent.budgets.budget import Governor
+from source_agent.budgets.budget import Governor, Stopped
 from source_agent.budgets.places import fixed_places
 from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines.interface import Engine, Session
@@ -94,18 +94,19 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     def Describe(
         self, requests: Iterator[pb.DescribeRequest], context: grpc.ServicerContext
     ) -> pb.DescribeReply:
-        return self._answered(requests, context, self._describe, "described")
+        return self._answered(requests, context, self._describe, pb.DescribeReply, "described")
 
     def Activity(
         self, requests: Iterator[pb.ActivityRequest], context: grpc.ServicerContext
     ) -> pb.ActivityReply:
-        return self._answered(requests, context, self._activity, "probed")
+        return self._answered(requests, context, self._activity, pb.ActivityReply, "probed")
 
     def _answered(
         self,
         requests: Iterator[_Request],
         context: grpc.ServicerContext,
         answer: Callable[[_Request, Client, grpc.ServicerContext, AuditEntry], _Reply],
+        reply_of: Callable[[], _Reply],
         outcome: str,
     ) -> _Reply:
         """Answer a call with one request, within the places for such calls, and audit it."""
@@ -116,8 +117,8 @@ class Servicer(wire_pb2_grpc.SourceServicer):
                 reply = answer(one_message(requests, context), client, context, entry)
             entry.outcome, entry.bytes_out = outcome, reply.ByteSize()
             return reply
-        except grpc.RpcError:  # the client left before its request
-            raise
+        except Stopped:  # the client left before its request: nobody gets this reply
+            return reply_of()
         except Exception as problem:
             error = known(problem)
             entry.outcome = error.code
@@ -244,16 +245,18 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     def _converse(
         self, client: Client, requests: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
-        conversation = Conversation(self.state, client, requests, cancel=context.cancel)
+        conversation = Conversation(
+            self.state, client, requests, cancel=context.cancel, ended=self._forget
+        )
         # The callback ends the work when the client leaves, whatever the RPC waits for.
         if context.add_callback(conversation.stop):
             with self._lock:
-                # A worker without `ident` has not been started yet.
-                self._conversations = {
-                    c for c in self._conversations if c.worker.ident is None or c.worker.is_alive()
-                }
                 self._conversations.add(conversation)
             yield from conversation.replies()
+
+    def _forget(self, conversation: Conversation) -> None:
+        with self._lock:
+            self._conversations.discard(conversation)
 
     def _watch(self) -> None:
         file = FileWatch(self.state.config.path)
@@ -276,11 +279,11 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     def stop(self, timeout_s: float) -> None:
         """End the remaining conversations; wait `timeout_s` for each session to close."""
         with self._lock:
-            left = [c for c in self._conversations if c.worker.is_alive()]
+            left = list(self._conversations)
         for conversation in left:
             conversation.stop()
         for conversation in left:
-            conversation.worker.join(timeout_s)
+            conversation.join(timeout_s)
         self.state.governor.pool.close()
         self._is_over.set()
 

@@ -17,7 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from driftline.errors import ConfigurationError
-from driftline.limits import RECEIVE_BYTES_MAX_SOURCE, RECEIVE_BYTES_MAX_WAREHOUSE, RPCS_MAX
+from driftline.limits import (
+    CONNECTION_RPCS_MAX,
+    RECEIVE_BYTES_MAX_SOURCE,
+    RECEIVE_BYTES_MAX_WAREHOUSE,
+    RPCS_MAX,
+)
 
 from source_agent.config import Endpoint
 from source_agent.server.acceptor import Acceptor
@@ -36,7 +41,7 @@ _OPTIONS = (
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
     ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.max_connection_age_ms", 3_600_000),
-    ("grpc.max_concurrent_streams", 16),
+    ("grpc.max_concurrent_streams", CONNECTION_RPCS_MAX),
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_SOURCE),
     ("grpc.max_send_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
 )

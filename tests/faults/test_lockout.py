@@ -14,6 +14,7 @@ import grpc
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
+from driftline.limits import CONNECTION_RPCS_MAX
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow  # waits for deadlines
 
 __all__ = ["running", "sets"]  # fixtures
 
-CALLS_OF_A_CHANNEL = 16  # that the server admits
+CALLS_OF_A_CHANNEL = CONNECTION_RPCS_MAX
 RAW = (bytes, bytes)  # requests and replies as they are on the wire
 DESCRIBE, CHECK = "/driftline.Source/Describe", "/grpc.health.v1.Health/Check"
 

@@ -230,12 +230,12 @@ class _Call:
             requests = iter(self._hear, None)
             self._conversation = Conversation(self._agent.state, CLIENT, requests)
             vars(self._conversation)["_outbox"] = Outbox(self)
-            self._conversation.worker.start()
+            self._conversation.start()
         else:
             self._theirs.release()
         assert self._ours.acquire(timeout=WAIT_S_MAX), "the source agent does not answer"
         if self._is_over:
-            self._conversation.worker.join(WAIT_S_MAX)
+            self._conversation.join(WAIT_S_MAX)
 
     # The source's side, in the thread of the conversation.
 
@@ -243,7 +243,7 @@ class _Call:
         while not self._held and not self._is_broken:
             self._yield()
         if self._is_broken:
-            raise Lost
+            raise Stopped
         return self._held.popleft()
 
     def put_reply(self, reply: pb.Reply) -> bool:
