@@ -3,7 +3,8 @@
 A line without client and relation says that the DBA's file was read again, or could not be.
 
 It is for the DBA, not for debugging: no SQL, no keys of rows, and no values but the literals of a
-derivation, which say what a warehouse chose. Text from the network is escaped by JSON and cut.
+derivation, which say what a warehouse chose. Text from the network is escaped by JSON and cut, and
+lines of one client are limited (`audit_limit`); a line LEFT_OUT counts those that are missing.
 Lines go to `server.audit_file`, which is opened for each line so that it may be rotated, or to
 stderr. A line that cannot be written is logged and does not end an exchange.
 """
@@ -24,19 +25,23 @@ from driftline import wire_pb2 as pb
 from driftline.derivations import Derivation, canonical, text_of
 from driftline.errors import ConfigurationError
 
+from source_agent.budgets.audit_limit import AuditLimit
+
 _log = logging.getLogger("driftline.source")
 NAME_CHARACTERS_MAX = 200
 DERIVATION_CHARACTERS_MAX = 2000  # of the columns, and of the predicate
 _MODE = 0o640
+CLIENT_CHARACTERS_MAX = 1000
 RELOADED, NOT_RELOADED = "reloaded", "not_reloaded"
+LEFT_OUT = "left_out"
 RECENT_BYTES_MAX = 1 << 20  # of the end of the file: some 3,000 lines
-_RARE = ("chosen_columns", "chosen_rows", "relations", "held_back_s", "snapshot_s")
+_RARE = ("chosen_columns", "chosen_rows", "relations", "held_back_s", "snapshot_s", "lines")
 
 
 @dataclass(slots=True)
 class AuditEntry:
     """One request. `outcome`: `equal`, `sent`, `cancelled`, `described`, `probed`, an error code;
-    of the DBA's file RELOADED or NOT_RELOADED.
+    of the DBA's file RELOADED or NOT_RELOADED; LEFT_OUT: `lines` of this client are missing.
 
     `relation` is empty for a list of relations, for a stream that ended before it named one, and
     for a question about the activity of several; `relations` is their number, 0 elsewhere.
@@ -58,6 +63,7 @@ class AuditEntry:
     relations: int = 0
     held_back_s: float = 0.0
     snapshot_s: float = 0.0
+    lines: int = 0
 
     def choose(self, derivation: Derivation) -> None:
         """Note what a derivation chooses."""
@@ -77,9 +83,9 @@ class AuditEntry:
 class Audit:
     """The audit file, or stderr. Thread-safe."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, limit: AuditLimit | None = None) -> None:
         """Raise ConfigurationError if the file cannot be written."""
-        self._path = path
+        self._path, self._limit = path, limit or AuditLimit()
         self._lock = threading.Lock()
         try:
             self._append(b"")
@@ -90,8 +96,22 @@ class Audit:
             ) from None
 
     def write(self, entry: AuditEntry) -> None:
-        """Append one line with the time of now; log it if that fails."""
+        """Append one line with the time of now, or count it; log it if that fails."""
+        line = self._line(entry)
+        if not entry.client or self._limit.admits(
+            entry.client, len(line), read_rows=entry.rows_read > 0
+        ):
+            self._write(line)
+
+    def write_left_out(self, *, at_once: bool = False) -> None:
+        """Append the counts of lines that were left out; call it every few seconds."""
+        for client, lines in self._limit.left_out(at_once=at_once).items():
+            self._write(self._line(AuditEntry(client, "", LEFT_OUT, lines=lines)))
+
+    @staticmethod
+    def _line(entry: AuditEntry) -> str:
         facts = asdict(entry)
+        facts["client"] = facts["client"][:CLIENT_CHARACTERS_MAX]
         facts["relation"] = facts["relation"][:NAME_CHARACTERS_MAX]
         facts["seconds"] = round(entry.seconds, 3)
         for seconds in ("held_back_s", "snapshot_s"):
@@ -102,7 +122,9 @@ class Audit:
             if not facts[rare]:
                 del facts[rare]
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": time, **facts}) + "\n"
+        return json.dumps({"time": time, **facts}) + "\n"
+
+    def _write(self, line: str) -> None:
         try:
             with self._lock:
                 self._append(line.encode())

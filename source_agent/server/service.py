@@ -266,6 +266,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             try:
                 for conversation in conversations:
                     conversation.look()
+                self.state.audit.write_left_out()
                 if file.changed():
                     self.state.reload_limits()
             except Exception:
@@ -285,6 +286,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         for conversation in left:
             conversation.join(timeout_s)
         self.state.governor.pool.close()
+        self.state.audit.write_left_out(at_once=True)
         self._is_over.set()
 
 

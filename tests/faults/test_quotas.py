@@ -30,6 +30,7 @@ from driftline.limits import (
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
 
+from source_agent.budgets import audit_limit
 from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import Places
 from source_agent.cli.enroll import enroll
@@ -233,6 +234,29 @@ def test_silence_is_borne_while_nobody_else_waits(
         assert refused(shared, shared.mart).code == "NOT_NOW", "its own next one is no other"
         holder.send(pb.Request(whole=pb.Whole()))
         assert holder.until("finished")
+
+
+# The audit.
+
+
+def test_a_flood_of_refusals_is_counted(running: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four streams of refused openings wrote 4 to 17 GB an hour."""
+    monkeypatch.setattr(audit_limit, "RATION_BYTES", 20_000)
+    shared = running()
+    with channel(shared.server.port, shared.mart) as over, Peer(over) as flood:
+        for _ in range(300):
+            flood.send(opening(RECIPE, relation="nothing"))
+            assert flood.reply().refused.code == "NOT_FOUND"
+        equal(shared, shared.lake)
+        equal(shared, shared.mart)
+    found = shared.audit()
+    refused = found.count((MART, "nothing", "NOT_FOUND"))
+    assert found.count((LAKE, "orders", "equal")) == found.count((MART, "orders", "equal")) == 1
+    file = shared.lake.parent / "audit.jsonl"
+    assert file.stat().st_size < 25_000
+    counts = [json.loads(line).get("lines", 0) for line in file.read_text().splitlines()]
+    assert 0 < refused < 300
+    assert refused + sum(counts) == 300
 
 
 # Describe.
