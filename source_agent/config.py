@@ -42,7 +42,7 @@ _LOGIN = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
 _TOP = ("database", "server", "limits", "relations")
 _DATABASE = (
     "url", "password_file", "statement_timeout_s", "lock_timeout_s", "idle_timeout_s",
-    "connect_timeout_s", "silence_timeout_s",
+    "connect_timeout_s", "silence_timeout_s", "pooler",
 )  # fmt: skip
 _SERVER = ("listen", "certificate", "key", "client_ca", "insecure", "audit_file")
 _LIMITS = (
@@ -213,7 +213,10 @@ def _database(table: TomlTable) -> Database:
         idle_s=table.number("idle_timeout_s", default=Limits().idle_s),
         connect_s=table.number("connect_timeout_s", default=Limits().connect_s),
         silence_s=_silence(table),
+        pooler=table.flag("pooler"),
     )
+    if limits.pooler and parsed.get_backend_name() != "postgresql":
+        raise table.error("pooler", "It is for PostgreSQL only.", "Name the server itself.")
     url = parsed.render_as_string(hide_password=False)
     password_now = partial(table.password, "password_file", _LOGIN)
     file = table.optional_path("password_file")

@@ -239,6 +239,10 @@ class GovernedSession:
         return self._session.holds_back
 
     @property
+    def pooler(self) -> str:
+        return self._session.pooler
+
+    @property
     def generation(self) -> int:
         return self._session.generation
 

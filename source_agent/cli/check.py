@@ -118,6 +118,7 @@ class CheckReport:
     server: list[EndpointReport]
     plug_ins: list[str] = field(default_factory=list)  # that are not used, and why
     identity: dict[str, str] = field(default_factory=dict)
+    pooler: str = ""  # what one in front of the database changes
 
     @property
     def failed(self) -> bool:
@@ -151,6 +152,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         identity = _identity(session)
         limits = [_limit(limit) for limit in session.time_limits]
         snapshot = _snapshot(config, session)
+        pooler = session.pooler
         reports = []
         for name in config.relations:
             reports.append(_relation(config, engine, session, name))
@@ -175,6 +177,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         server=server,
         plug_ins=plug_ins.refused(KINDS),
         identity=identity,
+        pooler=pooler,
     )
 
 
@@ -312,6 +315,7 @@ def as_text(report: CheckReport) -> str:
         f"  limits   {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
         *_snapshot_lines(report.snapshot),
         *(f"  note     {x.name} is {x.note}" for x in report.limits if x.note),
+        *([f"  note     {report.pooler}"] if report.pooler else []),
         *(f"  note     {text}" for text in report.plug_ins),
     ]
     for relation in report.relations:

@@ -44,6 +44,7 @@ class Limits:
     """The DBA's budgets for one session, in seconds; None is no limit.
 
     `silence_s`: the longest time in which a database that is being read may deliver nothing.
+    `pooler`: the URL leads to a connection pooler, whose server sessions are other clients' too.
     """
 
     statement_s: float | None = None
@@ -51,6 +52,7 @@ class Limits:
     idle_s: float = 120.0
     connect_s: float = 10.0
     silence_s: float = DATABASE_SILENCE_S
+    pooler: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,10 @@ class Session(Protocol):
     @property
     def holds_back(self) -> str:
         """The work that waits in the database for the end of a snapshot, as text; empty: none."""
+
+    @property
+    def pooler(self) -> str:
+        """The effect of a connection pooler in front of the database, as text; empty: none is."""
 
     @property
     def generation(self) -> int:

@@ -33,6 +33,7 @@ class SnapshotSession:
     """
 
     holds_back: ClassVar[str] = ""
+    pooler = ""
     as_of: str  # set by the engine when it has taken the snapshot
 
     def __init__(self) -> None:

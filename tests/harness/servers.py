@@ -246,7 +246,7 @@ class PostgreSQL(Server):
     def _make_data_of(self, programs: Path) -> None:
         """As `_make_data`, with a server that lies in a folder."""
         self._binary = str(programs / "postgres")
-        self._user = _system_user()
+        self._user = system_user()
         if self._user is not None:
             shutil.chown(self.folder, self._user)
         self.run_tool("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
@@ -306,7 +306,7 @@ class PostgreSQLWithLanguages(PostgreSQL):
         self._environment = {"LOCPATH": str(self.folder)}
 
 
-def _system_user() -> str | None:
+def system_user() -> str | None:
     """Return the user of a server that refuses to run as root; None: this process is not root."""
     if os.getuid() != 0:
         return None

@@ -41,7 +41,6 @@ from source_agent.engines.postgresql.sql import (
     marked_sql,
     null_in_key_sql,
     range_sql,
-    timeouts,
 )
 from source_agent.engines.relations import (
     PRESENCE,
@@ -115,7 +114,12 @@ _SCHEMA: Final = {
     "table": "pg_namespace", "name": "nspname", "acl": "nspacl", "owner": "nspowner", "code": "n",
 }  # fmt: skip
 _PING_S: Final = 2  # libpq's least
-_BUSY_WORDS: Final = ("too many", "reserved for", "starting up", "shutting down", "recovery")
+_BUSY_WORDS: Final = (
+    "too many", "reserved for", "starting up", "shutting down", "recovery",
+    "cannot connect to server", "no more connections", "query_wait_timeout",  # of PgBouncer
+)  # fmt: skip
+UNSUPPORTED: Final = "unsupported startup parameter"  # of PgBouncer
+_BY_STATEMENT: Final = "statement pooling mode"  # of PgBouncer
 _CONFLICT: Final = "40001"  # serialization_failure; on a standby, a conflict with recovery
 # SQLSTATEs, or what they begin with; the error; its remedy. The first that matches counts. 08 is
 # the class of connections, 53 of resources, 57P of shutdowns.
@@ -166,6 +170,12 @@ def connect_error(error: Error, parameters: dict[str, str]) -> DriftlineError:
             remedy="Restore a dump of it, made with `pg_dump --encoding`, into a database of"
             " another encoding.",
         )
+    if UNSUPPORTED in text:
+        return DatabaseRefused(
+            f"A connection pooler at {where} refused the connection: {text}.",
+            remedy="Remove the parameter from database.url and from the environment (PG…), or have"
+            " it added to the pooler's ignore_startup_parameters.",
+        )
     address = {k: v for k, v in parameters.items() if k in {"host", "hostaddr", "port", "dbname"}}
     conninfo = make_conninfo(**address, connect_timeout=_PING_S)
     is_silent = isinstance(error, errors.ConnectionTimeout)
@@ -190,6 +200,8 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
     message = f"PostgreSQL says: {text}."
     if state == _CONFLICT and error.diag.message_detail:  # on a standby: which conflict it was
         message = f"PostgreSQL says: {text} ({error.diag.message_detail.strip().rstrip('.')})."
+    if _BY_STATEMENT in text:
+        return no_transactions()
     if "transaction timeout" in text:
         return SnapshotLost(message, where=where)
     if not state and isinstance(error, OperationalError):
@@ -208,6 +220,23 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
             said = said.replace("{found}", _finding(text))
             return kind(message, where=where, remedy=said)
     return DatabaseRefused(f"{message} (SQLSTATE {state})", where=where)
+
+
+def no_transactions() -> DatabaseRefused:
+    """Return the error for a pooler that has no transactions."""
+    return DatabaseRefused(
+        "The connection pooler of database.url passes each statement on by itself (statement"
+        " pooling), so no two of them see one snapshot.",
+        remedy="Name the server itself in database.url, or have the pooler pool by transaction or"
+        " by session (pool_mode of PgBouncer).",
+    )
+
+
+def several_servers(what: str) -> DatabaseUnavailable:
+    """Return the error for connections of which each may reach another server."""
+    return DatabaseUnavailable(
+        what, remedy="Have `database.url` name one server, not a list or a balancer of several."
+    )
 
 
 def _cancelled(text: str) -> str:
@@ -339,7 +368,10 @@ def _role(role: str, login: str, limits: Limits, connections: int) -> list[str]:
         f"    CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION",
         f"      CONNECTION LIMIT {connections};",
         f"    ALTER ROLE {role} SET default_transaction_read_only = on;",
-        *(f"    ALTER ROLE {role} SET {name} = '{ms}ms';" for name, ms in timeouts(limits).items()),
+        *(
+            f"    ALTER ROLE {role} SET {name} = '{ms}ms';"
+            for name, ms in settings.timeouts(limits).items()
+        ),
         "  END IF;",
         "END",
         f"{tag};",
@@ -399,7 +431,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         reads += _marked(shape)
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
-    session = (*STATEMENTS, settings.SHOWN, *policies.STATEMENTS, ACTIVITY)
+    session = (*STATEMENTS, *settings.STATEMENTS, *policies.STATEMENTS, ACTIVITY)
     snapshot = (*split.STATEMENTS, *replaced.CATALOGUE)
     catalogue = (*types.CATALOGUE, *hashes.CATALOGUE, *CATALOGUE)
     return list(dict.fromkeys([*session, *snapshot, *catalogue, *reads]))

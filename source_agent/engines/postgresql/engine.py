@@ -1,7 +1,8 @@
 """PostgreSQL: the engine, made from a URL; it opens sessions and answers the DBA's commands.
 
 Invariants: a connection is read-only from its first packet on (`default_transaction_read_only`),
-and the operating system closes a connection whose server is gone. Each of the DBA's commands opens
+unless a pooler keeps this from the server. A pooler that was met once is expected from then on. The
+operating system closes a connection whose server is gone. Each of the DBA's commands opens
 a session of its own and closes it.
 """
 
@@ -18,6 +19,7 @@ from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.postgresql import access, types
 from source_agent.engines.postgresql.session import PostgresqlSession
+from source_agent.engines.postgresql.waits import READ_ONLY
 from source_agent.engines.sessions import attempted
 from source_agent.engines.shapes import Relation, Shape
 
@@ -37,13 +39,15 @@ class PostgresqlEngine:
             "keepalives_count": str(sockets.KEEPALIVE_COUNT),
             "tcp_user_timeout": str(sockets.UNACKNOWLEDGED_MS_MAX),
             **parameters,
-            "application_name": "driftline-source",
+            "application_name": "",  # set later: a pooler would leave it to its next client
             "client_encoding": "UTF8",  # from the start: not every server's encoding is Python's
-            "options": f"{options} -c default_transaction_read_only=on".strip(),
+            "options": f"{options} {READ_ONLY}".strip(),
         }
 
     def open(self, probed: Sequence[Relation] = ()) -> PostgresqlSession:
-        return PostgresqlSession(self._parameters, self._limits, probed=probed)
+        session = PostgresqlSession(self._parameters, self._limits, probed=probed)
+        self._limits = session.limits
+        return session
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         with contextlib.closing(self.open()) as session:

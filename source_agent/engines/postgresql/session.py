@@ -3,12 +3,12 @@
 A binary tuple of COPY *is* the row bytes of the protocol (section 3). To split a scan, a session
 exports its snapshot, further sessions import it, and each reads some of the parts (`split`).
 
-Invariants: the connection is read-only from its first packet on (`default_transaction_read_only`)
-and the transaction is READ ONLY. Statements go through the extended protocol, which takes one at a
-time. A read that fails or is abandoned is rolled back to its savepoint, so the snapshot outlives
-it. Key bounds and literals are values of settings, because COPY takes no parameters. Every
-description and read, except of parts, whose table the exporting session keeps locked, is followed
-by a check for changes that the snapshot does not cover (`replaced`).
+Invariants: the connection is read-only from its first packet on (`default_transaction_read_only`),
+unless a pooler is in front, and the transaction is READ ONLY. Statements go through the extended
+protocol, which takes one at a time. A read that fails or is abandoned is rolled back to its
+savepoint, so the snapshot outlives it. Key bounds and literals are values of settings, because COPY
+takes no parameters. Every description and read, except of parts, whose table the exporting session
+keeps locked, is followed by a check for changes that the snapshot does not cover (`replaced`).
 
 Rejected: server-side cursors. Each FETCH is a round trip, and its rows are decoded value by value.
 """
@@ -54,12 +54,7 @@ from source_agent.engines.postgresql import (
 from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
 from source_agent.engines.postgresql.replaced import refuse_replaced, replaced
-from source_agent.engines.postgresql.settings import (
-    SETTINGS,
-    refuse_changed,
-    refuse_hiding,
-    shown,
-)
+from source_agent.engines.postgresql.settings import refuse_changed
 from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql, part_sql
 from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
@@ -97,41 +92,60 @@ class PostgresqlSession(SnapshotSession):
         Raises DatabaseUnavailable, DatabaseRefused.
         """
         super().__init__()
-        self._parameters, self._limits = parameters, limits
+        self._parameters = parameters
         self._exported: tuple[str, str] | None = None  # the snapshot's name and transactions
-        self._connection = waits.connect(parameters)
+        self._connection = waits.connect(parameters, pooler=limits.pooler)
+        self.limits = limits
+        if self._connection.is_pooled:
+            self.limits, self.pooler = replace(limits, pooler=True), settings.POOLED
         self.pulse = self._connection.pulse
         try:
             self._begin(snapshot, probed, held or {})
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
     def _begin(
         self, snapshot: str | None, probed: Sequence[Relation], held: Mapping[str, str]
     ) -> None:
         """Set the session's limits and settings, and take or import a snapshot."""
-        connection, limits = self._connection, self._limits
+        connection, limits = self._connection, self.limits
         connection.answer_s = waits.ANSWER_S + limits.lock_s
         self._copy_results = ResultSocket(connection.pgconn, limits.silence_s, self.pulse)
         self._command_results = ResultSocket(connection.pgconn, connection.answer_s, self.pulse)
-        with contextlib.suppress(Error):  # without them the server notices a dead client later
-            self._set(sql.TIGHTEN, sql.DEAD_CLIENTS)
         try:
-            self._set(sql.PIN, SETTINGS | dict(held))
-            self.ask(sql.HOLD, list(settings.HELD))
-            self._set(sql.TIGHTEN, sql.timeouts(limits))
-            self._shown = shown(self.ask)
-            refuse_hiding(self._shown)
-            self.activities = self._probe(probed)
-            # Before the snapshot: a standby replays meanwhile.
-            self.as_of = str(self.ask(sql.AS_OF)[0][0] or self.ask(sql.REPLAYED)[0][0])
+            if connection.is_pooled:
+                self._begin_pooled(probed)
+                return
+            self._shown = settings.pin(self.ask, limits, held)
+            self._look_before(probed)
             connection.execute(sql.BEGIN)
             if snapshot is not None:
                 connection.execute(import_sql(snapshot))  # it takes no parameters
             self.ask(sql.FIRST_READ)
         except Error as error:
             raise translate(error) from error
+
+    def _begin_pooled(self, probed: Sequence[Relation]) -> None:
+        """Begin a transaction for what precedes the snapshot, and then the snapshot's."""
+
+        def begin() -> object:
+            waits.begin_pooled(self._connection)
+            self._shown = settings.pin_pooled(self.ask, self.limits)
+            return self.ask(sql.SERVER)
+
+        server = begin()
+        self._look_before(probed)
+        self._connection.execute(sql.ROLLBACK)
+        if begin() != server:
+            raise access.several_servers(
+                "Two transactions of one session reached different servers."
+            )
+
+    def _look_before(self, probed: Sequence[Relation]) -> None:
+        """Read what must be older than the snapshot: a standby replays meanwhile."""
+        self.as_of = str(self.ask(sql.AS_OF)[0][0] or self.ask(sql.REPLAYED)[0][0])
+        self.activities = self._probe(probed)
 
     def _probe(self, probed: Sequence[Relation]) -> Mapping[str, Activity]:
         """Return the activity of relations; it is a hint, so a failure is only told."""
@@ -147,7 +161,7 @@ class PostgresqlSession(SnapshotSession):
     @property
     def time_limits(self) -> list[TimeLimit]:
         try:
-            found = self.ask(sql.TIME_LIMITS)
+            found = self.ask(settings.TIME_LIMITS)
         except Error as error:
             raise translate(error) from error
         return [TimeLimit(str(name), float(s), bool(idle)) for name, s, idle in found]
@@ -161,6 +175,8 @@ class PostgresqlSession(SnapshotSession):
         waits.end(self._connection)  # a server that answers nothing must not keep a thread waiting
 
     def close(self) -> None:
+        if self._connection.is_pooled:
+            waits.hand_back(self._connection)
         self._connection.close()
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
@@ -168,15 +184,7 @@ class PostgresqlSession(SnapshotSession):
         return self._connection.execute(statement, values or None, binary=True).fetchall()
 
     def row_description(self, select_sql: str) -> list[tuple[str, int, int]]:
-        pgconn = self._connection.pgconn
-        pgconn.send_prepare(b"", select_sql.encode())
-        self._command_results.only_result()
-        pgconn.send_describe_prepared(b"")
-        result = self._command_results.only_result()
-        return [
-            ((result.fname(i) or b"").decode(), result.ftype(i), result.fmod(i))
-            for i in range(result.nfields)
-        ]
+        return self._command_results.fields(select_sql)
 
     def decimals_as(self, lc_monetary: str) -> int | None:
         """Return the decimals of a money under another setting; None: the server lacks it."""
@@ -206,7 +214,7 @@ class PostgresqlSession(SnapshotSession):
             return replace(shape, row_security=policies.NOTHING_HIDDEN)
         source, is_query = sql.name_of(shape), shape.relation.table is None
         relation = None if is_query else self.ask(access.RESOLVED, source)[0][0]
-        with contextlib.closing(PostgresqlSession(self._parameters, self._limits)) as session:
+        with contextlib.closing(PostgresqlSession(self._parameters, self.limits)) as session:
             found = policies.policies(session.ask, relation)
         notes = (*shape.notes, policies.note(found, is_query=is_query))
         return replace(shape, row_security=found, notes=notes)
@@ -227,6 +235,8 @@ class PostgresqlSession(SnapshotSession):
             self._refuse_changed(shape.relation)
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> PostgresqlSplit | None:
+        if self.pooler:  # further readers would wait for places in the pool
+            return None
         with self._reading(shape.relation):
             self._bind(shape)
             cut = choose(self.ask, shape, rows_max)
@@ -239,7 +249,7 @@ class PostgresqlSession(SnapshotSession):
                 raise translate(error, shape.relation) from error
             self._exported = str(name), str(sees)
         held = settings.held(self._shown)
-        join = PostgresqlJoin(self._parameters, self._limits, *self._exported, held, shape, cut)
+        join = PostgresqlJoin(self._parameters, self.limits, *self._exported, held, shape, cut)
         return PostgresqlSplit(self, join)
 
     def keep(self, relation: Relation) -> None:
@@ -453,9 +463,8 @@ class PostgresqlJoin:
         session = PostgresqlSession(self.parameters, self.limits, self.snapshot, held=self.held)
         if session.ask(SEES)[0][0] != self.sees:
             session.close()
-            raise DatabaseUnavailable(
-                "A reader's connection sees another snapshot than the one it was to share.",
-                remedy="Have `database.url` name one server, not a list or a balancer of several.",
+            raise access.several_servers(
+                "A reader's connection sees another snapshot than the one it was to share."
             )
         return PostgresqlSplit(session, self)
 

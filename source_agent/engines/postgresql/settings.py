@@ -11,6 +11,11 @@ by a `SET` in its body, which lasts beyond the call, unlike the `SET` of its def
 compared after every read; what was read under other settings is refused, and the savepoint around
 the read undoes the change.
 
+Behind a pooler (`waits`) a session of the server is shared with other clients, transaction by
+transaction. All settings are then those of one transaction, which is rolled back; what others have
+left behind does not count in it, and is there again after it; only a setting of an owner's own that
+a session has ever had is empty in it, not NULL.
+
 Not found: a function that changes a setting and restores it before the same row is finished.
 
 Rejected: to pin all. Under another `TimeZone` a view's day is another day; under another
@@ -19,12 +24,14 @@ Rejected: to pin all. Under another `TimeZone` a view's day is another day; unde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from driftline.errors import ConfigurationError, DatabaseRefused
+from psycopg import Error
 
-from source_agent.engines.interface import Ask
+from source_agent.engines.interface import Ask, Limits
 from source_agent.engines.relations import changed_setting
 from source_agent.engines.shapes import Relation
 
@@ -45,6 +52,10 @@ SETTINGS: Final = {
     "row_security": "on",
     "application_name": "driftline-source",
 }
+POOLED: Final = (
+    "a connection pooler is in front: settings are those of a transaction that is rolled back, and"
+    " one process reads a scan, whatever limits.readers is"
+)
 # What the source's own texts and expressions mean.
 HELD: Final = (
     "search_path",
@@ -61,6 +72,49 @@ HELD: Final = (
     "transform_null_equals",
     "default_text_search_config",
 )
+_SET: Final = (
+    "SELECT pg_catalog.set_config(s.name, p.value, {is_local})\n"
+    "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
+    "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
+)
+_PIN: Final = (
+    f"{_SET.format(is_local='false')}"
+    "JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"
+)
+_HOLD: Final = """
+SELECT pg_catalog.set_config(s.name, pg_catalog.current_setting(s.name), {is_local})
+FROM pg_catalog.unnest(%s::pg_catalog.text[]) AS p(name)
+JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"""
+_TIGHTEN: Final = (  # time limits: never lifts one that the server or the role has set
+    f"{_SET}JOIN pg_catalog.pg_settings s ON s.name OPERATOR(pg_catalog.=) p.name\n"
+    "WHERE CASE WHEN s.vartype OPERATOR(pg_catalog.=) 'integer'\n"  # evaluated before the cast
+    "           THEN s.setting::pg_catalog.int8 OPERATOR(pg_catalog.=) 0\n"
+    "             OR s.setting::pg_catalog.int8 OPERATOR(pg_catalog.>) p.value::pg_catalog.int8 END"
+)
+HOLD, TIGHTEN = (s.format(is_local="false") for s in (_HOLD, _TIGHTEN))
+_HOLD_LOCAL, _TIGHTEN_LOCAL = (s.format(is_local="true") for s in (_HOLD, _TIGHTEN))
+# A temporary table that another client left behind would otherwise hide one of its name.
+_TEMPORARY_LAST: Final = (
+    "SELECT pg_catalog.set_config('search_path', pg_catalog.concat_ws(', ', "
+    "NULLIF(pg_catalog.current_setting('search_path'), ''), 'pg_temp'), true)"
+)
+TIME_LIMITS = """SELECT s.name, s.setting::pg_catalog.float8 OPERATOR(pg_catalog./) 1000,
+       pg_catalog.strpos(s.name, 'idle') OPERATOR(pg_catalog.>) 0
+FROM pg_catalog.pg_settings s
+WHERE s.name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout',
+                 'idle_in_transaction_session_timeout', 'idle_session_timeout')
+  AND s.setting OPERATOR(pg_catalog.<>) '0'
+ORDER BY s.name"""
+# With these settings a server notices within a minute that the agent's machine is gone, and with
+# the first (PostgreSQL 14) that the agent has ended during a statement. tcp_user_timeout is not
+# among them: by it, Linux ends the connection of a slow reader, and a warehouse may be slow.
+DEAD_CLIENTS: Final = {
+    "client_connection_check_interval": "5000",
+    "tcp_keepalives_idle": "20",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+
 # With these a server shows damaged pages as empty, or as they are. Only a superuser can set them.
 _HIDING: Final = ("zero_damaged_pages", "ignore_checksum_failure")
 _WATCHED: Final = [*SETTINGS, *HELD, *_HIDING, "role"]
@@ -89,6 +143,66 @@ WHERE pg_catalog.substr(entry.line, 1, 12) OPERATOR(pg_catalog.=) 'lc_monetary='
 GROUP BY 1 ORDER BY 2"""
 LIKE_ROLE: Final = "SELECT pg_catalog.set_config('lc_monetary', %s, true)"
 MONEY: Final = (DECIMALS, ROLES, LIKE_ROLE)
+STATEMENTS: Final = (
+    _PIN,
+    HOLD,
+    TIGHTEN,
+    _HOLD_LOCAL,
+    _TIGHTEN_LOCAL,
+    _TEMPORARY_LAST,
+    TIME_LIMITS,
+    SHOWN,
+)
+
+
+def timeouts(limits: Limits) -> dict[str, str]:
+    """Return the time limits of a session, in milliseconds, by the names of PostgreSQL's settings.
+
+    A limit that source.toml leaves open is not named: the role's own limit stays.
+    """
+    seconds = {
+        "lock_timeout": limits.lock_s,
+        "idle_in_transaction_session_timeout": limits.idle_s,
+        "statement_timeout": limits.statement_s,
+    }
+    return {name: str(max(1, round(s * 1000))) for name, s in seconds.items() if s is not None}
+
+
+def pin(ask: Ask, limits: Limits, held: Mapping[str, str]) -> list[str | None]:
+    """Set what a session needs before its transaction, and return what must not change.
+
+    Args:
+        held: settings to have like another session, by name.
+
+    Raises DatabaseRefused, psycopg.Error.
+    """
+    with contextlib.suppress(Error):  # without them the server notices a dead client later
+        _set(ask, TIGHTEN, DEAD_CLIENTS)
+    _set(ask, _PIN, SETTINGS | dict(held))
+    ask(HOLD, list(HELD))
+    _set(ask, TIGHTEN, timeouts(limits))
+    return _accepted(ask)
+
+
+def pin_pooled(ask: Ask, limits: Limits) -> list[str | None]:
+    """Do the same for a transaction behind a pooler, once it has SETTINGS (`sql.BEGIN_POOLED`).
+
+    Raises DatabaseRefused, psycopg.Error.
+    """
+    ask(_TEMPORARY_LAST)
+    ask(_HOLD_LOCAL, list(HELD))
+    _set(ask, _TIGHTEN_LOCAL, timeouts(limits))
+    return _accepted(ask)
+
+
+def _set(ask: Ask, statement: str, values: Mapping[str, str]) -> None:
+    ask(statement, list(values), list(values.values()))
+
+
+def _accepted(ask: Ask) -> list[str | None]:
+    found = shown(ask)
+    refuse_hiding(found)
+    return found
 
 
 def shown(ask: Ask) -> list[str | None]:

@@ -10,37 +10,30 @@ from typing import Final
 
 from driftline.key_order import Key, KeyRange
 
-from source_agent.engines.interface import Limits
 from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, behind, behind_any
+from source_agent.engines.postgresql.settings import SETTINGS
 from source_agent.engines.postgresql.values import array_of, bound, literal, named
 from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 
 ONLY: Final = "ONLY "  # before the name of a plain table in FROM
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_SET = (
-    "SELECT pg_catalog.set_config(s.name, p.value, false)\n"
-    "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
-    "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
+# Behind a pooler. One message, so no statement of another client comes between; nothing in it takes
+# a snapshot. RESET ALL also resets an owner's own settings (`app.tenant`), which policies read.
+BEGIN_POOLED = ";\n".join(
+    (
+        BEGIN,
+        "SET LOCAL SESSION AUTHORIZATION DEFAULT",
+        "SET LOCAL role TO DEFAULT",
+        "RESET ALL",
+        *(f"SET LOCAL {name} TO '{value}'" for name, value in SETTINGS.items()),
+    )
 )
-PIN = f"{_SET}JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"
-HOLD = """
-SELECT pg_catalog.set_config(s.name, pg_catalog.current_setting(s.name), false)
-FROM pg_catalog.unnest(%s::pg_catalog.text[]) AS p(name)
-JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"""
-TIGHTEN = (  # time limits: never lifts one that the server or the role has set
-    f"{_SET}JOIN pg_catalog.pg_settings s ON s.name OPERATOR(pg_catalog.=) p.name\n"
-    "WHERE CASE WHEN s.vartype OPERATOR(pg_catalog.=) 'integer'\n"  # evaluated before the cast
-    "           THEN s.setting::pg_catalog.int8 OPERATOR(pg_catalog.=) 0\n"
-    "             OR s.setting::pg_catalog.int8 OPERATOR(pg_catalog.>) p.value::pg_catalog.int8 END"
-)
-TIME_LIMITS = """SELECT s.name, s.setting::pg_catalog.float8 OPERATOR(pg_catalog./) 1000,
-       pg_catalog.strpos(s.name, 'idle') OPERATOR(pg_catalog.>) 0
-FROM pg_catalog.pg_settings s
-WHERE s.name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout',
-                 'idle_in_transaction_session_timeout', 'idle_session_timeout')
-  AND s.setting OPERATOR(pg_catalog.<>) '0'
-ORDER BY s.name"""
+ROLLBACK = "ROLLBACK"
+# By them a pooler is recognised, and that it leads to one server.
+BACKEND = """SELECT pg_catalog.pg_backend_pid(),
+       pg_catalog.current_setting('default_transaction_read_only')"""
+SERVER = "SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text"
 _AS_TEXT: Final = """pg_catalog.to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 # A standby shows what it has replayed, up to a commit, whose time is by the primary's clock; NULL
 # if that is none since its start, and then up to a checkpoint.
@@ -162,11 +155,11 @@ _CASTS: Final = {"int2": "int8", "int4": "int8", "oid": "int8"}
 _OF_READ: Final = (SAVEPOINT, ROLLBACK_TO, RELEASE)
 _OF_KEYS: Final = (KEY_BOUNDS, SHOW_SEQUENTIAL)
 _OF_SESSION: Final = (
-    PIN,
-    HOLD,
-    TIGHTEN,
-    TIME_LIMITS,
     BEGIN,
+    BEGIN_POOLED,
+    BACKEND,
+    SERVER,
+    ROLLBACK,
     AS_OF,
     REPLAYED,
     FIRST_READ,
@@ -180,29 +173,6 @@ _OF_SESSION: Final = (
     DEFINITION,
 )
 STATEMENTS: Final = (*_OF_SESSION, *_OF_KEYS, *_OF_READ)
-
-# With these settings a server notices within a minute that the agent's machine is gone, and with
-# the first (PostgreSQL 14) that the agent has ended during a statement. tcp_user_timeout is not
-# among them: by it, Linux ends the connection of a slow reader, and a warehouse may be slow.
-DEAD_CLIENTS: Final = {
-    "client_connection_check_interval": "5000",
-    "tcp_keepalives_idle": "20",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-}
-
-
-def timeouts(limits: Limits) -> dict[str, str]:
-    """Return the time limits of a session, in milliseconds, by the names of PostgreSQL's settings.
-
-    A limit that source.toml leaves open is not named: the role's own limit stays.
-    """
-    seconds = {
-        "lock_timeout": limits.lock_s,
-        "idle_in_transaction_session_timeout": limits.idle_s,
-        "statement_timeout": limits.statement_s,
-    }
-    return {name: str(max(1, round(s * 1000))) for name, s in seconds.items() if s is not None}
 
 
 def copy_of(select_sql: str) -> str:

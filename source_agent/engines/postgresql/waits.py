@@ -1,4 +1,10 @@
-"""PostgreSQL: connections, and waits that end even if the server never answers.
+"""PostgreSQL: connections, also through a pooler, and waits that end even if no server answers.
+
+A pooler, such as PgBouncer, lends a session of the server to one client after the other. It tells a
+client another process number than the server's own, and refuses the `options` of a connection or
+ignores them: by either it is recognised, and then nothing may be left in the server's session. Only
+statements within transactions that are rolled back follow (`begin_pooled`), whichever mode
+the pooler has.
 
 A server whose processes are stopped, or that is behind a network which drops everything, neither
 answers nor closes its connections. So every wait has a limit: `ANSWER_S` for a statement,
@@ -17,26 +23,39 @@ import threading
 import time
 from typing import Any, Final, TypeVar
 
-from driftline.errors import DatabaseUnavailable
+from driftline.errors import ConfigurationError, DatabaseUnavailable
 from psycopg import Connection, Error, OperationalError, pq
 from psycopg.abc import PQGen
 
 from source_agent.engines.interface import Pulse
-from source_agent.engines.postgresql.access import connect_error, error_of
+from source_agent.engines.postgresql.access import (
+    UNSUPPORTED,
+    connect_error,
+    error_of,
+    no_transactions,
+)
+from source_agent.engines.postgresql.sql import BACKEND, BEGIN_POOLED, ROLLBACK
 from source_agent.engines.sockets import shut
 
 ANSWER_S: Final = 60.0  # for a statement that reads catalogues or settings, plus lock_timeout_s
 CANCEL_S: Final = 5.0
+READ_ONLY: Final = "-c default_transaction_read_only=on"  # for `options` of a connection
 _INTERVAL_S: Final = 0.1  # psycopg's own
 _SSL_REQUEST: Final = bytes.fromhex("0000000804d2162f")  # answered by one byte, before any login
+
+_IN_TRANSACTION: Final = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
 Result = TypeVar("Result")
 
 
 class BoundedConnection(Connection[tuple[Any, ...]]):
-    """A connection whose statements end after `answer_s`; `pulse` notes when one ended."""
+    """A connection whose statements end after `answer_s`; `pulse` notes when one ended.
+
+    `is_pooled`: it leads to a pooler.
+    """
 
     answer_s = ANSWER_S
+    is_pooled = False
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -66,21 +85,90 @@ def _bounded(gen: PQGen[Result], limit_s: float) -> PQGen[Result]:
         return result
 
 
-def connect(parameters: dict[str, str]) -> BoundedConnection:
-    """Open a connection, with libpq's parameters.
+def connect(parameters: dict[str, str], *, pooler: bool = False) -> BoundedConnection:
+    """Open a connection, with libpq's parameters; `pooler`: it is known to lead to one.
 
     Raises:
         DatabaseUnavailable: the server does not answer.
         DatabaseRefused: it refuses the login.
+        ConfigurationError: there is a pooler, and options that would not pass it.
     """
     try:
-        return BoundedConnection.connect(
-            **parameters,  # type: ignore[arg-type]  # libpq's own are all strings
-            autocommit=True,
-            prepare_threshold=None,
-        )
+        if not pooler:
+            try:
+                connection = _connect(parameters)
+            except Error as error:
+                if UNSUPPORTED not in str(error):
+                    raise
+            else:
+                connection.is_pooled = _leads_to_pooler(connection)
+                if not connection.is_pooled:
+                    return connection
+                connection.close()
+        _refuse_options(parameters)
+        connection = _connect(parameters | {"options": ""})  # nor those of the environment
+        connection.is_pooled = True
+        return connection
     except Error as error:
         raise connect_error(error, parameters) from error
+
+
+def _connect(parameters: dict[str, str]) -> BoundedConnection:
+    return BoundedConnection.connect(
+        **parameters,  # type: ignore[arg-type]  # libpq's own are all strings
+        autocommit=True,
+        prepare_threshold=None,
+    )
+
+
+def _leads_to_pooler(connection: BoundedConnection) -> bool:
+    """Return True if another process answers than that of the login, or one without its options."""
+    try:
+        found = connection.execute(BACKEND).fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return found != (connection.pgconn.backend_pid, "on")
+
+
+def _refuse_options(parameters: dict[str, str]) -> None:
+    if parameters.get("options", "").removesuffix(READ_ONLY).strip():
+        raise ConfigurationError(
+            "It leads to a connection pooler, which passes no `options` on to the server.",
+            where="database.url",
+            remedy="Remove `options` from the URL, and have the DBA give the agent's role the same"
+            " settings: ALTER ROLE the agent's role SET …",
+        )
+
+
+def begin_pooled(connection: BoundedConnection) -> None:
+    """Begin a transaction behind a pooler.
+
+    Raises:
+        DatabaseRefused: it has no transactions.
+        DatabaseUnavailable: it had no session of the server for it.
+    """
+    try:
+        connection.execute(BEGIN_POOLED)
+    except DatabaseUnavailable as silence:
+        raise DatabaseUnavailable(
+            f"The connection pooler had no session of the server for {connection.answer_s:g} s.",
+            remedy="Try again later, or let the agent's login have a pool of its own (pool_size of"
+            " PgBouncer) with as many sessions as `driftline-source grants` allows it connections.",
+        ) from silence
+    if connection.pgconn.transaction_status != pq.TransactionStatus.INTRANS:
+        raise no_transactions()
+
+
+def hand_back(connection: BoundedConnection) -> None:
+    """End the transaction, so that a pooler can lend the session of the server to others.
+
+    It closes the session of a client that leaves within a transaction.
+    """
+    if connection.pgconn.transaction_status in _IN_TRANSACTION:
+        connection.answer_s = CANCEL_S
+        with contextlib.suppress(Error, DatabaseUnavailable):
+            connection.execute(ROLLBACK)
 
 
 class ResultSocket:
@@ -127,6 +215,17 @@ class ResultSocket:
         if result is None or result.status != pq.ExecStatus.COMMAND_OK:
             raise error_of(result)
         return result
+
+    def fields(self, select_sql: str) -> list[tuple[str, int, int]]:
+        """Return names, types and their modifiers of a SELECT. Raises as `only_result`."""
+        self.pgconn.send_prepare(b"", select_sql.encode())
+        self.only_result()
+        self.pgconn.send_describe_prepared(b"")
+        result = self.only_result()
+        return [
+            ((result.fname(i) or b"").decode(), result.ftype(i), result.fmod(i))
+            for i in range(result.nfields)
+        ]
 
     def flush(self) -> None:
         """Send what libpq holds. Raises DatabaseUnavailable."""
