@@ -1,0 +1,41 @@
+"""The conformance suite over PostgreSQL behind PgBouncer; the usual run has what differs there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from source_agent.engines.conformance.capabilities import Capability
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.suite import *  # noqa: F403 - collected here
+from tests.harness.legacies import OfPostgreSQL
+from tests.harness.pgbouncer import PgBouncer
+from tests.harness.servers import PostgreSQL
+
+pytestmark = pytest.mark.soak
+
+
+class OfPooledPostgreSQL(OfPostgreSQL):
+    """Read by the agent through a pooler. Outside of its transactions only the role is read-only."""
+
+    lacks = frozenset({Capability.READ_ONLY_CONNECTION})
+
+    def __init__(self, server: PostgreSQL, mode: str) -> None:
+        super().__init__(server)
+        self.pooler = PgBouncer(server, mode)
+        self.url = self.pooler.url("postgres", self.database)
+
+    def close(self) -> None:
+        self.pooler.close()
+        super().close()
+
+
+@pytest.fixture(params=["transaction", "session"])
+def legacy(
+    request: pytest.FixtureRequest, postgresql: PostgreSQL, pgbouncer: None
+) -> Iterator[Legacy]:
+    del pgbouncer  # it is there
+    made = OfPooledPostgreSQL(postgresql, request.param)
+    yield made
+    made.close()
