@@ -26,6 +26,13 @@ FINGERPRINT_BITS = 128
 DATABASE_FINGERPRINT_BITS = 64
 YEAR_S = 365.25 * 86_400
 PUT_OFF_S_MAX = 86_400.0  # a wrong clock of the source must not stop refreshes for longer
+# A unit, its length in seconds, and the least number of it that is shown.
+_AGES = (
+    ("year", 365.25 * 86_400, 2),
+    ("day", 86_400.0, 2),
+    ("hour", 3600.0, 1),
+    ("minute", 60.0, 1),
+)
 PARTIAL = 3  # exit code: some fragments failed, some did not; or some were not started
 
 _log = logging.getLogger("driftline")
@@ -253,6 +260,27 @@ def years_until_missed(probability: float, refresh_interval_s: float) -> float:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 row` or `1,204 rows`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def age(at: str | None, now: datetime) -> str:
+    """Return how long ago a moment was, in words: `just now`, `3 hours ago`.
+
+    Args:
+        at: ISO 8601, by the source's clock, which may be ahead of ours; anything else is returned
+            as it is.
+        now: with a time zone.
+    """
+    try:
+        moment = datetime.fromisoformat(at or "")
+        seconds = (now - moment).total_seconds()
+    except (ValueError, TypeError):  # TypeError: it has no time zone
+        return at or "unknown"
+    past = abs(seconds)
+    for unit, length, enough in _AGES:
+        if past >= length * enough:
+            words = counted(int(past // length), unit)
+            return f"{words} ago" if seconds > 0 else f"in {words}"
+    return "just now"
 
 
 def utc_now() -> str:

@@ -16,13 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from driftline.errors import NotFound
+
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.history import marks, view_phases
-from warehouse_agent.history.record import Left, checked, left
+from warehouse_agent.history import alarms, failures, marks, view_phases
+from warehouse_agent.history.alarms import State
+from warehouse_agent.history.failures import Failure
+from warehouse_agent.history.record import DAMAGED, Left, checked, left
 from warehouse_agent.planning.flip import Member
 from warehouse_agent.planning.markers.state import Audit
 from warehouse_agent.report import (
     HELD_BACK_SHOWN_S,
+    age,
     counted,
     fingerprint_kind,
     miss_probability,
@@ -34,8 +39,10 @@ from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
 from warehouse_agent.views.selection import chosen as named
+from warehouse_agent.views.timings import longest_s
 
 READ_AT_ONCE = 4  # tables
+ALARMS_SHOWN = 5  # in the first line of `--check`
 INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were two
 # Fields of a version for Driftline alone.
 _OURS = ("layout", "clock", "changes_files", "report", "total")
@@ -44,13 +51,6 @@ NEVER = "nothing published yet"
 _BRAKES = ("held_back_s", "snapshot_s")  # of the report of a version
 _NUMBERS = ("version", "rows")
 _GAP = "  "
-# A unit, its length in seconds, and the least number of it that is shown.
-_AGES = (
-    ("year", 365.25 * 86_400, 2),
-    ("day", 86_400.0, 2),
-    ("hour", 3600.0, 1),
-    ("minute", 60.0, 1),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,11 @@ class Status:
     part: Left | None = None  # what the last refresh left, if it compared a part
     activity: dict[str, Any] | None = None  # of a fragment whose source was asked
     other: str | None = None  # what another program wrote after this version; null: nothing
+    damaged: int | None = None  # data files noted as missing or damaged; null: none
+    failed: dict[str, Any] | None = None  # the refreshes since the last that went well
+    put_off_until: str | None = None  # its source reads nothing before; null: it does
+    state: str | None = None  # in the terms of monitoring: ok, warning, critical, unknown
+    alarms: list[str] | None = None  # why it is not ok; null: it is
 
     def cells(self, now: datetime) -> tuple[str, ...]:
         """Return a row of the table, under HEADINGS; only the name if nothing is published."""
@@ -95,13 +100,21 @@ class Status:
 
 
 def status(
-    config: WarehouseConfig, chosen: Sequence[Fragment | View], *, ask: bool, as_json: bool
+    config: WarehouseConfig,
+    chosen: Sequence[Fragment | View],
+    *,
+    ask: bool,
+    as_json: bool,
+    check: bool = False,
 ) -> list[int]:
     """Print the published state of each fragment and view, as a table or as JSON.
 
-    ask: ask the sources of the fragments whether anything changed.
+    Args:
+        ask: ask the sources of the fragments whether anything changed.
+        check: print what needs a look instead of the table, the state of all first, and end the
+            process with the exit code of that state, as monitoring reads them.
     """
-    store, shown = Store.of(config), []
+    store, shown, now = Store.of(config), list[Status](), datetime.now(UTC)
     activities = _asked(store, chosen) if ask else {}
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
         flipped = pool.submit(_members, store)
@@ -110,6 +123,7 @@ def status(
         def one(fragment: Fragment | View) -> None:
             found = _ahead(store, _visible(read[fragment.name].result(), flipped.result()))
             found = replace(found, activity=activities.get(fragment.name))
+            found = _judged(config, store, fragment, found, now)
             if as_json:
                 print(json.dumps(asdict(found)), flush=True)
             shown.append(found)
@@ -118,10 +132,62 @@ def status(
             codes = each(chosen, one, as_json=as_json, command="status")
         finally:
             pool.shutdown(cancel_futures=True)
+    if check:
+        unread = [one.name for one, code in zip(chosen, codes, strict=True) if code]
+        state, lines = checked_text(shown, unread, now)
+        if not as_json:
+            print("\n".join(lines))
+        sys.exit(state.value)
     if shown and not as_json:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print("\n".join(text_of(shown, datetime.now(UTC), width)))
+        print("\n".join(text_of(shown, now, width)))
     return codes
+
+
+def checked_text(
+    shown: Sequence[Status], unread: Sequence[str], now: datetime
+) -> tuple[State, list[str]]:
+    """Return the state of all tables, and it in words: one line, then what to do.
+
+    Args:
+        unread: names of tables whose state cannot be read, which has been said.
+        now: with a time zone.
+    """
+    states = [State[(s.state or "ok").upper()] for s in shown]
+    state = alarms.worst([*states, *(State.UNKNOWN for _ in unread)])
+    said = [f"{s.name}: {'; '.join(s.alarms)}" for s in shown if s.alarms]
+    said += [f"{name}: its state cannot be read" for name in unread]
+    first = f"{state.name}: {counted(len(shown) + len(unread), 'table')}"
+    if said:
+        more = f" and {len(said) - ALARMS_SHOWN} more" if len(said) > ALARMS_SHOWN else ""
+        first = f"{first}, {len(said)} to look at: {', '.join(said[:ALARMS_SHOWN])}{more}"
+    # Monitoring takes what follows a bar for numbers.
+    return state, [first.replace("|", "/"), *(x for s in shown for x in _failed(s, now))]
+
+
+def _judged(
+    config: WarehouseConfig, store: Store, one: Fragment | View, found: Status, now: datetime
+) -> Status:
+    """Add the failures since the last success, and what monitoring makes of the table."""
+    is_fragment = isinstance(one, Fragment) and found.version is not None
+    known = alarms.known(
+        store,
+        one.name,
+        now,
+        version=found.version,
+        checked_at=found.checked_at if is_fragment else None,
+        interval_s=longest_s(config, one) if isinstance(one, Fragment) else None,
+        damaged=found.damaged or 0,
+        stale=found.stale,
+    )
+    wrong = alarms.alarms(known)
+    return replace(
+        found,
+        failed=None if known.failure is None else known.failure.to_json(),
+        put_off_until=known.put_off_until,
+        state=alarms.worst([one.state for one in wrong] or [State.OK]).word,
+        alarms=[one.why for one in wrong] or None,
+    )
 
 
 def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[str]:
@@ -132,6 +198,7 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
         width: characters in a line; None: no limit.
     """
     lines = _table([status.cells(now) for status in shown], width)
+    lines += [line for status in shown for line in _failed(status, now)]
     if any(status.proof == "part" for status in shown):
         lines.append("part: only some rows were compared since the last full comparison")
     lines += [line for status in shown for line in _audit(status, now)]
@@ -155,6 +222,22 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
             f"probability of a missed change: {'at most ' if len(sure) > 1 else ''}"
             f"{worst.miss_probability:.0e} per refresh"
         )
+    return lines
+
+
+def _failed(status: Status, now: datetime) -> list[str]:
+    """Return which refreshes of a table failed, why, and what to do, as lines; and what else needs
+    a look, or waits for its source."""
+    lines = []
+    if status.failed is not None:
+        lines += Failure(**status.failed).lines(status.name, now)
+    if status.damaged:
+        files = counted(status.damaged, "data file")
+        lines.append(f"{status.name}: {files} damaged; the next refresh pulls the rows again")
+    late = [why for why in status.alarms or () if why.startswith(alarms.LATE_WORD)]
+    lines += [f"{status.name}: {why}; does `driftline run` or a timer still run?" for why in late]
+    if status.put_off_until is not None:
+        lines.append(f"{status.name}: its source reads nothing before {status.put_off_until}")
     return lines
 
 
@@ -213,27 +296,6 @@ def _stale(status: Status) -> str:
         f"{found['vs_s']:,.1f} s stale (S1 {found['s1_s']:,.1f} s, S2 {found['s2_s']:,.1f} s, "
         f"average of {counted(found['rows'], 'changed row')})"
     )
-
-
-def age(at: str | None, now: datetime) -> str:
-    """Return how long ago a moment was, in words: `just now`, `3 hours ago`.
-
-    Args:
-        at: ISO 8601, by the source's clock, which may be ahead of ours; anything else is returned
-            as it is.
-        now: with a time zone.
-    """
-    try:
-        moment = datetime.fromisoformat(at or "")
-        seconds = (now - moment).total_seconds()
-    except (ValueError, TypeError):  # TypeError: it has no time zone
-        return at or "unknown"
-    past = abs(seconds)
-    for unit, length, enough in _AGES:
-        if past >= length * enough:
-            words = counted(int(past // length), unit)
-            return f"{words} ago" if seconds > 0 else f"in {words}"
-    return "just now"
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
@@ -362,7 +424,16 @@ def status_of(store: Store, name: str) -> Status:
         marker_warnings=list(marking.warnings) or None,
         part=left(notes, snapshot.version),
         other=None if snapshot.other is None else snapshot.other.text,
+        damaged=_damaged(notes, snapshot),
     )
+
+
+def _damaged(notes: Mapping[str, Any], snapshot: Snapshot) -> int | None:
+    """Return how many files of a version are noted as damaged; None: none is."""
+    noted = notes.get(DAMAGED)
+    files = noted.get("files") if isinstance(noted, dict) else None
+    wrong = files if isinstance(files, dict) else {}
+    return sum(one.path in wrong for one in snapshot.files) or None
 
 
 def interval_s(newest: Snapshot, oldest: tuple[int, VersionRecord] | None) -> float:
@@ -374,20 +445,32 @@ def interval_s(newest: Snapshot, oldest: tuple[int, VersionRecord] | None) -> fl
 
 
 def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) -> None:
-    """Print the versions of a fragment or a view, newest first."""
+    """Print the versions of a fragment or a view, newest first, and what failed after each."""
     store = Store.of(config)
     one = named(config, [name], False)[0]
+    failed = failures.kept(store, one.name)
     look = published_view if isinstance(one, View) else published
-    entries = formats.entries(store, one.name, look(store, one.name))
+    try:
+        head = look(store, one.name)
+    except NotFound:
+        if not as_json:
+            print("".join(f"{f.attempt}\n" for f in failed[:limit]), end="")
+        raise
+    entries = formats.entries(store, one.name, head)
     ours = [(e.version, e.record) for e in entries if e.record]
     member = _members(store).get(one.name)
     moved = dict(view_phases.staleness(store, one.name)) if isinstance(one, View) else {}
     for version, record in ours[:limit]:
+        # Both are in UTC, to the second.
+        later = [f for f in failed if f.at is not None and f.at >= record.published_at]
+        failed = failed[len(later) :]
         if as_json:
             body = {k: v for k, v in record.body.items() if k not in _OURS}
             body |= {k: v for k, v in (record.report or {}).items() if k in _BRAKES}
+            body |= {"failed": [f.to_json() for f in later]}
             print(json.dumps(body | ({"staleness": moved.get(version)} if moved else {})))
             continue
+        print("".join(f"{f.attempt}\n" for f in later), end="")
         is_given = member is not None and member.version == version != ours[0][0]
         told = _stale(Status(one.name, staleness=moved.get(version)))
         print(

@@ -49,17 +49,19 @@ STATUS = [
     "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
     "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
-    "staleness", "audit", "marker_warnings", "part", "activity", "other",
+    "staleness", "audit", "marker_warnings", "part", "activity", "other", "damaged", "failed",
+    "put_off_until", "state", "alarms",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
     "changes", "rows_inserted", "rows_updated", "rows_deleted", "method", "checked_at",
-    "repaired_files", "repaired_rows", "held_back_s", "snapshot_s",
+    "repaired_files", "repaired_rows", "held_back_s", "snapshot_s", "failed",
 }  # fmt: skip
 RECEIPT = [
     "relation", "columns", "key_columns", "as_of", "version", "count", "sum", "fragment_key",
     "salt", "proven",
 ]  # fmt: skip
+CRITICAL, UNKNOWN = 2, 3  # to monitoring
 NOBODY = "127.0.0.1:9"  # the discard port: nobody listens
 
 Run = Callable[..., "Ended"]
@@ -425,6 +427,8 @@ def test_what_jobs_read(pair: Pair, run: Run) -> None:
     assert {k: v for k, v in never.items() if v is not None} == {
         "name": "orders",
         "kind": "fragment",
+        "state": "unknown",
+        "alarms": ["nothing published yet"],
     }
     (loaded,) = run("refresh", "orders", "--json", config=config).lines
     assert list(loaded) == REPORT
@@ -567,3 +571,45 @@ def test_a_process_says_nothing_but_json_on_stdout(pair: Pair) -> None:
         ended = command("refresh", "--all", "--json", config=config)
     assert ended.code == 0, ended.err
     assert [r["rows_total"] for r in ended.lines] == [300, 300]
+
+
+def test_a_refresh_that_failed_is_seen_until_one_goes_well(pair: Pair, run: Run) -> None:
+    """By people, by jobs and by monitoring, of which the exit codes are a convention."""
+    config = pair.warehouse_toml()
+    assert run("status", "--check", config=config).code == UNKNOWN, "nothing published yet"
+    run("refresh", config=config)
+    sound = run("status", "--check", config=config)
+    assert (sound.code, sound.out) == (0, "OK: 2 tables\n")
+    pair.legacy.execute("ALTER TABLE items RENAME TO elsewhere")
+    assert run("refresh", config=config).code == 3
+    assert run("refresh", "items", config=config).code != 0
+    told = run("status", config=config)
+    assert told.code == 0, "status itself did not fail"
+    (line,) = [one for one in told.out.splitlines() if "failed" in one]
+    assert line.startswith("items: the last 2 refreshes failed, the first just now, the last just")
+    checked = run("status", "--check", config=config)
+    assert checked.code == CRITICAL
+    first, why, *_ = checked.out.splitlines()
+    assert first.startswith("CRITICAL: 2 tables, 1 to look at: items: the last 2 refreshes failed")
+    assert why == line
+    (items,) = run("status", "items", "--json", config=config).lines
+    (report,) = run("refresh", "items", "--json", config=config).lines
+    assert (items["state"], items["failed"]["times"]) == ("critical", 2)
+    for name in ("code", "message", "remedy", "where", "exit_code", "safe_to_retry"):
+        assert items["failed"][name] == report["error"][name]
+    newest, *_ = run("history", "items", config=config).out.splitlines()
+    assert newest.startswith(f"failed: {items['failed']['since']} to ")
+    assert report["error"]["code"] in newest
+    (version,) = run("history", "items", "--json", config=config).lines
+    assert [one["times"] for one in version["failed"]] == [3]
+    pair.legacy.execute("ALTER TABLE elsewhere RENAME TO items")
+    assert run("refresh", "items", config=config).code == 0
+    assert run("status", "--check", config=config).out == "OK: 2 tables\n"
+    assert "failed" not in run("status", config=config).out
+    assert "failed: " in run("history", "items", config=config).out, "what was, is kept"
+
+
+def test_what_hinders_a_check_is_not_the_state_of_a_table(tmp_path: Path) -> None:
+    missing = command("status", "--check", config=tmp_path / "none.toml")
+    misspelt = command("status", "--check", "--al", config=written(tmp_path))
+    assert (missing.code, misspelt.code) == (UNKNOWN, UNKNOWN)

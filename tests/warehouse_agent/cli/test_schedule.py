@@ -38,6 +38,7 @@ from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
+from warehouse_agent.views.timings import timings_of
 
 SETTINGS = 'refreshes_per_day = 4\n[views.report]\nquery = "SELECT id FROM orders"\n'
 
@@ -274,7 +275,7 @@ def test_the_goal_of_a_view_passes_to_what_it_reads(tmp_path: Path) -> None:
     )
     config = load(file)
     zone = "Europe/Vienna"
-    found = {n: timetable.timings_of(config, f) for n, f in config.fragments.items()}
+    found = {n: timings_of(config, f) for n, f in config.fragments.items()}
     report = Timing("report", freshness_s=3600, zone=zone)
     assert found == {
         "orders": [Timing("orders", refreshes_per_day=2, zone=zone), report],

@@ -14,11 +14,11 @@ from warehouse_agent.cli.status import (
     INTERVAL_S,
     NEVER,
     Status,
-    age,
     interval_s,
     text_of,
 )
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.report import age
 from warehouse_agent.storage.table import Snapshot, VersionRecord
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)

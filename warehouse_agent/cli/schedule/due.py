@@ -12,21 +12,20 @@ from datetime import datetime
 
 from driftline.errors import ConfigurationError, WarehouseUnavailable
 
-from warehouse_agent.cli.status import age
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.history import intervals, record, view_phases
-from warehouse_agent.report import counted, utc_at
+from warehouse_agent.report import age, counted, utc_at
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.schedule.decide import NEVER, Circumstances, Decision, decide
 from warehouse_agent.schedule.memory import Learned, Memory
 from warehouse_agent.schedule.probe import Probe
 from warehouse_agent.schedule.retry import Failed
-from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.views import graph
 from warehouse_agent.views.inputs import inputs_of
 from warehouse_agent.views.selection import Selection, select
+from warehouse_agent.views.timings import timings_of
 
 NAMES_SHOWN = 20  # of fragments that are never due
 
@@ -83,17 +82,6 @@ def _expected(found: Decision) -> str:
         f"; expected until then: {found.rows:,.1f} changed rows, {found.row_hours:,.1f} row-hours,"
         f" {found.stale_hours:,.1f} stale hours{sent}"
     )
-
-
-def timings_of(config: WarehouseConfig, fragment: Fragment) -> list[Timing]:
-    """Return the timings that make a fragment due: its own and those of the views over it.
-
-    The timing of a view has the time zone of the fragment's source, if it names none.
-    """
-    over = graph.above([fragment.name], inputs_of(config.views))
-    asked = [config.views[name].timing for name in config.views if name in over]
-    found = [one for one in (fragment.timing, *asked) if one is not None and one.is_asked]
-    return [replace(one, zone=one.zone or fragment.source.time_zone) for one in found]
 
 
 def probes(

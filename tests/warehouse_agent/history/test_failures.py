@@ -1,0 +1,122 @@
+"""Refreshes that failed: what is counted, what clears it, and what monitoring makes of it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warehouse_agent.history import alarms, failures
+from warehouse_agent.history.alarms import Known, State
+from warehouse_agent.history.failures import Failure
+from warehouse_agent.storage.store import PRIVATE, Store
+
+NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
+WENT_WELL = {
+    "command": "refresh",
+    "error": None,
+    "version": 3,
+    "checked_at": "2026-01-02T00:00:00Z",
+}
+
+
+def attempt(hour: int, code: str = "RECIPE", **more: Any) -> dict[str, Any]:
+    error = {
+        "code": code, "message": "Columns changed.", "where": "orders", "remedy": "Look.",
+        "safe_to_retry": code == "UNREACHABLE", "exit_code": 6, "details": {"added": "note"},
+    }  # fmt: skip
+    failed_at = f"2026-01-05T{hour:02}:00:00Z"
+    return {"command": "refresh", "error": error, "version": 3, "failed_at": failed_at} | more
+
+
+def written(folder: Path, *lines: dict[str, Any] | str) -> Store:
+    store = Store(str(folder))
+    body = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
+    store.write(body.encode(), PRIVATE, "runs", "orders.jsonl")
+    return store
+
+
+def test_what_failed_last_is_said_with_its_cause_and_remedy(tmp_path: Path) -> None:
+    store = written(tmp_path, WENT_WELL, attempt(8, "LOCKED"), attempt(9), attempt(11))
+    found = failures.since_success(store, "orders")
+    assert [(one.code, one.times) for one in found] == [("RECIPE", 2), ("LOCKED", 1)]
+    whole = failures.in_all(found)
+    assert whole is not None
+    line, detail = whole.lines("orders", NOW)
+    assert line == (
+        "orders: the last 3 refreshes failed, the first 4 hours ago, the last 1 hour ago:"
+        " RECIPE: orders: Columns changed. Look."
+    )
+    assert detail == "  added: note"
+    assert Failure(**whole.to_json()) == whole
+
+
+@pytest.mark.parametrize(
+    ("lines", "times"),
+    [
+        ([], 0),
+        ([WENT_WELL], 0),
+        ([attempt(8)], 1),  # nothing was ever published
+        ([attempt(8), WENT_WELL], 0),
+        ([WENT_WELL, attempt(8), attempt(9, put_off_until="2026-01-06T00:00:00Z")], 1),
+        ([WENT_WELL, attempt(8, command="verify"), "{cut off", "7", '{"command": "refresh"}'], 0),
+        ([WENT_WELL, attempt(8), {**WENT_WELL, "command": "verify"}], 1),
+        ([attempt(8)] * (failures.FAILURES_READ_MAX + 9), failures.FAILURES_READ_MAX),
+    ],
+)
+def test_a_success_clears_failures_and_nothing_else_does(
+    tmp_path: Path, lines: list[dict[str, Any] | str], times: int
+) -> None:
+    store = written(tmp_path, *lines)
+    assert sum(one.times for one in failures.since_success(store, "orders")) == times
+    found = failures.in_all(failures.since_success(store, "orders"))
+    assert (found is None) == (times == 0)
+
+
+def test_a_line_of_an_older_release_counts_without_a_time(tmp_path: Path) -> None:
+    old = {"command": "refresh", "error": {"code": "VALUE", "exit_code": 1}, "version": "?"}
+    store = written(tmp_path, old, old)
+    (found,) = failures.since_success(store, "orders")
+    assert (found.times, found.at, found.version) == (2, None, None)
+    assert found.lines("orders", NOW)[0].startswith("orders: the last 2 refreshes failed: VALUE")
+    assert failures.kept(store, "orders") == []
+
+
+def failed(times: int = 1, *, safe_to_retry: bool = False) -> Failure:
+    at = "2026-01-05T11:00:00Z"
+    return Failure(times, at, at, 3, "X", "No.", "orders", "Look.", safe_to_retry, 1, {})
+
+
+@pytest.mark.parametrize(
+    ("known", "state"),
+    [
+        (Known(), State.OK),
+        (Known(is_published=False), State.UNKNOWN),
+        (Known(failure=failed()), State.CRITICAL),
+        (Known(is_published=False, failure=failed()), State.CRITICAL),
+        (Known(failure=failed(alarms.FAILURES_MAX - 1, safe_to_retry=True)), State.WARNING),
+        (Known(failure=failed(alarms.FAILURES_MAX, safe_to_retry=True)), State.CRITICAL),
+        (Known(damaged=1), State.WARNING),
+        (Known(stale="orders was left out"), State.WARNING),
+        (Known(unseen_s=3600 * alarms.LATE, interval_s=3600), State.OK),
+        (Known(unseen_s=3601 * alarms.LATE, interval_s=3600), State.WARNING),
+        (Known(unseen_s=1e9, interval_s=None), State.OK),  # nothing was asked for
+        (Known(unseen_s=1e9, interval_s=3600, put_off_until="2026-01-06T00:00:00Z"), State.OK),
+    ],
+)
+def test_the_state_of_a_table(known: Known, state: State) -> None:
+    found = alarms.alarms(known)
+    assert alarms.worst([one.state for one in found] or [State.OK]) is state
+
+
+def test_the_worst_state_counts() -> None:
+    assert alarms.worst([State.OK, State.UNKNOWN]) is State.UNKNOWN
+    assert alarms.worst([State.WARNING, State.UNKNOWN, State.OK]) is State.WARNING
+    assert alarms.worst([State.CRITICAL, State.WARNING]) is State.CRITICAL
+    assert alarms.worst([]) is State.UNKNOWN
+    assert [one.value for one in (State.OK, State.WARNING, State.CRITICAL, State.UNKNOWN)] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip

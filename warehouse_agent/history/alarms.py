@@ -1,0 +1,146 @@
+"""Decide whether somebody has to look at a published table, in the terms of monitoring.
+
+A failure that the same command may mend is a warning until it has come FAILURES_MAX times in a row;
+any other is critical at once. A fragment with a timing that no refresh has reached for LATE times
+its longest interval is late, whatever the reason: a timer that was never started writes no history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Final
+
+from warehouse_agent.history.failures import Failure, in_all, often, since_success
+from warehouse_agent.history.record import put_off_until, refreshed_at
+from warehouse_agent.report import counted, utc_at
+from warehouse_agent.storage.store import Store
+
+FAILURES_MAX: Final = 3  # in a row, of a kind that another try may mend
+LATE: Final = 1.5  # times the longest interval: a refresh takes its time, and may fail once
+LATE_WORD: Final = "late"  # with which the alarm begins
+
+
+class State(Enum):
+    """States of monitoring, with their exit codes (the convention of Nagios and its successors)."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+    @property
+    def word(self) -> str:
+        """Return the state as JSON has it."""
+        return self.name.lower()
+
+
+_WORST = (State.OK, State.UNKNOWN, State.WARNING, State.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Facts about one table, from which its state follows.
+
+    Attributes:
+        is_published: a version is published.
+        failure: the refreshes that failed since the last that went well; None: none did.
+        damaged: data files that are noted as missing or damaged, for the next refresh to repair.
+        stale: why a view stays behind its inputs; None: it does not.
+        unseen_s: seconds since a refresh went well; None: not known.
+        interval_s: the longest interval that is asked for, with the longest time in which no
+            refresh may begin; None: none is asked for.
+        put_off_until: its source reads nothing before, ISO 8601; None: it reads now.
+    """
+
+    is_published: bool = True
+    failure: Failure | None = None
+    damaged: int = 0
+    stale: str | None = None
+    unseen_s: float | None = None
+    interval_s: float | None = None
+    put_off_until: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A reason to look at a table, in words, and how urgent it is."""
+
+    state: State
+    why: str
+
+
+def known(
+    store: Store,
+    name: str,
+    now: datetime,
+    *,
+    version: int | None,
+    checked_at: str | None,
+    interval_s: float | None,
+    damaged: int,
+    stale: str | None,
+) -> Known:
+    """Read from the history of a table what its state follows from, beside what is published.
+
+    Args:
+        now: with a time zone.
+        version: that is published; None: none is.
+        checked_at: when all rows were compared last, ISO 8601; None: no refresh is to be expected.
+        interval_s, damaged, stale: as in `Known`.
+
+    Raises:
+        WarehouseUnavailable: the history cannot be read.
+    """
+    until, unseen_s = put_off_until(store, name), None
+    if checked_at is not None:
+        at = refreshed_at(store, name) or datetime.fromisoformat(checked_at)
+        unseen_s = (now - at).total_seconds()
+    return Known(
+        is_published=version is not None,
+        failure=in_all(since_success(store, name)),
+        damaged=damaged,
+        stale=stale,
+        unseen_s=unseen_s,
+        interval_s=interval_s,
+        put_off_until=None if until is None or until <= now.timestamp() else utc_at(until),
+    )
+
+
+def alarms(known: Known) -> list[Alarm]:
+    """Return what is wrong with a table, the most urgent first; empty: nothing."""
+    found = []
+    if (failure := known.failure) is not None:
+        may_pass = failure.safe_to_retry and failure.times < FAILURES_MAX
+        state = State.WARNING if may_pass else State.CRITICAL
+        found.append(Alarm(state, f"{often(failure.times)} failed: {failure.code}"))
+    elif not known.is_published:
+        found.append(Alarm(State.UNKNOWN, "nothing published yet"))
+    if known.damaged:
+        found.append(Alarm(State.WARNING, f"{counted(known.damaged, 'data file')} damaged"))
+    if known.stale is not None:
+        found.append(Alarm(State.WARNING, f"stays behind its inputs: {known.stale}"))
+    if is_late(known):
+        assert known.unseen_s is not None
+        found.append(
+            Alarm(
+                State.WARNING,
+                f"{LATE_WORD}: no refresh went well for {known.unseen_s / 3600:,.0f} hours",
+            )
+        )
+    return sorted(found, key=lambda one: -_WORST.index(one.state))
+
+
+def is_late(known: Known) -> bool:
+    """Return True if no refresh went well for longer than the timing that is asked for allows."""
+    if known.unseen_s is None or known.interval_s is None or known.put_off_until:
+        return False
+    return known.unseen_s > LATE * known.interval_s
+
+
+def worst(states: Iterable[State]) -> State:
+    """Return the most urgent state: critical, warning, unknown, ok; of none it is unknown."""
+    found: Sequence[State] = list(states)
+    return max(found, key=_WORST.index) if found else State.UNKNOWN

@@ -1,0 +1,31 @@
+"""The timings that make a fragment due: its own, and those of the views over it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.schedule.timing import Timing, closed_s
+from warehouse_agent.views import graph
+from warehouse_agent.views.inputs import inputs_of
+
+
+def timings_of(config: WarehouseConfig, fragment: Fragment) -> list[Timing]:
+    """Return the timings that make a fragment due: its own and those of the views over it.
+
+    The timing of a view has the time zone of the fragment's source, if it names none.
+    """
+    over = graph.above([fragment.name], inputs_of(config.views))
+    asked = [config.views[name].timing for name in config.views if name in over]
+    found = [one for one in (fragment.timing, *asked) if one is not None and one.is_asked]
+    return [replace(one, zone=one.zone or fragment.source.time_zone) for one in found]
+
+
+def longest_s(config: WarehouseConfig, fragment: Fragment) -> float | None:
+    """Return the longest time between two scheduled refreshes of a fragment, in seconds.
+
+    It is the longest interval that is asked for and the longest time in which none may begin; None:
+    none is asked for.
+    """
+    found = [timing.interval_max_s for timing in timings_of(config, fragment)]
+    return min(found) + closed_s(fragment.source.refresh_hours) if found else None
