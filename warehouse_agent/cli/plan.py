@@ -149,7 +149,8 @@ def rows_forecast(
     store: Store, fragment: Fragment, rows: int | None, now: datetime
 ) -> float | None:
     """Return E|R(f)|, the rows that a relation is expected to have now (Prop. 2), from the last
-    refresh and the insertions and deletions since, at the rates of its history; None: it has none.
+    refresh and the insertions and deletions since, at the rates of its history; None: it has none,
+    or is too short to say.
 
     Args:
         rows: of the published version.
@@ -158,9 +159,11 @@ def rows_forecast(
     model = None if rows is None or memory.last is None else fit(memory, fragment.time_zone)
     if rows is None or memory.last is None or model is None:
         return None
+    hours = max(now.timestamp() - memory.last, 0.0) / HOUR_S
+    if not model.knows(hours):
+        return None
     deaths = np.full(HOURS, model.deleted_per_row)
     begin = float(Week(model.zone).hour_of(memory.last))
-    hours = max(now.timestamp() - memory.last, 0.0) / HOUR_S
     # Refreshes count the insertions that survived until then (Prop. 1): there were more.
     died = model.deleted_per_row * statistics.fmean(one.hours for one in memory.recent)
     inserted = model.hourly * model.shares[0] * (died / -math.expm1(-died) if died > 0 else 1.0)

@@ -51,7 +51,9 @@ class Decision:
         by: the fragment or view whose timing it is.
         policy: what chose the moment.
         rows, row_hours, stale_hours: expected from the last refresh until one at `at` is published;
-            None: no model. Row-hours are weighted.
+            None: no model, or not known yet. Row-hours are weighted; a row that changes again
+            counts once.
+        untold: why they are not known yet, in words; empty: they are, or there is no model.
         bytes: that a refresh is expected to send; None: not known.
     """
 
@@ -64,6 +66,7 @@ class Decision:
     row_hours: float | None = None
     stale_hours: float | None = None
     bytes: float | None = None
+    untold: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,22 @@ def _one(
     at, why = _opened(at, f"{why}{_late(timing, given)}", given, timing.zone)
     decision = Decision(at <= now, at, why, timing.by, policy, bytes=given.bytes)
     model = claims.model(memory, timing.zone, given.claims) if expects else None
-    return decision if model is None else _expected(decision, model, timing, given, last)
+    if model is None:
+        return decision
+    hours = (decision.at - last) / HOUR_S
+    if not model.knows(hours):
+        return replace(decision, untold=_untold(model, hours))
+    size = memory.recent[-1].rows if memory.recent else 0.0
+    return _expected(decision, model, timing, given, last, size)
+
+
+def _untold(model: Model, hours: float) -> str:
+    """Return why nothing is said of so many hours, in words."""
+    times = "time" if model.intervals == 1 else "times"
+    return (
+        f"what to expect of {_hours(hours)} is not known yet: changes were counted"
+        f" {model.intervals} {times}, over {_hours(model.seen_h)} in all"
+    )
 
 
 def _late(timing: Timing, given: Circumstances) -> str:
@@ -313,19 +331,25 @@ def _finest(model: Model) -> int:
 
 
 def _expected(
-    decision: Decision, model: Model, timing: Timing, given: Circumstances, last: float
+    decision: Decision, model: Model, timing: Timing, given: Circumstances, last: float, size: float
 ) -> Decision:
-    """Add what is expected to be unseen until the refresh is published."""
+    """Add what is expected to be unseen until the refresh is published.
+
+    size: rows of the relation; 0: not known.
+    """
     week, weights = Week(timing.zone), timing.hourly_weights()
     hours = (decision.at - last) / HOUR_S
     start = float(week.hour_of(last)) + (last % HOUR_S) / HOUR_S
     rows = processes.integral(model.hourly, start, start + hours)
     row_hours = processes.obsolescence(model.hourly, weights, start, start + hours)
-    late = given.duration_s / HOUR_S
+    late, new = given.duration_s / HOUR_S, model.shares[0]
+    of_rows, of_row_hours = processes.net(rows * sum(model.shares[1:]), size)
+    unseen = rows * (new + (1 - new) * of_rows)
     return replace(
         decision,
-        rows=rows,
-        row_hours=row_hours + rows * late * float(weights.mean()),
+        rows=unseen,
+        row_hours=row_hours * (new + (1 - new) * of_row_hours)
+        + unseen * late * float(weights.mean()),
         stale_hours=processes.stale(model.events, start, start + hours)
         + late * processes.alteration(rows / model.batch),
     )

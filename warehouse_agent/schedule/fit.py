@@ -39,6 +39,7 @@ BISECTIONS = 60  # of a range of 21 decades, on a scale of logarithms: to 15 dig
 SHAPE = 0.90  # quantile of positive counts
 BURST = 4.0
 Z = 1.959964  # of a 95 % interval
+KNOWN_MIN = 3  # intervals: fewer tell next to nothing of a rate
 NONE_FOUND = 3.0  # events that are expected at most, in 95 % of cases, where none was found
 FINER = 4.0  # a model says nothing of less than this share of the shortest interval
 _TINY = 1e-12
@@ -62,6 +63,7 @@ class Model:
         shortest_h: hours of the shortest interval seen.
         untold: what these intervals cannot tell, and why.
         is_claimed: the hours are those of claimed times.
+        seen_h: hours that the intervals, or the claimed times, lie in.
     """
 
     zone: str
@@ -78,6 +80,14 @@ class Model:
     shortest_h: float
     untold: tuple[str, ...] = ()
     is_claimed: bool = False
+    seen_h: float = math.inf
+
+    def knows(self, hours: float) -> bool:
+        """Return True if what happens in so many hours may be said: as much was seen.
+
+        Minutes say nothing of a day.
+        """
+        return self.intervals >= KNOWN_MIN and hours <= self.seen_h * (1 + _TINY)
 
     @property
     def hourly(self) -> Floats:
@@ -171,6 +181,7 @@ class _Data:
             deleted_per_row=0.0,
             intervals=intervals,
             shortest_h=float(self.exposures.sum(axis=1).min()),
+            seen_h=float(seen.sum() + hours.sum()),
         )
 
     def batch(self, model: Model) -> float:

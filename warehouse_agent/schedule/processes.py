@@ -16,6 +16,7 @@ from driftline.arrays import Floats, Integers
 
 from warehouse_agent.schedule.week import HOURS
 
+NET_MIN = 1e-4  # changes of a row, below which digits would be lost
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # exact where rates and weights are constant
 
 
@@ -178,6 +179,18 @@ def stale(events: Floats, s: float, f: float) -> float:
     safe = np.maximum(exposure, 1e-9)
     none = np.exp(-before) * np.where(exposure > 1e-9, -np.expm1(-safe) / safe, 1.0)
     return float((lengths * (1 - none)).sum())
+
+
+def net(changes: float, rows: float) -> tuple[float, float]:
+    """Return the shares of changes, and of their row-hours, that are left if a row that changes
+    again counts once: of `changes` that fall evenly on `rows` rows, and on the time.
+
+    With x changes of each row they are (1 − e^−x)/x, and 2 (x − 1 + e^−x)/x².
+    """
+    if rows <= 0 or (x := changes / rows) < NET_MIN:
+        return 1.0, 1.0
+    once = -math.expm1(-x)
+    return once / x, 2 * (x - once) / x**2
 
 
 def _pieces(s: float, f: float) -> tuple[Integers, Floats]:

@@ -85,6 +85,20 @@ def test_a_fragment_is_due_a_day_after_its_refresh(pair: Pair) -> None:
 
 
 @pytest.mark.starts
+def test_on_the_first_day_a_schedule_says_what_it_does_not_know_yet(pair: Pair) -> None:
+    pair.refresh("orders")
+    for note in "cdef":
+        pair.legacy.execute(f"UPDATE orders SET note = '{note}'")
+        pair.refresh("orders")
+    said = run(pair, "schedule", "orders").stdout
+    assert "what to expect of 24 h is not known yet: changes were counted 4 times, over 0 " in said
+    assert "row-hours" not in said
+    body = json.loads(run(pair, "schedule", "orders", "--json").stdout)
+    assert (body["rows"], body["row_hours"], body["stale_hours"]) == (None, None, None)
+    assert body["untold"] in said
+
+
+@pytest.mark.starts
 def test_without_a_goal_a_fragment_is_never_due(pair: Pair) -> None:
     """Settings that only shape a schedule make none."""
     pair.fragment_lines["items"] = 'time_zone = "Europe/Vienna"\npolicy = "fixed"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from tests.warehouse_agent.schedule.weeks import HOUR, MONDAY, OFFICE, every, remembered
 from warehouse_agent.schedule.activity_change import ALARMS_MAX, Refreshed, change_since
 from warehouse_agent.schedule.decide import ASK_S, Circumstances, Decision, decide
-from warehouse_agent.schedule.fit import fit
+from warehouse_agent.schedule.fit import KNOWN_MIN, fit
 from warehouse_agent.schedule.memory import Interval, Memory
 from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
 from warehouse_agent.schedule.retry import Failed
@@ -242,7 +243,7 @@ def test_a_decision_is_the_same_without_what_is_expected(
     given, now = Circumstances(LAST, Probe(answer)), LAST + days * DAY_S
     found = decide(memory, [DAILY], given, now)
     alone = decide(memory, [DAILY], given, now, expects=False)
-    assert alone == replace(found, rows=None, row_hours=None, stale_hours=None)
+    assert alone == replace(found, rows=None, row_hours=None, stale_hours=None, untold="")
 
 
 timings = st.builds(
@@ -288,6 +289,39 @@ def test_more_than_a_week_is_expected_whole() -> None:
     assert at == 28 * 24
     assert found.rows == pytest.approx(model.mean * at)
     assert found.row_hours == pytest.approx(model.mean * at**2 / 2)
+
+
+def minutes_of(count: int, changed: float) -> Memory:
+    """Refreshes of a table of 20,000 rows, a minute apart."""
+    at = [LAST + 60 * n for n in range(count + 1)]
+    found = [Interval(a, b, 0.0, changed, 0.0, 20_000.0) for a, b in pairwise(at)]
+    return Memory(tuple(found), until=at[-1])
+
+
+def test_minutes_of_history_say_nothing_of_a_day() -> None:
+    """They made 41,570 changes of 20,000 rows, and millions of row-hours."""
+    day = decided(1, memory=minutes_of(6, 29.0))[0]
+    assert (day.rows, day.row_hours, day.stale_hours) == (None, None, None)
+    assert day.untold == (
+        "what to expect of 24 h is not known yet: changes were counted 6 times, over 6 min in all"
+    )
+    assert "1 time, over" in decided(1, memory=minutes_of(1, 29.0))[0].untold
+    soon = decided(0, Timing(freshness_s=300), minutes_of(6, 29.0))[0]
+    assert soon.untold == "", "of five minutes they do"
+    assert soon.rows == pytest.approx(5 * 29, rel=0.1)
+    assert decided(1, memory=Memory())[0].untold == "", "nothing is fitted, so nothing is said"
+
+
+@given(st.integers(KNOWN_MIN, 60), st.floats(0.0, 20_000.0))
+def test_no_more_rows_change_than_there_are(days: int, changed: float) -> None:
+    at = [LAST + DAY_S * n for n in range(days + 1)]
+    found = [Interval(a, b, 0.0, changed, 0.0, 20_000.0) for a, b in pairwise(at)]
+    timing = Timing(interval_max_s=3 * DAY_S)
+    said, _ = decided(1, timing, Memory(tuple(found), until=at[-1]))
+    assert said.rows is not None
+    assert said.row_hours is not None
+    assert 0 <= said.rows <= 20_000
+    assert 0 <= said.row_hours <= 20_000 * 72
 
 
 def test_weights_move_a_refresh_before_the_hours_that_count() -> None:
@@ -336,7 +370,9 @@ def test_a_history_without_changes(count: int, policy: Policy) -> None:
     """Nothing is divided by what never happened; what was asked for is kept."""
     silent = remembered(np.zeros(HOURS), every(24)[: count + 1], np.random.default_rng(1))
     found, at = decided(1, replace(DAILY, policy=policy), silent)
-    assert (found.rows, found.row_hours, found.stale_hours) == (0, 0, 0)
+    nothing = 0 if count >= KNOWN_MIN else None
+    assert (found.rows, found.row_hours, found.stale_hours) == (nothing,) * 3
+    assert bool(found.untold) == (count < KNOWN_MIN)
     assert at == 24
     worth = Timing(refresh_worth=100, policy=policy, interval_max_s=4 * DAY_S)
     assert decided(1, worth, silent)[1] == 96

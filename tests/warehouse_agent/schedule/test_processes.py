@@ -166,3 +166,17 @@ def test_random_walk() -> None:
     drift, square = processes.random_walk(exposure, mean, deviation**2)
     assert near(change, drift)
     assert near(change**2, square)
+
+
+@pytest.mark.parametrize("changes", [1.0, 400.0, 1_000.0])
+def test_a_row_that_changes_again_counts_once(changes: float) -> None:
+    rows, rng = 200, RNG(5)
+    counts, hours = [], []
+    for n in rng.poisson(changes, 2_000):
+        first = np.full(rows, 1.0)
+        np.minimum.at(first, rng.integers(0, rows, n), rng.random(n))
+        counts.append(float((first < 1).sum()))
+        hours.append(float((1 - first).sum()))
+    of_rows, of_row_hours = processes.net(changes, rows)
+    assert near(counts, changes * of_rows)
+    assert near(hours, changes / 2 * of_row_hours)

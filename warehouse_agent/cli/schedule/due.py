@@ -74,7 +74,9 @@ class Scheduled:
 
 
 def _expected(found: Decision) -> str:
-    """Return in words what is expected of a refresh at the decided moment."""
+    """Return in words what is expected of a refresh at the decided moment, or why nothing is."""
+    if found.untold:
+        return f"; {found.untold}"
     if found.rows is None or found.row_hours is None or found.stale_hours is None:
         return ""
     sent = "" if found.bytes is None else f", {found.bytes:,.0f} bytes"

@@ -33,7 +33,8 @@ from warehouse_agent.schedule.replay import hours_of
 from warehouse_agent.schedule.week import HOUR_S, Week
 
 SPOKEN_MIN = 0.5  # of the changes that refreshes found are of a kind that the times show
-LEVEL_MIN = 10  # intervals, from which the counts of refreshes tell the level
+LEVEL_MIN = 10  # intervals, from which the counts of refreshes tell the level,
+LEVEL_H = 24.0  # if they lie in so many hours: ten minutes tell nothing of a night
 HOURS_MAX = 5_000  # that are kept: more than `event_times.RECENT_MAX_H`
 MODELS = 1024  # of fragments, that a process keeps
 
@@ -145,7 +146,7 @@ def _leveled(by_times: Model | None, by_counts: Model | None, claims: Claims) ->
     """Return a model of times at the level of the counts; None: the times do not say when."""
     if by_times is None or by_times.mean <= 0:
         return None
-    if by_counts is None or by_counts.intervals < LEVEL_MIN:
+    if by_counts is None or by_counts.intervals < LEVEL_MIN or not by_counts.knows(LEVEL_H):
         return by_times
     if by_counts.mean <= 0 or claims.spoken(by_counts.shares) < SPOKEN_MIN:
         return None

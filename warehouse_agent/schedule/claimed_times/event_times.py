@@ -173,6 +173,7 @@ def _tested(
         shortest_h=0.0,
         untold=_unseen(hours),
         is_claimed=True,
+        seen_h=float(hours.sum()),
     )
     judged, over = events.at[-JUDGED_MAX:], events.over[-JUDGED_MAX:]
     week = Week(zone)
