@@ -41,12 +41,16 @@ class PhaseStarted:
 
 @dataclass(frozen=True, slots=True)
 class RowsRead:
-    """The source has read `rows` rows of about `rows_expected`; 0 expected: not known."""
+    """The source has read `rows` rows of about `rows_expected`; 0 expected: not known.
+
+    `held_back_s`: for which it read more slowly, to spare its database.
+    """
 
     name: str
     phase: str  # the source's word for its work, printable, on one line
     rows: int
     rows_expected: int
+    held_back_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1107,19 +1107,23 @@ class Progress(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     ROWS_EXPECTED_FIELD_NUMBER: _builtins.int
+    HELD_BACK_S_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     rows: _builtins.int
     rows_expected: _builtins.int
+    held_back_s: _builtins.float
+    """seconds of reading held back so far, to spare the database"""
     def __init__(
         self,
         *,
         phase: _builtins.str = ...,
         rows: _builtins.int = ...,
         rows_expected: _builtins.int = ...,
+        held_back_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "rows", b"rows", "rows_expected", b"rows_expected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_back_s", b"held_back_s", "phase", b"phase", "rows", b"rows", "rows_expected", b"rows_expected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

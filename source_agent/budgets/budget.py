@@ -34,6 +34,7 @@ from source_agent.budgets.allowance import instant
 from source_agent.budgets.brakes import Brakes
 from source_agent.budgets.crowding import REST_S_MAX, Crowding, Rests
 from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, held_s_max
+from source_agent.budgets.others import Others
 from source_agent.budgets.places import Places
 from source_agent.budgets.turns import Turns
 from source_agent.budgets.watch import Watch
@@ -53,6 +54,7 @@ from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
 from source_agent.hours import ScanHours
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
+from source_agent.scan.processors import Usage, usage
 from source_agent.scan.workers import WorkerPool
 
 SLOT_WAIT_S = 10.0  # for another scan to end; the warehouse retries after that
@@ -125,6 +127,7 @@ class Governor:
         wall: Callable[[], datetime] = local_now,
         slot_wait_s: float = SLOT_WAIT_S,
         is_beside: bool = False,
+        look: Callable[[], Usage | None] = usage,
     ) -> None:
         """is_beside: the database shares the machine, and its writers do not wait for readers."""
         self.budget = budget
@@ -141,7 +144,8 @@ class Governor:
         self.activity_turns = Turns(lambda: self.budget.activity_s, clock)
         self.pool = WorkerPool(budget.readers - 1)
         self.pasts = Pasts()
-        self.crowding = Crowding(clock) if is_beside else None
+        self.others = Others(clock, look)
+        self.crowding = Crowding(clock, self.others) if is_beside else None
 
     def adopt(self, budget: Budget) -> None:
         """Use this budget from now on. A scan that runs keeps its readers."""
@@ -221,6 +225,8 @@ class GovernedSession:
         self._limits, self._on_held = limits or Limits(), on_held
         self.watch = Watch(session, self._limits)
         self._looked = governor.clock()
+        self.backend = 0 if governor.crowding is None else session.backend
+        governor.others.add_backend(self.backend)
 
     @property
     def consistency(self) -> Consistency:
@@ -355,6 +361,7 @@ class GovernedSession:
 
     def close(self) -> None:
         """Close the session."""
+        self._governor.others.drop_backend(self.backend)
         self._session.close()
 
     def interrupt(self) -> None:

@@ -8,13 +8,14 @@ The measure is the agent's own wait: the part of the time in which its thread wa
 had no processor, in windows of WINDOW_S of reading. On a machine that has a processor to spare it
 is next to nothing, whatever else runs there, and it asks the database nothing. Up to QUEUED_MIN the
 read does not rest, from QUEUED_MAX on for TIMES_MAX times as long as it reads. Two scans that
-compete with each other alone rest a little, and then no longer meet.
+compete with each other alone rest a little, and then no longer meet. Nobody rests for us: the times
+are weighed by what others use of the machine (`others`), where it tells.
 
 A read that rests holds its snapshot and its locks for longer. So an exchange rests for REST_S_MAX
 at most, which are spread over what is still to be read, if that is known.
 
-Rejected: how busy all processors are. Half of 64 busy ones disturb nobody, in a container they are
-those of strangers, and a sandbox does not show them.
+Rejected as the only measure: how busy all processors are. Half of 64 busy ones disturb nobody, in a
+container they are those of strangers, and a sandbox does not show them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable
 
 from source_agent.budgets.feedback import HoldLimit
+from source_agent.budgets.others import Others
 from source_agent.engines.interface import DatabaseTime
 
 WINDOW_S = 0.25  # of reading
@@ -36,9 +38,13 @@ FRESH_S = 60.0  # after which nothing is known
 class Crowding:
     """Judge how crowded one machine is, for all reads of an agent. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, others: Others | None = None
+    ) -> None:
+        """others: what they use of the machine; None: whoever needs a processor is another."""
         self._lock = threading.Lock()
-        self._clock = clock
+        self._clock, self._others = clock, others
+        self._waited_s = 0.0  # since others were asked for
         self._known_at = clock()
         self._times = 0.0
         self._ready_s = self._queued_s = self._read_s = 0.0  # of the window
@@ -53,10 +59,14 @@ class Crowding:
             self._ready_s += spent.worked_s + spent.queued_s
             self._queued_s += spent.queued_s
             self._read_s += spent.read_s
+            self._waited_s += spent.waited_s
             if self._read_s >= WINDOW_S:
                 queued = self._queued_s / max(self._ready_s, WINDOW_S / 1000)
                 share = (queued - QUEUED_MIN) / (QUEUED_MAX - QUEUED_MIN)
                 self._known_at, self._times = now, TIMES_MAX * min(max(share, 0.0), 1.0)
+                if self._times and self._others is not None:
+                    self._times *= self._others.weight(self._waited_s)
+                    self._waited_s = 0.0
                 self._ready_s = self._queued_s = self._read_s = 0.0
             return self._times
 

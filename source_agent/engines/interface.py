@@ -162,6 +162,10 @@ class Session(Protocol):
         """The effect of a connection pooler in front of the database, as text; empty: none is."""
 
     @property
+    def backend(self) -> int:
+        """The number of the server's process that works for this session alone; 0: not known."""
+
+    @property
     def generation(self) -> int:
         """A number that grows when the session's next reads see other data than the last ones."""
 

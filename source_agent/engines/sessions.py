@@ -34,6 +34,7 @@ class SnapshotSession:
 
     holds_back: ClassVar[str] = ""
     pooler = ""
+    backend = 0  # the process of the server; an engine that knows it sets it
     as_of: str  # set by the engine when it has taken the snapshot
 
     def __init__(self) -> None:

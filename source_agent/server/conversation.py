@@ -57,6 +57,7 @@ from source_agent.server.catalogue import (
 from source_agent.server.handlers import known, refusal
 
 SILENT_S = NO_PROGRESS_S  # for a client whose scan place is wanted by another client
+HELD_NEWS_S = 0.1  # of reading held back, of which a warehouse is told at once
 OUTBOX_REPLIES_MAX = 4  # of about 1 MiB each
 
 # After these errors the session may not be usable for another relation.
@@ -139,9 +140,12 @@ class Conversation:
         *,
         cancel: Callable[[], object] = lambda: None,
         ended: Callable[[Conversation], None] = lambda _: None,
+        neighbour: int | None = None,
     ) -> None:
-        """cancel: ends the RPC; ended: called when the session is closed and nothing is left."""
+        """cancel: ends the RPC; ended: called when the session is closed and nothing is left;
+        neighbour: the process of a client that runs on this machine, None if it does not."""
         self._state, self._client, self._cancel, self._ended = state, client, cancel, ended
+        self._neighbour = neighbour
         self._stopping = threading.Event()
         self._requests = _Received(requests, self._stopping)
         self._outbox = Outbox()
@@ -174,24 +178,25 @@ class Conversation:
             self._worker.join(timeout_s)
 
     def replies(self) -> Iterator[pb.Reply]:
-        """Start the work; yield its replies, and `Progress` while none is ready."""
+        """Start the work; yield its replies, and `Progress` while none is ready.
+
+        Before rows it says for how long reading was held back, if that is news: the line was idle.
+        """
         self.start()
+        said_s, beside = 0.0, ExitStack()
         try:
+            beside.enter_context(self._state.governor.others.with_warehouse(self._neighbour))
             while True:
                 reply = self._outbox.take(self._state.heartbeat_s)
                 error = self._overdue() if reply is None else None
                 if error is not None:
                     reply = pb.Reply(refused=refusal(error))
                 elif reply is None and self._requests.waiting_since is None:
-                    at = self._tally
-                    reply = pb.Reply(
-                        progress=pb.Progress(
-                            phase=at.phase, rows=at.rows_read, rows_expected=at.rows_expected
-                        )
-                    )
-                if reply is not None:
+                    reply = self._progress()
+                for one in self._with_news(reply, said_s):
+                    said_s = one.progress.held_back_s if one.HasField("progress") else said_s
                     self._sending_since = time.monotonic()
-                    yield reply
+                    yield one
                     self._sending_since = None
                 if error is not None:
                     return
@@ -199,7 +204,30 @@ class Conversation:
             return
         finally:
             self._sending_since = None
+            beside.close()
             self.stop()
+
+    def _progress(self) -> pb.Reply:
+        at = self._tally
+        return pb.Reply(
+            progress=pb.Progress(
+                phase=at.phase,
+                rows=at.rows_read,
+                rows_expected=at.rows_expected,
+                held_back_s=at.held_back_s,
+            )
+        )
+
+    def _with_news(self, reply: pb.Reply | None, said_s: float) -> Iterator[pb.Reply]:
+        """Yield a reply, if there is one, and before rows for how long reading was held back.
+
+        said_s: seconds that were said before, maybe of another relation.
+        """
+        if reply is None:
+            return
+        if reply.HasField("rows") and abs(self._tally.held_back_s - said_s) >= HELD_NEWS_S:
+            yield self._progress()
+        yield reply
 
     def look(self) -> None:
         """Cancel the RPC if it has been sending one reply for too long; called by the watchdog."""

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn, Protocol, TypeVar
 
 import grpc
+from driftline import same_machine
 from driftline import wire_pb2 as pb
 from driftline.errors import (
     GRPC_STATUS,
@@ -39,6 +40,7 @@ from grpc_health.v1 import health, health_pb2
 from source_agent.budgets.budget import Stopped
 from source_agent.budgets.places import fixed_places
 from source_agent.server.message_parts import check_parts
+from source_agent.scan.processors import machine
 
 # Trailing metadata of a call that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
@@ -154,6 +156,15 @@ def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
     if is_late.is_set():
         raise LimitExceeded(f"The client sent no request within {OPEN_S:g} s.")
     raise MalformedMessage("A call ended without a request.")
+
+
+def neighbour(context: grpc.ServicerContext) -> int | None:
+    """Return the process of a warehouse that runs on this machine, as its call says; None: it runs
+    elsewhere, or does not say."""
+    for key, value in context.invocation_metadata() or ():
+        if key == same_machine.METADATA and isinstance(value, bytes):
+            return same_machine.process_of(value, machine())
+    return None
 
 
 def abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:

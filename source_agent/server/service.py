@@ -60,7 +60,7 @@ from source_agent.server.catalogue import (
     referenced,
 )
 from source_agent.server.conversation import Conversation
-from source_agent.server.handlers import abort, add_handlers, known, one_message
+from source_agent.server.handlers import abort, add_handlers, known, neighbour, one_message
 from source_agent.server.reload import FileWatch
 from source_agent.server.transport import Transport
 
@@ -246,7 +246,12 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, client: Client, requests: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
         conversation = Conversation(
-            self.state, client, requests, cancel=context.cancel, ended=self._forget
+            self.state,
+            client,
+            requests,
+            cancel=context.cancel,
+            ended=self._forget,
+            neighbour=neighbour(context),
         )
         # The callback ends the work when the client leaves, whatever the RPC waits for.
         if context.add_callback(conversation.stop):

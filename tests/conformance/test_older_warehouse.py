@@ -85,6 +85,11 @@ SINCE = {
     "snapshot_s",
     "marker_warnings",
     "other",
+    "damaged",
+    "failed",
+    "state",
+    "alarms",
+    "last_s",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

@@ -133,7 +133,7 @@ def text_of(report: Report) -> str:
         lost = counted(report.repaired_files, "lost file")
         extra += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
     if report.held_back_s >= HELD_BACK_SHOWN_S:
-        extra += f", held back for {report.held_back_s:,.1f} s to spare its database"
+        extra += f", held back for {report.held_back_s:,.1f} s by the source, to spare its database"
     if report.ahead is not None:
         extra += (
             f", {counted(report.ahead['rows'], 'changed row')} of its component"

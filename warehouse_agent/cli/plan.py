@@ -33,7 +33,7 @@ from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.prepare import rows_of_part
-from warehouse_agent.report import counted
+from warehouse_agent.report import HELD_BACK_SHOWN_S, counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.schedule import processes
 from warehouse_agent.schedule.fit import fit
@@ -75,6 +75,8 @@ class Forecast:
     refused: str | None = None
     marker: dict[str, Any] | None = None
     rows_forecast: float | None = None  # E|R(f)| at this moment, by Prop. 2; None: no history
+    held_back_s: float | None = None  # by the source, of the last refresh; None: there was none
+    last_s: float | None = None  # that it took in all
     error: None = None
 
     def to_json(self) -> str:
@@ -103,6 +105,11 @@ class Forecast:
             lines.append(f"    {_marker_text(self.marker)}")
         if self.why:
             lines.append(f"    {self.chosen}: {self.why}")
+        if self.held_back_s is not None and self.held_back_s >= HELD_BACK_SHOWN_S:
+            lines.append(
+                f"    the source held the last refresh back for {self.held_back_s:,.1f} of its"
+                f" {self.last_s or 0.0:,.1f} s, to spare its database; that is in no price above"
+            )
         if self.floor_bytes is not None:
             floor = counted(self.floor_bytes, "byte")
             lines.append(f"    the changed rows alone would take about {floor}")
@@ -142,7 +149,8 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
             record.note_limits(store, fragment.source, reply.description)
     found = predict(know(store, fragment, reply, source_error))
     expected = rows_forecast(store, fragment, found.rows_published, datetime.now(UTC))
-    return replace(found, rows_forecast=expected)
+    held = record.held_back_s(store, fragment.name) or (None, None)
+    return replace(found, rows_forecast=expected, held_back_s=held[0], last_s=held[1])
 
 
 def rows_forecast(

@@ -262,6 +262,15 @@ def durations_s(store: Store, name: str, most: int) -> list[float]:
     return found
 
 
+def held_back_s(store: Store, name: str) -> tuple[float, float] | None:
+    """Return for how many seconds the source held the last successful refresh back, and all that
+    it took; None: there was none."""
+    for body in succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        with contextlib.suppress(*DAMAGED_LINE):
+            return amount(body["held_back_s"]), sum(map(amount, body["seconds"].values()))
+    return None
+
+
 def parse(lines: bytes) -> list[Run]:
     """Return the successful refreshes since the last load, oldest first; skip damaged lines."""
     found: list[Run] = []

@@ -177,7 +177,7 @@ class Talk:
             reply = self._wire.receive()
             kind = reply.WhichOneof("message")
             if kind == "progress":
-                self._progress(reply.progress)
+                self._say(reply.progress)
                 continue
             self._answered_s = self._answered_s or monotonic() - self._opened_at
             if kind == "rows":
@@ -266,6 +266,12 @@ class Talk:
     def came(self) -> Digest:
         """Return the digest of the rows that came."""
         return self._came
+
+    def _say(self, said: pb.Progress) -> None:
+        """Pass on what the source says; while rows come, their number counts."""
+        is_news = said.held_back_s > self._shipping.held_back_s
+        self._shipping.held_back_s = said.held_back_s
+        self._progress(self._shipping if is_news and self._shipping.rows else said)
 
     def _take(self, frame: bytes) -> None:
         declared = self.admission.admit(frame)

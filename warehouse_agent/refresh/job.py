@@ -113,7 +113,8 @@ class Job:
 
     def rows_read(self, progress: pb.Progress) -> None:
         """Emit the progress that the source reports."""
-        self.emit(RowsRead(self.name, progress.phase, progress.rows, progress.rows_expected))
+        rows, expected, held_s = progress.rows, progress.rows_expected, progress.held_back_s
+        self.emit(RowsRead(self.name, progress.phase, rows, expected, held_s))
 
     def note(self, base: Snapshot | None, layout: Layout) -> dict[str, object]:
         """Return the note of an exchange that compares `base` in the columns of `layout`."""

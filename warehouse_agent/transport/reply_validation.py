@@ -45,6 +45,7 @@ def check_reply(reply: pb.Reply) -> None:
         progress = reply.progress
         progress.phase = one_line(progress.phase, WORD_CHARACTERS_MAX)
         _check_counts(rows=progress.rows, rows_expected=progress.rows_expected)
+        _check_held(progress.held_back_s, "goes on")
     elif kind == "verdict":
         _check_counts(count=reply.verdict.count, differing=reply.verdict.differing)
         _check_sum(reply.verdict.sum)
@@ -132,10 +133,7 @@ def refusal(refused: pb.Refused) -> DriftlineError:
 def _check_finished(finished: pb.Finished) -> None:
     _check_counts(count=finished.count, rows_read=finished.rows_read)
     _check_sum(finished.sum)
-    if not 0 <= finished.held_back_s <= HELD_BACK_S_MAX:  # also not a number
-        raise MalformedMessage(
-            f"The source finished after holding back for {finished.held_back_s:g} s."
-        )
+    _check_held(finished.held_back_s, "finished")
     if finished.consistency not in CONSISTENCIES:
         shown = one_line(finished.consistency, WORD_CHARACTERS_MAX)
         raise MalformedMessage(f"The source finished with the consistency {shown!r}.")
@@ -175,6 +173,11 @@ def _check_instant(text: str, what: str) -> None:
     except ValueError:
         shown = one_line(text, WORD_CHARACTERS_MAX)
         raise MalformedMessage(f"The source {what} {shown!r}, which is no instant.") from None
+
+
+def _check_held(seconds: float, what: str) -> None:
+    if not 0 <= seconds <= HELD_BACK_S_MAX:  # also not a number
+        raise MalformedMessage(f"The source {what} after holding back for {seconds:g} s.")
 
 
 def _check_counts(**counts: int) -> None:

@@ -3,7 +3,8 @@
 The time between two frames says something about the line only if the second one was waiting to be
 sent, while one relation's rows come without a break. While a source looks for rows, or waits as its
 DBA asks, the line is idle: a source with nothing to send for HEARTBEAT_S says `Progress`, and then
-nothing of that run counts. Shorter waits cannot be told from a slow line.
+nothing of that run counts. Shorter waits cannot be told from a slow line. A source that holds its
+reads back says so before the next frame: the time until then does not count, what came before does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Meter:
         self._bytes, self._seconds = 0, 0.0
         self._run_bytes, self._run_seconds = 0, 0.0
         self._last_at: float | None = None  # time of the last frame of the current run
+        self._held_back_s = 0.0  # that the source has said, of this relation
 
     def add(self, reply: pb.Reply, now: float) -> None:
         """Add a reply that came at `now`, seconds of a monotonic clock."""
@@ -31,7 +33,9 @@ class Meter:
                 self._run_seconds += now - self._last_at
             self._last_at = now
             return
-        if kind != "progress":
+        is_news = kind == "progress" and reply.progress.held_back_s > self._held_back_s
+        self._held_back_s = reply.progress.held_back_s if kind == "progress" else 0.0
+        if kind != "progress" or is_news:
             self._bytes += self._run_bytes
             self._seconds += self._run_seconds
         self._run_bytes, self._run_seconds, self._last_at = 0, 0.0, None

@@ -99,6 +99,7 @@ class PostgresqlSession(SnapshotSession):
         if self._connection.is_pooled:
             self.limits, self.pooler = replace(limits, pooler=True), settings.POOLED
         self.pulse = self._connection.pulse
+        self.backend = self._connection.pgconn.backend_pid
         try:
             self._begin(snapshot, probed, held or {})
         except BaseException:

@@ -7,16 +7,25 @@ needs no database that is really slow. `tests/source_agent/budgets/test_feedback
 from __future__ import annotations
 
 import json
+import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from source_agent.budgets import feedback
+from source_agent.budgets.others import Others
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent.cli.answers import text_of
+from warehouse_agent.cli.plan import forecast
+from warehouse_agent.cli.progress import Display
 from warehouse_agent.cli.status import history
+from warehouse_agent.events import Event, RowsRead
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.views.selection import select
 
 ROWS = 40_000
 
@@ -58,4 +67,68 @@ def test_report_history_and_audit_say_it(
         history(pair.config(), "orders", 20, as_json=True)
         told = json.loads(capsys.readouterr().out)
         assert told["held_back_s"] == report.held_back_s
+    legacy.close()
+
+
+def test_a_source_on_this_machine_knows_its_warehouse(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it starts is no other, for whom reads would rest; a source elsewhere is told nothing."""
+    known = list[int | None]()
+    with_warehouse = Others.with_warehouse
+
+    def seen(self: Others, process: int | None) -> AbstractContextManager[None]:
+        known.append(process)
+        return with_warehouse(self, process)
+
+    monkeypatch.setattr(Others, "with_warehouse", seen)
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
+    legacy.many("INSERT INTO orders VALUES (?, ?)", [(n, f"note {n}") for n in range(ROWS)])
+    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
+        pair.refresh("orders")
+        monkeypatch.setattr("source_agent.server.handlers.machine", lambda: "another machine")
+        pair.refresh("orders")
+    legacy.close()
+    assert known == [os.getpid(), None]
+
+
+def test_while_it_reads_a_source_says_that_it_is_held_back(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before rows, so that the line is not taken to be slow; and `plan` says it afterwards."""
+    monkeypatch.setattr(feedback, "WINDOW_S", 0.0)
+    monkeypatch.setattr(feedback, "WINDOWS_MIN", 1)
+    monkeypatch.setattr(feedback, "SLOWER", 0.0)
+    monkeypatch.setattr("source_agent.server.conversation.HELD_NEWS_S", 1e-9)
+    for where in ("plan", "progress"):
+        monkeypatch.setattr(f"warehouse_agent.cli.{where}.HELD_BACK_SHOWN_S", 1e-9)
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note BLOB)")
+    rows = [(n, os.urandom(100)) for n in range(ROWS)]
+    legacy.many("INSERT INTO orders VALUES (?, ?)", rows)
+    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
+        pair.limits = ""
+        pair.restart()
+        config, heard, display = pair.config(), list[RowsRead](), Display()
+        monkeypatch.setattr("warehouse_agent.cli.progress.LINE_EVERY_S", 0.0)
+
+        def listen(event: Event) -> None:
+            display(event)
+            if isinstance(event, RowsRead):
+                heard.append(event)
+
+        runner = Runner(pair.spark, config, listeners=[listen])
+        (report,) = runner.refresh(select(config, [], True), Options())
+        assert report.error is None
+        told = [event.held_back_s for event in heard]
+        assert 0 < max(told) <= report.held_back_s
+        assert told == sorted(told)
+        assert "held back by the source for" in capsys.readouterr().err
+        found = forecast(pair.store, config.fragments["orders"])
+        assert found.held_back_s == report.held_back_s
+        assert "the source held the last refresh back for" in found.text()
     legacy.close()

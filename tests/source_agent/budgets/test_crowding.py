@@ -200,6 +200,7 @@ class Scanned:
 
     def __init__(self, clock: list[float], seconds: float, limits: Sequence[TimeLimit]) -> None:
         self._clock, self._seconds, self.time_limits = clock, seconds, limits
+        self.backend = 0
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         for _ in range(round(self._seconds / BATCH_S)):
@@ -238,6 +239,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
             clock=lambda: now[0],
             wall=lambda: datetime(2026, 1, 1, 12),  # noqa: DTZ001 - local time
             is_beside=is_beside,
+            look=lambda: None,  # the real machine is no part of this
         )
         session = cast("Session", Scanned(now, 4.0, limits))
         told = list[float]()

@@ -48,6 +48,20 @@ def test_a_source_that_waits_says_nothing_of_its_line() -> None:
     assert rate(*irregular, (1.0, FRAME), (1.0, FRAME), (0.1, END)) == 900_000
 
 
+def test_what_a_source_held_back_is_no_time_of_the_line() -> None:
+    """It says so before the next frame; what came before counts, and what comes after."""
+
+    def held(seconds: float) -> pb.Reply:
+        return pb.Reply(progress=pb.Progress(phase="scan", held_back_s=seconds))
+
+    run = [(1.0, FRAME), (1.0, FRAME), (1.0, FRAME)]
+    rested = [*run, (15.0, held(14.5)), (0.0, FRAME), (1.0, FRAME), (0.1, END)]
+    assert rate(*rested) == 900_000
+    assert rate(*run, (15.0, BUSY), (0.0, FRAME), (0.1, END)) is None, "it only had nothing to send"
+    again = [*rested, (1.0, FRAME), (1.0, FRAME), (9.0, held(0.5)), (0.0, FRAME), (0.1, END)]
+    assert rate(*again) == 900_000, "the next relation counts from nothing"
+
+
 def test_little_tells_nothing() -> None:
     small = pb.Reply(rows=pb.Rows(frame=bytes(METERED_BYTES_MIN - 1)))
     assert rate((1.0, small), (1.0, small), (0.1, END)) is None
