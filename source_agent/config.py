@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftline.derivations import Derivation, Part
-from driftline.errors import ConfigurationError, DerivationRefused, MalformedMessage
+from driftline.errors import OPEN, ConfigurationError, DerivationRefused, MalformedMessage
 from driftline.hours import DAY, Hours, overlapping
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import (
@@ -163,6 +163,7 @@ class ServedRelation:
             where=f"relations.{self.relation.name}.{setting}",
             remedy="Remove the setting, or choose a key with a unique index (docs/dba-guide.md,"
             " In tiles).",
+            abroad=OPEN,
         )
 
 

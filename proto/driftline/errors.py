@@ -30,6 +30,11 @@
 An error says what went wrong, where, why and what to do. `code` is stable and documented in
 `docs/errors.md`; `exit_code` is the exit code of the command; `is_retryable` is True if the same
 command may simply be run again. Nothing here imports gRPC: `GRPC_STATUS` holds names only.
+
+At the source, an error is for two readers. Its DBA reads all of it. The warehouse may know no name
+that it did not ask for, and databases, drivers and the DBA's file write names into their texts. So
+an error of a class with words for `abroad` crosses the border with those words instead of its own,
+unless it was raised with `abroad=OPEN`, because its texts hold only what the request named.
 """
 
 from __future__ import annotations
@@ -46,6 +51,8 @@ from driftline.peer_text import visible
 BY_CODE: dict[str, type[DriftlineError]] = {}  # every class below
 NEXT_SCAN, QUIET_UNTIL = "next scan", "quiet until"  # details of NotNow: instants, ISO 8601
 WAIT_SECONDS = "wait seconds"  # a detail of NotNow, where a question came too soon
+REFERENCE = "reference"  # a detail: under what the source's log has an error
+OPEN = "\0"  # as `abroad`: the error crosses the border as it is
 
 
 class DriftlineError(Exception):
@@ -56,17 +63,21 @@ class DriftlineError(Exception):
         remedy: what to do next, imperative; empty when the message is enough.
         where: the place, such as `orders`, `source.toml: server.listen` or `orders.o_comment`.
         details: further facts by name (samples, columns), small and printable.
+        abroad: what a warehouse reads instead of all of these, in our own words; OPEN: these
+            themselves; empty: the words of the class.
     """
 
     code: ClassVar[str] = "INTERNAL"
     exit_code: ClassVar[int] = 1
     is_retryable: bool = False  # of the class; an instance may know better
     default_remedy: ClassVar[str] = ""
+    words_abroad: ClassVar[str] = OPEN
 
     def __init_subclass__(
-        cls, *, code: str, exit_code: int = 1, is_retryable: bool = False
+        cls, *, code: str, exit_code: int = 1, is_retryable: bool = False, abroad: str = OPEN
     ) -> None:
         cls.code, cls.exit_code, cls.is_retryable = code, exit_code, is_retryable
+        cls.words_abroad = abroad
         BY_CODE.setdefault(code, cls)
 
     def __init__(
@@ -76,6 +87,7 @@ class DriftlineError(Exception):
         remedy: str = "",
         where: str = "",
         details: dict[str, str] | None = None,
+        abroad: str = "",
     ) -> None:
         # Databases and the other side wrote parts of these texts.
         self.message = visible(message)
@@ -83,6 +95,31 @@ class DriftlineError(Exception):
         self.remedy = visible(remedy or self.default_remedy)
         self.where = visible(where)
         self.details = {visible(name): visible(text) for name, text in (details or {}).items()}
+        self.abroad = abroad or self.words_abroad
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if a warehouse must not read it as it is, but its words for `abroad`."""
+        return self.abroad != OPEN
+
+    @property
+    def message_abroad(self) -> str:
+        """Return the message as a warehouse may read it."""
+        return self.abroad if self.is_local else self.message
+
+    def crossing(self, reference: str, where: str) -> DriftlineError:
+        """Return the error as a warehouse may read it; `where` is the relation that it named."""
+        if not self.is_local:
+            return self
+        again = "Try again later, or ask" if self.is_retryable else "Ask"
+        return type(self)(
+            self.message_abroad,
+            where=where,
+            remedy=f"{again} the DBA: the log of the source's agent has the reason under"
+            f" {reference}.",
+            details={REFERENCE: reference},
+            abroad=OPEN,
+        )
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
@@ -90,11 +127,22 @@ class DriftlineError(Exception):
         return f"{where}{self.message}{remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        again = partial(type(self), remedy=self.remedy, where=self.where, details=self.details)
+        again = partial(
+            type(self),
+            remedy=self.remedy,
+            where=self.where,
+            details=self.details,
+            abroad=self.abroad,
+        )
         return (again, (self.message,))
 
 
-class ConfigurationError(DriftlineError, code="CONFIGURATION", exit_code=2):
+class ConfigurationError(
+    DriftlineError,
+    code="CONFIGURATION",
+    exit_code=2,
+    abroad="The source's database does not have what the DBA's file says of this relation.",
+):
     """A configuration file is wrong; nothing was contacted."""
 
 
@@ -117,16 +165,28 @@ class SourceUnreachable(DriftlineError, code="UNREACHABLE", exit_code=4, is_retr
 
 
 class DatabaseUnavailable(
-    DriftlineError, code="DATABASE_UNAVAILABLE", exit_code=4, is_retryable=True
+    DriftlineError,
+    code="DATABASE_UNAVAILABLE",
+    exit_code=4,
+    is_retryable=True,
+    abroad="The source's database cannot be read now.",
 ):
     """The agent answers, but its database does not."""
 
 
-class DatabaseRefused(DriftlineError, code="DATABASE_REFUSED"):
+class DatabaseRefused(
+    DriftlineError, code="DATABASE_REFUSED", abroad="The source's database refuses to be read."
+):
     """The database refused a login or a statement."""
 
 
-class SnapshotLost(DriftlineError, code="SNAPSHOT_LOST", exit_code=75, is_retryable=True):
+class SnapshotLost(
+    DriftlineError,
+    code="SNAPSHOT_LOST",
+    exit_code=75,
+    is_retryable=True,
+    abroad="The source's data changed while it was read.",
+):
     """The source changed between two reads."""
 
     default_remedy = "Run the refresh again; nothing was published and what arrived is kept."
@@ -241,7 +301,14 @@ def together(
         for name, text in error.details.items()
     }
     remedies = dict.fromkeys(error.remedy for error in shown if error.remedy)
-    return type(first)(message, where=where, remedy=remedy or " ".join(remedies), details=details)
+    words = " ".join(dict.fromkeys(error.message_abroad for error in shown))
+    return type(first)(
+        message,
+        where=where,
+        remedy=remedy or " ".join(remedies),
+        details=details,
+        abroad=words if any(error.is_local for error in errors) else OPEN,
+    )
 
 
 # The gRPC status of an error outside an exchange.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from driftline.errors import DatabaseUnavailable
+from driftline.errors import OPEN, DatabaseUnavailable
 
 from source_agent.engines.interface import Limits, Session
 
@@ -57,6 +57,7 @@ class Watch:
                 " runs (database.silence_timeout_s).",
                 remedy="Find out what the agent's session waits for. Raise silence_timeout_s if a"
                 " statement needs longer before its first row.",
+                abroad=OPEN,
             )
         if silent_s < PROBE_AFTER_S:
             return None
@@ -67,4 +68,5 @@ class Watch:
             f"The database has delivered nothing for {self.silent_s:.0f} s, and its server answers"
             " no new connection.",
             remedy="Check that the server runs and can be reached, then run the command again.",
+            abroad=OPEN,
         )

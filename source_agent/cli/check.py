@@ -255,7 +255,7 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
         shape.vouched,
         shape.rows_expected,
         cost,
-        [*shape.notes, *engine.warnings(shape)],
+        [*shape.notes, *shape.notes_local, *engine.warnings(shape)],
         _fingerprint(session, shape),
         derive=sorted(part.value for part in published.derive),
         no_tiles=shape.not_by_key or None,

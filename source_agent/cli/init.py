@@ -382,7 +382,7 @@ def _relation_lines(proposal: Proposal) -> Iterator[str]:
     if proposal.listed.key:
         key = ", ".join(map(_quoted, proposal.listed.key))
         yield f"key = [{key}]    # a unique index; the table has no primary key"
-    yield from map(_comment, shape.notes)
+    yield from map(_comment, (*shape.notes, *shape.notes_local))
 
 
 def _comment(text: str) -> str:

@@ -41,7 +41,7 @@ from hashlib import sha256
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from driftline.errors import ConfigurationError
+from driftline.errors import OPEN, ConfigurationError
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from driftline.settings import nearest
 
@@ -331,6 +331,7 @@ def refuse_unusable(
             "This engine has no markers.",
             remedy="Remove it: all rows are compared.",
             where=f"{relation}: {'markers' if marker.joined else 'marker'}",
+            abroad=OPEN,
         )
     if marked.kind is MarkerKind.CHECKSUM and marked.marker.column not in values:
         raise _refused(

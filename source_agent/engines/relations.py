@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from driftline import key_order
 from driftline.derivations import Comparable
-from driftline.errors import ConfigurationError, DatabaseRefused, MalformedMessage, together
+from driftline.errors import OPEN, ConfigurationError, DatabaseRefused, MalformedMessage, together
 from driftline.key_order import KeyRange
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
@@ -27,6 +27,7 @@ from source_agent.engines.markers import MarkedBy, refuse_unusable
 from source_agent.engines.shapes import Consistency, Fingerprint, Plan, Relation, Shape
 
 ALIAS = "driftline_relation"
+PUBLISHED = {"key", "columns"}  # settings whose columns a warehouse knows
 # A range of keys for each text in which ranges are read: which bounds it has decides.
 PRESENCE = (KeyRange(), KeyRange((), None), KeyRange(None, ()), KeyRange((), ()))
 D = TypeVar("D")
@@ -36,6 +37,7 @@ D = TypeVar("D")
 class ReadColumn:
     """A column with the expression that reads it without loss; `form`: see `Plan.forms`.
 
+    `note`, `note_local`: facts about it, as `Shape.notes` and `Shape.notes_local`.
     `comparable`: operators that a derivation may have for it (docs/types.md).
     `unordered`: how the database sorts it, if not as the protocol does; see `Shape.unordered`.
     """
@@ -48,6 +50,7 @@ class ReadColumn:
     note: str = ""
     comparable: Comparable = Comparable.NOTHING
     unordered: str = "in an order that is not known"
+    note_local: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,7 @@ def unknown_table(relation: Relation, known: Sequence[str]) -> ConfigurationErro
         f"The table {relation.table!r} does not exist.",
         remedy=nearest(relation.table or "", known),
         where=relation.name,
+        abroad="The table that it reads does not exist, or is not shown to the agent.",
     )
 
 
@@ -171,6 +175,7 @@ def arrange(relation: Relation, known: Sequence[str], primary: Sequence[str]) ->
                 f"{times} columns of the query are called {name!r}.",
                 remedy="Give each its own name with AS.",
                 where=relation.name,
+                abroad="Columns of its query have one name.",
             )
     named = {
         "key": relation.key or (),
@@ -185,6 +190,7 @@ def arrange(relation: Relation, known: Sequence[str], primary: Sequence[str]) ->
                     f"There is no column {name!r}.",
                     remedy=nearest(name, known),
                     where=f"{relation.name}: {setting}",
+                    abroad=f"There is no column {name!r}." if setting in PUBLISHED else "",
                 )
             if times > 1:
                 raise ConfigurationError(
@@ -198,6 +204,7 @@ def arrange(relation: Relation, known: Sequence[str], primary: Sequence[str]) ->
             f"{reason}, and the file names none.",
             remedy='Name columns that identify a row: key = ["…"].',
             where=relation.name,
+            abroad=OPEN,
         )
     chosen = set(relation.columns if relation.columns is not None else known)
     return Order(key + tuple(n for n in known if n in chosen and n not in key), len(key))
@@ -229,6 +236,7 @@ def refuse_types(relation: Relation, engine: str) -> None:
             f"{engine} knows the types of its columns; `types` is for SQLite.",
             remedy="Publish a query with CAST instead.",
             where=f"{relation.name}: types",
+            abroad=OPEN,
         )
 
 
@@ -254,7 +262,10 @@ def each_column(
 def refused_type(relation: Relation, column: str, what: str, remedy: str) -> ConfigurationError:
     """Return the error for a column that cannot be read; `what` is wrong with it."""
     return ConfigurationError(
-        f"The column {column!r} {what}.", remedy=remedy, where=f"{relation.name}.{column}"
+        f"The column {column!r} {what}.",
+        remedy=remedy,
+        where=f"{relation.name}.{column}",
+        abroad=f"The column {column!r} has a type or a setting with which it cannot be read.",
     )
 
 
@@ -266,6 +277,7 @@ def changed_setting(relation: Relation, names: Sequence[str]) -> DatabaseRefused
         where=relation.name,
         remedy="Have the function leave the setting as it found it, or publish columns that do "
         "not call it.",
+        abroad=OPEN,
     )
 
 
@@ -309,6 +321,7 @@ def shape(
         rows_expected=max(0, access.rows_expected),
         indexed=access.indexed and recipe.integer_key,
         notes=notes + access.notes,
+        notes_local=tuple(f"{f.name}: {f.note_local}" for f in found if f.note_local),
         comparable=tuple(f.comparable for f in found),
         unordered=_unordered(recipe, found, access),
         plan=Plan(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
-from driftline.errors import ConfigurationError, DatabaseUnavailable, DriftlineError
+from driftline.errors import OPEN, ConfigurationError, DatabaseUnavailable, DriftlineError
 from driftline.key_order import Key
 from driftline.references import Reference
 from driftline.types import Column
@@ -54,7 +54,11 @@ class SnapshotSession:
 
     def mark(self, shape: Shape) -> Mark:
         """Refuse: this engine has no markers. Raises ConfigurationError."""
-        raise ConfigurationError("This engine has no markers.", where=shape.relation.name)
+        raise ConfigurationError(
+            "This engine has no markers.",
+            where=shape.relation.name,
+            abroad=OPEN,
+        )
 
     def identity(self) -> Mapping[str, str]:
         """Return nothing: no mark is made that would carry it."""
@@ -100,6 +104,7 @@ class SnapshotSession:
             "This database is not asked for rows by keys that are not one integer.",
             where=shape.relation.name,
             remedy="Use `incremental`, or ask the DBA for hours in which a scan may begin.",
+            abroad=OPEN,
         )
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:  # noqa: ARG002
@@ -117,7 +122,10 @@ class SnapshotSession:
     def refuse_interrupted(self) -> None:
         """Raise DatabaseUnavailable if `interrupt` was called."""
         if self._is_interrupted:
-            raise DatabaseUnavailable("The read was interrupted.")
+            raise DatabaseUnavailable(
+                "The read was interrupted.",
+                abroad=OPEN,
+            )
 
 
 class _Recorded:

@@ -121,7 +121,8 @@ class Shape:
     `indexed`: `read_ranges` finds the rows by index (only with an integer key).
     `unordered`: why `read_between` cannot read ranges of keys, as text; empty: it can.
     `rows_expected`: the engine's own estimate, for progress only; 0 is unknown.
-    `notes`: facts for the DBA (such as columns read as text, and why), for `check`.
+    `notes`: facts (such as columns read as text, and why), for `check` and the warehouse.
+    `notes_local`: facts for the DBA alone, because they name what no warehouse asked for.
     `comparable`: of each column of the recipe.
     `row_security`: None if the engine has none.
     `as_of`: the time of the relation's rows, if each relation of a session has its own; else empty.
@@ -144,6 +145,7 @@ class Shape:
     as_of: str = ""
     marker: MarkedBy | None = None
     marking: tuple[tuple[str, MarkingColumn], ...] = ()
+    notes_local: tuple[str, ...] = ()
 
     @property
     def not_by_key(self) -> str:

@@ -19,6 +19,7 @@ from driftline.arrays import U64, Bytes, Integers, Positions
 from driftline.columns import Block
 from driftline.digests import Digest, Salt
 from driftline.errors import (
+    OPEN,
     ConfigurationError,
     LimitExceeded,
     MalformedMessage,
@@ -235,6 +236,7 @@ def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
             "A part is read by an index of an integer key, which this relation does not have.",
             where=shape.relation.name,
             remedy="Remove `read_at_most` from the fragment, or ask the DBA for an index.",
+            abroad=OPEN,
         )
     limit = shape.relation.rows_by_key
     if limit is not None and said.rows_max > limit:

@@ -20,7 +20,7 @@ import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64
 from driftline.columns import Block
-from driftline.errors import ConfigurationError, LimitExceeded, MalformedMessage
+from driftline.errors import OPEN, ConfigurationError, LimitExceeded, MalformedMessage
 from driftline.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
 from driftline.keys import positions
 from driftline.limits import PART_RANGES_MAX, REPEATED_BATCHES_MAX
@@ -55,6 +55,7 @@ def ranges_of(said: pb.NamedKeys, shape: Shape) -> Ranges:
             where=shape.relation.name,
             remedy='Remove `proof = "part"` and `read_at_most` from the fragment, or ask the DBA'
             " for another key or an index (docs/dba-guide.md, Hours without scans).",
+            abroad=OPEN,
         )
     if len(said.ranges) > PART_RANGES_MAX:
         raise MalformedMessage("The ranges of a part are too many.")

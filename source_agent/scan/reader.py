@@ -16,6 +16,7 @@ from driftline.arrays import U64, Bools, Positions
 from driftline.columns import Block, gather, value_spans
 from driftline.digests import Mixed, Salt, mix
 from driftline.errors import (
+    OPEN,
     DatabaseRefused,
     LimitExceeded,
     NullKey,
@@ -139,6 +140,7 @@ class Reader:
                 " is damaged.",
                 where=self.shape.relation.name,
                 remedy="Ask the DBA to publish it without such functions, or to check the indexes.",
+                abroad=OPEN,
             )
 
     @property
@@ -203,6 +205,7 @@ class Reader:
             remedy="Ask the DBA to check the table and its indexes at the source (SQLite: PRAGMA "
             "integrity_check; MariaDB: CHECK TABLE; PostgreSQL: amcheck), and that the key is"
             " unique.",
+            abroad=OPEN,
         )
 
     def _begin(self) -> None:
@@ -264,5 +267,7 @@ def part_too_large(shape: Shape, rows_max: int) -> LimitExceeded:
 
 def _changed(shape: Shape) -> SnapshotLost:
     return SnapshotLost(
-        "The data changed between two reads of this exchange.", where=shape.relation.name
+        "The data changed between two reads of this exchange.",
+        where=shape.relation.name,
+        abroad=OPEN,
     )

@@ -26,7 +26,7 @@ from driftline import wire_pb2 as pb
 from driftline.arrays import Positions
 from driftline.columns import Block
 from driftline.digests import Salt
-from driftline.errors import ConfigurationError, LimitExceeded, MalformedMessage
+from driftline.errors import OPEN, ConfigurationError, LimitExceeded, MalformedMessage
 from driftline.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
 from driftline.limits import TILE_HELD_BYTES
 
@@ -83,6 +83,7 @@ def refused(shape: Shape, why: str) -> ConfigurationError:
         where=shape.relation.name,
         remedy="Remove `incremental` from the fragment, or ask the DBA for another key or an index "
         "(docs/dba-guide.md, In tiles).",
+        abroad=OPEN,
     )
 
 

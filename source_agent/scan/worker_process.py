@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from driftline.digests import Salt
-from driftline.errors import DatabaseUnavailable, DriftlineError, InternalError
+from driftline.errors import OPEN, DatabaseUnavailable, DriftlineError, InternalError
 
 from source_agent.engines.interface import DatabaseTime, Session, Split
 from source_agent.engines.shapes import Shape
@@ -120,7 +120,10 @@ class Worker:
             with self._lock:
                 self._session = split.session
                 if self._is_over:
-                    raise DatabaseUnavailable("The read was interrupted.")
+                    raise DatabaseUnavailable(
+                        "The read was interrupted.",
+                        abroad=OPEN,
+                    )
             try:
                 self._read(job, split)
             finally:

@@ -20,6 +20,7 @@ from driftline.limits import NAME_BYTES_MAX
 from driftline.negotiation import check_protocol
 from driftline.reference_messages import to_messages
 from driftline.references import Reference
+from driftline.types import Recipe
 
 from source_agent.budgets.audit import NOT_RELOADED, RELOADED, Audit, AuditEntry
 from source_agent.budgets.budget import Governor
@@ -210,10 +211,13 @@ def describe(
         derive=sorted(part.value for part in derive),
         references=to_messages(references),
         row_security=None if shape.row_security is None else shape.row_security.message(),
-        marker=None if marked is None else _marker(marked),
+        marker=None if marked is None else _marker(marked, recipe),
     )
 
 
-def _marker(marked: MarkedBy) -> pb.Marker:
+def _marker(marked: MarkedBy, recipe: Recipe) -> pb.Marker:
+    """Return the marker as a message; a column that is not published has no name there."""
     marker = marked.marker
-    return pb.Marker(kind=marked.kind.value, column=marker.column, late_s=marker.late_s or 0.0)
+    is_published = any(column.name == marker.column for column in recipe.columns)
+    column = marker.column if is_published else ""
+    return pb.Marker(kind=marked.kind.value, column=column, late_s=marker.late_s or 0.0)

@@ -26,6 +26,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from driftline import wire_pb2 as pb
 from driftline.derivations import Derivation, Part
 from driftline.errors import (
+    OPEN,
     DatabaseUnavailable,
     DriftlineError,
     InternalError,
@@ -313,14 +314,15 @@ class Conversation:
             self._pause_session()  # the next request may come late; no writer shall wait for it
         if error is None:
             return False
-        self._deliver(pb.Reply(refused=self._refusal(error)))
+        self._deliver(pb.Reply(refused=self._refusal(error, opening.relation)))
         return True
 
-    def _refusal(self, error: DriftlineError) -> pb.Refused:
+    def _refusal(self, error: DriftlineError, relation: str) -> pb.Refused:
         """Return the refusal of an `Open`; it describes the relation if its recipe changed."""
         if isinstance(error, RecipeChanged) and self._shape is not None:
-            return refusal(error, describe(self._shape, self._state.config.budget, self._derive))
-        return refusal(error)
+            described = describe(self._shape, self._state.config.budget, self._derive)
+            return refusal(error, relation, described)
+        return refusal(error, relation)
 
     def _compare(self, opening: pb.Open, entry: AuditEntry) -> None:
         served = self._state.served_relation(opening.relation, opening.protocol, self._client)
@@ -418,7 +420,8 @@ class Conversation:
         longest = self._state.config.budget.snapshot_s
         if longest is not None and time.monotonic() - self._opened_at > longest:
             raise SnapshotLost(
-                f"The source's DBA limits a snapshot to {longest:g} s (limits.snapshot_seconds)."
+                f"The source's DBA limits a snapshot to {longest:g} s (limits.snapshot_seconds).",
+                abroad=OPEN,
             )
 
     def _overdue(self, *, probes: bool = True) -> DriftlineError | None:

@@ -5,8 +5,11 @@ a client that opens calls and sends nothing would take every thread. So calls wi
 registered as calls with a stream of requests, which look the same on the wire. Their handlers run
 at once, take a place, and wait OPEN_S for the message.
 
-The client gets a `DriftlineError` as it is. Any other exception is an internal error: the client
-gets a reference, and its text, which nobody reviewed, stays in the log of this machine.
+Every error text that leaves the source passes `refusal`. A `DriftlineError` whose texts hold only
+what the request named crosses as it is. Of another one, which a database, a driver or the DBA's
+file wrote parts of, the client gets our own words and a reference, under which the log of this
+machine has it in full (`DriftlineError.crossing`). Any other exception is an internal error: the
+client gets a reference, and its text, which nobody reviewed, stays in the log.
 
 Nothing of a call outlives it. An exception holds the frames that it passed, and so their requests
 and gRPC's call; if one of these frames holds the exception, or gRPC's state of the call does, all
@@ -20,9 +23,12 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NoReturn, Protocol, TypeVar
 
+import blake3
 import grpc
 from driftline import same_machine
 from driftline import wire_pb2 as pb
@@ -33,14 +39,22 @@ from driftline.errors import (
     LimitExceeded,
     MalformedMessage,
 )
-from driftline.limits import HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX, OPEN_S
+from driftline.limits import (
+    HEALTH_RPCS_MAX,
+    HEALTH_RPCS_PER_CLIENT_MAX,
+    LOCAL_LOG_S,
+    LOCAL_TEXTS_MAX,
+    NAME_BYTES_MAX,
+    OPEN_S,
+)
+from driftline.peer_text import one_line
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 
 from source_agent.budgets.budget import Stopped
 from source_agent.budgets.places import fixed_places
-from source_agent.server.message_parts import check_parts
 from source_agent.scan.processors import machine
+from source_agent.server.message_parts import check_parts
 
 # Trailing metadata of a call that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
@@ -167,19 +181,20 @@ def neighbour(context: grpc.ServicerContext) -> int | None:
     return None
 
 
-def abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:
+def abort(context: grpc.ServicerContext, error: DriftlineError, relation: str = "") -> NoReturn:
     """End a call outside an exchange by a gRPC status, with the error in trailing metadata."""
     release(error)
+    refused = refusal(error, relation)
     names = (GRPC_STATUS[kind] for kind in type(error).__mro__ if kind in GRPC_STATUS)
     status = getattr(grpc.StatusCode, next(names, "INTERNAL"))
     context.set_trailing_metadata(
         (
-            (CODE_METADATA, error.code),
-            (REMEDY_METADATA, error.remedy.encode("ascii", "replace").decode()),
-            (REFUSED_METADATA, refusal(error).SerializeToString()),
+            (CODE_METADATA, refused.code),
+            (REMEDY_METADATA, refused.remedy.encode("ascii", "replace").decode()),
+            (REFUSED_METADATA, refused.SerializeToString()),
         )
     )
-    context.abort(status, error.message)
+    context.abort(status, refused.message)
     raise AssertionError("abort raises")
 
 
@@ -211,8 +226,15 @@ def release(problem: BaseException) -> None:
             left += [e for e in (error.__cause__, error.__context__) if e is not None]
 
 
-def refusal(error: DriftlineError, description: pb.Description | None = None) -> pb.Refused:
-    """Return the error as a message."""
+def refusal(
+    error: DriftlineError, relation: str = "", description: pb.Description | None = None
+) -> pb.Refused:
+    """Return the error as a message; what may not leave this machine is logged instead.
+
+    relation: that the request named, the place of an error that keeps its own to itself.
+    """
+    if error.is_local:
+        error = error.crossing(_kept.reference(str(error)), one_line(relation, NAME_BYTES_MAX))
     return pb.Refused(
         code=error.code,
         message=error.message,
@@ -221,6 +243,36 @@ def refusal(error: DriftlineError, description: pb.Description | None = None) ->
         details=error.details,
         description=description,
     )
+
+
+class _Kept:
+    """Texts that stay in the log: each is logged once in LOCAL_LOG_S, under one reference.
+
+    The reference is keyed by the process, so that a client cannot try names against it.
+    """
+
+    def __init__(self) -> None:
+        self._key, self._lock = secrets.token_bytes(32), threading.Lock()
+        self._logged: OrderedDict[str, float] = OrderedDict()
+
+    def reference(self, text: str) -> str:
+        """Return the reference of a text, which the log has."""
+        reference = blake3.blake3(text.encode(), key=self._key).hexdigest(length=4)
+        now = time.monotonic()
+        with self._lock:
+            last = self._logged.get(reference)
+            is_due = last is None or now - last >= LOCAL_LOG_S
+            if is_due:
+                self._logged[reference] = now
+                self._logged.move_to_end(reference)
+                if len(self._logged) > LOCAL_TEXTS_MAX:
+                    self._logged.popitem(last=False)
+        if is_due:
+            _log.warning("refused, %s: %s", reference, text)
+        return reference
+
+
+_kept = _Kept()
 
 
 def _check(

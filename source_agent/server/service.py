@@ -27,7 +27,7 @@ from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
 from driftline.activity import Activity
 from driftline.activity_messages import to_message
-from driftline.errors import DatabaseUnavailable, DriftlineError, LimitExceeded, NotNow
+from driftline.errors import OPEN, DatabaseUnavailable, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import (
     ACTIVITY_RELATIONS_MAX,
     CONTROL_S,
@@ -122,7 +122,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         except Exception as problem:
             error = known(problem)
             entry.outcome = error.code
-            abort(context, error)
+            abort(context, error, entry.relation)
         finally:
             entry.seconds = time.monotonic() - began
             self.state.audit.write(entry)
@@ -221,7 +221,9 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         except DriftlineError:
             if is_late:
                 raise DatabaseUnavailable(
-                    f"The database did not answer in {CONTROL_S:g} s.", where=where
+                    f"The database did not answer in {CONTROL_S:g} s.",
+                    where=where,
+                    abroad=OPEN,
                 ) from None
             raise
         finally:

@@ -70,7 +70,13 @@ def down(bench: Bench) -> Iterator[TlsPair]:
             bench.converge(pair)
 
 
-@cause("the file of an SQLite database is gone", "DATABASE_UNAVAILABLE", 4, "erp.db", retried=True)
+@cause(
+    "the file of an SQLite database is gone",
+    "DATABASE_UNAVAILABLE",
+    4,
+    "does not exist",
+    retried=True,
+)
 def no_file(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy) as pair:
         (bench.folder / "erp.db").rename(bench.folder / "elsewhere.db")
@@ -79,7 +85,9 @@ def no_file(bench: Bench) -> Iterator[TlsPair]:
         bench.converge(pair)
 
 
-@cause("the database refuses the password", "DATABASE_REFUSED", 1, "password", retried=False)
+@cause(
+    "the database refuses the password", "DATABASE_REFUSED", 1, "refused the login", retried=False
+)
 def wrong_password(bench: Bench) -> Iterator[TlsPair]:
     with bench.postgresql() as legacy:
         right, legacy.password = legacy.password, "not-it"
@@ -90,7 +98,9 @@ def wrong_password(bench: Bench) -> Iterator[TlsPair]:
             bench.converge(pair)
 
 
-@cause("SELECT is not granted", "DATABASE_REFUSED", 1, "GRANT SELECT ON orders", retried=False)
+@cause(
+    "SELECT is not granted", "DATABASE_REFUSED", 1, "SELECT or USAGE", "Ask the DBA", retried=False
+)
 def not_granted(bench: Bench) -> Iterator[TlsPair]:
     with bench.postgresql() as legacy:
         legacy.execute("REVOKE SELECT ON orders FROM PUBLIC")
@@ -102,7 +112,7 @@ def not_granted(bench: Bench) -> Iterator[TlsPair]:
 
 
 @cause("USAGE of the schema is not granted", "DATABASE_REFUSED", 1,
-       'GRANT USAGE ON SCHEMA "kept"', retried=False)  # fmt: skip
+       "SELECT or USAGE", retried=False)  # fmt: skip
 def schema_not_granted(bench: Bench) -> Iterator[TlsPair]:
     relation = {"orders": 'table = "kept.orders"\nkey = ["id"]'}
     with bench.postgresql() as legacy:
@@ -116,7 +126,7 @@ def schema_not_granted(bench: Bench) -> Iterator[TlsPair]:
 
 
 @cause("a materialized view was never filled", "DATABASE_REFUSED", 1,
-       "has not been populated", "REFRESH MATERIALIZED VIEW", retried=False)  # fmt: skip
+       "was never filled", "Ask the DBA", retried=False)  # fmt: skip
 def not_filled(bench: Bench) -> Iterator[TlsPair]:
     """Before a view over it is read, too."""
     relation = {"orders": 'table = "kept"\nkey = ["id"]'}
@@ -173,7 +183,7 @@ def lacking_index(bench: Bench) -> Iterator[TlsPair]:
 
 @cause(
     "a session is ended by pg_terminate_backend", "DATABASE_UNAVAILABLE", 4,
-    "orders", "terminating connection due to administrator command", retried=True,
+    "orders", "An administrator ended the connection", retried=True,
 )  # fmt: skip
 def terminated(bench: Bench) -> Iterator[TlsPair]:
     with (
@@ -186,7 +196,7 @@ def terminated(bench: Bench) -> Iterator[TlsPair]:
 
 @cause(
     "a statement is cancelled by pg_cancel_backend", "DATABASE_REFUSED", 1,
-    "canceling statement due to user request", "ask the DBA", retried=False,
+    "Somebody at the source cancelled", "Ask the DBA", retried=False,
 )  # fmt: skip
 def cancelled(bench: Bench) -> Iterator[TlsPair]:
     with (
@@ -212,7 +222,7 @@ def killed(bench: Bench) -> Iterator[TlsPair]:
     "DATABASE_UNAVAILABLE",
     4,
     "ended the connection",
-    "its log",
+    "the log of the source's agent",
     retried=True,
 )
 def restarted(bench: Bench) -> Iterator[TlsPair]:
@@ -260,8 +270,7 @@ def _restarted(
 
 @cause(
     "a standby cancels in favour of recovery", "SNAPSHOT_LOST", 75,
-    "due to conflict with recovery",
-    "User query might have needed to see row versions that must be removed", retried=True,
+    "in favour of recovery", retried=True,
 )  # fmt: skip
 def conflict(bench: Bench) -> Iterator[TlsPair]:
     primary: PostgreSQL = bench.fixture("own_postgresql")
@@ -307,7 +316,7 @@ def slow(bench: Bench) -> Iterator[TlsPair]:
 
 
 @cause("the database's disk is full", "DATABASE_UNAVAILABLE", 4,
-       "No space left on device", "Free space on the database server", retried=True)  # fmt: skip
+       "disk is full", "Try again later", retried=True)  # fmt: skip
 def full(bench: Bench) -> Iterator[TlsPair]:
     """Its sort does not fit into the disk of its temporary files."""
     server: PostgreSQL = bench.fixture("postgresql")

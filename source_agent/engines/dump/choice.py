@@ -107,6 +107,7 @@ class Pattern:
                 f"The file {candidate.name!r} has no time {self.time!r} in its name:"
                 f" {found['time']!r}.",
                 remedy="Rename or remove the file, or correct `files`.",
+                abroad="A file of it has no time in its name.",
             ) from None
         return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
@@ -205,6 +206,7 @@ def newest(
         raise DatabaseUnavailable(
             _nothing(candidates, files, named, now_ns),
             remedy="Wait for the next delivery, or correct `files`, `complete` or `settle_s`.",
+            abroad="No file of it is complete yet.",
         )
     dated = sorted((max(map(named.instant, found)), name) for name, found in complete.items())
     at, last = dated[-1]
@@ -212,6 +214,7 @@ def newest(
         raise DatabaseRefused(
             f"The files {dated[-2][1]!r} and {last!r} are of one instant, {text_of(at)}.",
             remedy="Remove one, or name files by the time of their data: {%Y%m%d%H%M%S}.",
+            abroad="Two files of it are of one instant.",
         )
     return _whole(complete[last], named, last), at
 
@@ -255,6 +258,7 @@ def _refuse_parts(candidates: Sequence[Candidate], files: Files) -> None:
                 remedy=f"Write {PART} in `files` for the number, and a marker of the whole delivery"
                 ' in `complete`, such as "_SUCCESS"; make `files` narrower if one of them is the'
                 " whole.",
+                abroad="Its files look like parts of one delivery.",
             )
 
 

@@ -266,4 +266,5 @@ def _other_header(names: list[str] | None, format: Format, name: str) -> Configu
         f"The header of {name!r} is not what {format.file} describes: {what}.",
         remedy=f"If the columns changed, change {format.file} and tell the data engineer; check"
         " `separator` and `encoding`.",
+        abroad="The header of its file is not what its format describes.",
     )

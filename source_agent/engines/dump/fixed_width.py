@@ -41,6 +41,7 @@ def _after_header(
         raise ConfigurationError(
             _NO_HEADER.format(name=name, file=format.file),
             remedy="Correct `widths` and names in the format, or set header = false.",
+            abroad="The header of its file is not what its format describes.",
         )
     return Lines(rest, lines.first + 1, lines.count - 1)
 

@@ -58,7 +58,10 @@ class DumpFile:
         os.close(self._descriptor)
 
     def _lost(self, what: str) -> SnapshotLost:
-        return SnapshotLost(f"The file {self.name!r} {what} while it was read.")
+        return SnapshotLost(
+            f"The file {self.name!r} {what} while it was read.",
+            abroad=f"The file {what} while it was read.",
+        )
 
 
 class Delivery:
@@ -138,6 +141,7 @@ class Folder:
                 f"The folder {str(path)!r} cannot be opened: {error.strerror}.",
                 remedy="Check database.url: an absolute path has four slashes,"
                 " dump:////path/to/folder. The agent must be able to list it.",
+                abroad="The folder of the files cannot be opened.",
             ) from None
 
     def close(self) -> None:
@@ -203,6 +207,7 @@ class Folder:
             raise DatabaseRefused(
                 f"{name!r} in {str(self.path)!r} is {kind}.",
                 remedy="Put the file itself there, or make `files` narrower.",
+                abroad=f"A file of it is {kind}.",
             )
         return status
 
@@ -214,6 +219,7 @@ class Folder:
             raise DatabaseUnavailable(
                 f"A file in {str(self.path)!r} cannot be read: {error.strerror}.",
                 remedy="The agent's account must be able to read the files that `files` names.",
+                abroad="A file of it cannot be read.",
             ) from None
 
 

@@ -122,6 +122,7 @@ def _check_columns(
             f"The columns of {name!r} are {', '.join(schema.names)}, and {format.file} names"
             f" {', '.join(format.names)}.",
             remedy=f"Correct {format.file}, and tell the data engineer.",
+            abroad="The columns of its file are not those of its format.",
         )
     leaves = (source.schema.column(i) for i in range(len(source.schema)))
     flat = {leaf.path: leaf for leaf in leaves if leaf.path == leaf.name}
@@ -138,6 +139,7 @@ def _check_columns(
             if kinds
             else "This type of Parquet is not read: leave it out by `columns` of the relation.",
             where=f"{format.file}: columns.{column}",
+            abroad="A column of its file has another type than its format says.",
         )
     return flat
 
@@ -216,4 +218,5 @@ def _damaged(error: Exception, name: str) -> DatabaseRefused:
     return DatabaseRefused(
         f"The file {name!r} is no Parquet file, or is damaged: {error}.",
         remedy="Deliver it again, and mark it as complete only then.",
+        abroad="Its file is no Parquet file, or is damaged.",
     )

@@ -25,7 +25,13 @@ from driftline.arrays import Bools, Positions
 from driftline.columns import Block as RowBlock
 from driftline.columns import gather
 from driftline.derivations import Comparison, Operator
-from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, ValueDoesNotFit
+from driftline.errors import (
+    OPEN,
+    ConfigurationError,
+    DatabaseRefused,
+    DriftlineError,
+    ValueDoesNotFit,
+)
 from driftline.key_order import KeyRange
 from driftline.keys import null_keys, positions
 from driftline.types import Column
@@ -225,6 +231,7 @@ class DumpSession(SnapshotSession):
                     f"Reading {source.delivery.name!r} took longer than the file allows.",
                     where=shape.relation.name,
                     remedy="Raise `statement_timeout_s`.",
+                    abroad="Reading took longer than the DBA allows (statement_timeout_s).",
                 )
             try:
                 rows = encoder.of_columns(block.columns)
@@ -287,6 +294,7 @@ def _refuse_settings(relation: Relation) -> None:
             "In a folder of dump files a relation is `files`.",
             remedy='Write files = "accounts-*.csv" and format = "accounts.toml".',
             where=relation.name,
+            abroad=OPEN,
         )
     for setting, why in _TABLE_ONLY.items():
         if getattr(relation, setting):
@@ -294,6 +302,7 @@ def _refuse_settings(relation: Relation) -> None:
                 f"`{setting}` is for databases: {why}.",
                 remedy="Remove it.",
                 where=f"{relation.name}: {setting}",
+                abroad=OPEN,
             )
 
 

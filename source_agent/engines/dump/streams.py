@@ -86,6 +86,7 @@ def _damaged(name: str, form: str, error: Exception) -> DatabaseRefused:
     return DatabaseRefused(
         f"The file {name!r} is damaged or was delivered in part ({form}: {error}).",
         remedy="Deliver it again, and mark it as complete only then.",
+        abroad=f"Its file is damaged or was delivered in part ({form}).",
     )
 
 

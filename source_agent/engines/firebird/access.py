@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from driftline.errors import (
+    OPEN,
     ConfigurationError,
     DatabaseRefused,
     DatabaseUnavailable,
@@ -46,22 +47,30 @@ def translate(
     where = relation.name if relation else ""
     codes = set(getattr(error, "gds_codes", None) or ())
     text = f"Firebird says: {said(error)}."
+    brief = f"Firebird refuses it ({', '.join(map(str, sorted(codes))) or type(error).__name__})."
     if _TIMED_OUT in text.lower():
         return DatabaseRefused(
             text,
             where=where,
             remedy="Raise StatementTimeout of the server, or publish less of the table.",
+            abroad="Reading took longer than the server allows (StatementTimeout).",
         )
     if _CANCELLED in codes:
         return DatabaseRefused(
             "Reading took longer than the file allows.",
             where=where,
             remedy="Raise `statement_timeout_s`, or publish less of the table.",
+            abroad=OPEN,
         )
     if _NO_PRIVILEGE in codes:
-        return DatabaseRefused(text, where=where, remedy="GRANT SELECT on it to the login.")
+        return DatabaseRefused(
+            text,
+            where=where,
+            remedy="GRANT SELECT on it to the login.",
+            abroad="SELECT is not granted to the agent.",
+        )
     if codes & _LOST:
-        return DatabaseUnavailable(text, where=where)
+        return DatabaseUnavailable(text, where=where, abroad=brief)
     if codes == {_UNKNOWN_TYPE}:
         return ConfigurationError(
             f"It has a column of a type that Firebird's client library on this machine, of "
@@ -69,21 +78,33 @@ def translate(
             where=where,
             remedy="Install the client library (libfbclient) of the server's release, or publish "
             "a query without that column, or with a CAST of it.",
+            abroad=OPEN,
         )
     if is_description:
         return ConfigurationError(
-            text, where=where, remedy="Correct the table or the query in the file."
+            text,
+            where=where,
+            remedy="Correct the table or the query in the file.",
+            abroad=brief,
         )
-    return DatabaseRefused(text, where=where)
+    return DatabaseRefused(text, where=where, abroad=brief)
 
 
 def connect_error(error: DatabaseError, database: str) -> DriftlineError:
     """Return the error for a database that could not be opened."""
     text = f"Firebird says of {database!r}: {said(error)}."
     if _LOGIN in set(getattr(error, "gds_codes", None) or ()):
-        return DatabaseRefused(text, where="database.url", remedy="Check the user and password.")
+        return DatabaseRefused(
+            text,
+            where="database.url",
+            remedy="Check the user and password.",
+            abroad="Firebird refused the login.",
+        )
     return DatabaseUnavailable(
-        text, where="database.url", remedy="Check the URL, the server and the account's rights."
+        text,
+        where="database.url",
+        remedy="Check the URL, the server and the account's rights.",
+        abroad="Firebird cannot be reached.",
     )
 
 

@@ -16,6 +16,7 @@ from driftline.errors import (
     SnapshotLost,
 )
 from pymysql import Error, OperationalError
+from pymysql.constants import CR, ER
 
 from source_agent.engines.interface import Ask, Limits, Listed, MarkedRead, Privilege
 from source_agent.engines.mariadb import settings, types, warnings
@@ -73,6 +74,12 @@ _PLAN_HIDDEN: Final = "(error 1345)"  # of a view, to a login without SELECT on 
 _NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
 CLIENT_ERRORS: Final = 2000
 _LOST_CONNECTION: Final = 2013
+_NAMES: Final = {
+    number: name
+    for module in (ER, CR)
+    for name, number in vars(module).items()
+    if name.isupper() and not name.startswith("ERROR_") and isinstance(number, int)
+}
 _UNAVAILABLE: Final = {
     *(1040, 1053, 1077, 1080, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1317, 1927, 4031),
     *range(2000, 2049),
@@ -122,6 +129,11 @@ def _parts(error: Error) -> tuple[int, str]:
     return number, text.strip().rstrip(".")
 
 
+def error_name(number: int) -> str:
+    """Return the name of an error of the server or the driver, such as TABLEACCESS_DENIED_ERROR."""
+    return _NAMES.get(number, "not known by name")
+
+
 def is_said_by_server(error: Error) -> bool:
     """Return True if the server itself refused; the driver's own numbers begin at 2000."""
     return 0 < _parts(error)[0] < CLIENT_ERRORS
@@ -140,10 +152,12 @@ def connect_error(error: Error, where: str) -> DriftlineError:
         return DatabaseRefused(
             f"MariaDB at {where} refused the login: {text}.",
             remedy="Check the user, the password and the database's name in database.url.",
+            abroad="MariaDB refused the login.",
         )
     return DatabaseUnavailable(
         f"MariaDB at {where} cannot be reached: {text}.",
         remedy="Check that it runs and that database.url is right, then try again.",
+        abroad="MariaDB cannot be reached.",
     )
 
 
@@ -152,23 +166,40 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
     number, text = _parts(error)
     where = relation.name if relation else ""
     message = f"MariaDB says: {text} (error {number})."
+    brief = f"MariaDB says: error {number}, {error_name(number)}."
     if number in _NOT_GRANTED:
         what = relation.table if relation and relation.table else "every table it reads"
         remedy = f"As an administrator: GRANT SELECT ON {what} TO the agent."
-        return DatabaseRefused(message, where=where, remedy=remedy)
+        return DatabaseRefused(
+            message,
+            where=where,
+            remedy=remedy,
+            abroad=f"SELECT is not granted to the agent (error {number}).",
+        )
     if is_silence(error):
         return DatabaseUnavailable(
             f"MariaDB has sent nothing for too long: {text}.",
             where=where,
             remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s"
             " if a statement needs longer before its first row.",
+            abroad="MariaDB has sent nothing for too long.",
         )
     for numbers, kind, remedy in _ERRORS:
         if number in numbers:
-            return kind(message, where=where, remedy=remedy)
+            return kind(
+                message,
+                where=where,
+                remedy=remedy,
+                abroad=brief,
+            )
     if not number and isinstance(error, OperationalError):
-        return DatabaseUnavailable(message, where=where, remedy=_TRY_LATER)
-    return DatabaseRefused(message, where=where)
+        return DatabaseUnavailable(
+            message,
+            where=where,
+            remedy=_TRY_LATER,
+            abroad=brief,
+        )
+    return DatabaseRefused(message, where=where, abroad=brief)
 
 
 def privileges(ask: Ask, relations: Sequence[Relation], database: str) -> list[Privilege]:

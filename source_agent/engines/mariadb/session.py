@@ -94,7 +94,7 @@ class MariadbSession(SnapshotSession):
         try:
             return activity.activities(self.ask, probed)
         except DriftlineError as error:
-            return {relation.name: NotKnown(error.message) for relation in probed}
+            return {relation.name: NotKnown(error.message_abroad) for relation in probed}
 
     @property
     def time_limits(self) -> list[TimeLimit]:

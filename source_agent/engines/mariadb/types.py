@@ -289,6 +289,7 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
             f"The table {relation.table} was altered or replaced after the snapshot was taken, and "
             "MariaDB cannot show what was in it.",
             where=relation.name,
+            abroad="A table that it reads was altered or replaced after the snapshot was taken.",
         )
     return made
 

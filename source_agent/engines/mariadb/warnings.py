@@ -88,6 +88,7 @@ def refuse(session: Warner, shape: Shape, count: int) -> None:
             f"{_shown(listed) or 'none'}.",
             where=shape.relation.name,
             remedy="Write the query, view or `where` so that it raises none, with CAST.",
+            abroad="MariaDB raised more warnings than it lists while it read values.",
         )
 
 
@@ -133,12 +134,14 @@ def _lost(session: Warner, shape: Shape, lost: list[Warned]) -> DriftlineError:
     column, key = _place(session, shape)
     of = f"the column {column}" if column else "a column"
     row = f", in the row with key {key}" if key else ""
+    numbers = ", ".join(str(number) for number in dict.fromkeys(number for number, _ in lost))
     larger = "Raise max_allowed_packet of the server, or leave" if _is_large(lost) else "Leave"
     return ValueDoesNotFit(
         f"MariaDB lost a value of {of}{row}: {_shown(lost)}.",
         remedy=f"{larger} the column out with `columns`, or the row with `where`.",
         where=f"{shape.relation.name}.{column}" if column else shape.relation.name,
         details={"key": key} if key else {},
+        abroad=f"MariaDB lost a value of {of}{row} (errors {numbers}).",
     )
 
 

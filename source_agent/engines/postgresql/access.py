@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from driftline.errors import (
+    OPEN,
     ConfigurationError,
     DatabaseRefused,
     DatabaseUnavailable,
@@ -146,6 +147,16 @@ _MEANINGS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] 
         "As the owner of a materialized view that was never filled: REFRESH MATERIALIZED VIEW.",
     ),
 )
+# The same for a warehouse, which may read no name of the database.
+_IN_BRIEF: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
+    ((_CONFLICT,), "The read was cancelled, as a standby does in favour of recovery. "),
+    (("57P01",), "An administrator ended the connection. "),
+    (("53100",), "The database server's disk is full. "),
+    (("55P03",), "Someone holds a lock on a table that it reads. "),
+    (("42501",), "The source's login lacks a right that it needs, such as SELECT or USAGE. "),
+    (("42P01", "42703", "3F000"), "A table or a column that it reads does not exist. "),
+    (("55000",), "A materialized view that it reads was never filled. "),
+)
 
 
 def error_of(result: pq.abc.PGresult | None) -> Error:
@@ -169,12 +180,14 @@ def connect_error(error: Error, parameters: dict[str, str]) -> DriftlineError:
             " convert to UTF-8.",
             remedy="Restore a dump of it, made with `pg_dump --encoding`, into a database of"
             " another encoding.",
+            abroad=f"The database has the encoding {_UNCONVERTED}, which cannot be read.",
         )
     if UNSUPPORTED in text:
         return DatabaseRefused(
             f"A connection pooler at {where} refused the connection: {text}.",
             remedy="Remove the parameter from database.url and from the environment (PG…), or have"
             " it added to the pooler's ignore_startup_parameters.",
+            abroad="A connection pooler refused the connection.",
         )
     address = {k: v for k, v in parameters.items() if k in {"host", "hostaddr", "port", "dbname"}}
     conninfo = make_conninfo(**address, connect_timeout=_PING_S)
@@ -184,11 +197,13 @@ def connect_error(error: Error, parameters: dict[str, str]) -> DriftlineError:
         return DatabaseUnavailable(
             f"PostgreSQL at {where} cannot be reached: {text}.",
             remedy="Check that it runs and that database.url is right, then try again.",
+            abroad="PostgreSQL cannot be reached.",
         )
     return DatabaseRefused(
         f"PostgreSQL at {where} refused the login: {text}.",
         remedy="Check the user, the password and the database's name in database.url, and"
         " pg_hba.conf.",
+        abroad="PostgreSQL refused the login.",
     )
 
 
@@ -197,13 +212,13 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
     state = error.sqlstate or ""
     text = " ".join((error.diag.message_primary or str(error)).split()).rstrip(".")
     where = relation.name if relation else ""
-    message = f"PostgreSQL says: {text}."
+    message, brief = f"PostgreSQL says: {text}.", _brief(error, state, text)
     if state == _CONFLICT and error.diag.message_detail:  # on a standby: which conflict it was
         message = f"PostgreSQL says: {text} ({error.diag.message_detail.strip().rstrip('.')})."
     if _BY_STATEMENT in text:
         return no_transactions()
     if "transaction timeout" in text:
-        return SnapshotLost(message, where=where)
+        return SnapshotLost(message, where=where, abroad=brief)
     if not state and isinstance(error, OperationalError):
         if _ENDED in text:  # a server cannot send a reason behind rows that nobody has read
             message = "PostgreSQL ended the connection without giving a reason."
@@ -211,15 +226,29 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
             message,
             where=where,
             remedy="Try again later; its log says whether it was restarted or the session ended.",
+            abroad=brief,
         )
     if state == "57014":
-        return DatabaseRefused(message, where=where, remedy=_cancelled(text))
+        return DatabaseRefused(message, where=where, remedy=_cancelled(text), abroad=brief)
     for states, kind, remedy in _MEANINGS:
         if state.startswith(states):
             said = remedy.replace("{grant}", _missing_grant(text, relation))
             said = said.replace("{found}", _finding(text))
-            return kind(message, where=where, remedy=said)
-    return DatabaseRefused(f"{message} (SQLSTATE {state})", where=where)
+            return kind(message, where=where, remedy=said, abroad=brief)
+    return DatabaseRefused(f"{message} (SQLSTATE {state})", where=where, abroad=brief)
+
+
+def _brief(error: Error, state: str, text: str) -> str:
+    """Return what a warehouse may read of an error: how PostgreSQL calls it, and no name in it."""
+    if not state:
+        return "PostgreSQL ended the connection."
+    if state == "57014" and "statement timeout" in text:
+        return "A statement timeout of the file (statement_timeout_s) or of the role was reached."
+    if state == "57014" and "user request" in text:
+        return "Somebody at the source cancelled the statement."
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
+    found = next((said for states, said in _IN_BRIEF if state.startswith(states)), "")
+    return f"{found}PostgreSQL says: {words} (SQLSTATE {state})."
 
 
 def no_transactions() -> DatabaseRefused:
@@ -229,13 +258,16 @@ def no_transactions() -> DatabaseRefused:
         " pooling), so no two of them see one snapshot.",
         remedy="Name the server itself in database.url, or have the pooler pool by transaction or"
         " by session (pool_mode of PgBouncer).",
+        abroad="A connection pooler passes each statement on by itself, without a snapshot.",
     )
 
 
 def several_servers(what: str) -> DatabaseUnavailable:
     """Return the error for connections of which each may reach another server."""
     return DatabaseUnavailable(
-        what, remedy="Have `database.url` name one server, not a list or a balancer of several."
+        what,
+        remedy="Have `database.url` name one server, not a list or a balancer of several.",
+        abroad=OPEN,
     )
 
 

@@ -62,7 +62,8 @@ WITH RECURSIVE edges(reader, read) AS (
   JOIN edges e ON e.reader = reads.relation
 )
 SELECT DISTINCT pg_catalog.format('%%I.%%I', n.nspname, c.relname), p.polname::pg_catalog.text,
-       p.polpermissive, pg_catalog.pg_get_expr(p.polqual, p.polrelid)
+       p.polpermissive, pg_catalog.pg_get_expr(p.polqual, p.polrelid),
+       c.oid IS NOT DISTINCT FROM (SELECT asked.relation FROM asked)
 FROM reads JOIN pg_catalog.pg_class c ON c.oid = reads.relation
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_roles r ON r.oid = reads.role
@@ -76,6 +77,7 @@ ORDER BY 1, 2, 3, 4"""
 STATEMENTS: Final = (PROBE, PROBED, OFF, PLAIN, POLICIES)
 
 NOTHING_HIDDEN: Final = RowSecurity(())
+NOTE: Final = "row security: the relation is what the login may see"
 _UNKNOWN: Final = Policy("a table that is not known", "", b"")  # the server says that there is one
 
 
@@ -104,16 +106,17 @@ def policies(ask: Ask, relation: int | None) -> RowSecurity:
     """
     ask(PLAIN)
     found = []
-    for table, name, is_permissive, condition in ask(POLICIES, relation):
+    for table, name, is_permissive, condition, is_own in ask(POLICIES, relation):
         text = "\0".join((table, name or "", str(is_permissive), condition or ""))
-        found.append(Policy(table, name or "", blake3.blake3(text.encode()).digest(length=8)))
+        digest = blake3.blake3(text.encode()).digest(length=8)
+        found.append(Policy(table, name or "", digest, is_own=is_own))
     return RowSecurity(tuple(found) or (_UNKNOWN,))
 
 
 def note(found: RowSecurity, *, is_query: bool) -> str:
-    """Return the note of `check` and `doctor` on a relation whose rows policies hide."""
+    """Return the note of `check` on a relation whose rows policies hide: which ones."""
     tables = dict.fromkeys(policy.table for policy in found.policies)
     named = [f"{policy.name} of {policy.table}" for policy in found.policies if policy.name]
     by = f"policies that apply: {', '.join(named)}" if named else "no policy lets it see a row"
     of = f"; every table with policies counts: {', '.join(tables)}" if is_query else ""
-    return f"row security: the relation is what the login may see ({by}{of})"
+    return f"row security: {by}{of}"

@@ -103,4 +103,5 @@ def replaced(
         f"The table {table} was {how} after the snapshot was taken, and PostgreSQL cannot show "
         "what was in it.",
         where=relation.name,
+        abroad=f"A table that it reads was {how} after the snapshot was taken.",
     )

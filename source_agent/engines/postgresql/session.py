@@ -153,7 +153,7 @@ class PostgresqlSession(SnapshotSession):
         try:
             return activity.activities(self.ask, probed)
         except Error as error:
-            why = NotKnown(translate(error).message)
+            why = NotKnown(translate(error).message_abroad)
             return {relation.name: why for relation in probed}
 
     def _set(self, statement: str, values: dict[str, str]) -> None:
@@ -217,8 +217,13 @@ class PostgresqlSession(SnapshotSession):
         relation = None if is_query else self.ask(access.RESOLVED, source)[0][0]
         with contextlib.closing(PostgresqlSession(self._parameters, self.limits)) as session:
             found = policies.policies(session.ask, relation)
-        notes = (*shape.notes, policies.note(found, is_query=is_query))
-        return replace(shape, row_security=found, notes=notes)
+        named = policies.note(found, is_query=is_query)
+        return replace(
+            shape,
+            row_security=found,
+            notes=(*shape.notes, policies.NOTE),
+            notes_local=(*shape.notes_local, named),
+        )
 
     def derive(self, shape: Shape, derivation: Derivation) -> Shape:
         made = super().derive(shape, derivation)

@@ -28,7 +28,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from driftline.errors import ConfigurationError, DatabaseRefused
+from driftline.errors import OPEN, ConfigurationError, DatabaseRefused
 from psycopg import Error
 
 from source_agent.engines.interface import Ask, Limits
@@ -228,6 +228,7 @@ def refuse_hiding(found: Sequence[str | None]) -> None:
                 f"{name} is on: PostgreSQL may leave out rows of damaged pages, or show wrong ones,"
                 " without an error.",
                 remedy=f"As a superuser: ALTER ROLE the agent's role SET {name} = off.",
+                abroad=OPEN,
             )
 
 
@@ -270,6 +271,7 @@ def decimals(
                 where=relation.name,
                 remedy="Give the agent's role the setting of those who write the amounts:"
                 f" ALTER ROLE the agent's role SET lc_monetary = '{setting}' or '{locale}'.",
+                abroad="The agent's role has another lc_monetary than those who write its money.",
             )
     note = "" if own == 2 else f"of {own} decimals, by lc_monetary {setting!r}"
     return int(own), note

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from driftline.errors import DatabaseUnavailable
+from driftline.errors import OPEN, DatabaseUnavailable
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, ONLY, copy_of, name_of
@@ -95,7 +95,10 @@ def import_sql(snapshot: str) -> str:
         DatabaseUnavailable: the server's name for the snapshot is not of the known form.
     """
     if not _SNAPSHOT.fullmatch(snapshot):
-        raise DatabaseUnavailable("PostgreSQL exported a snapshot under an unknown kind of name.")
+        raise DatabaseUnavailable(
+            "PostgreSQL exported a snapshot under an unknown kind of name.",
+            abroad=OPEN,
+        )
     return IMPORT.format(snapshot=snapshot)
 
 

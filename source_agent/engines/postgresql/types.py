@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from driftline.derivations import Comparable
-from driftline.errors import ConfigurationError
+from driftline.errors import OPEN, ConfigurationError
 from driftline.references import OnDelete, Reference
 
 from source_agent.engines import relations
@@ -381,6 +381,7 @@ def _columns(
             f"The database has the encoding {encoding}, {why}.",
             remedy=f"Publish a query that reads text as bytes: convert_to(col, '{encoding}').",
             where=relation.name,
+            abroad=OPEN,
         )
     if encoding != "UTF8":  # its bytes have another order, and it may lack a literal's characters
         found = [

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Final
 
 from driftline.derivations import Comparable, Comparison, Operator
-from driftline.errors import ConfigurationError
+from driftline.errors import OPEN, ConfigurationError
 from driftline.types import Column, DeclaredType
 
 from source_agent.engines.interface import Ask
@@ -69,6 +69,7 @@ _FORMS: Final = {114: "json", 1042: "bpchar"}
 _COMPARED: Final = {20, 21, 23, 25, 1043, 1082, 1114}  # by OID; and numeric(p,s)
 _DATED: Final = {"date", "timestamp", "timestamptz"}
 _MONEY_DIGITS: Final = 19  # of an int64
+_FIRST_OWN_OID: Final = 16_384  # FirstNormalObjectId: of what a database adds to its catalogue
 TYPES = """
 SELECT t.oid, t.typtype::pg_catalog.text, pg_catalog.format_type(t.oid, NULL)
 FROM pg_catalog.pg_type t WHERE t.oid = ANY(%s::pg_catalog.oid[])"""
@@ -135,6 +136,7 @@ def _refuse_ambiguous(
             remedy="Leave them out with `columns`, or publish a query: col::regprocedure,"
             " col::regoperator.",
             where=relation.name,
+            abroad=OPEN,
         )
 
 
@@ -176,8 +178,15 @@ def _read(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bo
     if oid == _NUMERIC and not as_text:
         return ReadColumn(name, _numeric(modifier), quoted)
     note = "" if as_text else f"of type {kind[1]}, read as PostgreSQL's text"
+    is_own = oid >= _FIRST_OWN_OID  # the name of a type may be that of a table or a schema
     read = f"{quoted}::pg_catalog.text" if oid in _PINNED_CASTS else OUTPUT_TEXT.format(quoted)
-    return ReadColumn(name, text, read, note=note)
+    return ReadColumn(
+        name,
+        text,
+        read,
+        note="" if is_own else note,
+        note_local=note if is_own else "",
+    )
 
 
 def is_output(found: ReadColumn) -> bool:

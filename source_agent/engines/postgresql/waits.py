@@ -23,7 +23,7 @@ import threading
 import time
 from typing import Any, Final, TypeVar
 
-from driftline.errors import ConfigurationError, DatabaseUnavailable
+from driftline.errors import OPEN, ConfigurationError, DatabaseUnavailable
 from psycopg import Connection, Error, OperationalError, pq
 from psycopg.abc import PQGen
 
@@ -138,6 +138,7 @@ def _refuse_options(parameters: dict[str, str]) -> None:
             where="database.url",
             remedy="Remove `options` from the URL, and have the DBA give the agent's role the same"
             " settings: ALTER ROLE the agent's role SET …",
+            abroad="Its database is behind a connection pooler, which passes no `options` on.",
         )
 
 
@@ -155,6 +156,7 @@ def begin_pooled(connection: BoundedConnection) -> None:
             f"The connection pooler had no session of the server for {connection.answer_s:g} s.",
             remedy="Try again later, or let the agent's login have a pool of its own (pool_size of"
             " PgBouncer) with as many sessions as `driftline-source grants` allows it connections.",
+            abroad="A connection pooler had no session of the server.",
         ) from silence
     if connection.pgconn.transaction_status != pq.TransactionStatus.INTRANS:
         raise no_transactions()
@@ -239,6 +241,7 @@ def _silence_error(seconds: float) -> DatabaseUnavailable:
         f"PostgreSQL has sent nothing for {seconds:g} s, though a statement runs.",
         remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s where"
         " a statement needs longer before its first row.",
+        abroad=OPEN,
     )
 
 

@@ -115,6 +115,7 @@ def missing(path: Path) -> DatabaseUnavailable:
     return DatabaseUnavailable(
         f"The file {str(path)!r} does not exist.",
         remedy="Check database.url: an absolute path has four slashes, sqlite:////path/to/file.",
+        abroad="The file of the database does not exist.",
     )
 
 
@@ -127,6 +128,7 @@ def translate(error: sqlite3.Error, path: Path, relation: Relation | None = None
             f"Reading {str(path)!r} took longer than the file allows.",
             where=where,
             remedy="Raise `statement_timeout_s`, or publish less of the table.",
+            abroad="Reading took longer than the DBA allows (statement_timeout_s).",
         )
     if name == "SQLITE_TOOBIG":
         return LimitExceeded(
@@ -136,9 +138,19 @@ def translate(error: sqlite3.Error, path: Path, relation: Relation | None = None
         )
     if name in _JOURNALS or name in _WAL_ERRORS:
         why, what = _JOURNALS.get(name, _WAL)
-        return DatabaseRefused(f"{why}: {str(path)!r} ({error}).", where=where, remedy=what)
+        return DatabaseRefused(
+            f"{why}: {str(path)!r} ({error}).",
+            where=where,
+            remedy=what,
+            abroad=f"{why}.",
+        )
     kind, remedy = next((k, r) for names, k, r in _ERRORS if name.startswith(names))
-    return kind(f"SQLite says of {str(path)!r}: {error}.", where=where, remedy=remedy)
+    return kind(
+        f"SQLite says of {str(path)!r}: {error}.",
+        where=where,
+        remedy=remedy,
+        abroad=f"SQLite refuses it ({name or type(error).__name__}).",
+    )
 
 
 def privileges(path: Path, *, is_wal: bool) -> list[Privilege]:

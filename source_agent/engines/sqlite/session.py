@@ -183,7 +183,8 @@ class SqliteSession(SnapshotSession):
             flag = activity.WAL if self.is_wal else header.read()
             return activity.activities(self.ask, probed, flag)
         except (OSError, DriftlineError) as error:
-            why = NotKnown(f"the file's header cannot be read: {error}")
+            said = error.strerror if isinstance(error, OSError) else error.message_abroad
+            why = NotKnown(f"the file's header cannot be read: {said}")
             return {relation.name: why for relation in probed}
 
     @property
