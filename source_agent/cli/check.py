@@ -25,7 +25,7 @@ from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
 from source_agent.engines.registry import KINDS, has_files, is_file
-from source_agent.engines.shapes import Fingerprint, Shape
+from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 
 _TILES = "by the index of its key"
@@ -161,7 +161,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
                 session = engine.open()
     finally:
         session.close()
-    privileges = engine.privileges(relations)
+    privileges = _privileges(engine, relations)
     url = make_url(config.database.url)
     read_only = OF_FILES if has_files(url) else READ_ONLY
     return CheckReport(
@@ -179,6 +179,15 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         identity=identity,
         pooler=pooler,
     )
+
+
+def _privileges(engine: Engine, relations: list[Relation]) -> list[Privilege]:
+    """Return what the login may do; a note why it is not known, where catalogues are closed."""
+    try:
+        return engine.privileges(relations)
+    except DatabaseRefused as error:
+        what = f"the rights of the login cannot be read: {error.message}"
+        return [Privilege(what, excess=False, is_note=True)]
 
 
 def _identity(session: Session) -> dict[str, str]:

@@ -40,7 +40,10 @@ class FirebirdEngine:
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         with contextlib.closing(self.open()) as session:
-            return access.privileges(session.ask, relations)
+            try:
+                return access.privileges(session.ask, relations)
+            except DatabaseError as error:
+                raise access.translate(error) from error
 
     def scan_cost(self, shape: Shape) -> str:
         return f"rows unknown: Firebird keeps no count; {shape.relation.name} is read whole"

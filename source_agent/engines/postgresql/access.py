@@ -77,10 +77,11 @@ SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
   AND n.nspname !~ '^pg_|^information_schema$' ORDER BY 1, 2"""
+RESOLVED = "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid"
 SIZE = """
 SELECT reltuples::pg_catalog.float8, pg_catalog.pg_relation_size(oid)
 FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"""
-CATALOGUE: Final = (*rights.STATEMENTS, LISTED, SIZE)
+CATALOGUE: Final = (*rights.STATEMENTS, LISTED, RESOLVED, SIZE)
 
 _ENDED: Final = "server closed the connection unexpectedly"  # libpq
 _UNCONVERTED: Final = "MULE_INTERNAL"

@@ -51,7 +51,10 @@ class PostgresqlEngine:
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         with contextlib.closing(self.open()) as session:
-            return access.privileges(session.ask, relations)
+            try:
+                return access.privileges(session.ask, relations)
+            except Error as error:
+                raise access.translate(error) from error
 
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(self.open()) as session:

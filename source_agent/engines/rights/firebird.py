@@ -109,8 +109,8 @@ def _weighed(row: Sequence[Any], published: Set[str], *, has_queries: bool) -> l
     role = holder if row[1] == _ROLE else ""
     is_public = not role and holder == "PUBLIC"
     if letter == "M":  # of a role, whose rights are listed as its own
-        what = [f"may grant membership of role {name}"] if is_grantable else []
-        return [weigh(one, role=role, public=is_public) for one in what]
+        text = f"may grant membership of role {name}"
+        return [weigh(text, role=role, public=is_public)] if is_grantable else []
     is_own = name.startswith(_CATALOGUE) or kind in _CHARACTERS
     if is_public and is_own and letter in {"S", "G", "X"} and not is_grantable:
         return []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from source_agent.engines.interface import Ask, Privilege
@@ -109,11 +110,11 @@ def _weighed(
     grant: _Grant, published: Set[tuple[str, str]], *, has_queries: bool
 ) -> Iterator[Privilege]:
     """Yield each right of a grant."""
-    holder = {"role": grant.role, "public": grant.is_public}
+    weighed = partial(weigh, role=grant.role, public=grant.is_public)
     if not grant.place:
         if grant.is_grantable:
             for role in grant.rights:
-                yield weigh(f"may grant membership of role {role}", **holder)
+                yield weighed(f"may grant membership of role {role}")
         return
     place = f"{grant.kind.lower()} " if grant.kind else ""
     place += ".".join(grant.place)
@@ -128,10 +129,10 @@ def _weighed(
     for right in grant.rights:
         if right == _NOTHING:
             if grant.is_grantable:
-                yield weigh(f"GRANT OPTION on {place}", **holder)
+                yield weighed(f"GRANT OPTION on {place}")
             continue
         needed = right == "SELECT" and is_published and not is_wide
-        yield weigh(f"{right} on {place}", needed=needed, grantable=grant.is_grantable, **holder)
+        yield weighed(f"{right} on {place}", needed=needed, grantable=grant.is_grantable)
 
 
 def _unexplained(databases: list[str], grants: list[_Grant]) -> Iterator[Privilege]:

@@ -237,7 +237,8 @@ def _attributes(roles: Sequence[tuple[Any, ...]]) -> list[Privilege]:
 
 def _owned(rows: Sequence[tuple[Any, ...]]) -> list[Privilege]:
     """Return what the login owns, and what it may do to objects of other databases."""
-    found, here = [], {}
+    found: list[Privilege] = []
+    here: dict[str, list[str]] = {}
     for role, what, database, is_owner, count in rows:
         if what is not None and is_owner:
             here.setdefault(role, []).append(what)

@@ -13,8 +13,8 @@ import psycopg
 import pymysql
 import pytest
 
-from source_agent.cli.check import check
-from source_agent.config import load
+from source_agent.cli.check import as_text, check
+from source_agent.config import SourceConfig, load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import rows_of
 from source_agent.engines.interface import Limits
@@ -80,6 +80,14 @@ def of_firebird(legacy: Any, login: str) -> Application:
     return work
 
 
+def configuration(folder: Path, url: str) -> SourceConfig:
+    (folder / "source.toml").write_text(
+        f'[database]\nurl = "{url}"\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+        '[relations.items]\ntable = "items"\n'
+    )
+    return load(folder / "source.toml")
+
+
 @pytest.fixture(params=["postgresql", "mariadb", "firebird"])
 def site(
     request: pytest.FixtureRequest, tmp_path: Path
@@ -130,14 +138,11 @@ def test_another_application_can_do_what_it_could(
     engine = connect(url, "pw", Limits())
     with closing(engine.open()) as session:
         assert len(rows_of(session, session.describe(ITEMS))) == 2
-    (tmp_path / "source.toml").write_text(
-        f'[database]\nurl = "{url}"\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
-        '[relations.items]\ntable = "items"\n'
-    )
-    report = check(load(tmp_path / "source.toml"), engine)
+    report = check(configuration(tmp_path, url), engine)
     assert not report.failed
     assert [p.what for p in report.privileges if p.excess] == []
     assert any(p.is_note and "others" in p.what for p in report.privileges), report.privileges
+    assert "  note     SELECT on " in as_text(report)
     legacy.drop_login(login)
 
 
@@ -177,7 +182,7 @@ def test_a_login_that_an_application_uses_keeps_its_limits(
             sql = "SELECT rolconnlimit, rolconfig, rolinherit FROM pg_roles WHERE rolname = %s"
             assert admin.execute(sql, [login]).fetchall() == [(-1, None, True)]
     elif isinstance(legacy, OfMariaDB):
-        with legacy.server.admin() as admin, admin.cursor() as cursor:
+        with legacy.server.admin() as root, root.cursor() as cursor:
             cursor.execute(f"SHOW CREATE USER {login}")
             assert "WITH" not in str(cursor.fetchall())
 
@@ -202,6 +207,22 @@ def test_the_script_names_who_would_lose_what_public_has(postgresql: PostgreSQL)
     legacy.run("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     assert named() == [False, False]
     legacy.run(f"DROP OWNED BY {login}", f"DROP ROLE {login}")
+    legacy.close()
+
+
+def test_a_catalogue_that_is_closed_to_the_login_is_a_note(
+    postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    legacy, login = OfPostgreSQL(postgresql), f"d{uuid.uuid4().hex[:10]}"
+    legacy.run("CREATE TABLE items (id INT PRIMARY KEY)")
+    url = legacy.granted(legacy.connect().grants([ITEMS], login=login, connections=6), login)
+    legacy.run("REVOKE SELECT ON pg_catalog.pg_shdepend FROM PUBLIC")
+    report = check(configuration(tmp_path, url), connect(url, None, Limits()))
+    assert not report.failed
+    [privilege] = report.privileges
+    assert privilege.is_note
+    assert "cannot be read: PostgreSQL says: permission denied" in privilege.what
+    legacy.drop_login(login)
     legacy.close()
 
 
