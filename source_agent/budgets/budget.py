@@ -35,7 +35,7 @@ from source_agent.budgets.brakes import Brakes
 from source_agent.budgets.crowding import REST_S_MAX, Crowding, Rests
 from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, held_s_max
 from source_agent.budgets.others import Others
-from source_agent.budgets.places import Places
+from source_agent.budgets.places import Place, Places
 from source_agent.budgets.turns import Turns
 from source_agent.budgets.watch import Watch
 from source_agent.config import Budget
@@ -67,7 +67,7 @@ _READS_END = frozenset(
 )
 SWITCH_LOOK_S = 1.0  # the longest time until a scan notices the pause file
 
-Held = AbstractContextManager[None]  # a place, until it is left
+Held = AbstractContextManager[Place]  # until it is left
 
 
 class Stopped(Exception):

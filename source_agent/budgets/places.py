@@ -1,8 +1,17 @@
 """Places: a limited number of simultaneous calls or scans, in all and for each client.
 
 A client is identified by its certificate (`catalogue.Client.label`), however many connections it
-has. One client can take no more than its own number of places; the rest stays free for others.
-Thread-safe.
+has. One client can take no more than its own number of places; the rest stays free for others. A
+place that becomes free goes to the client that holds the fewest, then to the one that has waited
+the longest.
+
+A place for a scan is held for as long as its scan goes on, but not for as long as a client likes:
+only the time in which the agent waits for the client counts (`Place`), whatever the client sends or
+takes meanwhile. Once that is too much, the place is given up if another client waits that holds
+fewer. Thread-safe.
+
+Rejected: to cut off who shows no sign of life. A client that takes a reply every few seconds shows
+one, for good.
 """
 
 from __future__ import annotations
@@ -15,8 +24,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from driftline.errors import NotNow
+from driftline.limits import NO_PROGRESS_S
 
 LOOK_S = 0.25  # the longest time until a waiting client's departure is noticed
+# Of waiting for the client, if another client has no place. On a line of 256 kbit/s that two share,
+# 2 MB arrive in this time, and stay when the place is given up.
+WAITED_S_MAX = 120.0
+WAITED_BESIDE_S_MAX = NO_PROGRESS_S  # the same, for a client that holds more than this place
+
+
+class Place:
+    """A place that is held."""
+
+    def __init__(self, places: Places, client: str) -> None:
+        self._places, self._client = places, client
+        self.is_given_up = self.is_left = False
+
+    def is_wanted(self, waited_s: float) -> bool:
+        """Return True if this place is to be given up, after so long a wait for its client."""
+        return self._places.claim(self, self._client, waited_s)
 
 
 class Places:
@@ -33,42 +59,67 @@ class Places:
         self._most, self._refusal, self._of_one = most, refusal, of_one
         self._changed = threading.Condition()
         self._taken: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()
+        self._given_up: Counter[str] = Counter()  # of those that are taken
+        self._waiting: dict[object, str] = {}  # in order of arrival
 
     @contextmanager
     def taken(
         self, client: str, *, wait_s: float = 0.0, check: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
+    ) -> Iterator[Place]:
         """Hold one place. Raises NotNow after `wait_s`; `check` may raise earlier."""
         with self._changed:
-            self._waiting[client] += 1
+            ticket = object()
+            self._waiting[ticket] = client
             try:
-                self._wait(client, time.monotonic() + wait_s, check)
+                self._wait(ticket, time.monotonic() + wait_s, check)
                 self._taken[client] += 1
             finally:
-                self._waiting -= Counter([client])
+                del self._waiting[ticket]
+                self._changed.notify_all()
+        place = Place(self, client)
         try:
-            yield
+            yield place
         finally:
             with self._changed:
+                place.is_left = True
                 self._taken -= Counter([client])
+                if place.is_given_up:
+                    self._given_up -= Counter([client])
                 self._changed.notify_all()
 
-    def wanted_by_others(self, client: str) -> bool:
-        """Return True if another client waits for a place now."""
+    def claim(self, place: Place, client: str, waited_s: float) -> bool:
+        """Return True if a place of this client is to be given up (`Place.is_wanted`)."""
         with self._changed:
-            return any(other != client for other in self._waiting)
+            if place.is_given_up or place.is_left:
+                return place.is_given_up
+            held = self._held(client)
+            want = {c for c in self._waiting.values() if self._held(c) < held}
+            most_s = WAITED_S_MAX if held == 1 else WAITED_BESIDE_S_MAX
+            # A place that is given up already, by whomever, is for one of them.
+            if len(want) <= self._given_up.total() or waited_s < most_s:
+                return False
+            place.is_given_up = True
+            self._given_up[client] += 1
+            return True
 
-    def _wait(self, client: str, until: float, check: Callable[[], None]) -> None:
-        while not self._is_free(client):
+    def _held(self, client: str) -> int:
+        """Return the places of a client that it may keep."""
+        return self._taken[client] - self._given_up[client]
+
+    def _wait(self, ticket: object, until: float, check: Callable[[], None]) -> None:
+        while not self._is_free(ticket):
             check()
             left = until - time.monotonic()
             if left <= 0:
                 raise self._refusal()
             self._changed.wait(min(left, LOOK_S))
 
-    def _is_free(self, client: str) -> bool:
-        return self._taken.total() < self._most() and self._taken[client] < self._of_one()
+    def _is_free(self, ticket: object) -> bool:
+        """Return True if there is a place for this one of those that wait."""
+        free = self._most() - self._taken.total()
+        eligible = [t for t, c in self._waiting.items() if self._taken[c] < self._of_one()]
+        first = sorted(eligible, key=lambda t: self._taken[self._waiting[t]])  # stable
+        return ticket in first[: max(free, 0)]
 
 
 def fixed_places(what: str, most: int, of_one: int) -> Places:

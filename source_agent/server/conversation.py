@@ -6,10 +6,11 @@ the RPC takes them out and sends `Progress` when none came for a while, so heart
 on the database.
 
 Invariants: the session is opened and closed by the worker. It is closed when the stream ends, when
-the client sends or takes nothing for `idle_timeout_s` (sooner before its first `Open`, or while
-others wait for its place), and after an error that leaves it unusable. A relation that this client
-may not have costs no SQL. A refusal ends a relation, not the stream: requests already sent for it
-are skipped.
+the client sends or takes nothing for `idle_timeout_s` (sooner before its first `Open`), and after
+an error that leaves it unusable. A relation's place for its scan is given up if another client
+waits for one and the agent has waited too long for this client (`budgets.places`). A relation that
+this client may not have costs no SQL. A refusal ends a relation, not the stream: requests already
+sent for it are skipped.
 
 Rejected: heartbeats from inside the scan; during one slow statement the warehouse would give up.
 """
@@ -36,12 +37,13 @@ from driftline.errors import (
     RecipeChanged,
     SnapshotLost,
 )
-from driftline.limits import NO_PROGRESS_S, OPEN_S
+from driftline.limits import OPEN_S
 from driftline.peer_text import one_line
 
 from source_agent.budgets.allowance import check_by_key, check_scan
 from source_agent.budgets.audit import NAME_CHARACTERS_MAX, AuditEntry
 from source_agent.budgets.budget import GovernedSession, Stopped
+from source_agent.budgets.places import Place
 from source_agent.config import ServedRelation
 from source_agent.engines.shapes import Shape
 from source_agent.failpoints import Point
@@ -57,7 +59,7 @@ from source_agent.server.catalogue import (
 )
 from source_agent.server.handlers import known, refusal
 
-SILENT_S = NO_PROGRESS_S  # for a client whose scan place is wanted by another client
+WANTED_LOOK_S = 1.0  # the longest time until a wait notices that its scan place is wanted
 HELD_NEWS_S = 0.1  # of reading held back, of which a warehouse is told at once
 OUTBOX_REPLIES_MAX = 4  # of about 1 MiB each
 
@@ -107,14 +109,39 @@ class Outbox:
             self._changed.notify_all()
 
 
+class _Waits:
+    """How long the worker of a stream has waited for its client; any thread may read it."""
+
+    def __init__(self) -> None:
+        self._before_s, self._since = 0.0, 0.0  # 0: it does not wait
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time within."""
+        self._since = began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = 0.0
+            self._before_s += time.monotonic() - began
+
+    @property
+    def seconds(self) -> float:
+        """All waits so far, with the one that lasts."""
+        since = self._since
+        return self._before_s + (time.monotonic() - since if since else 0.0)
+
+
 class _Received:
     """The requests of a stream. Raises Stopped once the stream is to end.
 
     Not a generator of `Conversation`, which would keep its conversation, and be kept by it.
     """
 
-    def __init__(self, requests: Iterator[pb.Request], stopping: threading.Event) -> None:
-        self._requests, self._stopping = requests, stopping
+    def __init__(
+        self, requests: Iterator[pb.Request], stopping: threading.Event, waits: _Waits
+    ) -> None:
+        self._requests, self._stopping, self._waits = requests, stopping, waits
         # Since when the agent waits for the client.
         self.waiting_since: float | None = time.monotonic()
 
@@ -123,7 +150,8 @@ class _Received:
 
     def __next__(self) -> pb.Request:
         self.waiting_since = time.monotonic()
-        request = next(self._requests)
+        with self._waits.waiting():
+            request = next(self._requests)
         self.waiting_since = None
         if self._stopping.is_set():
             raise Stopped
@@ -148,7 +176,8 @@ class Conversation:
         self._state, self._client, self._cancel, self._ended = state, client, cancel, ended
         self._neighbour = neighbour
         self._stopping = threading.Event()
-        self._requests = _Received(requests, self._stopping)
+        self._waits = _Waits()
+        self._requests = _Received(requests, self._stopping, self._waits)
         self._outbox = Outbox()
         self._lock = threading.Lock()  # held to replace or interrupt the session
         self._session: GovernedSession | None = None
@@ -162,7 +191,8 @@ class Conversation:
         self._sharded = ("", b"", b"")  # the newest comparison: relation, fragment key and salt
         self._read_by_key = 0  # rows that its parts had
         self._place = ExitStack()  # of the session
-        self._holds_slot = False
+        self._slot: Place | None = None  # for the scan of a relation
+        self._waited_before_s = 0.0  # for the client, before it had that place
         self._is_accepted = False  # an Open named a relation that this client may have
         self._ended_as = "cancelled"  # audited outcome of what is stopped from outside
         self._worker: threading.Thread | None = None
@@ -236,7 +266,7 @@ class Conversation:
         held_s = 0.0 if since is None else time.monotonic() - since
         if held_s < min(self._state.heartbeat_s, self._idle_s):
             return  # a refusal that is being sent is not cut off
-        if held_s >= self._idle_s or self._is_wanted(held_s) or self._overdue(probes=False):
+        if held_s >= self._idle_s or self._overdue(probes=False):
             self._sending_since = None  # cancel once
             self._cut(held_s)
 
@@ -339,7 +369,7 @@ class Conversation:
         if self._session is None:
             self._place.close()
             self._place.enter_context(governor.session(self._stopping, label))
-        with governor.slot(self._stopping, label), self._holding_slot():
+        with governor.slot(self._stopping, label) as place, self._holding(place):
             session, self._shape = self._described(served, derivation)
             self._tally.phase = "scan"
             comparison = Comparison(session, self._shape, opening, self._tally, governor.pool)
@@ -347,6 +377,7 @@ class Conversation:
             with closing(comparison.answer(self._requests)) as replies:
                 for reply in replies:
                     self._check_age()
+                    self._check_place()
                     self._deliver(reply)
                     entry.count(reply)
                     if opening.grouping.rows_max and reply.HasField("finished"):
@@ -355,11 +386,13 @@ class Conversation:
     def _deliver(self, reply: pb.Reply) -> None:
         self._state.governor.wait_bytes(reply.ByteSize(), self._stopping)
         began = time.monotonic()
-        while not self._outbox.put(reply, min(SILENT_S, self._idle_s)):
-            silent_s = time.monotonic() - began
-            if silent_s >= self._idle_s or self._is_wanted(silent_s):
-                self._cut(silent_s)
-                raise Stopped
+        with self._waits.waiting():
+            while not self._outbox.put(reply, min(WANTED_LOOK_S, self._idle_s)):
+                silent_s = time.monotonic() - began
+                if silent_s >= self._idle_s:
+                    self._cut(silent_s)
+                    raise Stopped
+                self._check_place()
 
     def _open_session(self) -> GovernedSession:
         if self._session is None:
@@ -438,12 +471,9 @@ class Conversation:
                 f"The warehouse named no relation within {OPEN_S:g} s.",
                 remedy="Run the refresh again.",
             )
-        if self._is_wanted(silent_s):
-            return NotNow(
-                f"The warehouse sent nothing for {SILENT_S:g} s, and another client waits for its "
-                "scan place (limits.scans_at_once).",
-                remedy="Run the refresh again; nothing was published and what arrived is kept.",
-            )
+        if since is not None and (wanted := self._wanted()):
+            self._ended_as = wanted.code
+            return wanted
         if silent_s > self._idle_s:
             return LimitExceeded(
                 f"The warehouse sent nothing for {self._idle_s:g} s (database.idle_timeout_s).",
@@ -462,19 +492,27 @@ class Conversation:
             return known(error)
         return None
 
-    def _is_wanted(self, silent_s: float) -> bool:
-        """Return True if the client is silent for too long on a place that another waits for."""
-        slots = self._state.governor.slots
-        if silent_s < SILENT_S or not self._holds_slot:
-            return False
-        if is_wanted := slots.wanted_by_others(self._client.label):
-            self._ended_as = NotNow.code
-        return is_wanted
+    def _wanted(self) -> NotNow | None:
+        """Return the error that ends the relation: its client is slow, and another one waits."""
+        place = self._slot
+        waited_s = self._waits.seconds - self._waited_before_s
+        if place is None or not place.is_wanted(waited_s):
+            return None
+        return NotNow(
+            f"The source waited {waited_s:.0f} s for the warehouse, and another client waits for "
+            "this scan place (limits.scans_at_once).",
+            remedy="Run the refresh again; nothing was published and what arrived is kept.",
+        )
+
+    def _check_place(self) -> None:
+        if wanted := self._wanted():
+            raise wanted
 
     @contextmanager
-    def _holding_slot(self) -> Iterator[None]:
-        self._holds_slot = True
+    def _holding(self, place: Place) -> Iterator[None]:
+        self._waited_before_s = self._waits.seconds
+        self._slot = place
         try:
             yield
         finally:
-            self._holds_slot = False
+            self._slot = None

@@ -18,10 +18,10 @@ from driftline.limits import CONNECTION_RPCS_MAX
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from source_agent.budgets import budget
+from source_agent.budgets import budget, places
 from source_agent.budgets.budget import Governor
 from source_agent.config import Budget
-from source_agent.server import conversation, handlers
+from source_agent.server import handlers
 from tests.faults.test_quotas import LAKE, MART, Begin, Shared, equal, running, sets
 from tests.harness.agents import Peer, channel, opening
 from tests.source_agent.server.test_service import RECIPE
@@ -104,7 +104,7 @@ def test_a_window_that_stays_closed_keeps_no_place(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The RPC's own thread is held up in gRPC by the first small reply."""
-    monkeypatch.setattr(conversation, "SILENT_S", 0.3)
+    monkeypatch.setattr(places, "WAITED_S_MAX", 0.3)
     shared = running("[limits]\nscans_at_once = 1\n")
     closed = (("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0))
     with channel(shared.server.port, shared.mart, closed) as over, Peer(over) as holder:

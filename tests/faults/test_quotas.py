@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import queue
 import random
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from driftline.limits import (
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
 
-from source_agent.budgets import audit_limit
+from source_agent.budgets import audit_limit, places
 from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import Places
 from source_agent.cli.enroll import enroll
@@ -85,6 +87,13 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Begin = Callable[..., Shared]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -175,7 +184,7 @@ def test_a_stream_says_soon_what_it_wants(running: Begin, monkeypatch: pytest.Mo
 def test_a_place_for_a_scan_is_not_held_by_silence(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "SILENT_S", 0.3)
+    monkeypatch.setattr(places, "WAITED_S_MAX", 0.3)
     shared = running("[limits]\nscans_at_once = 1\n")
     with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
         holder.send(opening(RECIPE, ours=Digest(1, 1)))
@@ -190,13 +199,9 @@ def test_a_place_for_a_scan_is_not_held_by_silence(
 def test_a_place_for_a_scan_is_not_held_by_who_takes_nothing(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "SILENT_S", 0.3)
+    monkeypatch.setattr(places, "WAITED_S_MAX", 0.3)
     shared = running("[limits]\nscans_at_once = 1\n")
-    noise = random.Random(7)
-    with sqlite3.connect(shared.lake.parent / "erp.db") as writer:
-        many = ((n, noise.randbytes(2_000).hex()) for n in range(1000, 21_000))
-        writer.executemany("INSERT INTO orders VALUES (?, ?)", many)
-    writer.close()
+    _many(shared)
     with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
         holder.send(opening(RECIPE))
         while not shared.engine.opened:
@@ -207,6 +212,73 @@ def test_a_place_for_a_scan_is_not_held_by_who_takes_nothing(
                 pass
             stream.abandon()
     assert (MART, "orders", "NOT_NOW") in shared.audit()
+
+
+def _many(shared: Shared) -> None:
+    """Make `orders` larger than what lies between a source and a client that takes nothing."""
+    noise = random.Random(7)
+    with sqlite3.connect(shared.lake.parent / "erp.db") as writer:
+        many = ((n, noise.randbytes(2_000).hex()) for n in range(1000, 21_000))
+        writer.executemany("INSERT INTO orders VALUES (?, ?)", many)
+    writer.close()
+
+
+def _slowly(peer: Peer, ended: dict[Peer, str], is_over: threading.Event) -> None:
+    """Take a reply now and then: a sign of life each time."""
+    while not is_over.wait(0.4):
+        reply = peer.reply(progress=True)
+        if (kind := reply.WhichOneof("message")) in ("finished", "refused"):
+            ended[peer] = reply.refused.code or str(kind)
+            return
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_places_are_not_held_by_signs_of_life(
+    running: Begin, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Two streams that each took a reply every 12 s held both places for good."""
+    monkeypatch.setattr(places, "WAITED_S_MAX", 0.5)
+    monkeypatch.setattr(places, "WAITED_BESIDE_S_MAX", 0.5)
+    shared = running(f"[limits]\nscans_at_once = {at_once}\n")
+    _many(shared)
+    ended: dict[Peer, str] = {}
+    is_over = threading.Event()
+    small = (("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0))
+    with channel(shared.server.port, shared.mart, small) as over, ExitStack() as stack:
+        holders = [stack.enter_context(Peer(over)) for _ in range(at_once)]
+        for holder in holders:
+            holder.send(opening(RECIPE))
+            while holder.reply(progress=True).WhichOneof("message") != "rows":
+                pass
+        taking = [threading.Thread(target=_slowly, args=(h, ended, is_over)) for h in holders]
+        for thread in taking:
+            thread.start()
+        with shared.link(shared.lake) as link, link.stream() as stream:
+            stream.send(opening(RECIPE, ours=Digest(1, 1)))
+            while stream.receive().WhichOneof("message") == "progress":
+                pass
+            stream.abandon()
+        until(lambda: bool(ended) or not any(thread.is_alive() for thread in taking))
+        is_over.set()
+        for thread in taking:
+            thread.join()
+        assert [*ended.values()] == ["NOT_NOW"], "one place was wanted, and one was given up"
+    found = shared.audit()
+    assert found.count((MART, "orders", "NOT_NOW")) == 1
+
+
+def test_a_scan_that_advances_keeps_its_place(
+    running: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "WAITED_S_MAX", 0.3)
+    rate = len(ROWS) // 2
+    shared = running(f"[limits]\nscans_at_once = 1\nrows_per_second = {rate}\n", slot_wait_s=0.5)
+    with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
+        holder.send(opening(RECIPE, ours=independent_total(ROWS)))
+        while not shared.engine.opened:
+            holder.reply(progress=True)
+        assert refused(shared, shared.lake).code == "NOT_NOW"
+        assert holder.reply().finished.equal
 
 
 def test_one_client_has_as_many_sessions_as_scans(running: Begin) -> None:
@@ -226,7 +298,7 @@ def test_one_client_has_as_many_sessions_as_scans(running: Begin) -> None:
 def test_silence_is_borne_while_nobody_else_waits(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "SILENT_S", 0.0)
+    monkeypatch.setattr(places, "WAITED_S_MAX", 0.0)
     shared = running("[limits]\nscans_at_once = 1\n", slot_wait_s=0.5)
     with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
         holder.send(opening(RECIPE, ours=Digest(1, 1)))
@@ -383,25 +455,96 @@ def test_a_refusal_by_grpc_is_busy_or_a_limit() -> None:
 
 
 def test_places_of_one_client_and_of_all() -> None:
-    places = Places(lambda: 2, lambda: NotNow("no place"), of_one=lambda: 1)
-    with places.taken("a"):
-        with pytest.raises(NotNow), places.taken("a"):
+    held = Places(lambda: 2, lambda: NotNow("no place"), of_one=lambda: 1)
+    with held.taken("a"):
+        with pytest.raises(NotNow), held.taken("a"):
             pass
-        with places.taken("b"), pytest.raises(NotNow), places.taken("c"):
+        with held.taken("b"), pytest.raises(NotNow), held.taken("c"):
             pass
-        with places.taken("c"):
-            assert not places.wanted_by_others("a")
+        with held.taken("c") as place:
+            assert not place.is_wanted(1e9)
 
 
-def test_a_place_is_waited_for_and_wanted() -> None:
-    places = Places(lambda: 1, lambda: NotNow("no place"))
-    waits = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        with places.taken("a"):
-            future = pool.submit(
-                lambda: places.taken("b", wait_s=20, check=waits.set).__enter__() or "taken"
-            )
-            assert waits.wait(5)
-            assert places.wanted_by_others("a")
-            assert not places.wanted_by_others("b")
-        assert future.result(5) == "taken"
+@dataclass
+class Waiters:
+    """Clients that wait for a place in threads of their own, and hold it until `leave`."""
+
+    places: Places
+    stack: ExitStack
+    got: queue.SimpleQueue[str]
+    leave: threading.Event
+
+    def add(self, client: str) -> None:
+        waits = threading.Event()
+
+        def check() -> None:
+            waits.set()
+            if self.leave.is_set():
+                raise NotNow("the test is over")
+
+        def wait() -> None:
+            with suppress(NotNow), self.places.taken(client, wait_s=20, check=check):
+                self.got.put(client)
+                self.leave.wait(20)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        self.stack.callback(thread.join)
+        assert waits.wait(5)
+
+
+@contextmanager
+def waiters(held: Places) -> Iterator[Waiters]:
+    with ExitStack() as stack:
+        leave = threading.Event()
+        stack.callback(leave.set)
+        yield Waiters(held, stack.enter_context(ExitStack()), queue.SimpleQueue(), leave)
+        leave.set()
+
+
+LITTLE, MUCH = places.WAITED_BESIDE_S_MAX, places.WAITED_S_MAX
+
+
+def test_a_place_is_given_up_for_a_client_that_holds_fewer() -> None:
+    held = Places(lambda: 2, lambda: NotNow("no place"))
+    with ExitStack() as stack, waiters(held) as waiting:
+        one, other = (stack.enter_context(held.taken("a")) for _ in range(2))
+        assert not one.is_wanted(MUCH), "nobody waits"
+        waiting.add("a")
+        assert not one.is_wanted(MUCH), "its own next one waits"
+        waiting.add("b")
+        assert not one.is_wanted(LITTLE - 1)
+        assert one.is_wanted(LITTLE)
+        assert one.is_wanted(0), "it stays given up"
+        assert not other.is_wanted(MUCH), "there is a place for who waits"
+        waiting.add("c")
+        assert not other.is_wanted(MUCH - 1)
+        assert other.is_wanted(MUCH)
+        stack.close()
+        assert {waiting.got.get(timeout=5) for _ in range(2)} == {"a", "b"}
+        assert one.is_wanted(0), "a place that was left counts no more"
+        assert not held._given_up
+
+
+def test_a_place_is_not_given_up_for_a_client_that_holds_as_many() -> None:
+    held = Places(lambda: 2, lambda: NotNow("no place"))
+    with held.taken("a") as one, held.taken("b") as other, waiters(held) as waiting:
+        waiting.add("b")
+        assert not one.is_wanted(MUCH)
+        assert not other.is_wanted(MUCH)
+
+
+def test_the_fewest_places_then_the_longest_wait_goes_first() -> None:
+    held = Places(lambda: 2, lambda: NotNow("no place"))
+    with waiters(held) as waiting, ExitStack() as stack:
+        stack.enter_context(held.taken("a"))
+        leaving = stack.enter_context(ExitStack())
+        leaving.enter_context(held.taken("b"))
+        for client in ("a", "c", "d"):
+            waiting.add(client)
+        leaving.close()
+        assert waiting.got.get(timeout=5) == "c"
+        with pytest.raises(queue.Empty):
+            waiting.got.get(timeout=0.6)
+        stack.close()
+        assert waiting.got.get(timeout=5) == "a", "it holds none any more, and has waited longer"
