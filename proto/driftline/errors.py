@@ -153,7 +153,7 @@ class UsageError(DriftlineError, code="USAGE", exit_code=2):
 class NotFound(DriftlineError, code="NOT_FOUND"):
     """The relation does not exist or is not published to the caller; both look alike."""
 
-    default_remedy = "Check the name, or ask the DBA to publish it to this certificate."
+    default_remedy = "Check the name."
 
 
 class Unauthenticated(DriftlineError, code="UNAUTHENTICATED", exit_code=5):

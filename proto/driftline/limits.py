@@ -91,7 +91,7 @@ DATABASE_SILENCE_S_MAX = 3600.0  # the most that a DBA may set
 NO_ADVANCE_S = 3700.0  # a source that sends Progress without more rows is disconnected
 
 LOCAL_LOG_S = 3600.0  # between two lines of the log about one error whose text stays at the source
-LOCAL_TEXTS_MAX = 1024  # remembered for that: some 150 KB
+LOCAL_REFERENCES_MAX = 1024  # remembered for that: some 150 KB
 
 SAMPLES_MAX = 10  # keys shown in an error
 REPEATED_BATCHES_MAX = 100  # batches in which a repeatable key comes again: more has no end

@@ -7,6 +7,12 @@ direction change the order in which text is shown. Unprintable characters become
 
 from __future__ import annotations
 
+import codecs
+import io
+from typing import TextIO
+
+_ESCAPING = "driftline.escaped"  # our error handler of codecs
+
 
 def visible(text: str) -> str:
     """Return the text with every character escaped except printable ones and line ends."""
@@ -20,6 +26,25 @@ def one_line(text: str, characters_max: int) -> str:
     cut = text[: characters_max + 1]  # first, because the text may be long
     line = visible(" ".join(cut.splitlines()))
     return line if len(line) <= characters_max else line[: characters_max - 1] + "…"
+
+
+def escape_in(*streams: TextIO) -> None:
+    r"""Let streams escape what their encoding lacks, as `\u00e9`, instead of raising an error.
+
+    So a terminal or a pipe in ASCII gets every answer, and JSON that is valid.
+    """
+    codecs.register_error(_ESCAPING, _escape)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ESCAPING)
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    pairs = zip(units[::2], units[1::2], strict=True)
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs), error.end
 
 
 def _escaped(character: str) -> str:

@@ -20,6 +20,7 @@ import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import date, time
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -270,8 +271,20 @@ def read_secret(path: Path, bytes_max: int = -1) -> tuple[bytes, str]:
 
 
 def resolve(file: Path, value: str) -> Path:
-    """Return a path of a file: relative to the file's folder; `~` is the home folder."""
-    return Path(os.path.normpath(file.parent / Path(value).expanduser()))
+    """Return a path of a file: relative to the file's folder; `~` is the home folder.
+
+    Raises ConfigurationError for one that no file can have.
+    """
+    if "\0" in value:
+        raise ConfigurationError(f"{value!r} is no path: it holds a NUL.", where=file.name)
+    try:
+        return Path(os.path.normpath(file.parent / Path(value).expanduser()))
+    except RuntimeError:
+        raise ConfigurationError(
+            f"{value!r} begins with the home folder of a user who has none.",
+            where=file.name,
+            remedy="Write the whole path.",
+        ) from None
 
 
 def environment_name(secret: str) -> str:
@@ -313,5 +326,22 @@ def address_parts(value: str) -> tuple[str, int] | None:
 
 def _shown(value: object) -> str:
     kind = _KINDS.get(type(value), f"a {type(value).__name__}")
-    text = repr(value)
+    text = _as_toml(value)
     return f"{kind} ({text if len(text) <= 40 else text[:39] + '…'})"
+
+
+def _as_toml(value: object) -> str:
+    """Return a value about as the file has it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case date() | time():  # a datetime is a date, too
+            return value.isoformat()
+        case list():
+            return f"[{', '.join(map(_as_toml, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{k} = {_as_toml(v)}' for k, v in value.items())}}}"
+        case int():
+            return hex(value) if value.bit_length() > 128 else str(value)  # str() has a limit
+        case _:
+            return repr(value)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import click
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
+from driftline.peer_text import escape_in
 
 from source_agent.failpoints import Point
 
@@ -31,6 +32,7 @@ INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 # More than the rows that are held at once, so that the garbage collector does not visit the tuples
 # of every block: 6 % of a scan of SQLite. Rows are in no cycle.
 GC_OBJECTS = 10_000
+_SILENT = "NONE"  # of GRPC_VERBOSITY
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -53,7 +55,27 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def _say_more(_context: click.Context, _: click.Parameter, debug: bool) -> None:
+    if debug:
+        logging.getLogger().setLevel(logging.DEBUG)
+        if os.environ.get("GRPC_VERBOSITY") == _SILENT:
+            del os.environ["GRPC_VERBOSITY"]
+
+
+class _Commands(click.Group):
+    """Commands that take --debug behind their names as well, where errors say to run with it."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, with the option."""
+        help = "Log more and show tracebacks."
+        option = click.Option(
+            ["--debug"], is_flag=True, expose_value=False, callback=_say_more, help=help
+        )
+        cmd.params.append(option)
+        super().add_command(cmd, name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config", type=_FILE, default=Path("source.toml"), show_default=True, help="Settings file."
 )
@@ -71,7 +93,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
         format="%(asctime)s %(levelname)s %(message)s",
     )
     if not debug:  # gRPC's core reads it when a command imports gRPC
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        os.environ.setdefault("GRPC_VERBOSITY", _SILENT)
     Point.check()
     context.obj = config
 
@@ -275,6 +297,7 @@ def report(error: DriftlineError, *, debug: bool) -> int:
 def main() -> None:
     """Run `driftline-source`; exit with its code."""
     debug = "--debug" in sys.argv[1:]
+    escape_in(sys.stdout, sys.stderr)
     try:
         code = cli.main(prog_name="driftline-source", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

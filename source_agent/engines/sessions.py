@@ -1,18 +1,26 @@
 """What the sessions of all engines share: their state, and a record of what describing asks.
 
 The session of an engine derives from `SnapshotSession` and adds what `interface.Session` lists
-beyond it. Connections, statements and the errors of a driver are each engine's own.
+beyond it. Connections, statements and the error classes of a driver are each engine's own; what a
+driver raises beside its own classes becomes an error by its cause here (`foreseen`), because it is
+no mistake of ours: a TypeError of a login, a codec, a socket.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
-from driftline.errors import OPEN, ConfigurationError, DatabaseUnavailable, DriftlineError
+from driftline.errors import (
+    OPEN,
+    ConfigurationError,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    DriftlineError,
+)
 from driftline.key_order import Key
 from driftline.references import Reference
 from driftline.types import Column
@@ -23,7 +31,48 @@ from source_agent.engines.predicates import derived
 from source_agent.engines.relations import plan_of
 from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
 
+T = TypeVar("T")
+
 _ASKING = frozenset({"ask", "row_description", "fields"})  # each takes the SQL text first
+
+
+@contextlib.contextmanager
+def foreseen(driver: str, *own: type[Exception]) -> Iterator[None]:
+    """Turn what a driver raises beside its `own` classes, which the engine translates, into an
+    error by its cause. Only calls of the driver stand under it, so that it hides no mistake of
+    ours."""
+    try:
+        yield
+    except (DriftlineError, *own):
+        raise
+    except Exception as error:
+        raise _unforeseen(error, driver) from error
+
+
+def driven(found: Iterable[T], driver: str, *own: type[Exception]) -> Iterator[T]:
+    """Yield what a driver gives, under `foreseen`."""
+    with foreseen(driver, *own):
+        yield from found
+
+
+def _unforeseen(error: Exception, driver: str) -> DriftlineError:
+    kind: type[DriftlineError] = DatabaseRefused
+    remedy = "Try another release of the driver; with --debug there is a traceback."
+    if isinstance(error, MemoryError):
+        kind, remedy = DatabaseUnavailable, "The agent's machine has too little memory."
+    elif isinstance(error, (OSError, EOFError)):
+        kind, remedy = DatabaseUnavailable, "Check that the database can be reached; try again."
+    elif isinstance(error, ImportError):
+        kind, remedy = ConfigurationError, "Install what the driver needs."
+    elif isinstance(error, UnicodeError):
+        remedy = "A text of the database is not in the encoding that it declares: correct it."
+    name = type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".")
+    return kind(
+        f"{driver} failed: {name}{': ' if text else ''}{text}.",
+        remedy=remedy,
+        abroad=f"{driver} failed ({name}).",
+    )
 
 
 class SnapshotSession:

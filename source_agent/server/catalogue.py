@@ -18,6 +18,7 @@ from driftline.derivations import Derivation, Part
 from driftline.errors import ConfigurationError, DatabaseRefused, LimitExceeded, NotFound
 from driftline.limits import NAME_BYTES_MAX
 from driftline.negotiation import check_protocol
+from driftline.peer_text import visible
 from driftline.reference_messages import to_messages
 from driftline.references import Reference
 from driftline.types import Recipe
@@ -62,7 +63,10 @@ class AgentState:
             raise LimitExceeded(f"The name of a relation has at most {NAME_BYTES_MAX} bytes.")
         found = self.config.relations.get(name)
         if found is None or not found.admits(client.names):
-            raise NotFound(f"No relation {name!a} is published to this certificate.")
+            raise NotFound(
+                f"No relation {name!a} is published to this certificate.",
+                remedy="Check the name, or ask the DBA to publish it to this certificate.",
+            )
         return found
 
     def probed(self, client: Client) -> Sequence[Relation]:
@@ -205,7 +209,7 @@ def describe(
         fingerprint_version=recipe.fingerprint_version,
         vouched=shape.vouched,
         rows_expected=max(shape.rows_expected, 0),
-        notes=shape.notes,
+        notes=map(visible, shape.notes),  # the name of a file may be no Unicode
         rows_per_second=budget.rows_per_second or 0.0,
         bytes_per_second=budget.bytes_per_second or 0.0,
         derive=sorted(part.value for part in derive),

@@ -43,7 +43,7 @@ from driftline.limits import (
     HEALTH_RPCS_MAX,
     HEALTH_RPCS_PER_CLIENT_MAX,
     LOCAL_LOG_S,
-    LOCAL_TEXTS_MAX,
+    LOCAL_REFERENCES_MAX,
     NAME_BYTES_MAX,
     OPEN_S,
 )
@@ -234,7 +234,7 @@ def refusal(
     relation: that the request named, the place of an error that keeps its own to itself.
     """
     if error.is_local:
-        error = error.crossing(_kept.reference(str(error)), one_line(relation, NAME_BYTES_MAX))
+        error = error.crossing(_kept.reference(error), one_line(relation, NAME_BYTES_MAX))
     return pb.Refused(
         code=error.code,
         message=error.message,
@@ -255,8 +255,9 @@ class _Kept:
         self._key, self._lock = secrets.token_bytes(32), threading.Lock()
         self._logged: OrderedDict[str, float] = OrderedDict()
 
-    def reference(self, text: str) -> str:
-        """Return the reference of a text, which the log has."""
+    def reference(self, error: DriftlineError) -> str:
+        """Return the reference of an error, which the log has, with --debug and its traceback."""
+        text = str(error)
         reference = blake3.blake3(text.encode(), key=self._key).hexdigest(length=4)
         now = time.monotonic()
         with self._lock:
@@ -265,10 +266,11 @@ class _Kept:
             if is_due:
                 self._logged[reference] = now
                 self._logged.move_to_end(reference)
-                if len(self._logged) > LOCAL_TEXTS_MAX:
+                if len(self._logged) > LOCAL_REFERENCES_MAX:
                     self._logged.popitem(last=False)
         if is_due:
-            _log.warning("refused, %s: %s", reference, text)
+            traced = error if _log.isEnabledFor(logging.DEBUG) else None
+            _log.warning("refused, %s: %s", reference, text, exc_info=traced)
         return reference
 
 

@@ -8,6 +8,7 @@ replies, statuses and metadata. None of it may hold SECRET, which the names of a
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -231,6 +232,11 @@ def test_dump_files(tmp_path: Path) -> None:
     (folder / "linked.csv.done").touch()
     (folder / "linked.csv").symlink_to(folder / f"{SECRET}.csv")
     toml["linked"] = toml["gone"].replace("gone", "linked")
+    toml["twice"] = toml["gone"].replace("gone.csv", "{%Y%Y}.csv")
+    name = b"other-\xff.csv"  # no UTF-8
+    (Path(os.fsdecode(os.fsencode(folder) + b"/" + name))).write_bytes(b"id,note\n1,a\n")
+    (Path(os.fsdecode(os.fsencode(folder) + b"/" + name + b".done"))).touch()
+    toml["other"] = toml["gone"].replace("gone", "other-*")
     heard = Heard()
     server = start(load(_configured(tmp_path, f"dump:///{folder}", toml)))
     try:
@@ -240,3 +246,4 @@ def test_dump_files(tmp_path: Path) -> None:
         server.stop()
     _check(heard)
     assert len({r.code for r in heard.refused}) > 3
+    assert any(b"other-\\udcff.csv" in part for part in heard.parts)

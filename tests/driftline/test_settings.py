@@ -77,9 +77,9 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     [
         ("text = 1", "text", "a string", "an integer (1)"),
         ('flag = "yes"', "flag", "true or false", "a string ('yes')"),
-        ("count = true", "count", "an integer", "true or false (True)"),
+        ("count = true", "count", "an integer", "true or false (true)"),
         ("count = 1.5", "count", "an integer", "a number (1.5)"),
-        ("rate = true", "rate", "a number", "true or false (True)"),
+        ("rate = true", "rate", "a number", "true or false (true)"),
         ("rate = nan", "rate", "more than 0", "nan"),
         ("rate = inf", "rate", "more than 0", "inf"),
         ("rate = 0", "rate", "more than 0", "0"),
@@ -231,3 +231,27 @@ def test_what_is_no_address(tmp_path: Path, address: str) -> None:
 def test_loopback_is_certain_or_not_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "127.0.0.1.example", "10.0.0.1", "host")))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("2026-01-02T03:04:05Z", "(2026-01-02T03:04:05+00:00)"),
+        ("2026-01-02", "(2026-01-02)"),
+        ("03:04:05", "(03:04:05)"),
+        ("[2026-01-02, true]", "([2026-01-02, true])"),
+        ("{ a = 2026-01-02 }", "({a = 2026-01-02})"),
+    ],
+)
+def test_a_value_is_shown_as_the_file_has_it(tmp_path: Path, value: str, shown: str) -> None:
+    (tmp_path / "x.toml").write_text(f"a = {value}")
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path / "x.toml", {"a"}).text("a")
+    assert shown in caught.value.message
+
+
+@pytest.mark.parametrize("path", ["a\\u0000b", "~no-such-user-here/x"])
+def test_a_path_that_no_file_can_have(tmp_path: Path, path: str) -> None:
+    (tmp_path / "x.toml").write_text(f'a = "{path}"')
+    with pytest.raises(ConfigurationError, match=r"NUL|whole path"):
+        read(tmp_path / "x.toml", {"a"}).path("a")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from driftline.peer_text import escape_in
 from driftline.settings import duration_s
 
 from warehouse_agent.failpoints import Point
@@ -49,7 +50,27 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def _say_more(_context: click.Context, _: click.Parameter, debug: bool) -> None:
+    if debug:
+        for handler in logging.getLogger().handlers:
+            handler.removeFilter(foreign_output.is_ours)
+        _log.setLevel(logging.DEBUG)
+
+
+class _Commands(click.Group):
+    """Commands that take --debug behind their names as well, where errors say to run with it."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, with the option."""
+        help = "Show tracebacks, and what Spark and gRPC write."
+        option = click.Option(
+            ["--debug"], is_flag=True, expose_value=False, callback=_say_more, help=help
+        )
+        cmd.params.append(option)
+        super().add_command(cmd, name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -457,6 +478,7 @@ def demo(directory: Path, postgres: bool, scale: float) -> None:
 
 def main() -> NoReturn:
     """Run the console script `driftline`."""
+    escape_in(sys.stdout, sys.stderr)
     if "--debug" not in sys.argv[1:]:
         foreign_output.divert()
     try:

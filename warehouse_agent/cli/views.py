@@ -135,7 +135,11 @@ def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view:
     for name in view.inputs:
         found = formats.any_head(store, name, version=made_of.get(name))
         if found is None:
-            raise NotFound(f"Its input {name} is not published.", where=view.name)
+            raise NotFound(
+                f"Its input {name} is not published.",
+                where=view.name,
+                remedy=f"Run `driftline refresh {name}`.",
+            )
         inputs.append(Input(name, found.version, found.layout, found.files))
     with report.phase("verify"):
         size = sum(f.size for one in inputs for f in one.files)

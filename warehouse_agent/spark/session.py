@@ -95,13 +95,31 @@ def start(
     written, master = diverted_bytes(), chosen.get("spark.master", "")
     try:
         with nullcontext() if is_local(settings) else limited_start(master, wait_s):
-            spark = prepare(builder.getOrCreate())
+            spark = _beside_a_caller(chosen) or prepare(builder.getOrCreate())
     except DriftlineError:  # of a master that does not answer, whose JVM we killed
         raise
     except Exception as error:  # py4j, PySpark and Spark Connect have no common base class
         raise (jvm_lost() if was_killed() else _did_not_start(error, written)) from error
     watch(spark, wait_s)
     return spark
+
+
+def _beside_a_caller(settings: Mapping[str, str]) -> SparkSession | None:
+    """Return a session of our own in the JVM of a program that has one; None: it has none.
+
+    The builder would return the program's session, with our settings, such as the time zone, set on
+    it. Settings of the JVM itself stay as they are.
+    """
+    from pyspark.sql import SparkSession
+
+    found = SparkSession.getActiveSession() or getattr(SparkSession, "_instantiatedSession", None)
+    if found is None or "spark.remote" in settings or found.sparkContext._jsc is None:
+        return None
+    own = found.newSession()
+    for key, value in settings.items():
+        if own.conf.isModifiable(key):
+            own.conf.set(key, value)
+    return prepare(own)
 
 
 def is_local(settings: Mapping[str, str]) -> bool:

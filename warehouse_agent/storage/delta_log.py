@@ -234,6 +234,7 @@ def _opened(store: Store, name: str, version: int | None) -> _Opened | None:
                 raise NotFound(
                     f"There is no version {version}; the newest is {newest.table.version()}.",
                     where=name,
+                    remedy="Read that one, or one that `driftline history` lists.",
                 ) from None
         if version is None and log_trial.completed(store, name) is not None:
             raise WarehouseUnavailable(

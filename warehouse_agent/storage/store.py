@@ -35,6 +35,7 @@ from driftline.errors import Locked, WarehouseUnavailable
 from pyarrow import fs
 
 from warehouse_agent.failpoints import Point
+from warehouse_agent.storage.lock_holder import forget_holder, holder_of, note_holder
 
 if TYPE_CHECKING:
     from warehouse_agent.config import WarehouseConfig
@@ -285,10 +286,11 @@ class Store:
     def lock(self, name: str) -> Iterator[None]:
         """Hold a fragment's lock.
 
-        On object stores there are no locks: the table's log alone decides who commits.
+        On object stores there are no locks: the table's log alone decides who commits. The file
+        of the lock says who holds it.
 
         Raises:
-            Locked: another agent has it.
+            Locked: another agent has it; the error says which one, since when.
             WarehouseUnavailable: the storage gives no locks.
         """
         if not self.is_local:
@@ -304,11 +306,15 @@ class Store:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise Locked(
-                        "Another warehouse agent works on this fragment.",
+                        f"Another warehouse agent works on this fragment{holder_of(handle)}.",
                         where=name,
                         remedy="Run the command again when it has finished.",
                     ) from None
-            yield
+            note_holder(handle)
+            try:
+                yield
+            finally:
+                forget_holder(handle)
 
     def _placed(self, *parts: str) -> tuple[str, ...]:
         """Return the folders of a place whose first part may be the name of a table."""

@@ -199,6 +199,7 @@ def _table(store: Store, number: int | None) -> DeltaTable | None:
                 raise NotFound(
                     f"There is no warehouse version {number}; the newest is {last.version()}.",
                     where=TABLE,
+                    remedy="Read that one, or leave the version out.",
                 ) from None
             if not _is_logged(store, number):
                 raise _gone(number, "the log does not have it any more") from error

@@ -88,6 +88,8 @@ def check_description(reply: pb.DescribeReply) -> None:
             f"The source describes a key of {counted(found.key_columns, 'column')} in a relation "
             f"of {len(found.columns):,}."
         )
+    if len({column.name for column in found.columns}) < len(found.columns):
+        raise MalformedMessage("The source describes two columns of one name.")
     if found.HasField("marker"):
         marker = found.marker
         marker.kind = one_line(marker.kind, WORD_CHARACTERS_MAX)

@@ -143,7 +143,14 @@ def pattern(files: Files, where: str) -> Pattern:
     if not times:
         return Pattern(files.pattern, re.compile(regex))
     digits = re.sub(r"%.|.", lambda m: _DIRECTIVES.get(m[0]) or re.escape(m[0]), times[0])
-    unknown = set(re.findall(r"%.?", times[0])) - set(_DIRECTIVES)
+    named = re.findall(r"%.?", times[0])
+    if len(set(named)) < len(named):
+        raise ConfigurationError(
+            f"{{{times[0]}}} names a part of the time twice.",
+            remedy="Write each once, such as {%Y%m%d}.",
+            where=f"{where}: files",
+        )
+    unknown = set(named) - set(_DIRECTIVES)
     if unknown or "%Y" not in times[0]:
         raise ConfigurationError(
             f"{{{times[0]}}} is no time of year, month and so on.",

@@ -108,6 +108,17 @@ def connect_error(error: DatabaseError, database: str) -> DriftlineError:
     )
 
 
+def begin_error(error: DatabaseError) -> DriftlineError:
+    """Return the error for a transaction that did not begin, before anything was asked."""
+    if set(getattr(error, "gds_codes", None) or ()) & _LOST:
+        return translate(error)
+    return DatabaseRefused(
+        f"Firebird does not begin a transaction: {said(error)}.",
+        remedy="Have a trigger ON TRANSACTION START, if there is one, let the agent pass.",
+        abroad="Firebird does not begin a transaction, as where a trigger of the owner refuses it.",
+    )
+
+
 def privileges(ask: Ask, relations: Sequence[Relation]) -> list[Privilege]:
     """Return what the login may do, for `Engine.privileges`."""
     tables = {split_name(r.table)[-1] for r in relations if r.table is not None}

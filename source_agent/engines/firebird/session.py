@@ -34,7 +34,7 @@ from firebird.driver import (
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.firebird import settings, types
-from source_agent.engines.firebird.access import connect_error, translate
+from source_agent.engines.firebird.access import begin_error, connect_error, translate
 from source_agent.engines.firebird.charsets import ENCODERS
 from source_agent.engines.firebird.sql import (
     RANGES_PER_SELECT,
@@ -44,9 +44,10 @@ from source_agent.engines.firebird.sql import (
 )
 from source_agent.engines.interface import Limits, Rows, TimeLimit
 from source_agent.engines.relations import select_sql
-from source_agent.engines.sessions import SnapshotSession
+from source_agent.engines.sessions import SnapshotSession, driven, foreseen
 from source_agent.engines.shapes import Relation, Shape
 
+DRIVER: Final = "firebird-driver"
 ROWS_MAX: Final = 2**62
 READ_ONLY: Final = tpb(Isolation.SNAPSHOT, access_mode=TraAccessMode.READ)
 
@@ -64,10 +65,14 @@ class Connector:
             connection = connect(self.database, **self._arguments)
         except DatabaseError as error:
             raise connect_error(error, self.database) from error
-        except Exception as error:  # the driver's, where the client library is not found
+        except Exception as error:
+            if type(error) is not Exception:  # the driver's, where it finds no client library
+                with foreseen(DRIVER):
+                    raise
             raise DatabaseUnavailable(
                 f"Firebird's client library cannot be used: {error}.",
                 remedy="Install libfbclient2.",
+                abroad="Firebird's client library cannot be used.",
             ) from error
         connection.main_transaction.default_tpb = READ_ONLY  # it begins by itself
         return connection
@@ -81,15 +86,27 @@ class FirebirdSession(SnapshotSession):
         self._connect, self._limits = connect, limits
         self.as_of = f"{dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()}Z"
         self._connection = connect()
-        self._transaction = self._connection.transaction_manager(READ_ONLY)
+        try:
+            with foreseen(DRIVER, DatabaseError):
+                self._transaction = self._connection.transaction_manager(READ_ONLY)
+                self._begin()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._connection.close()
+            raise
         try:
             self._version = float(self._connection.info.engine_version)
-            self._transaction.begin()
             self._pin()  # after the owner's triggers on connecting and on this transaction
             self._shown = settings.shown(self.ask, self._version)
         except DatabaseError as error:
             self.close()
             raise connect_error(error, connect.database) from error
+
+    def _begin(self) -> None:
+        try:
+            self._transaction.begin()
+        except DatabaseError as error:  # a trigger of the owner ON TRANSACTION START
+            raise begin_error(error) from error
 
     def _pin(self) -> None:
         settings.pin(self._transaction.execute_immediate, self._version)
@@ -114,12 +131,12 @@ class FirebirdSession(SnapshotSession):
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Execute a statement in the snapshot; return its rows."""
-        with self._cursor(sql, values) as cursor:
+        with self._cursor(sql, values) as cursor, foreseen(DRIVER, DatabaseError):
             return [tuple(row) for row in cursor.fetchall()]
 
     def row_description(self, sql: str) -> Sequence[Any]:
         # The driver's public description leaves out character sets, and asks the catalogue.
-        with self._cursor(sql, ()) as cursor:
+        with self._cursor(sql, ()) as cursor, foreseen(DRIVER, DatabaseError):
             return list(cursor._stmt._out_desc)
 
     def describe(self, relation: Relation) -> Shape:
@@ -161,7 +178,8 @@ class FirebirdSession(SnapshotSession):
         try:
             self._pin()
             with self._cursor(sql, values) as cursor:
-                fetch = rows.timely(iter(cursor.fetchone, None), self.pulse)
+                sent = driven(iter(cursor.fetchone, None), DRIVER, DatabaseError, UnicodeError)
+                fetch = rows.timely(sent, self.pulse)
                 yield from rows.batches(fetch, encode)
             settings.refuse_changed(self.ask, self._version, self._shown, shape.relation)
         except DatabaseError as error:
@@ -172,17 +190,20 @@ class FirebirdSession(SnapshotSession):
                 f"A text is not in the character set that its column declares: {error}.",
                 where=shape.relation.name,
                 remedy="Set as_text for the column, or publish a query that casts it to OCTETS.",
+                abroad="A text is not in the character set that its column declares.",
             ) from error
 
     @contextlib.contextmanager
     def _cursor(self, sql: str, values: Sequence[object]) -> Iterator[Any]:
         """Execute a statement; cancel it if it takes longer than the file allows."""
         self.refuse_interrupted()
-        cursor = self._transaction.cursor()
+        with foreseen(DRIVER, DatabaseError):
+            cursor = self._transaction.cursor()
         cursor.stream_blob_threshold = ROW_BYTES_MAX
         watch = _Watch(self._connection, self._limits.statement_s)
         try:
-            cursor.execute(sql, tuple(values) or None)
+            with foreseen(DRIVER, DatabaseError):
+                cursor.execute(sql, tuple(values) or None)
             self.pulse.beat()
             yield cursor
         finally:

@@ -36,7 +36,7 @@ from source_agent.engines.generic import types
 from source_agent.engines.generic.dialects import DialectEntry, entry_of
 from source_agent.engines.interface import Rows, TimeLimit
 from source_agent.engines.relations import select_sql
-from source_agent.engines.sessions import SnapshotSession
+from source_agent.engines.sessions import SnapshotSession, driven, foreseen
 from source_agent.engines.shapes import Consistency, Relation, Shape
 
 RANGES_PER_SELECT: Final = 100
@@ -46,6 +46,10 @@ _FORMATTED: Final = frozenset({"format", "pyformat"})
 def said(error: Exception) -> str:
     """Return what the database says; SQLAlchemy would add the statement and its values."""
     return " ".join(str(getattr(error, "orig", None) or error).split())
+
+
+def _driver(engine: Engine) -> str:
+    return f"The driver {engine.dialect.driver}"
 
 
 class Catalogue:
@@ -89,7 +93,8 @@ class GenericSession(SnapshotSession):
         super().__init__()
         self._engine = engine
         self.as_of = f"{dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()}Z"
-        self._connection = engine.connect()
+        with foreseen(_driver(engine), exc.SQLAlchemyError):
+            self._connection = engine.connect()
         self._entry: DialectEntry = entry_of(engine.dialect.name)
         if self._entry.snapshot:
             self.ask(self._entry.snapshot)
@@ -100,7 +105,7 @@ class GenericSession(SnapshotSession):
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Execute a statement; return its rows, if it has any."""
-        with self._errors(None):
+        with self._errors(None), foreseen(_driver(self._engine), exc.SQLAlchemyError):
             result = self._connection.exec_driver_sql(sql, tuple(values))
             return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
 
@@ -118,7 +123,8 @@ class GenericSession(SnapshotSession):
     def describe(self, relation: Relation) -> Shape:
         self.refuse_interrupted()
         try:
-            with self._engine.connect() as apart:
+            driver = foreseen(_driver(self._engine), exc.SQLAlchemyError)
+            with driver, self._engine.connect() as apart:
                 return types.describe(Catalogue(apart), relation)
         except exc.SQLAlchemyError as error:
             if getattr(error, "connection_invalidated", False):
@@ -188,10 +194,15 @@ class GenericSession(SnapshotSession):
         encode = rows.row_encoder(shape, ENCODERS)
         with self._errors(shape.relation):
             options = {"stream_results": True, "max_row_buffer": rows.BLOCK_ROWS}
-            result = self._connection.exec_driver_sql(sql, tuple(values), execution_options=options)
+            driver = _driver(self._engine)
+            with foreseen(driver, exc.SQLAlchemyError):
+                result = self._connection.exec_driver_sql(
+                    sql, tuple(values), execution_options=options
+                )
             self.pulse.beat()
             with contextlib.closing(result):
-                wanted = islice(result, None if rows_max is None else rows_max + 1)
+                sent = driven(result, driver, exc.SQLAlchemyError)
+                wanted = islice(sent, None if rows_max is None else rows_max + 1)
                 found = rows.timely((tuple(row) for row in wanted), self.pulse)
                 for batch in rows.batches(found, encode):
                     self.refuse_interrupted()

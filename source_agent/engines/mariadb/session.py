@@ -56,10 +56,10 @@ from source_agent.engines.mariadb.sql import (
     range_sql,
 )
 from source_agent.engines.mariadb.values import BINDERS, ENCODERS, bound, bound_value, compare
-from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
+from source_agent.engines.mariadb.waits import ANSWER_S, DRIVER, Connector, limit
 from source_agent.engines.markers import ORDERED, Mark, bounds, future, latest, mark_of
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
-from source_agent.engines.sessions import SnapshotSession, attempted
+from source_agent.engines.sessions import SnapshotSession, attempted, driven, foreseen
 from source_agent.engines.shapes import Consistency, Relation, Shape
 
 PAGE_ROWS: Final = 1024
@@ -116,10 +116,9 @@ class MariadbSession(SnapshotSession):
 
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
         cursor = self._execute(self._connection.cursor(Cursor), sql, values, None)
-        return [
-            tuple(v.decode() if isinstance(v, bytes) else v for v in row)
-            for row in cursor.fetchall()
-        ]
+        found = self._fetched(cursor, None)
+        with foreseen(DRIVER):
+            return [tuple(v.decode() if isinstance(v, bytes) else v for v in row) for row in found]
 
     def fields(self, sql: str) -> Sequence[types.Field]:
         # The driver's public description leaves out flags and character set.
@@ -130,10 +129,11 @@ class MariadbSession(SnapshotSession):
         cursor = self._connection.cursor(Cursor)
         limit(self._connection, self._silence_s)
         try:
-            cursor.execute(sql)
+            with foreseen(DRIVER, pymysql.Error):
+                cursor.execute(sql)
         except pymysql.Error as error:
             raise self._failed(error, None) from error
-        return list(cursor.fetchall()), _warnings(cursor)
+        return self._fetched(cursor, None), _warnings(cursor)
 
     def is_own(self, shape: Shape) -> bool:
         return types.reads_plainly(self, shape.relation)
@@ -229,7 +229,8 @@ class MariadbSession(SnapshotSession):
         """Return the one value of a SELECT over a whole relation."""
         cursor = self._connection.cursor(Cursor)
         bound = (*plan_of(shape).values, *values)
-        found: bytes | None = self._execute(cursor, sql, bound, shape.relation).fetchall()[0][0]
+        self._execute(cursor, sql, bound, shape.relation)
+        found: bytes | None = self._fetched(cursor, shape.relation)[0][0]
         warnings.refuse(self, shape, _warnings(cursor))
         return found
 
@@ -268,7 +269,8 @@ class MariadbSession(SnapshotSession):
         self._execute(cursor, sql, (*plan_of(shape).values, *values), shape.relation)
         self._open_cursor = cursor
         try:
-            fetch = rows.timely(iter(cursor.read_next, None), self.pulse)
+            sent = driven(iter(cursor.read_next, None), DRIVER, pymysql.Error)
+            fetch = rows.timely(sent, self.pulse)
             yield from rows.batches(fetch, rows.row_encoder(shape, ENCODERS))
         except pymysql.Error as error:
             raise self._failed(error, shape.relation) from error
@@ -288,11 +290,12 @@ class MariadbSession(SnapshotSession):
             sql = page_sql(shape, is_first=not after)
             cursor = self._connection.cursor(Cursor)
             bindings = (*plan.values, *values, count)
-            block = self._execute(cursor, sql, bindings, shape.relation).fetchall()
+            self._execute(cursor, sql, bindings, shape.relation)
+            block = self._fetched(cursor, shape.relation)
             warnings.refuse(self, shape, _warnings(cursor))
             if block:
                 after[:] = [b(block[-1][p]) for b, p in zip(bind, places, strict=True)]
-            return cast("Sequence[tuple[Any, ...]]", block)
+            return block
 
         return fetch
 
@@ -317,6 +320,14 @@ class MariadbSession(SnapshotSession):
             self._connect.interrupt(self._connection)
         return translate(error, relation)
 
+    def _fetched(self, cursor: Any, relation: Relation | None) -> list[tuple[Any, ...]]:
+        """Return all rows of a statement."""
+        try:
+            with foreseen(DRIVER, pymysql.Error):
+                return list(cursor.fetchall())
+        except pymysql.Error as error:
+            raise self._failed(error, relation) from error
+
     def _execute(
         self, cursor: Any, sql: str, values: Sequence[object], relation: Relation | None
     ) -> Any:
@@ -324,7 +335,8 @@ class MariadbSession(SnapshotSession):
         self.refuse_interrupted()
         limit(self._connection, self._answer_s if relation is None else self._silence_s)
         try:
-            cursor.execute(sql, tuple(values) or None)
+            with foreseen(DRIVER, pymysql.Error):
+                cursor.execute(sql, tuple(values) or None)
         except pymysql.Error as error:
             raise self._failed(error, relation) from error
         self.pulse.beat()

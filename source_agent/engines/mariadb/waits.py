@@ -14,15 +14,18 @@ import contextlib
 from typing import Any, Final
 
 import pymysql
+from driftline.errors import DriftlineError
 from pymysql.converters import conversions
 from pymysql.cursors import Cursor
 
 from source_agent.engines.mariadb.access import is_said_by_server
 from source_agent.engines.mariadb.sql import KILL
+from source_agent.engines.sessions import foreseen
 from source_agent.engines.sockets import keep_alive, shut
 
 ANSWER_S: Final = 60.0  # for a statement about catalogues or settings, plus lock_timeout_s
 KILL_S: Final = 5
+DRIVER: Final = "PyMySQL"
 
 
 class Connector:
@@ -35,20 +38,22 @@ class Connector:
         self._arguments = arguments
 
     def __call__(self, within_s: float) -> pymysql.Connection[Cursor]:
-        """Return a connection whose single waits last at most `within_s`. Raises pymysql.Error."""
+        """Return a connection whose single waits last at most `within_s`. Raises pymysql.Error,
+        and DriftlineError for what the driver raises beside it."""
         seconds = max(1, round(within_s))
-        connection = pymysql.connect(
-            connect_timeout=seconds,
-            read_timeout=seconds,
-            write_timeout=seconds,
-            charset="utf8mb4",
-            use_unicode=False,
-            autocommit=True,
-            local_infile=False,
-            conv={k: v for k, v in conversions.items() if not isinstance(k, int)},
-            **self._arguments,
-        )
-        keep_alive(connection._sock.fileno())  # type: ignore[attr-defined]
+        with foreseen(DRIVER, pymysql.Error):
+            connection = pymysql.connect(
+                connect_timeout=seconds,
+                read_timeout=seconds,
+                write_timeout=seconds,
+                charset="utf8mb4",
+                use_unicode=False,
+                autocommit=True,
+                local_infile=False,
+                conv={k: v for k, v in conversions.items() if not isinstance(k, int)},
+                **self._arguments,
+            )
+            keep_alive(connection._sock.fileno())  # type: ignore[attr-defined]
         return connection
 
     def answers(self, within_s: float) -> bool:
@@ -60,14 +65,14 @@ class Connector:
             self(within_s).close()
         except pymysql.Error as error:
             return is_said_by_server(error)
-        except OSError:
+        except DriftlineError:  # of a socket, or of the driver
             return False
         return True
 
     def kill(self, connection: pymysql.Connection[Cursor]) -> None:
         """End the statement that runs on a connection, if the server can be reached."""
         with (
-            contextlib.suppress(pymysql.Error, OSError),
+            contextlib.suppress(pymysql.Error, OSError, DriftlineError),
             contextlib.closing(self(KILL_S)) as other,
             other.cursor() as cursor,
         ):

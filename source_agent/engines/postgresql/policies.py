@@ -114,9 +114,9 @@ def policies(ask: Ask, relation: int | None) -> RowSecurity:
 
 
 def note(found: RowSecurity, *, is_query: bool) -> str:
-    """Return the note of `check` on a relation whose rows policies hide: which ones."""
+    """Return the note on a relation whose rows policies hide: which ones."""
     tables = dict.fromkeys(policy.table for policy in found.policies)
     named = [f"{policy.name} of {policy.table}" for policy in found.policies if policy.name]
     by = f"policies that apply: {', '.join(named)}" if named else "no policy lets it see a row"
     of = f"; every table with policies counts: {', '.join(tables)}" if is_query else ""
-    return f"row security: {by}{of}"
+    return f"{NOTE} ({by}{of})"

@@ -26,7 +26,7 @@ from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.derivations import Derivation
 from driftline.digests import MASK64
-from driftline.errors import DatabaseUnavailable
+from driftline.errors import DriftlineError
 from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from psycopg import Error, errors, pq
@@ -59,7 +59,7 @@ from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql,
 from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
-from source_agent.engines.sessions import SnapshotSession
+from source_agent.engines.sessions import SnapshotSession, foreseen
 from source_agent.engines.shapes import Relation, Shape
 
 KEEP_S: Final = 1.0  # between two statements of a session that waits, so that it is not idle
@@ -182,10 +182,12 @@ class PostgresqlSession(SnapshotSession):
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         # Binary results need the extended protocol, which refuses a second statement.
-        return self._connection.execute(statement, values or None, binary=True).fetchall()
+        with foreseen(waits.DRIVER, Error):
+            return self._connection.execute(statement, values or None, binary=True).fetchall()
 
     def row_description(self, select_sql: str) -> list[tuple[str, int, int]]:
-        return self._command_results.fields(select_sql)
+        with foreseen(waits.DRIVER, Error):
+            return self._command_results.fields(select_sql)
 
     def decimals_as(self, lc_monetary: str) -> int | None:
         """Return the decimals of a money under another setting; None: the server lacks it."""
@@ -218,11 +220,11 @@ class PostgresqlSession(SnapshotSession):
         with contextlib.closing(PostgresqlSession(self._parameters, self.limits)) as session:
             found = policies.policies(session.ask, relation)
         named = policies.note(found, is_query=is_query)
+        if all(policy.is_own for policy in found.policies):
+            return replace(shape, row_security=found, notes=(*shape.notes, named))
+        local = (*shape.notes_local, named)
         return replace(
-            shape,
-            row_security=found,
-            notes=(*shape.notes, policies.NOTE),
-            notes_local=(*shape.notes_local, named),
+            shape, row_security=found, notes=(*shape.notes, policies.NOTE), notes_local=local
         )
 
     def derive(self, shape: Shape, derivation: Derivation) -> Shape:
@@ -433,7 +435,7 @@ class PostgresqlSession(SnapshotSession):
                 waits.drain(pgconn)
             self._connection.execute(sql.ROLLBACK_TO)
             self._connection.execute(sql.RELEASE)
-        except (Error, DatabaseUnavailable):
+        except (Error, DriftlineError):
             waits.end(self._connection)
 
     def _bind(self, shape: Shape) -> None:

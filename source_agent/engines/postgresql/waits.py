@@ -24,7 +24,7 @@ import time
 from typing import Any, Final, TypeVar
 
 from driftline.errors import OPEN, ConfigurationError, DatabaseUnavailable
-from psycopg import Connection, Error, OperationalError, pq
+from psycopg import Connection, Cursor, Error, OperationalError, pq
 from psycopg.abc import PQGen
 
 from source_agent.engines.interface import Pulse
@@ -35,11 +35,13 @@ from source_agent.engines.postgresql.access import (
     no_transactions,
 )
 from source_agent.engines.postgresql.sql import BACKEND, BEGIN_POOLED, ROLLBACK
+from source_agent.engines.sessions import foreseen
 from source_agent.engines.sockets import shut
 
 ANSWER_S: Final = 60.0  # for a statement that reads catalogues or settings, plus lock_timeout_s
 CANCEL_S: Final = 5.0
 READ_ONLY: Final = "-c default_transaction_read_only=on"  # for `options` of a connection
+DRIVER: Final = "psycopg"
 _INTERVAL_S: Final = 0.1  # psycopg's own
 _SSL_REQUEST: Final = bytes.fromhex("0000000804d2162f")  # answered by one byte, before any login
 
@@ -60,6 +62,10 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.pulse = Pulse()
+
+    def execute(self, *arguments: Any, **options: Any) -> Cursor[tuple[Any, ...]]:
+        with foreseen(DRIVER, Error):
+            return super().execute(*arguments, **options)
 
     def wait(
         self, gen: PQGen[Result], interval: float = _INTERVAL_S, timeout: float | None = None
@@ -114,11 +120,12 @@ def connect(parameters: dict[str, str], *, pooler: bool = False) -> BoundedConne
 
 
 def _connect(parameters: dict[str, str]) -> BoundedConnection:
-    return BoundedConnection.connect(
-        **parameters,  # type: ignore[arg-type]  # libpq's own are all strings
-        autocommit=True,
-        prepare_threshold=None,
-    )
+    with foreseen(DRIVER, Error):
+        return BoundedConnection.connect(
+            **parameters,  # type: ignore[arg-type]  # libpq's own are all strings
+            autocommit=True,
+            prepare_threshold=None,
+        )
 
 
 def _leads_to_pooler(connection: BoundedConnection) -> bool:

@@ -49,7 +49,7 @@ from source_agent.engines.markers import (
     mark_of,
 )
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
-from source_agent.engines.sessions import SnapshotSession, attempted
+from source_agent.engines.sessions import SnapshotSession, attempted, driven, foreseen
 from source_agent.engines.shapes import Consistency, Relation, Shape
 from source_agent.engines.sqlite import access, activity, sql, types
 from source_agent.engines.sqlite.access import translate
@@ -97,6 +97,7 @@ OPENING: Final = (
 )
 STATEMENTS: Final = (*OPENING, sql.TABLES, sql.STATISTICS, sql.SCHEMA_VERSION, sql.SCHEMA)
 
+DRIVER: Final = "sqlite3"
 _PRAGMAS: Final = {
     "data_version",
     "schema_version",
@@ -128,14 +129,15 @@ def _connect(path: Path, lock_s: float) -> sqlite3.Connection:
     if not path.is_file():
         raise access.missing(path)
     try:
-        connection = sqlite3.connect(
-            f"file:{quote_url(str(path))}?mode=ro",
-            uri=True,
-            timeout=lock_s,
-            isolation_level=None,
-            check_same_thread=False,  # a session moves between threads, one at a time
-            cached_statements=256,
-        )
+        with foreseen(DRIVER, sqlite3.Error):
+            connection = sqlite3.connect(
+                f"file:{quote_url(str(path))}?mode=ro",
+                uri=True,
+                timeout=lock_s,
+                isolation_level=None,
+                check_same_thread=False,  # a session moves between threads, one at a time
+                cached_statements=256,
+            )
     except sqlite3.Error as error:
         raise translate(error, path) from error
     connection.text_factory = bytearray
@@ -220,15 +222,17 @@ class SqliteSession(SnapshotSession):
             cursor.close()
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._errors():
+        with self._errors(), foreseen(DRIVER, sqlite3.Error):
             found = self._execute(sql, values).fetchall()
-        return [tuple(v.decode() if isinstance(v, bytearray) else v for v in row) for row in found]
+            return [
+                tuple(v.decode() if isinstance(v, bytearray) else v for v in row) for row in found
+            ]
 
     def query_columns(self, query: str) -> list[tuple[Any, ...]]:
         # A connection of its own creates the view in memory: this one may create nothing.
         with contextlib.closing(_connect(self._path, self._limits.lock_s)) as connection:
             connection.text_factory = str
-            with self._errors():
+            with self._errors(), foreseen(DRIVER, sqlite3.Error):
                 view, columns = view_sql(query)
                 connection.execute(view)
                 return connection.execute(columns).fetchall()
@@ -328,7 +332,7 @@ class SqliteSession(SnapshotSession):
         raw = chain.from_iterable(
             self._execute(sql, (*plan.values, *values)) for sql, values in statements
         )
-        every = iter(restored(raw, plan.forms, self.encoding))
+        every = driven(iter(restored(raw, plan.forms, self.encoding)), DRIVER, sqlite3.Error)
         found = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
             yield from rows.batches(
@@ -371,7 +375,8 @@ class SqliteSession(SnapshotSession):
     def _execute(self, sql: str, values: Sequence[object]) -> sqlite3.Cursor:
         if self._limits.statement_s is not None:
             self._deadline = time.monotonic() + self._limits.statement_s
-        cursor = self._connection.execute(sql, values)
+        with foreseen(DRIVER, sqlite3.Error):
+            cursor = self._connection.execute(sql, values)
         self._cursors.add(cursor)
         self.pulse.beat()
         return cursor

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from source_agent.server.service import start
 from tests.harness.agents import configuration, make_orders
@@ -129,3 +130,18 @@ def test_interpreters(
         monkeypatch.setenv(variable, inherited)
     session.choose_interpreters({} if named is None else {key: named})
     assert os.environ[variable] == used
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo"])
+def test_a_callers_session_keeps_its_settings(spark: SparkSession, zone: str) -> None:
+    key = "spark.sql.session.timeZone"
+    before = spark.conf.get(key)
+    spark.conf.set(key, zone)
+    try:
+        own = session.start({"spark.sql.shuffle.partitions": "3"})
+        assert own is not spark
+        assert own.conf.get(key) == "UTC"
+        assert own.conf.get("spark.sql.shuffle.partitions") == "3"
+        assert spark.conf.get(key) == zone
+    finally:
+        spark.conf.set(key, before)

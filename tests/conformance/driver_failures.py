@@ -1,0 +1,175 @@
+"""Drivers that fail at one step, with any class of exception: for `test_driver_failures`."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import ssl
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pymysql
+import pytest
+
+from tests.conformance.border_cases import SECRET
+
+WORDS = f"{SECRET}_salaries"
+OTHERS: tuple[Callable[[], Exception], ...] = (
+    lambda: TypeError(WORDS),
+    lambda: ValueError(WORDS),
+    lambda: UnicodeDecodeError("utf-8", WORDS.encode(), 0, 1, WORDS),
+    lambda: UnicodeEncodeError("ascii", WORDS, 0, 1, WORDS),
+    lambda: OSError(5, WORDS, WORDS),
+    lambda: ConnectionResetError(104, WORDS),
+    lambda: TimeoutError(WORDS),
+    lambda: ssl.SSLError(1, WORDS),
+    lambda: EOFError(WORDS),
+    MemoryError,
+    lambda: KeyError(WORDS),
+    lambda: IndexError(WORDS),
+    lambda: AttributeError(WORDS),
+    lambda: OverflowError(WORDS),
+    lambda: RecursionError(WORDS),
+    lambda: NotImplementedError(WORDS),
+    lambda: RuntimeError(WORDS),
+    lambda: ImportError(WORDS),
+    lambda: struct.error(WORDS),
+    lambda: AssertionError(WORDS),
+    lambda: Exception(WORDS),
+)
+
+
+def raisers(engine: str) -> list[Callable[[], Exception]]:
+    """Everything that a driver of this engine is tried with: its own classes, then others'."""
+    own: list[type[Exception]] = []
+    arguments: tuple[Any, ...] = (WORDS,)
+    if engine == "postgresql":
+        from psycopg import errors
+
+        own = [*_below(errors.Error), *_states(errors)]
+    elif engine == "mariadb":
+        own, arguments = _below(pymysql.Error), (1142, WORDS)
+    elif engine == "firebird":
+        from firebird import driver
+
+        own = _below(driver.Error)
+    else:
+        own = _below(sqlite3.Error)
+    return [*(lambda kind=kind: kind(*arguments) for kind in own), *OTHERS]  # type: ignore[misc]
+
+
+def _below(kind: type[Exception]) -> list[type[Exception]]:
+    found = [kind]
+    for child in kind.__subclasses__():
+        found += _below(child)
+    return found
+
+
+def _states(errors: Any) -> list[type[Exception]]:
+    states = ("42501", "42P01", "57014", "40001", "55000", "22021")
+    return [errors.lookup(state) for state in states]
+
+
+class Failing:
+    """Functions of a driver, one of which raises at its n-th call while `armed`."""
+
+    def __init__(self) -> None:
+        self.left = -1
+        self.error: Callable[[], Exception] = RuntimeError
+        self.calls = 0
+
+    def call(self) -> None:
+        self.calls += 1
+        if self.left == 0:
+            self.left = -1
+            raise self.error()
+        self.left -= 1
+
+    @contextmanager
+    def armed(self, at: int, error: Callable[[], Exception]) -> Iterator[None]:
+        self.left, self.error = at, error
+        try:
+            yield
+        finally:
+            self.left = -1
+
+    def wrap(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def failing(*arguments: Any, **options: Any) -> Any:
+            self.call()
+            return real(*arguments, **options)
+
+        patch.setattr(owner, name, failing)
+
+
+def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
+    """Make the calls that connect, execute, describe and fetch fail on demand."""
+    made = Failing()
+    if engine == "postgresql":
+        import psycopg
+
+        from source_agent.engines.postgresql.waits import BoundedConnection
+
+        for owner, name in ((psycopg.Cursor, "execute"), (psycopg.Cursor, "fetchall")):
+            made.wrap(patch, owner, name)
+        connect = BoundedConnection.connect
+
+        def connected(**options: Any) -> Any:
+            made.call()
+            return connect(**options)
+
+        patch.setattr(BoundedConnection, "connect", connected)
+    elif engine == "mariadb":
+        from pymysql.cursors import Cursor, SSCursor
+
+        for owner, name in (
+            (pymysql, "connect"), (Cursor, "execute"), (Cursor, "fetchall"),
+            (SSCursor, "read_next"),
+        ):  # fmt: skip
+            made.wrap(patch, owner, name)
+    elif engine == "firebird":
+        from firebird import driver
+
+        from source_agent.engines.firebird import session
+
+        made.wrap(patch, session, "connect")
+        made.wrap(patch, driver.core.TransactionManager, "begin")
+        for name in ("execute", "fetchone", "fetchall"):
+            made.wrap(patch, driver.Cursor, name)
+    else:
+        _sqlite(made, patch)
+    return made
+
+
+def _sqlite(made: Failing, patch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+
+    class Rows(sqlite3.Cursor):
+        def fetchall(self) -> Any:
+            made.call()
+            return super().fetchall()
+
+        def __next__(self) -> Any:
+            made.call()
+            return super().__next__()
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> Any:
+            made.call()
+            return self.cursor(Rows).execute(sql, *values)
+
+    def connected(*arguments: Any, **options: Any) -> Any:
+        made.call()
+        return connect(*arguments, factory=Connection, **options)
+
+    patch.setattr(sqlite3, "connect", connected)
+
+
+def chosen(
+    rng: random.Random, steps: int, errors: list[Callable[[], Exception]]
+) -> tuple[int, Callable[[], Exception]]:
+    """Draw the step at which a driver fails, and how."""
+    return rng.randrange(steps), rng.choice(errors)
