@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
@@ -58,104 +57,15 @@ from source_agent.server.catalogue import (
     described,
 )
 from source_agent.server.handlers import known, refusal
+from source_agent.server.stream_ends import Outbox, Received, Waits
 
 WANTED_LOOK_S = 1.0  # the longest time until a wait notices that its scan place is wanted
 HELD_NEWS_S = 0.1  # of reading held back, of which a warehouse is told at once
-OUTBOX_REPLIES_MAX = 4  # of about 1 MiB each
 
 # After these errors the session may not be usable for another relation.
 _BREAKS_SESSION = (DatabaseUnavailable, SnapshotLost, InternalError)
 
 _log = logging.getLogger("driftline.source")
-
-
-class Outbox:
-    """A bounded queue of replies; the worker and the RPC may both close it."""
-
-    def __init__(self) -> None:
-        self._held: deque[pb.Reply] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def put(self, reply: pb.Reply, timeout_s: float) -> bool:
-        """Put a reply in; return False if there is no room in time. Raises Stopped if closed."""
-        with self._changed:
-            room = self._changed.wait_for(
-                lambda: self._closed or len(self._held) < OUTBOX_REPLIES_MAX, timeout_s
-            )
-            if self._closed:
-                raise Stopped
-            if room:
-                self._held.append(reply)
-                self._changed.notify_all()
-            return room
-
-    def take(self, timeout_s: float) -> pb.Reply | None:
-        """Return the next reply, None if none comes in time. Raises Stopped if closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._held), timeout_s)
-            if self._held:
-                reply = self._held.popleft()
-                self._changed.notify_all()
-                return reply
-            if self._closed:
-                raise Stopped
-            return None
-
-    def close(self) -> None:
-        """Accept no more replies; those that are held may still be taken."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
-class _Waits:
-    """How long the worker of a stream has waited for its client; any thread may read it."""
-
-    def __init__(self) -> None:
-        self._before_s, self._since = 0.0, 0.0  # 0: it does not wait
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time within."""
-        self._since = began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._since = 0.0
-            self._before_s += time.monotonic() - began
-
-    @property
-    def seconds(self) -> float:
-        """All waits so far, with the one that lasts."""
-        since = self._since
-        return self._before_s + (time.monotonic() - since if since else 0.0)
-
-
-class _Received:
-    """The requests of a stream. Raises Stopped once the stream is to end.
-
-    Not a generator of `Conversation`, which would keep its conversation, and be kept by it.
-    """
-
-    def __init__(
-        self, requests: Iterator[pb.Request], stopping: threading.Event, waits: _Waits
-    ) -> None:
-        self._requests, self._stopping, self._waits = requests, stopping, waits
-        # Since when the agent waits for the client.
-        self.waiting_since: float | None = time.monotonic()
-
-    def __iter__(self) -> Iterator[pb.Request]:
-        return self
-
-    def __next__(self) -> pb.Request:
-        self.waiting_since = time.monotonic()
-        with self._waits.waiting():
-            request = next(self._requests)
-        self.waiting_since = None
-        if self._stopping.is_set():
-            raise Stopped
-        return request
 
 
 class Conversation:
@@ -176,8 +86,8 @@ class Conversation:
         self._state, self._client, self._cancel, self._ended = state, client, cancel, ended
         self._neighbour = neighbour
         self._stopping = threading.Event()
-        self._waits = _Waits()
-        self._requests = _Received(requests, self._stopping, self._waits)
+        self._waits = Waits()
+        self._requests = Received(requests, self._stopping, self._waits)
         self._outbox = Outbox()
         self._lock = threading.Lock()  # held to replace or interrupt the session
         self._session: GovernedSession | None = None
