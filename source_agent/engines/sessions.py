@@ -43,7 +43,9 @@ def foreseen(driver: str, *own: type[Exception]) -> Iterator[None]:
     ours."""
     try:
         yield
-    except (DriftlineError, *own):
+    except DriftlineError:
+        raise
+    except own:
         raise
     except Exception as error:
         raise _unforeseen(error, driver) from error

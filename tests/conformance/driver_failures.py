@@ -57,7 +57,7 @@ def raisers(engine: str) -> list[Callable[[], Exception]]:
         own = _below(driver.Error)
     else:
         own = _below(sqlite3.Error)
-    return [*(lambda kind=kind: kind(*arguments) for kind in own), *OTHERS]  # type: ignore[misc]
+    return [*(lambda kind=kind: kind(*arguments) for kind in own), *OTHERS]
 
 
 def _below(kind: type[Exception]) -> list[type[Exception]]:
@@ -125,11 +125,11 @@ def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
     elif engine == "mariadb":
         from pymysql.cursors import Cursor, SSCursor
 
-        for owner, name in (
+        for place, name in (
             (pymysql, "connect"), (Cursor, "execute"), (Cursor, "fetchall"),
             (SSCursor, "read_next"),
         ):  # fmt: skip
-            made.wrap(patch, owner, name)
+            made.wrap(patch, place, name)
     elif engine == "firebird":
         from firebird import driver
 

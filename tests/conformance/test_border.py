@@ -48,7 +48,8 @@ class Heard:
 
     def end(self, error: grpc.RpcError) -> None:
         self.parts += [str(error).encode(), str(error.details()).encode()]
-        for key, value in error.trailing_metadata():
+        metadata: Any = error.trailing_metadata() or ()  # pairs, which its type does not say
+        for key, value in metadata:
             self.parts += [key.encode(), value if isinstance(value, bytes) else value.encode()]
             if key == "driftline-refused-bin":
                 self.refused.append(pb.Refused.FromString(value))
@@ -109,10 +110,10 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     if request.param == "sqlite":
         made: Legacy = OfSQLite(tmp_path / f"{SECRET}.sqlite", journal="delete")
     elif request.param == "firebird":
-        request.getfixturevalue("firebird")
+        server = request.getfixturevalue("firebird")
         from tests.harness.legacy_firebird import OfFirebird
 
-        made = OfFirebird(tmp_path)
+        made = OfFirebird(tmp_path, server)
     else:
         made = KINDS[request.param](request, tmp_path)
     yield made
@@ -233,9 +234,9 @@ def test_dump_files(tmp_path: Path) -> None:
     (folder / "linked.csv").symlink_to(folder / f"{SECRET}.csv")
     toml["linked"] = toml["gone"].replace("gone", "linked")
     toml["twice"] = toml["gone"].replace("gone.csv", "{%Y%Y}.csv")
-    name = b"other-\xff.csv"  # no UTF-8
-    (Path(os.fsdecode(os.fsencode(folder) + b"/" + name))).write_bytes(b"id,note\n1,a\n")
-    (Path(os.fsdecode(os.fsencode(folder) + b"/" + name + b".done"))).touch()
+    odd = b"other-\xff.csv"  # no UTF-8
+    (Path(os.fsdecode(os.fsencode(folder) + b"/" + odd))).write_bytes(b"id,note\n1,a\n")
+    (Path(os.fsdecode(os.fsencode(folder) + b"/" + odd + b".done"))).touch()
     toml["other"] = toml["gone"].replace("gone", "other-*")
     heard = Heard()
     server = start(load(_configured(tmp_path, f"dump:///{folder}", toml)))

@@ -28,10 +28,10 @@ SEED = 20261129
 @pytest.fixture(params=[*KINDS, "firebird"])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     if request.param == "firebird":
-        request.getfixturevalue("firebird")
+        server = request.getfixturevalue("firebird")
         from tests.harness.legacy_firebird import OfFirebird
 
-        made: Legacy = OfFirebird(tmp_path)
+        made: Legacy = OfFirebird(tmp_path, server)
     else:
         made = KINDS[request.param](request, tmp_path)
     made.run("CREATE TABLE ITEMS (ID INT NOT NULL PRIMARY KEY, NOTE VARCHAR(9))")
@@ -83,10 +83,10 @@ def test_a_driver_that_fails(legacy: Legacy, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_transaction_that_a_trigger_refuses(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    request.getfixturevalue("firebird")
+    server = request.getfixturevalue("firebird")
     from tests.harness.legacy_firebird import OfFirebird
 
-    legacy = OfFirebird(tmp_path)
+    legacy = OfFirebird(tmp_path, server)
     legacy.run(
         f"CREATE EXCEPTION NO_ENTRY '{SECRET}'",
         "CREATE TRIGGER GUARD ON TRANSACTION START AS BEGIN EXCEPTION NO_ENTRY; END",

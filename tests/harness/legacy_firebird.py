@@ -83,7 +83,7 @@ class OfFirebird(Legacy):
             owner.commit()
         self._owner = driver.connect(place, **login, charset="UTF8")
 
-    def connect(self, **budgets: float) -> Engine:
+    def connect(self, **budgets: Any) -> Engine:
         return registry.connect(self.url, self.password, Limits(**budgets))
 
     @property

@@ -478,6 +478,6 @@ def _rng(seed: int) -> random.Random:
 
 
 def _template() -> SourceConfig:
-    database = DatabaseConfig("simulated://", None, Limits())
+    database = DatabaseConfig("simulated://", None, Limits(), None, lambda: None)
     endpoint = cast("Endpoint", None)
     return SourceConfig(Path("source.toml"), database, endpoint, Budget(), {})

@@ -59,7 +59,7 @@ class Legacy(ABC):
     def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows as the owner, and commit."""
 
-    def connect(self, **budgets: float) -> Engine:
+    def connect(self, **budgets: Any) -> Engine:
         """Return the engine of the URL; `budgets` are fields of `Limits`."""
         return registry.connect(self.url, None, Limits(**budgets))
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driftline import errors
@@ -44,7 +45,7 @@ def strict_role(postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> Iter
         connection.execute("DROP ROLE strict")
 
 
-def engine(url: str, **limits: float) -> Engine:
+def engine(url: str, **limits: Any) -> Engine:
     return connect(url, None, Limits(**limits))
 
 

@@ -168,6 +168,7 @@ def test_a_declared_pooler_is_never_sent_options(
 def test_a_direct_connection_is_no_pooler(pg: OfPostgreSQL) -> None:
     engine = connect(pg.url, None, Limits())
     with closing(engine.open()) as session:
+        assert isinstance(session, PostgresqlSession)
         assert session.pooler == ""
         ((read_only, source),) = session.ask(
             "SELECT setting, source FROM pg_settings WHERE name = 'default_transaction_read_only'"

@@ -136,6 +136,7 @@ def test_interpreters(
 def test_a_callers_session_keeps_its_settings(spark: SparkSession, zone: str) -> None:
     key = "spark.sql.session.timeZone"
     before = spark.conf.get(key)
+    assert before is not None
     spark.conf.set(key, zone)
     try:
         own = session.start({"spark.sql.shuffle.partitions": "3"})

@@ -62,10 +62,11 @@ CASES: Final = [
 
 @pytest.fixture
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfFirebird]:
-    request.getfixturevalue("firebird")  # before the driver is imported
+    if request.getfixturevalue("firebird") is not None:  # asked before the driver is imported
+        pytest.skip("the embedded engine alone takes a login without a password")
     from tests.harness.legacy_firebird import OfFirebird
 
-    made = OfFirebird(tmp_path)
+    made = OfFirebird(tmp_path, None)
     made.run(
         'CREATE TABLE "items" ("id" INT NOT NULL PRIMARY KEY, "n" INT)',
         'CREATE TABLE "others" ("id" INT NOT NULL PRIMARY KEY, "n" INT)',
