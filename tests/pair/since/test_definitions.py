@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from source_agent.engines.markers import MarkerKind
+from tests.harness.absent import needs_release
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.pair import expect_equal
-from tests.pair.since.rig import BY_VERSION, TYPES, XMIN, Rig, by_time, of, used
+from tests.harness.servers import PostgreSQL
+from tests.pair.since.rig import BY_VERSION, TYPES, XMIN, Rig, by_time, now, of, used
 from warehouse_agent.storage.formats import head
 
 ROWS = 60
@@ -46,11 +48,12 @@ class Goods(Rig):
     def __init__(self, legacy: Legacy, folder: Path, kind: MarkerKind) -> None:
         names = TYPES[legacy.engine]
         options = " WITH SYSTEM VERSIONING" if kind is MarkerKind.VERSIONED else ""
-        legacy.execute(
+        self.creation = (
             f"CREATE TABLE goods (id {names['int8']} PRIMARY KEY, at {names['time']},"
             f" version {names['int8']}, checksum {names['int8']}, price_new {names['int8']},"
             f" price {names['int8']}){options}"
         )
+        legacy.execute(self.creation)
         old = of(legacy, OLD)
         rows = [(i, old, i, i, i * 100, i) for i in range(ROWS)]
         legacy.many("INSERT INTO goods VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -150,6 +153,51 @@ def test_an_expression_that_was_changed(goods: Goods) -> None:
     goods.settle()
     goods.legacy.execute("ALTER TABLE goods DROP COLUMN price")
     goods.legacy.execute(GENERATED[engine].format(name="price", sql="price_new + 2"))
+    expect_compared(goods)
+
+
+OF_POSTGRESQL = [kind for kind in KINDS if kind[0] == "postgresql"]
+
+
+@pytest.mark.parametrize("goods", OF_POSTGRESQL, indirect=True)
+@pytest.mark.parametrize(("stored", "first"), [("STORED", 17), ("VIRTUAL", 18)])
+def test_an_expression_that_was_set(
+    goods: Goods, postgresql: PostgreSQL, stored: str, first: int
+) -> None:
+    """The column keeps its number, and where it is virtual the table keeps its file."""
+    needs_release(postgresql.release, first, f"SET EXPRESSION of {stored} columns")
+    generated = f"price BIGINT GENERATED ALWAYS AS (price_new + 1) {stored}"
+    goods.legacy.execute(f"ALTER TABLE goods DROP COLUMN price, ADD COLUMN {generated}")
+    goods.settle()
+    goods.legacy.execute("ALTER TABLE goods ALTER COLUMN price SET EXPRESSION AS (price_new + 2)")
+    expect_compared(goods)
+
+
+@pytest.mark.parametrize("goods", OF_POSTGRESQL, indirect=True)
+def test_a_label_that_was_renamed(goods: Goods) -> None:
+    """No row is written, and each reads otherwise."""
+    legacy = goods.legacy
+    legacy.execute("CREATE TYPE class AS ENUM ('cheap', 'dear')")
+    legacy.execute("ALTER TABLE goods DROP COLUMN price, ADD COLUMN price class DEFAULT 'cheap'")
+    goods.settle()
+    legacy.execute("ALTER TYPE class RENAME VALUE 'cheap' TO 'fair'")
+    expect_compared(goods)
+
+
+def test_a_table_that_was_restored_from_a_dump(goods: Goods) -> None:
+    """Rows are as old as the dump again, and so are their markers."""
+    legacy = goods.legacy
+    goods.settle()
+    dumped = legacy.rows("goods")
+    legacy.execute(
+        "UPDATE goods SET price = price + 7, version = version + 1000, checksum = checksum + 1,"
+        " at = ?",
+        now(legacy),
+    )
+    assert goods.refresh().rows_updated == ROWS
+    legacy.execute("DROP TABLE goods")
+    legacy.execute(goods.creation)
+    legacy.many("INSERT INTO goods VALUES (?, ?, ?, ?, ?, ?)", dumped)
     expect_compared(goods)
 
 
