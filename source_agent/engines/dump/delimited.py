@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+import numpy as np
+from driftline.arrays import Integers
 from driftline.errors import ConfigurationError, ValueDoesNotFit
 
 from source_agent.engines.dump.blocks import Block, Column, Lines, nulls, refused, whole_rows
@@ -69,19 +71,16 @@ class _Parser:
         """Return the end of the last row: behind a line end with an even number of quotes."""
         quote = self._format.quote
         at = data.rfind(b"\n")
-        odd = bool(quote) and at >= 0 and data.count(quote, 0, at) % 2
-        while at >= 0 and odd:
-            before = data.rfind(b"\n", 0, at)
-            odd ^= data.count(quote, max(before, 0), at) % 2
-            at = before
-        return at + 1
+        if not quote or at < 0 or data.count(quote, 0, at) % 2 == 0:
+            return at + 1
+        return int(_row_ends(data, quote)[-1:].sum())
 
     def after_header(self, lines: Lines) -> Lines:
         """Check the header, and return the rows behind it."""
         data = lines.data
         end = data.index(b"\n") + 1
-        while self._format.quote and data.count(self._format.quote, 0, end) % 2:
-            end = data.index(b"\n", end) + 1
+        if self._format.quote and data.count(self._format.quote, 0, end) % 2:
+            end = int(_row_ends(data, self._format.quote)[0])
         header = self._without_end(data[:end], lines.first)
         names = _generic_fields(header, self._format)
         if names != list(self._format.names):
@@ -206,15 +205,24 @@ def _is_escaped(value: bytes) -> bool:
     return all(found in _ESCAPED for found in _ESCAPE.findall(value))
 
 
+def _row_ends(data: bytes, quote: bytes) -> Integers:
+    """Return the ends of rows, int64: behind line ends with an even number of quotes before them.
+
+    A carriage return alone ends no line. A value in quotes may have millions of lines.
+    """
+    found = np.frombuffer(data, np.uint8)
+    quotes = np.cumsum(found == ord(quote), dtype=np.uint8)  # its last bit does not overflow
+    ends = np.flatnonzero(found == ord("\n"))
+    return ends[quotes[ends] % 2 == 0] + 1
+
+
 def _records(data: bytes, quote: bytes) -> Iterator[bytes]:
-    """Yield rows with their ends; one ends behind an even number of quotes."""
-    held = b""
-    for line in data.split(b"\n")[:-1]:  # a carriage return alone ends no line
-        held += line + b"\n"
-        if held.count(quote) % 2 == 0:
-            yield held
-            held = b""
-    assert not held, "rows are whole"
+    """Yield rows with their ends."""
+    start = 0
+    for end in _row_ends(data, quote).tolist():
+        yield data[start:end]
+        start = end
+    assert start == len(data), "rows are whole"
 
 
 def _field(format: Format) -> str:

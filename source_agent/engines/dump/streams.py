@@ -46,7 +46,8 @@ def pieces(file: BinaryIO, name: str, size: int) -> Iterator[bytes]:
                 f"The file {name!r} has {size:,} bytes and unpacks to more than {limit:,}.",
                 remedy="Deliver it unpacked, if it is no mistake.",
             )
-        yield piece
+        for start in range(0, len(piece), 2 * PIECE_BYTES):  # a step of zstd may be 32 MiB
+            yield piece[start : start + 2 * PIECE_BYTES]
 
 
 def _gunzipped(file: BinaryIO, name: str) -> Iterator[bytes]:

@@ -27,6 +27,7 @@ from tests.source_agent.engines.dump.folders import ACCOUNTS, Accounts
 HEADER = b"id,name,balance\n"
 GOOD = HEADER + b"1,x,2.50\n"
 MANY = HEADER + b"".join(b"%d,name %d,%d.25\n" % (i, i * 7, i) for i in range(20_000))
+SECONDS_MAX = 5.0  # of a processor; a tenth is usual
 ZST = zstandard.ZstdCompressor().compress(MANY)
 
 FILES = (
@@ -120,6 +121,29 @@ def test_a_row_without_an_end_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     accounts.put(GOOD + b'2,"' + b"y" * 1_000_000)
     with pytest.raises(errors.LimitExceeded, match="begins in line 3"):
         accounts.read()
+
+
+@pytest.mark.parametrize("where", ["a value", "a header", "no end", "unpacked at once"])
+def test_a_million_lines_in_one_row_take_no_longer_than_in_a_million(
+    tmp_path: Path, where: str
+) -> None:
+    """Of a quote that is closed late, or not at all; and of zstd, of which 1 KiB may be 32 MiB."""
+    lines = b"y\n" * (1 << 20)
+    accounts = Accounts(tmp_path)
+    if where == "a value":
+        accounts.put(HEADER + b'1,"' + lines + b'",0\n2,z,1\n')
+        assert [len(row[1] or "") for row in sorted(accounts.read())] == [2 << 20, 1]
+        return
+    data = {
+        "a header": b'id,"' + lines + b'",balance\n',
+        "no end": GOOD + b'2,"' + lines,
+        "unpacked at once": zstandard.compress(HEADER + b"\n" * (24 << 20)),
+    }[where]
+    accounts.put(data, "a-1.csv.zst" if where.startswith("unpacked") else "a-1.csv")
+    started = time.thread_time()
+    with pytest.raises(errors.DriftlineError, match=r"is not what|has no end|1 fields"):
+        accounts.read()
+    assert time.thread_time() - started < SECONDS_MAX
 
 
 @pytest.mark.parametrize(
