@@ -213,7 +213,8 @@ def _row_ends(data: bytes, quote: bytes) -> Integers:
     found = np.frombuffer(data, np.uint8)
     quotes = np.cumsum(found == ord(quote), dtype=np.uint8)  # its last bit does not overflow
     ends = np.flatnonzero(found == ord("\n"))
-    return ends[quotes[ends] % 2 == 0] + 1
+    found_ends: Integers = ends[quotes[ends] % 2 == 0] + 1
+    return found_ends
 
 
 def _records(data: bytes, quote: bytes) -> Iterator[bytes]:
