@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -13,6 +15,7 @@ from source_agent.engines.conformance.lacking import needs
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import (
     decoded,
+    engine_of,
     filled,
     flat,
     multiset,
@@ -121,3 +124,38 @@ def test_the_connection_cannot_write(legacy: Legacy, write: str) -> None:
         legacy.raw_write(session, legacy.sql(write))
     with session_of(legacy) as session:
         assert multiset(rows_of(session, legacy.described(session, ITEMS))) == multiset(expected)
+
+
+def test_nothing_of_a_closed_session_stays(legacy: Legacy) -> None:
+    """Check that a session is in no cycle: its memory is free at once, not at some time."""
+    filled(legacy, 100)
+    engine = engine_of(legacy)
+
+    def use() -> type:
+        session = engine.open()
+        try:
+            with suppress(errors.DriftlineError):
+                session.describe(Relation("gone", table="gone", key=("id",)))
+            shape = legacy.described(session, ITEMS)
+            flat(session.scan(shape))
+            abandoned = session.scan(shape)
+            next(abandoned)
+        finally:
+            session.close()
+        return type(session)
+
+    kind = use()
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        use()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kept = [each for each in gc.garbage if isinstance(each, (kind, errors.DriftlineError))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        if was_enabled:
+            gc.enable()
+    assert not kept
