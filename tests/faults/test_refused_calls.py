@@ -265,6 +265,7 @@ def refuse(agent: Agent, kind: str, calls: int) -> None:
             for _ in range(calls):
                 assert call(client) == ends
         growth = agent.resident_bytes - before
+    print(f"{kind}: {calls:,} calls, growth {growth:,} bytes, slowest answer {max(seconds):.3f} s")
     assert growth < GROWTH_BYTES_MAX, f"{growth:,} bytes"
     # A busy machine may stop a process for a moment.
     assert sorted(seconds)[len(seconds) * 19 // 20] < ANSWER_S_MAX

@@ -12,10 +12,10 @@ Invariants: without `Faults` a packet is carried unchanged or dropped, never re-
 counted when it leaves the sender's device, so bytes that are dropped later count as sent, and so do
 retransmissions.
 Delay is one way (half of `rtt_ms`); at a given rate a packet waits for those before it, and one
-that finds `QUEUE_PACKETS` full-sized packets waiting is dropped, as by a router. `Faults` are drawn
-from a seeded generator for each direction, in the order of its packets: the same seed and the same
-packets give the same faults. A damaged packet gets a right TCP checksum, as if broken hardware had
-made it: otherwise the kernel drops it, which is a loss.
+that finds `QUEUE_PACKETS` full-sized packets or QUEUE_S_MAX waiting is dropped, as by a router.
+`Faults` are drawn from a seeded generator for each direction, in the order of its packets: the same
+seed and the same packets give the same faults. A damaged packet gets a right TCP checksum, as if
+broken hardware had made it: otherwise the kernel drops it, which is a loss.
 
 Works as root, else in a user namespace of its own. `available()` says why it does not. Needs
 `nsenter` (util-linux) and /dev/net/tun; kernel packet schedulers are not used because kernels
@@ -51,6 +51,7 @@ WAREHOUSE_ADDRESS = "10.91.0.2"
 DEVICE = "dl0"
 MTU_BYTES = 1500
 QUEUE_PACKETS = 256  # before the link; 307 ms at 10 Mbit/s
+QUEUE_S_MAX = 2.0  # shorter before a slower link, as where a router is made for one
 FLIGHT_PACKETS_MAX = 65_536  # on the link; 100 MB, more than any delay here can hold
 BATCH_PACKETS = 64  # read from one device before the other gets its turn
 START_S_MAX = 10.0
@@ -343,7 +344,7 @@ class _Direction:
         due = max(now, self._free_at)
         if self.rate_bytes_s:
             waiting_bytes = (due - now) * self.rate_bytes_s
-            if waiting_bytes > QUEUE_PACKETS * MTU_BYTES:
+            if waiting_bytes > min(QUEUE_PACKETS * MTU_BYTES, self.rate_bytes_s * QUEUE_S_MAX):
                 self._counters[4] += 1
                 return
             due += len(packet) / self.rate_bytes_s

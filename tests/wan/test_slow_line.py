@@ -103,7 +103,7 @@ def test_two_loads_over_a_slow_line(folder: Path, link: wan.Link) -> None:
                 process = running.get(name)
                 if process is None or process.poll() is not None:
                     if process is not None:
-                        print(name, process.returncode, process.communicate()[1][-600:])
+                        print(name, process.returncode, process.communicate()[1][-3000:])
                         if process.returncode == 0:
                             done[name] = time.monotonic() - began
                             continue
