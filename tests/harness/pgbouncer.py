@@ -63,6 +63,7 @@ class PgBouncer(Server):
             "default_pool_size": 3,
             "max_client_conn": 100,
             "server_login_retry": 1,
+            "query_wait_timeout": 20,
             **self._settings,
         }
         lines = [f"{name} = {value}" for name, value in settings.items()]

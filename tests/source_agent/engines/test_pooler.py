@@ -6,7 +6,6 @@ next one meets. With a pool of one session each test knows which one that is.
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -339,14 +338,10 @@ def beside(
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-@pytest.mark.parametrize("hidden", [{}, PgBouncer.TOLERANT], ids=["refuses", "ignores"])
-def test_answers_of_other_clients_do_not_change(
-    pg: OfPostgreSQL, pool: Pool, mode: str, hidden: dict[str, str]
-) -> None:
+def test_answers_of_other_clients_do_not_change(pg: OfPostgreSQL, pool: Pool, mode: str) -> None:
     size = 2 if mode == "transaction" else 4
-    asked, changed, _ = beside(
-        pool(mode, default_pool_size=size, **hidden), pg, clients=2, refreshes=5
-    )
+    pooler = pool(mode, default_pool_size=size, **PgBouncer.TOLERANT)
+    asked, changed, _ = beside(pooler, pg, clients=2, refreshes=5)
     assert asked > 16
     assert changed == 0
 
@@ -398,8 +393,8 @@ def test_a_refused_parameter_is_not_a_wrong_password(
 
 
 def test_a_pooler_whose_server_is_gone_is_unavailable(pg: OfPostgreSQL, pool: Pool) -> None:
-    pooler = pool(listen_backlog=16)
-    engine = engine_of(pooler, pg, connect_s=5)
+    pooler = pool()
+    engine = engine_of(pooler, pg, connect_s=2)
     file = pooler.folder / "pgbouncer.ini"
     file.write_text(file.read_text().replace(str(pg.server.folder), "/nowhere"))
     with pooler.client("postgres", "pgbouncer") as admin:
@@ -428,8 +423,81 @@ def test_limits_hold_behind_a_pooler(pg: OfPostgreSQL, pool: Pool) -> None:
             flat(session.scan(shape))
 
 
+def test_the_generic_engine_leaves_no_prepared_statement(pg: OfPostgreSQL, pool: Pool) -> None:
+    pooler = pool(default_pool_size=2)  # it describes on a connection of its own
+    engine = connect(f"generic+{pooler.url('postgres', pg.database)}", None, Limits())
+    with closing(engine.open()) as session:
+        types = ("id", "int8"), ("note", "text")
+        relation = Relation("k", query="SELECT id, note FROM t", key=("id",), types=types)
+        shape = session.describe(relation)
+        for _ in range(8):  # the driver would prepare what comes often
+            assert len(rows_of(session, shape)) == 500
+            for low in range(3):
+                bounds = np.array([low], np.int64), np.array([low + 9], np.int64)
+                flat(session.read_ranges(shape, *bounds))
+    one, two = (pooler.client("postgres", pg.database) for _ in range(2))
+    with one, two, one.transaction(), two.transaction():
+        for other in (one, two):
+            assert other.execute("SELECT name FROM pg_prepared_statements").fetchall() == []
+
+
+def test_row_security_by_a_setting_of_another_client(pg: OfPostgreSQL, pool: Pool) -> None:
+    """The rows of nobody's tenant are those that a new session sees; a second session is needed."""
+    login = f"reader{pg.database}"
+    pg.run(
+        f"CREATE ROLE {login} LOGIN",
+        f"GRANT SELECT ON t TO {login}",
+        "CREATE POLICY own ON t USING (id % 3 = 0 AND id % 2 ="
+        " COALESCE(NULLIF(current_setting('app.tenant', true), ''), '0')::int)",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+    )
+    pooler = pool(users=[login], default_pool_size=2)
+    with pooler.client(login, pg.database) as one, pooler.client(login, pg.database) as two:
+        with one.transaction(), two.transaction():  # both sessions of the pool
+            for other in (one, two):
+                other.execute("SET app.tenant = '1'")
+        with closing(connect(pooler.url(login, pg.database), None, Limits()).open()) as session:
+            shape = session.describe(T)
+            assert shape.row_security.policies
+            assert {int(str(row[0])) % 6 for row in rows_of(session, shape)} == {0}
+        assert {other.execute("SHOW app.tenant").fetchone() for other in (one, two)} == {("1",)}
+    pg.run(f"DROP OWNED BY {login}", f"DROP ROLE {login}")
+
+
+class OnPort(PostgreSQL):
+    """A second server, on a port that is given."""
+
+    host = "127.0.0.2"
+
+    def __init__(self, port: int) -> None:
+        self._given = port
+        super().__init__()
+
+    def _start(self) -> None:
+        self.port = self._given
+        super()._start()
+
+
+@pytest.mark.soak
+def test_a_pooler_of_several_servers_is_unavailable(pg: OfPostgreSQL, pool: Pool) -> None:
+    with OnPort(pg.server.port) as second:
+        with second.superuser() as connection:
+            connection.execute(f"CREATE DATABASE {pg.database}")
+        pooler = pool(default_pool_size=2, server_round_robin=1)
+        file = pooler.folder / "pgbouncer.ini"
+        both = f"{pg.server.folder},{second.folder}"
+        file.write_text(file.read_text().replace(str(pg.server.folder), both))
+        with pooler.client("postgres", "pgbouncer") as admin:
+            admin.execute("RELOAD")
+        one, two = (pooler.client("postgres", pg.database) for _ in range(2))
+        with one, two, one.transaction(), two.transaction():
+            started = "SELECT pg_postmaster_start_time()"
+            assert one.execute(started).fetchone() != two.execute(started).fetchone()
+        with pytest.raises(DatabaseUnavailable, match="different servers"):
+            engine_of(pooler, pg).open()
+
+
 def test_tls_to_the_pooler(pg: OfPostgreSQL, pool: Pool, tmp_path: Path) -> None:
-    assert ssl.OPENSSL_VERSION
     enroll(tmp_path, source_names=["127.0.0.1"])
     folder = Path(pg.server.folder)
     for name in ("source.pem", "source.key"):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.soak
 
 
 class OfPooledPostgreSQL(OfPostgreSQL):
-    """Read through a pooler; outside of the agent's transactions only its role is read-only."""
+    """Read by the agent through a pooler; outside of transactions only the role is read-only."""
 
     lacks = frozenset({Capability.READ_ONLY_CONNECTION})
 
