@@ -246,7 +246,8 @@ def _opened(store: Store, name: str, version: int | None) -> _Opened | None:
         raise WarehouseUnavailable(
             f"The table cannot be read: {one_line(error)}.",
             where=name,
-            remedy="Check the folder and `path`.",
+            remedy="Check the folder and `path`. If the log is damaged: restore the table's folder,"
+            " or move it away for a new first load.",
         ) from error
     body = _metadata(_actions(store, name, table.version()))
     if body is None:

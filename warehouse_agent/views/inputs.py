@@ -46,6 +46,8 @@ def load(file: Path | str) -> WarehouseConfig:
             one = _meant(occurrence.reference, config, where)
             if isinstance(one, Fragment):
                 known = fragments.get(one.name, one)
+                if not known.is_kept:  # of another relation, and called like this one
+                    raise _twin(config, one.name, known.name)
                 wishes = (*known.wishes, _wish_of(view, query, number))
                 fragments[one.name] = replace(known, wishes=wishes)
                 one = one.name
@@ -88,7 +90,9 @@ def _meant(reference: tuple[str, ...], config: WarehouseConfig, where: str) -> s
         raise ConfigurationError(
             f"There is no fragment or view called {written!r}.",
             where=where,
-            remedy=nearest(written, known) or "Write source.relation, or the name of a fragment.",
+            remedy=nearest(written, known)
+            if known
+            else "Write source.relation, or the name of a fragment.",
         )
     source, relation = reference
     if source not in config.sources:
@@ -125,8 +129,12 @@ def _refuse_twins(config: WarehouseConfig, fragments: Mapping[str, Fragment]) ->
     for name in (n for n, f in fragments.items() if f.is_kept):
         twin = taken.setdefault(name.lower(), name)
         if twin != name or name in config.fragments or name in config.views:
-            raise ConfigurationError(
-                f"The relation {name} would be kept under the name of another table, {twin!r}.",
-                where=config.file.name,
-                remedy=f"Rename {twin!r}, or add a fragment for the relation.",
-            )
+            raise _twin(config, name, twin)
+
+
+def _twin(config: WarehouseConfig, name: str, twin: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The relation {name} would be kept under the name of another table, {twin!r}.",
+        where=config.file.name,
+        remedy=f"Rename {twin!r}, or add a fragment for the relation.",
+    )

@@ -45,6 +45,7 @@ _BEHIND_TABLE = (
     TokenType.COMMA, TokenType.CROSS, TokenType.INNER, TokenType.JOIN, TokenType.ON,
     TokenType.WHERE,
 )  # fmt: skip
+_SETS = (TokenType.UNION, TokenType.EXCEPT, TokenType.INTERSECT)
 _REFUSED = {
     exp.Star: ("`*` is refused: name what the view is to have", "Name the columns."),
     exp.Subquery: ("a subquery is refused", "Make it a view of its own, and join that."),
@@ -269,6 +270,8 @@ class _Reader:
         for token in tokens:
             if token.token_type is TokenType.SEMICOLON:
                 raise self._error("there are several statements", "Leave one.", token.start)
+        if tokens and tokens[0].token_type is TokenType.WITH:
+            raise self._refused(_CLAUSES["with_"], tokens[0].start)
         if not tokens or tokens[0].token_type is not TokenType.SELECT:
             at = tokens[0].start if tokens else 0
             raise self._error("it does not begin with SELECT", "Write SELECT … FROM ….", at)
@@ -276,7 +279,9 @@ class _Reader:
         return tokens
 
     def _parsed(self, tokens: list[Token]) -> exp.Select:
-        for token in tokens[1:]:
+        for before, token in pairwise(tokens):
+            if token.token_type in _SETS and before.token_type is not TokenType.STAR:
+                raise self._no_select(token.start)
             if token.token_type is TokenType.SELECT:
                 raise self._refused(_REFUSED[exp.Subquery], token.start)
         try:
@@ -284,13 +289,17 @@ class _Reader:
         except SqlglotError as error:
             raise self._unreadable(error) from None
         if not isinstance(found, exp.Select):
-            raise self._error(
-                "it is no plain SELECT (UNION and other set operations are refused)",
-                "Make each part a view of its own.",
-            )
+            raise self._no_select(None)
         if found.args.get("from_") is None:
             raise self._error("it has no FROM", "Name the tables that it reads.")
         return found
+
+    def _no_select(self, at: int | None) -> ConfigurationError:
+        return self._error(
+            "it is no plain SELECT (UNION and other set operations are refused)",
+            "Make each part a view of its own.",
+            at,
+        )
 
     def _check_clauses(self, select: exp.Select) -> None:
         from_ = select.args["from_"]
@@ -309,6 +318,8 @@ class _Reader:
             self._check_parts(join, ("this", "on", "kind"))
         tables = [from_.this, *(join.this for join in joins)]
         for table in tables:
+            if isinstance(table, exp.Paren | exp.Subquery):  # a SELECT in it was refused
+                raise self._refused(_CLAUSES["joins"], _start(table))
             if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
                 raise self._error(
                     "a view reads tables by name", "Make it a view of its own.", _start(table)

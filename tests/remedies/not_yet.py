@@ -1,0 +1,184 @@
+"""Remedies that a test could carry out, and none does yet. This list only becomes shorter."""
+
+from __future__ import annotations
+
+NOT_YET: tuple[str, ...] = (
+    "A relation may only read tables of the file itself.",
+    "As an administrator: GRANT SELECT ON … TO the agent.",
+    "Ask again after the next flip.",
+    "Ask again in … s.",
+    "Ask its DBA to check the database and silence_timeout_s.",
+    "Ask its DBA: [relations.NAME] and `allow` in source.toml.",
+    (
+        "Ask the DBA for `derive` of the relation, or run the view's command again with a query"
+        " that the source still evaluates."
+    ),
+    (
+        "Ask the DBA to check the table and its indexes at the source (SQLite: PRAGMA"
+        " integrity_check; MariaDB: CHECK TABLE; PostgreSQL: amcheck), and that the key is"
+        " unique."
+    ),
+    "Change `method` of the fragment: a sketch has no such limit.",
+    (
+        "Change the expression so that it fails on no row (such as try_divide, try_cast, nullif),"
+        " or mend the rows at the source."
+    ),
+    (
+        "Check `[spark]`, and that Spark may read and write the warehouse; run with --debug for"
+        " the whole of Spark's message."
+    ),
+    "Check `path` and what pyarrow needs to reach it.",
+    "Check permissions. All versions can be read.",
+    (
+        "Check space and permissions. What was committed of each table stays, readers keep the"
+        " version before, and the next refresh goes on from there."
+    ),
+    "Check that the server runs and can be reached, then run the command again.",
+    "Check the URL, the server and the account's rights.",
+    (
+        "Check the disk and its permissions. If the disk can no longer read the file, remove the"
+        " file: the next refresh pulls its rows again."
+    ),
+    "Check the user and password.",
+    "Check the user, the password and the database's name in database.url.",
+    "Check this machine's clock. `driftline-source enroll` makes new certificates.",
+    "Check what runs at the source's address; nothing was published.",
+    "Choose another --directory.",
+    "Convert it: CAST(… AS …), such as STRING.",
+    "Correct the query: Spark refuses it whatever the rows are.",
+    "Correct the relation in the file, or grant SELECT on what it reads.",
+    "Correct the settings in [spark]; --debug shows all that it wrote.",
+    "Find out what removes files of the warehouse, then run the refresh again.",
+    (
+        "Find out what the agent's session waits for. Raise database.silence_timeout_s if a"
+        " statement needs longer before its first row."
+    ),
+    (
+        "Find out what the agent's session waits for. Raise database.silence_timeout_s where a"
+        " statement needs longer before its first row."
+    ),
+    (
+        "Find out what the agent's session waits for. Raise silence_timeout_s if a statement"
+        " needs longer before its first row."
+    ),
+    "Free space and run the refresh again; the last published version is untouched.",
+    "Free space, or remove old versions with `driftline gc --all`.",
+    "GRANT SELECT on it to the login.",
+    "If it took long: … If not: …",
+    "If rows of different instants are good enough, …",
+    "If that is right: driftline refresh … --accept-schema",
+    "Is another agent running, or is it an address of another machine?",
+    "Leave them out with `columns`, or publish a query: col::regprocedure, col::regoperator.",
+    "Make a new one: leave out --authority, and see docs/operating.md, Certificates.",
+    "Move the table's folder away for a new first load.",
+    "Name a column of type timestamp or timestamptz, without another carrier.",
+    "Name a file in a folder that exists.",
+    "Name one of its columns of type timestamp or timestamptz.",
+    "Name one of them.",
+    "Name the old file as well: driftline diff OLD NEW …",
+    (
+        "Nothing that is published changes. Ask the DBA to allow it again (`derive`), or take"
+        " what is allowed now: driftline refresh … --accept-schema"
+    ),
+    "Pin a newer one.",
+    (
+        "Please …. A first load and a complete refresh need a scan: ask the DBA for hours in"
+        " which one may begin."
+    ),
+    "Publish a query that reads text as bytes: convert_to(col, '…').",
+    "Publish a query with CAST instead.",
+    "Publish the relation with a shorter key.",
+    "Raise StatementTimeout of the server, or publish less of the table.",
+    "Raise `read_at_most` of the fragment, or remove it for one complete refresh.",
+    "Raise `statement_timeout_s`.",
+    (
+        "Raise statement_timeout_s of the file or the account's own limit, whichever is shorter,"
+        " or publish less of it."
+    ),
+    "Read a newer version. If a view holds the table back, mend the view and refresh.",
+    "Read another one (`driftline history`).",
+    "Read the newest state: `at(spark, path)` without a version.",
+    "Read the newest version once and the feed from there on.",
+    "Refresh what it reads: driftline refresh …",
+    "Remove `incremental` from the fragment.",
+    (
+        'Remove `proof = "part"` and `read_at_most` from the fragment, or ask the DBA for another'
+        " key or an index (docs/dba-guide.md, Hours without scans)."
+    ),
+    'Remove `read_at_most` and `proof = "part"` from the fragment.',
+    "Remove `read_at_most` from the fragment, or ask the DBA for an index.",
+    "Remove `read_at_most` from the fragment, so that all rows are compared.",
+    "Remove it: all rows are compared.",
+    "Remove the setting, or choose a key with a unique index (docs/dba-guide.md, In tiles).",
+    "Rename it.",
+    "Rename one of them, or move the table's folder away for a new first load.",
+    ("Restore a dump of it, made with `pg_dump --encoding`, into a database of another encoding."),
+    "Restore a version that Driftline wrote, or move the folder away to load anew.",
+    (
+        "Restore the folder from a backup; or move it away: the next refresh of a view makes a"
+        " new one from the newest version of every table."
+    ),
+    (
+        "Restore the last version that Driftline wrote; or move the folder away: the next refresh"
+        " of a view makes a new one from the newest version of every table."
+    ),
+    "Restore the table from a backup, or move its folder away for a new first load.",
+    "Run `driftline refresh …`, and read the newest version of the warehouse.",
+    (
+        "Run `driftline verify … --repair`: it computes the view anew. Report it if nobody"
+        " changed files."
+    ),
+    "Run it again.",
+    "Run the command again later.",
+    "Run the command again when others have ended.",
+    "Run the command again.",
+    "Run the command again: it goes on from what was committed.",
+    "Run the command again; `driftline verify` tells whether files are damaged.",
+    "Run the differential again when nothing writes it.",
+    "Run the refresh again then, or ….",
+    "Run the refresh again, at a quieter time, or …",
+    "Run the refresh again.",
+    "Run the refresh again: it goes on from what was committed.",
+    "Run: openssl pkey -in … -out ca.key, in a folder of its own.",
+    "Set `read_at_most` of the fragment to at most ….",
+    "Set `read_at_most` of the fragment to fewer rows, or change its `method`.",
+    "Set `read_at_most` of the fragment to fewer rows.",
+    (
+        "Set `rows` of `incremental` to less, or refresh it once by a scan, if the source has"
+        " many new rows."
+    ),
+    "Set a smaller `small_bytes` in [warehouse], so that Spark does more.",
+    "Set as_text for the column, or publish a query that casts it to OCTETS.",
+    (
+        "Start the application, or open the file with the sqlite3 shell as its owner and read a"
+        " table: that recovers it. The agent's account may not write and cannot."
+    ),
+    "The agent must be able to read the file and, in WAL mode, -wal and -shm.",
+    "The agent's account must be able to read the files that `files` names.",
+    "The table began anew: read its newest version once and the feed from there on.",
+    "The whole log: …",
+    "This could not be noted: … Run `driftline verify … --repair`: it pulls their rows again.",
+    "Use `incremental`, or ask the DBA for hours in which a scan may begin.",
+    'Validate the constraint, or remove `fingerprint = "database"`.',
+    "Write it as firebird://user@host//path/to/file.fdb.",
+    'Write it as schema.table, with "…" around a name that contains a dot.',
+    "Write it as table or database.table, with `…` around a name with a dot.",
+    "Write source.relation, or the name of a fragment.",
+    "Write the changes as CSV, which has every value as text.",
+    "Write the query without it: Spark does not support it.",
+    "Write the query, view or `where` so that it raises none, with CAST.",
+    "Write which is meant, such as ….….",
+    "`driftline verify NAME --repair` mends it.",
+    "`driftline verify …` computes it again; ask for receipts of what it reads: ….",
+    "`driftline verify` names damaged files, and repairs them with --repair.",
+    "`driftline verify` names damaged files.",
+    "`driftline verify` names the files that are missing.",
+    "`names` has the tables of this version; `read` reads others one by one.",
+    (
+        "sql_big_selects is 0, and max_join_size is less than what the read examines: the owner's"
+        " limit, which the agent keeps. Raise max_join_size, or set sql_big_selects = 1 for the"
+        " agent's login (init_connect) or the server."
+    ),
+    "… the column out with `columns`, or the row with `where`.",
+    "…Correct the text at the source, or publish a query that reads it as bytes.",
+)

@@ -1,0 +1,188 @@
+"""Remedies that no test of this room carries out: who does, or why nobody can. No test here."""
+
+from __future__ import annotations
+
+# By the conditions of docs/errors.md: `tests.conditions` makes each, ends it as the remedy says,
+# and lets the next refresh converge.
+CONDITIONS: dict[str, tuple[str, ...]] = {
+    "the source's certificate is of another authority": (
+        "Ask the DBA for the ca.pem that issued it; … holds another.",
+    ),
+    "the source's certificate has expired": (
+        (
+            "Have the DBA renew it: `driftline-source enroll`. If its dates are right, correct this"
+            " machine's clock."
+        ),
+    ),
+    "the source's certificate is for another name": (
+        (
+            "If that is the source, set … in [sources.…]; else correct `address`, or have the DBA"
+            " enroll again with --source-name …."
+        ),
+    ),
+    "our certificate is of another authority": (
+        "Check that `certificate` was issued by the source's `client_ca`, and its dates.",
+        "Check that … was issued by the source's `client_ca`.",
+    ),
+    "our certificate has expired": (
+        (
+            "Have it made anew: `driftline-source enroll`. If its dates are right, correct this"
+            " machine's clock."
+        ),
+    ),
+    "TLS is spoken to a port in plain text": (
+        (
+            "Check that the address is the source agent's, and that its [server] has `certificate`,"
+            " `key` and `client_ca`."
+        ),
+    ),
+    "plain text is spoken to a port with TLS, without a certificate": (
+        "Remove `insecure` and set `ca`, `certificate` and `key`.",
+    ),
+    "a byte changed in the TLS handshake": (
+        "Run the command again; if it repeats, look for what changes bytes on the way.",
+    ),
+    "the line is reset while rows come": ("Run the command again; what arrived is kept.",),
+    "the database is down": ("Check that it runs and that database.url is right, then try again.",),
+    "the database refuses the password": (
+        "Check the user, the password and the database's name in database.url, and pg_hba.conf.",
+    ),
+    "a materialized view was never filled": (
+        "As the owner of a materialized view that was never filled: REFRESH MATERIALIZED VIEW.",
+    ),
+    "a query computes other values each time it is read": (
+        "Ask the DBA to publish it without such functions, or to check the indexes.",
+    ),
+    "an index of the table lacks rows": ("Run the refresh again; report it if it happens twice.",),
+    "a statement is cancelled by pg_cancel_backend": (
+        "Somebody at the source cancelled it: ask the DBA.",
+    ),
+    "a session is ended by pg_terminate_backend": ("Try again later.",),
+    "the database restarts": (
+        "Try again later; its log says whether it was restarted or the session ended.",
+    ),
+    "a standby cancels in favour of recovery": (
+        "Run the refresh again; nothing was published and what arrived is kept.",
+    ),
+    "a lock is held for longer than lock_timeout_s": (
+        "Someone holds a lock on it; try again later.",
+    ),
+    "a statement takes longer than statement_timeout_s": (
+        (
+            "Raise statement_timeout_s of the file or the statement_timeout of the role, whichever"
+            " is shorter, or publish less of it."
+        ),
+    ),
+    "the database's disk is full": ("Free space on the database server, then try again.",),
+    "all places for scans are taken": ("Run the refresh again when they are done.",),
+    "a Python worker of Spark is killed": (
+        (
+            "Run the command again; what arrived is kept. If it repeats, set more"
+            ' `"spark.driver.memory"` or fewer tasks (`"spark.master" = "local[2]"`) in [spark].'
+        ),
+    ),
+    "the warehouse's disk is full when rows come": (
+        "Free space there; what arrived is kept, and the last published version is untouched.",
+    ),
+}
+
+# By tests that are elsewhere for what they start.
+_ENGINES = "tests/source_agent/engines"
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    f"{_ENGINES}/test_postgresql_settings.py::test_a_server_that_hides_damage_is_refused": (
+        "As a superuser: ALTER ROLE the agent's role SET … = off.",
+    ),
+    f"{_ENGINES}/test_postgresql_settings.py"
+    "::test_money_whose_decimals_roles_see_differently_is_refused": (
+        (
+            "Give the agent's role the setting of those who write the amounts: ALTER ROLE the agent's"
+            " role SET lc_monetary = '…' or '…'."
+        ),
+    ),
+    f"{_ENGINES}/test_owner_objects.py::test_a_function_that_changes_the_session_is_refused": (
+        (
+            "Have the function leave the setting as it found it, or publish columns that do not call"
+            " it."
+        ),
+    ),
+    f"{_ENGINES}/test_sqlite.py::test_a_reader_that_may_not_write_is_told_what_the_file_needs": (
+        (
+            "Keep the application running while the agent reads, or let the agent's account write to"
+            " the folder, or leave WAL mode (PRAGMA journal_mode = DELETE), or publish a finished copy"
+            " of the file, made with VACUUM INTO."
+        ),
+        (
+            "Start the application, or open the file with the sqlite3 shell as its owner and read a"
+            " table: that rolls back. The agent's account may not write and cannot."
+        ),
+    ),
+    "tests/source_agent/cli/test_init.py::test_patterns_another_login_and_a_password_file": (
+        (
+            "Write the password into a file that only you can read and name it with --password-file,"
+            " or set …."
+        ),
+    ),
+    "tests/pair/parts/test_scan_hours.py::test_refused_then_in_part_then_completely": (
+        "Run the refresh again then, or refresh it by key (…).",
+    ),
+}
+
+# By nobody, and why.
+_REPORT = "it asks to report a mistake of ours, and no input is known that makes it"
+_RELEASE = "it needs two releases of which one is newer than this"
+_INSTALL = "it installs a package, which a test must not do to the environment that it runs in"
+_CLUSTER = "it needs machines of a cluster that differ, and a test has one machine"
+NOBODY: dict[str, tuple[str, ...]] = {
+    _REPORT: (
+        "Nothing of the view was published. Report it; the next refresh recomputes the view.",
+        "Please report it with the log; run with --debug for the traceback.",
+        "Report it: the last published version is untouched.",
+        "Report it: this is a mistake of Driftline, and nothing was published.",
+        "`driftline verify` finds damaged files; report it if the disk is healthy.",
+        "Read the file by `warehouse_agent.views.inputs.load`.",
+        "It is for tests alone: unset it, or see ….",
+        "None are known here.",
+    ),
+    _RELEASE: (
+        "Install a release of it that goes with this one of driftline.",
+        "Install that release, or a newer one, here as well.",
+        "Install the same release on both sides, or the newer one at the source first.",
+        "Install the same release on both sides.",
+        "Refresh it: that completes the entry.",
+    ),
+    _INSTALL: (
+        "Install libfbclient2.",
+        "Install one, or run: pip install 'driftline[java]'",
+        "Run: pip install 'driftline[demo]'",
+        "Run: pip install 'driftline[enroll]'. It is needed for this command only.",
+        "Run: pip install 'driftline[warehouse]'",
+        "pip install 'driftline[dump]'",
+        "pip install 'driftline[…]'",
+        "Repair or update it.",
+        "Uninstall one of them.",
+    ),
+    _CLUSTER: (
+        (
+            "Ask for what the cluster has free (`spark.executor.memory`, `spark.executor.cores`,"
+            " `spark.cores.max`), let the workers reach this machine (`spark.driver.host`), or wait"
+            " longer: `executors_wait_s` in [warehouse]."
+        ),
+        (
+            "Driver and executors need one folder: a file system that all of them mount at this"
+            " path, or an object store."
+        ),
+        "Have `database.url` name one server, not a list or a balancer of several.",
+        "Install driftline[warehouse] there, or name a Python that has it: `spark.pyspark.python`.",
+        "Install the same ones, or name a Python that has them: `spark.pyspark.python`.",
+        "Install the same release on both; `driftline doctor` compares them.",
+        (
+            "Is it up, and reachable from here? `spark.master` names it. It was waited for up to"
+            " … s, the `executors_wait_s` of [warehouse]."
+        ),
+        (
+            "Its executors need the driver's version of Python, with pyarrow and pandas:"
+            " `spark.pyspark.python`."
+        ),
+        "Run the command again when the cluster is well; what arrived is kept.",
+    ),
+}

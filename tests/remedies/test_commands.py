@@ -1,0 +1,332 @@
+"""Remedies of the command line: with what each says, the command does its work."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driftline.errors import DriftlineError
+
+from source_agent.cli import grants, init
+from source_agent.cli.enroll import enroll
+from source_agent.config import load
+from source_agent.engines.dump.engine import DumpEngine
+from source_agent.engines.interface import Limits
+from source_agent.engines.registry import connect
+from tests.remedies.told import told
+from warehouse_agent.cli import init as warehouse_init
+from warehouse_agent.config import Source
+from warehouse_agent.differential.command import diff
+from warehouse_agent.transport.certificates import certificates, context_of
+
+SOURCE_INIT: dict[str, Any] = {
+    "patterns": (), "login": None, "password_file": None, "listen": "127.0.0.1:0", "force": False,
+    "ask_password": lambda _: None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with closing(sqlite3.connect(tmp_path / "erp.db")) as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL)")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def request(folder: Path, **options: Any) -> init.Request:
+    given = {"config": folder / "source.toml", "url": "sqlite:///erp.db", **SOURCE_INIT, **options}
+    return init.Request(**given)
+
+
+INIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("Add --url, such as --url postgresql://reader@localhost/erp.", {"url": None}, {}),
+    (
+        "Write one such as postgresql://reader@localhost/erp or sqlite:///erp.db.",
+        {"url": "erp"},
+        {"url": "sqlite:///erp.db"},
+    ),
+    (
+        (
+            "Leave it out: `init` prompts for it, or reads --password-file. A TLS key must have no"
+            " passphrase. Change the password if others may have seen it."
+        ),
+        {"url": "sqlite://me:secret@/erp.db"},
+        {},
+    ),
+    ("Write HOST:PORT, such as ….", {"listen": "7443"}, {"listen": "127.0.0.1:7443"}),
+    ("Did you mean …?", {"patterns": ("order",)}, {"patterns": ("orders",)}),
+    (
+        "Check database.url: an absolute path has four slashes, sqlite:////path/to/file.",
+        {"url": "sqlite:///erb.db"},
+        {"url": "sqlite:////{folder}/erp.db"},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", INIT, ids=lambda case: case[0][:40])
+def test_a_first_file_of_the_source(
+    folder: Path, case: tuple[str, dict[str, Any], dict[str, Any]]
+) -> None:
+    remedy, fault, mended = case
+    with pytest.raises(DriftlineError) as caught:
+        init.init(request(folder, **fault))
+    told(caught.value, remedy)
+    at = str(folder).removeprefix("/")
+    mended = {k: v.replace("{folder}", at) if isinstance(v, str) else v for k, v in mended.items()}
+    assert init.init(request(folder, **mended)).published == 1
+
+
+def test_files_that_init_would_overwrite(folder: Path) -> None:
+    init.init(request(folder))
+    text = "Choose another --config, move it away, or add --force."
+    for mended in (
+        {"config": folder / "two" / "source.toml", "url": f"sqlite:///{folder}/erp.db"},
+        {"force": True},
+    ):
+        with pytest.raises(DriftlineError) as caught:
+            init.init(request(folder))
+        told(caught.value, text)
+        assert init.init(request(folder, **mended)).published == 1
+    for path in ("source.toml", "grants.sh"):
+        (folder / path).rename(folder / f"{path}.away")
+    assert init.init(request(folder)).published == 1
+    with pytest.raises(DriftlineError) as caught:
+        init.missing(request(folder, url="sqlite:///other.db"))
+    told(caught.value, "Choose another --config, for a second agent; or, to begin anew, --force.")
+    with closing(sqlite3.connect(folder / "other.db")) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY NOT NULL)")
+    other = {"url": f"sqlite:///{folder}/other.db"}
+    assert init.init(request(folder, **other, config=folder / "three" / "source.toml")).published
+    assert init.init(request(folder, **other, force=True)).published == 1
+
+
+def test_no_tables_and_odd_names(folder: Path) -> None:
+    sqlite3.connect(folder / "empty.db").close()
+    with pytest.raises(DriftlineError) as caught:
+        init.init(request(folder, url="sqlite:///empty.db"))
+    told(caught.value, "Is it the right database?")
+    assert init.init(request(folder, url="sqlite:///erp.db")).published == 1
+    with closing(sqlite3.connect(folder / "odd.db")) as connection:
+        connection.execute('CREATE TABLE "a\nb" (id INTEGER PRIMARY KEY NOT NULL)')
+    init.init(request(folder, url="sqlite:///odd.db", force=True))
+    text = "Publish a query under another name."
+    file = folder / "source.toml"
+    assert told(text, text) in file.read_text()
+    file.write_text(
+        file.read_text()
+        + '[relations.ab]\nquery = \'SELECT id FROM "a\\nb"\'\nkey = ["id"]\n'.replace(
+            "'", '"""')
+    )  # fmt: skip
+    assert list(load(file).relations) == ["ab"]
+
+
+def test_a_folder_of_dumps_is_not_proposed(folder: Path) -> None:
+    (folder / "dumps").mkdir()
+    with pytest.raises(DriftlineError) as caught:
+        init.init(request(folder, url=f"dump:///{folder}/dumps"))
+    told(
+        caught.value,
+        "Write source.toml and the formats yourself: docs/dba-guide.md, Dump files.",
+    )
+    assert DumpEngine(str(folder / "dumps"), Limits()).open()
+
+
+def test_grants_without_a_login(folder: Path) -> None:
+    file = folder / "source.toml"
+    file.write_text(
+        '[database]\nurl = "postgresql:///erp"\n[server]\nlisten = "[::1]:0"\ninsecure = true\n'
+        '[relations.orders]\ntable = "orders"\n'
+    )
+    config = load(file)
+    engine = connect(config.database.url, None, Limits())
+    with pytest.raises(DriftlineError) as caught:
+        grants.grants(config, engine, login=None)
+    told(caught.value, "Add --login NAME.")
+    assert "driftline" in grants.grants(config, engine, login="driftline")
+
+
+def test_certificates_of_both_agents(tmp_path: Path) -> None:
+    made = tmp_path / "certs"
+    for names, remedy in (([], "Add --source-name HOST."), (["http://a"],
+            "Give --source-name without scheme and port.")):  # fmt: skip
+        with pytest.raises(DriftlineError) as caught:
+            enroll(made, source_names=names)
+        told(caught.value, remedy)
+    assert len(enroll(made, source_names=["a"])) == 6
+    with pytest.raises(DriftlineError) as caught:
+        enroll(made, source_names=["a"])
+    told(caught.value, "Choose another --directory, or move them away first.")
+    assert len(enroll(tmp_path / "other", source_names=["a"])) == 6
+    made.rename(tmp_path / "away")
+    assert len(enroll(made, source_names=["a"])) == 6
+
+
+def test_an_authority_that_exists(tmp_path: Path) -> None:
+    certs, wrong = tmp_path / "certs", tmp_path / "wrong"
+    enroll(certs, source_names=["a"])
+    enroll(wrong, source_names=["a"])
+    both = "Add --source-name HOST for a source, --warehouse-name NAME for a warehouse, or both."
+    with pytest.raises(DriftlineError) as caught:
+        enroll(tmp_path / "b", source_names=[], authority=certs)
+    told(caught.value, both)
+    assert len(enroll(tmp_path / "b", source_names=["b"], authority=certs)) == 3
+    assert len(enroll(tmp_path / "c", source_names=[], warehouse_name="c", authority=certs)) == 3
+    with pytest.raises(DriftlineError) as caught:
+        enroll(tmp_path / "d", source_names=["d"], authority=tmp_path)
+    told(caught.value, "Give --authority the folder that has the authority's ca.pem and ca.key.")
+    (certs / "ca.key").chmod(0o640 if os.geteuid() else 0o644)
+    with pytest.raises(DriftlineError) as caught:
+        enroll(tmp_path / "d", source_names=["d"], authority=certs)
+    printed = told(caught.value, "Run: chmod 600 …")
+    Path(printed.rpartition(" ")[2]).chmod(0o600)
+    kept = (certs / "ca.pem").read_bytes()
+    (certs / "ca.pem").write_bytes((wrong / "ca.pem").read_bytes())
+    with pytest.raises(DriftlineError) as caught:
+        enroll(tmp_path / "d", source_names=["d"], authority=certs)
+    told(caught.value, "Give the files of one authority.")
+    (certs / "ca.pem").write_bytes(kept)
+    assert len(enroll(tmp_path / "d", source_names=["d"], authority=certs)) == 3
+
+
+def test_files_of_the_warehouses_certificate(tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    files = (certs / "ca.pem", certs / "warehouse.pem", certs / "warehouse.key")
+    source = Source("erp", "a:1", *files)
+    with pytest.raises(DriftlineError) as caught:
+        certificates(source)
+    told(caught.value, "`driftline-source enroll` makes certificates for both sides.")
+    enroll(certs, source_names=["a"])
+    files[2].chmod(0o644)
+    with pytest.raises(DriftlineError) as caught:
+        certificates(source)
+    printed = told(caught.value, "Run: chmod 600 …")
+    Path(printed.rpartition(" ")[2]).chmod(0o600)
+    assert certificates(source)
+    files[2].write_bytes((certs / "source.key").read_bytes())
+    fit = "`driftline-source enroll` makes a set that fits together."
+    with pytest.raises(DriftlineError) as caught:
+        context_of(source)
+    told(caught.value, fit)
+    certs.rename(tmp_path / "away")
+    enroll(certs, source_names=["a"])
+    assert context_of(source)
+
+
+OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("Add --source HOST:PORT.", {"name": "erp"}, {"address": "127.0.0.1:1", "insecure": True}),
+    (
+        "Write HOST:PORT, such as erp.example:7443.",
+        {"address": "erp"},
+        {"address": "erp.example:7443", "ca": "ca.pem", "certificate": "w.pem", "key": "w.key"},
+    ),
+    (
+        "Use letters, digits, '_', '.' and '-', beginning with a letter or a digit.",
+        {"address": "127.0.0.1:1", "insecure": True, "name": "a b"},
+        {"address": "127.0.0.1:1", "insecure": True, "name": "a_b.c-1"},
+    ),
+    (
+        (
+            "The DBA makes these files with `driftline-source enroll`. For a source on this machine"
+            " that uses plain text: --insecure."
+        ),
+        {"address": "127.0.0.1:1"},
+        {"address": "127.0.0.1:1", "insecure": True},
+    ),
+    (
+        "Name --ca, --certificate and --key.",
+        {"address": "erp.example:1", "insecure": True},
+        {"address": "erp.example:1", "ca": "ca.pem", "certificate": "w.pem", "key": "w.key"},
+    ),
+    (
+        "Remove one of the two.",
+        {"address": "127.0.0.1:1", "insecure": True, "ca": "ca.pem"},
+        {"address": "127.0.0.1:1", "insecure": True},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case[0][:40])
+def test_options_of_a_source(case: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
+    remedy, fault, mended = case
+
+    def source_of(**given: Any) -> Source | None:
+        files = {k: given.pop(k, None) for k in ("ca", "certificate", "key")}
+        options = {"address": None, "server_name": None, "insecure": False, "name": None, **given}
+        return warehouse_init.source_of(options.pop("address"), **options, **files)
+
+    with pytest.raises(DriftlineError) as caught:
+        source_of(**fault)
+    told(caught.value, remedy)
+    assert source_of(**mended)
+
+
+def test_a_file_of_the_warehouse_that_exists(tmp_path: Path) -> None:
+    file = tmp_path / "warehouse.toml"
+    assert warehouse_init.init(file, None, force=False) == 0
+    with pytest.raises(DriftlineError) as caught:
+        warehouse_init.init(file, None, force=False)
+    told(
+        caught.value,
+        "Name a source with --source to see what it lacks, use another --config, or --force to"
+        " overwrite it.",
+    )
+    assert warehouse_init.init(tmp_path / "other.toml", None, force=False) == 0
+    assert warehouse_init.init(file, None, force=True) == 0
+    with pytest.raises(DriftlineError) as caught:
+        warehouse_init.init(file, Source("erp", "127.0.0.1:9", insecure=True), force=False)
+    told(caught.value, "Choose another name for this one with --name.")
+
+
+DIFF: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("Choose another --output.", {"output": "old.csv"}, {}),
+    ("Choose another --output.", {"output": "nowhere/x.csv"}, {}),
+    ("Name the columns that identify a row: --key id.", {"key": ()}, {"key": ("id",)}),
+    ("Name the old file and the new one.", {"files": ("old.csv",) * 3}, {}),
+    ("Name the old file as well, or --state of the last run.", {"files": ("new.csv",)}, {}),
+    ("Choose the form of the changes by the end of --output.", {"output": "x.txt"}, {}),
+    (
+        "If that is right: --allow-shrink",
+        {"files": ("old.csv", "small.csv")},
+        {"files": ("old.csv", "small.csv"), "allow_shrink": True},
+    ),
+    ("Name columns that identify a row, or deliver the file again.", {"key": ("v",)}, {}),
+    ("Name key columns that are never NULL.", {"key": ("w",)}, {}),
+    (
+        "Take --algorithm …, or leave --state out.",
+        {"state": "s", "algorithm": "window"},
+        {"algorithm": "window"},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", DIFF, ids=lambda case: case[0][:40])
+def test_a_differential(tmp_path: Path, case: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
+    remedy, fault, mended = case
+    (tmp_path / "f.toml").write_text('null = "-"\n[columns]\nid = "int8"\nv = "text"\nw = "text"\n')
+    for name, text in (
+        ("old", "1,x,a\n2,x,-\n3,x,c\n"), ("new", "1,y,a\n2,x,-\n3,x,c\n"), ("small", "1,x,a\n"),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.csv").write_text(f"id,v,w\n{text}")
+
+    def run(**options: Any) -> None:
+        given = {
+            "files": ("old.csv", "new.csv"), "output": "out.csv", "key": ("id",),
+            "algorithm": None, "state": None, "allow_shrink": False, **options,
+        }  # fmt: skip
+        paths = [tmp_path / name for name in given.pop("files")]
+        output = tmp_path / given.pop("output")
+        state = given.pop("state")
+        diff(
+            tmp_path / "warehouse.toml", paths, format=tmp_path / "f.toml", output=output,
+            state=state and tmp_path / state, whole_rows=False, as_json=False, **given,
+        )  # fmt: skip
+        assert output.exists()
+
+    with pytest.raises(DriftlineError) as caught:
+        run(**fault)
+    told(caught.value, remedy)
+    run(**mended)
