@@ -65,7 +65,11 @@ SELECTED: Final = {
 WHOLE: Final = {
     "postgresql": ("tests/conformance", "tests/source_agent/engines", "tests/pair/since"),
     "mariadb": ("tests/conformance", "tests/source_agent/engines", "tests/pair/refresh"),
-    "firebird": PARTS["firebird"],
+    "firebird": (
+        *PARTS["firebird"],
+        "tests/source_agent/engines/test_firebird_values.py",
+        "tests/source_agent/engines/test_firebird_charsets.py",
+    ),
     "sqlite": PARTS["sqlite"],
 }
 _PASSED: Final = re.compile(r"(\d+) passed")
