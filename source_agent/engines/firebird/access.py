@@ -20,7 +20,10 @@ from source_agent.engines.rights import firebird as rights
 from source_agent.engines.shapes import Relation
 
 _CANCELLED: Final = 335544794
-_TIMED_OUT: Final = "level timeout expired"  # said by Firebird 4.0 beside _CANCELLED
+# Of limits since Firebird 4.0, beside _CANCELLED: the server's, and one that a trigger has set. An
+# older client library has no text for them.
+_SERVER_TIMEOUT: Final = 335545127
+_SESSION_TIMEOUTS: Final = frozenset({335545128, 335545129})
 _UNKNOWN_TYPE: Final = 335544573  # alone: said by the client library; else, by the server
 _NO_PRIVILEGE: Final = 335544352
 _LOST: Final = frozenset(
@@ -48,12 +51,16 @@ def translate(
     codes = set(getattr(error, "gds_codes", None) or ())
     text = f"Firebird says: {said(error)}."
     brief = f"Firebird refuses it ({', '.join(map(str, sorted(codes))) or type(error).__name__})."
-    if _TIMED_OUT in text.lower():
+    if _SERVER_TIMEOUT in codes or codes & _SESSION_TIMEOUTS:
+        of_server = _SERVER_TIMEOUT in codes
+        limit = (
+            "StatementTimeout of the server" if of_server else "SET STATEMENT TIMEOUT of a trigger"
+        )
         return DatabaseRefused(
-            text,
+            "Reading took longer than the database allows.",
             where=where,
-            remedy="Raise StatementTimeout of the server, or publish less of the table.",
-            abroad="Reading took longer than the server allows (StatementTimeout).",
+            remedy=f"Raise {limit}, or publish less of the table.",
+            abroad=OPEN,
         )
     if _CANCELLED in codes:
         return DatabaseRefused(

@@ -127,6 +127,14 @@ def test_types_of_a_query_tell_bytes_and_padding(legacy: Any) -> None:
         assert read(session, relation) == [["1", "ff00", "é  ", "1.50"]]
 
 
+def firebird_4() -> Path:
+    """Return the folder of a server of 4.0."""
+    try:
+        return server_versions.obtain("firebird", "4")
+    except server_versions.NotToBeHad as error:
+        absent("FIREBIRD 4", str(error), is_required_in_ci=could_be_installed())
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("settings", ["", "DataTypeCompatibility = 3.0\n"])
 def test_an_old_client_library_is_named(tmp_path: Path, settings: str) -> None:
@@ -135,11 +143,10 @@ def test_an_old_client_library_is_named(tmp_path: Path, settings: str) -> None:
 
     if server_versions.chosen("firebird") not in {None, "3"}:
         pytest.skip("a newer library is loaded")
-    try:
-        root = server_versions.obtain("firebird", "4")
-    except server_versions.NotToBeHad as error:
-        absent("FIREBIRD 4", str(error), is_required_in_ci=could_be_installed())
-    with FirebirdServer(root, settings) as server, closing(OfFirebird(tmp_path, server)) as legacy:
+    with (
+        FirebirdServer(firebird_4(), settings) as server,
+        closing(OfFirebird(tmp_path, server)) as legacy,
+    ):
         legacy.run(
             'CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY, "v" NUMERIC(20,2), "f" FLOAT)',
             'INSERT INTO "t" VALUES (1, 123456789012345678.99, 0.5)',
@@ -154,6 +161,22 @@ def test_an_old_client_library_is_named(tmp_path: Path, settings: str) -> None:
             assert read(session, known) == [["1", "0.5"]]
             told = Relation("t", query=cast, key=("id",))
             assert read(session, told) == [["1", "123456789012345678.99"]]
+
+
+@pytest.mark.soak
+def test_a_limit_of_the_server_is_named(tmp_path: Path) -> None:
+    from tests.harness.legacy_firebird import OfFirebird
+
+    query = 'SELECT COUNT(*) AS "n" FROM RDB$FIELDS a, RDB$FIELDS b, RDB$FIELDS c, RDB$FIELDS d'
+    busy = Relation("q", query=query, key=("n",))
+    with (
+        FirebirdServer(firebird_4(), "StatementTimeout = 1\n") as server,
+        closing(OfFirebird(tmp_path, server)) as legacy,
+        session_of(legacy) as session,
+    ):
+        with pytest.raises(DatabaseRefused, match="longer than the database") as refused:
+            read(session, busy)
+        assert "StatementTimeout of the server" in refused.value.remedy
 
 
 @pytest.mark.spark

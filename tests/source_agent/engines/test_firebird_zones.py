@@ -164,15 +164,17 @@ def test_decimal_floats_are_refused_by_name(legacy: Any) -> None:
             assert read(session, shown) == [["1", "1.10"]]
 
 
-def test_a_limit_of_the_server_is_named(legacy: Any) -> None:
+@pytest.mark.parametrize("event", ["CONNECT", "TRANSACTION START"])
+def test_a_limit_that_a_trigger_sets_is_named(legacy: Any, event: str) -> None:
     busy = Relation(
         "q",
         query='SELECT COUNT(*) AS "n" FROM RDB$FIELDS a CROSS JOIN RDB$FIELDS b'
         " CROSS JOIN RDB$FIELDS c CROSS JOIN RDB$FIELDS d",
         key=("n",),
     )
+    limit = "BEGIN SET STATEMENT TIMEOUT 50 MILLISECOND; END"
+    legacy.run(f"CREATE TRIGGER LIMITS ON {event} AS {limit}")
     with session_of(legacy) as session:
-        session._connection.execute_immediate("SET STATEMENT TIMEOUT 50 MILLISECOND")
-        with pytest.raises(DatabaseRefused, match="level timeout") as refused:
+        with pytest.raises(DatabaseRefused, match="longer than the database") as refused:
             read(session, busy)
-        assert "StatementTimeout of the server" in refused.value.remedy
+        assert "SET STATEMENT TIMEOUT of a trigger" in refused.value.remedy
