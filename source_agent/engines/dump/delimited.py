@@ -212,9 +212,10 @@ def _row_ends(data: bytes, quote: bytes) -> Integers:
     """
     found = np.frombuffer(data, np.uint8)
     quotes = np.cumsum(found == ord(quote), dtype=np.uint8)  # its last bit does not overflow
-    ends = np.flatnonzero(found == ord("\n"))
-    found_ends: Integers = ends[quotes[ends] % 2 == 0] + 1
-    return found_ends
+    is_end = found == ord("\n")
+    is_end &= quotes % 2 == 0
+    ends: Integers = np.flatnonzero(is_end) + 1
+    return ends
 
 
 def _records(data: bytes, quote: bytes) -> Iterator[bytes]:

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import numpy as np
 from driftline.arrays import Integers
-from driftline.errors import LimitExceeded, ValueDoesNotFit, together
-from driftline.limits import ROW_BYTES_MAX
+from driftline.errors import DatabaseRefused, LimitExceeded, ValueDoesNotFit, together
+from driftline.limits import REPEATED_BATCHES_MAX, ROW_BYTES_MAX
 from driftline.types import DeclaredType
 from driftline.values import string_encoder
 
@@ -356,17 +356,43 @@ def batches(
         yield rows
 
 
+def _ending(batches: Iterator[Rows], shape: Shape) -> Iterator[Rows]:
+    """Yield batches; keep one row, and refuse a read that gives it again and again.
+
+    The kept row is replaced when the number of batches has doubled (Brent's cycle detection).
+    """
+    kept, met, ends_at = b"", 0, 1
+    for count, batch in enumerate(batches, 1):
+        met += kept in batch
+        if met > REPEATED_BATCHES_MAX:
+            raise DatabaseRefused(
+                f"A read gave the row with key {printable_row(kept, shape.recipe)} in more than"
+                f" {REPEATED_BATCHES_MAX} batches, so it might never end: the table or an index of"
+                " it is damaged, or its key is not unique.",
+                where=shape.relation.name,
+                remedy="Ask the DBA to check the table and its indexes at the source (SQLite:"
+                " PRAGMA integrity_check; MariaDB: CHECK TABLE), and that the key is unique.",
+            )
+        if count == ends_at:
+            kept, met, ends_at = batch[-1], 0, 2 * ends_at
+        yield batch
+
+
 def spooled(
-    batches: Iterator[Rows], *, then: Callable[[], object] = lambda: None
+    batches: Iterator[Rows], shape: Shape, *, then: Callable[[], object] = lambda: None
 ) -> Iterator[Rows]:
     """Yield the same batches after all of them have been read into a temporary file.
 
     For engines whose readers block writers: the database is released at its own speed, however
     slow the caller is. `then` releases it; it is called before the first batch is yielded.
+
+    Raises:
+        DatabaseRefused: the same row comes again and again, as from a damaged index: the reader,
+            which notices that (`scan.repeats`), has no batch before the read ends.
     """
     with TemporaryFile() as file:
         sizes = []
-        for batch in batches:
+        for batch in _ending(batches, shape):
             lengths = array("q", map(len, batch))
             file.write(lengths.tobytes())
             file.writelines(batch)

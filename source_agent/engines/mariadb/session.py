@@ -161,7 +161,7 @@ class MariadbSession(SnapshotSession):
             self._stream(shape, bound_sql(shape, scan_sql(shape, ordered=ordered)), ()),
             shape.relation,
         )
-        return found if plan.consistency is Consistency.EXACT else rows.spooled(found)
+        return found if plan.consistency is Consistency.EXACT else rows.spooled(found, shape)
 
     def _settled(self, found: Iterator[Rows], relation: Relation) -> Iterator[Rows]:
         """Yield the batches, then refuse changed settings; below a spool, whose reader may be slow
@@ -262,7 +262,9 @@ class MariadbSession(SnapshotSession):
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         """Return the batches of a statement; spooled if its table's writers wait for it."""
         found = self._stream(shape, sql, values)
-        return found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found)
+        return (
+            found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found, shape)
+        )
 
     def _stream(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         cursor = self._connection.cursor(SSCursor)

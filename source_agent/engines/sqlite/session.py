@@ -322,7 +322,7 @@ class SqliteSession(SnapshotSession):
     ) -> Iterator[Rows]:
         """Return the batches of some statements; spooled if writers wait for them."""
         found = self._stream(shape, statements, rows_max)
-        return found if self.is_wal else rows.spooled(found, then=self.pause)
+        return found if self.is_wal else rows.spooled(found, shape, then=self.pause)
 
     def _stream(
         self, shape: Shape, statements: Iterator[Statement], rows_max: int | None

@@ -67,6 +67,12 @@ _TEXT_AFFINITY: Final = ("CHAR", "CLOB", "TEXT")
 ROWIDS: Final = ("rowid", "_rowid_", "oid")
 _COLLATIONS: Final = {"BINARY", "NOCASE", "RTRIM"}
 _SPELT_ONCE: Final = {"uuid", "date"}  # types whose values have one string form that is read
+_VIRTUAL: Final = "CREATE VIRTUAL"
+# Behind the name of a virtual table of FTS3, FTS4, FTS5 and R*Tree.
+_SHADOW: Final = frozenset((
+    "_config", "_content", "_data", "_docsize", "_idx", "_node", "_parent", "_rowid", "_segdir",
+    "_segments", "_stat",
+))  # fmt: skip
 _STRUCTURED: Final = {"int2": "int", "int4": "int", "int8": "int", "oid": "int", "bool": "bool"}
 
 
@@ -247,8 +253,10 @@ def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
 def listed(session: SqliteCatalogue) -> list[Listed]:
     """Return what `Engine.listed` returns."""
     found = []
-    for name, _, _ in session.ask(TABLES):
-        if name.startswith("sqlite_"):
+    tables = session.ask(TABLES)
+    virtual = [n for n, _, sql in tables if (sql or "").upper().lstrip().startswith(_VIRTUAL)]
+    for name, _, _ in tables:
+        if name.startswith("sqlite_") or _is_shadow(name, virtual):
             continue
         columns = XINFO.format(schema="main", name=quote(name))
         try:
@@ -269,6 +277,12 @@ def listed(session: SqliteCatalogue) -> list[Listed]:
     return sorted(found, key=lambda listed: listed.name)
 
 
+def _is_shadow(name: str, virtual: Sequence[str]) -> bool:
+    """Return True for a table in which FTS or R*Tree keeps its own data, in a form of its own."""
+    ends = [name[len(one) :] for one in virtual if name.startswith(one)]
+    return not _SHADOW.isdisjoint(ends)
+
+
 def _table_name(session: SqliteCatalogue, relation: Relation) -> str:
     parts = split_name(relation.table or "")
     names = [row[0] for row in session.ask(TABLES)]
@@ -287,7 +301,7 @@ def _table_name(session: SqliteCatalogue, relation: Relation) -> str:
 
 def _table(session: SqliteCatalogue, name: str, rows: list[tuple[Any, ...]]) -> _Table:
     kind, sql = next((k, s or "") for n, k, s in session.ask(TABLES) if n == name)
-    is_stored = kind == "table" and not sql.upper().lstrip().startswith("CREATE VIRTUAL")
+    is_stored = kind == "table" and not sql.upper().lstrip().startswith(_VIRTUAL)
     primary = [row[1] for row in sorted((r for r in rows if r[5]), key=lambda r: r[5])]
     indexes = tuple(_indexes(session, name)) if is_stored else ()
     rowid = _rowid(session, name, [r[1].lower() for r in rows]) if is_stored else ""

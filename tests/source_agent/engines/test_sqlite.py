@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sqlite3
@@ -24,6 +25,7 @@ from source_agent.engines.conformance.reads import (
     read,
     session_of,
 )
+from source_agent.engines.encoding import rows
 from source_agent.engines.interface import BATCH_ROWS
 from source_agent.engines.shapes import Consistency, Relation
 from source_agent.engines.sqlite import session as sqlite_session
@@ -174,6 +176,19 @@ def test_without_wal_lets_go_of_what_is_copied(tmp_path: Path, how: str) -> None
         assert session.consistency.value == "exact", "one statement read it all"
         session.describe(relation)
         assert session.consistency is Consistency.FUZZY
+
+
+def test_a_copy_that_would_never_end_is_refused(tmp_path: Path) -> None:
+    """Rows that come again and again are noticed while they are copied, before the first batch."""
+    lite = OfSQLite(tmp_path / "rollback.sqlite", journal="delete")
+    filled(lite, 5 * BATCH_ROWS // 2)
+    with session_of(lite) as session:
+        shape = session.describe(Relation("items", table="items"))
+        every = list(session.scan(shape))
+        endless = itertools.islice(itertools.cycle(every), 100_000)
+        with pytest.raises(errors.DatabaseRefused, match=r"key id=\d+ in more than 100 batches"):
+            next(rows.spooled(endless, shape))
+        assert list(rows.spooled(iter(every * 50), shape)) == every * 50
 
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])
