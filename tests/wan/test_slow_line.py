@@ -1,7 +1,7 @@
 """Two warehouses load over one slow line from a source that reads one relation at a time.
 
-Each load takes longer than a place for a scan is kept while another client waits. So they are cut
-in turn, keep what arrived, and both finish. Warehouse and agent are the commands that people run.
+Each load takes longer than a place for a scan is kept while another client waits. One that is cut
+keeps what arrived, and both finish. Warehouses and agent are the commands that people run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from source_agent.budgets.places import WAITED_S_MAX
 from source_agent.cli.enroll import enroll
 from tests import ROOT
 from tests.harness.agents import configuration
@@ -107,7 +108,8 @@ def test_two_loads_over_a_slow_line(folder: Path, link: wan.Link) -> None:
                         if process.returncode == 0:
                             done[name] = time.monotonic() - began
                             continue
-                        assert process.returncode == 75
+                        # 4: a full line gave no room to a ping of who waits, for 10 s.
+                        assert process.returncode in (4, 75)
                     commands[name] += 1
                     assert commands[name] <= COMMANDS_MAX
                     running[name] = link.popen_warehouse(
@@ -124,8 +126,8 @@ def test_two_loads_over_a_slow_line(folder: Path, link: wan.Link) -> None:
     print("commands", commands, "done after", done)
     for name in NAMES:
         table = DeltaTable(str(folder / f"{name}.tables" / "t"))
-        assert table.version() >= 0
+        assert table.count() == ROWS
     lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
     print([(x["client"][-4:], x["outcome"], x["bytes_out"], x["seconds"]) for x in lines])
     cut = [x for x in lines if x["outcome"] == "NOT_NOW" and x["rows_shipped"]]
-    assert {x["client"] for x in cut} == {f"spiffe://driftline/warehouse/{n}" for n in NAMES}
+    assert all(x["seconds"] >= WAITED_S_MAX for x in cut), "nobody left a place before its time"
