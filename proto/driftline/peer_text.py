@@ -8,6 +8,7 @@ direction change the order in which text is shown. Unprintable characters become
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 from typing import TextIO
 
@@ -36,7 +37,8 @@ def escape_in(*streams: TextIO) -> None:
     codecs.register_error(_ESCAPING, _escape)
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_ESCAPING)
+            with contextlib.suppress(OSError):  # it is set; what was a file and is a pipe now
+                stream.reconfigure(errors=_ESCAPING)
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:

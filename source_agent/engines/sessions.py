@@ -43,11 +43,9 @@ def foreseen(driver: str, *own: type[Exception]) -> Iterator[None]:
     ours."""
     try:
         yield
-    except DriftlineError:
-        raise
-    except own:
-        raise
     except Exception as error:
+        if isinstance(error, (DriftlineError, *own)):
+            raise
         raise _unforeseen(error, driver) from error
 
 

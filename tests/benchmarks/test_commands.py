@@ -540,7 +540,7 @@ def lending(
 def lend_spark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a command that starts and stops Spark get the session of the tests."""
     spark = request.getfixturevalue("spark")
-    monkeypatch.setattr(session, "start", lambda *_: session.prepare(spark))
+    monkeypatch.setattr(session, "start", lambda *_: session.pin(spark))
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
 
 

@@ -113,8 +113,8 @@ def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
 
         from source_agent.engines.postgresql.waits import BoundedConnection
 
-        for owner, name in ((psycopg.Cursor, "execute"), (psycopg.Cursor, "fetchall")):
-            made.wrap(patch, owner, name)
+        for name in ("execute", "fetchall"):
+            made.wrap(patch, psycopg.Cursor, name)
         connect = BoundedConnection.connect
 
         def connected(**options: Any) -> Any:
@@ -125,11 +125,10 @@ def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
     elif engine == "mariadb":
         from pymysql.cursors import Cursor, SSCursor
 
-        for place, name in (
-            (pymysql, "connect"), (Cursor, "execute"), (Cursor, "fetchall"),
-            (SSCursor, "read_next"),
-        ):  # fmt: skip
-            made.wrap(patch, place, name)
+        made.wrap(patch, pymysql, "connect")
+        made.wrap(patch, SSCursor, "read_next")
+        for name in ("execute", "fetchall"):
+            made.wrap(patch, Cursor, name)
     elif engine == "firebird":
         from firebird import driver
 

@@ -49,7 +49,7 @@ class Heard:
 
     def end(self, error: grpc.RpcError) -> None:
         self.parts += [str(error).encode(), str(error.details()).encode()]
-        metadata: Any = error.trailing_metadata() or ()  # pairs, which its type does not say
+        metadata: Any = error.trailing_metadata()
         for key, value in metadata:
             self.parts += [key.encode(), value if isinstance(value, bytes) else value.encode()]
             if key == "driftline-refused-bin":
@@ -235,9 +235,9 @@ def test_dump_files(tmp_path: Path) -> None:
     (folder / "linked.csv").symlink_to(folder / f"{SECRET}.csv")
     toml["linked"] = toml["gone"].replace("gone", "linked")
     toml["twice"] = toml["gone"].replace("gone.csv", "{%Y%Y}.csv")
-    odd = b"other-\xff.csv"  # no UTF-8
-    (Path(os.fsdecode(os.fsencode(folder) + b"/" + odd))).write_bytes(b"id,note\n1,a\n")
-    (Path(os.fsdecode(os.fsencode(folder) + b"/" + odd + b".done"))).touch()
+    other = os.fsdecode(b"other-\xff.csv")  # no UTF-8
+    (folder / other).write_bytes(b"id,note\n1,a\n")
+    (folder / f"{other}.done").touch()
     toml["other"] = toml["gone"].replace("gone", "other-*")
     heard = Heard()
     server = start(load(_configured(tmp_path, f"dump:///{folder}", toml)))

@@ -52,7 +52,7 @@ from warehouse_agent.planning.update_probability import Clock
 from warehouse_agent.refresh import auxiliary_table, leftovers
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.report import Report
-from warehouse_agent.spark.session import prepare
+from warehouse_agent.spark.session import pin
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
@@ -379,7 +379,7 @@ class Runs:
 
     def joined(self, name: str, spark: SparkSession) -> dict[str, Any]:
         """What Spark joins where rows are too many to be looked up."""
-        prepare(spark)  # whose own writer is used
+        pin(spark)  # whose own writer is used
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(key_lookup, "ROWS_MAX", 0)
             patch.setattr(change_feed, "write", joined)

@@ -128,7 +128,7 @@ class Pair:
     def spark(self) -> SparkSession:
         """The session, for tests that have one."""
         assert not isinstance(self._session, session.Deferred)
-        return session.prepare(self._session)
+        return session.pin(self._session)
 
     @property
     def store(self) -> Store:

@@ -95,7 +95,7 @@ def start(
     written, master = diverted_bytes(), chosen.get("spark.master", "")
     try:
         with nullcontext() if is_local(settings) else limited_start(master, wait_s):
-            spark = _beside_a_caller(chosen) or prepare(builder.getOrCreate())
+            spark = _beside_a_caller(chosen) or pin(builder.getOrCreate())
     except DriftlineError:  # of a master that does not answer, whose JVM we killed
         raise
     except Exception as error:  # py4j, PySpark and Spark Connect have no common base class
@@ -119,7 +119,7 @@ def _beside_a_caller(settings: Mapping[str, str]) -> SparkSession | None:
     for key, value in settings.items():
         if own.conf.isModifiable(key):
             own.conf.set(key, value)
-    return prepare(own)
+    return pin(own)
 
 
 def is_local(settings: Mapping[str, str]) -> bool:
@@ -154,7 +154,13 @@ def _did_not_start(error: Exception, written: int) -> DriftlineError:
 
 
 def prepare(spark: SparkSession) -> SparkSession:
-    """Set on a session what correctness depends on; return it."""
+    """Return a session beside a program's own, with what correctness depends on; the program's
+    keeps its settings, such as its time zone. Both share the JVM, its executors and its cache."""
+    return pin(spark.newSession())
+
+
+def pin(spark: SparkSession) -> SparkSession:
+    """Set on a session of our own what correctness depends on; return it."""
     for key, value in _SESSION.items():
         spark.conf.set(key, value)
     return spark

@@ -332,8 +332,9 @@ class SqliteSession(SnapshotSession):
         raw = chain.from_iterable(
             self._execute(sql, (*plan.values, *values)) for sql, values in statements
         )
-        every = driven(iter(restored(raw, plan.forms, self.encoding)), DRIVER, sqlite3.Error)
-        found = islice(every, None if rows_max is None else rows_max + 1)
+        every = restored(raw, plan.forms, self.encoding)
+        sent = driven(every, DRIVER, sqlite3.Error)
+        found = islice(sent, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
             yield from rows.batches(
                 rows.timely(found, self.pulse), rows.row_encoder(shape, ENCODERS)

@@ -23,6 +23,7 @@ from driftline.values import string_encoder
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.cli.grants import grants
+from source_agent.cli.main import cli
 from source_agent.config import load
 from source_agent.engines.registry import connect
 from source_agent.printable import printable_row
@@ -238,8 +239,8 @@ def test_errors_are_a_line_and_a_code(folder: Path) -> None:
     assert says.startswith("error CONFIGURATION: There is no file absent.toml.")
     (folder / "source.toml").write_text("[databse]\n")
     assert "Did you mean 'database'?" in failed(folder, 2, "serve")
-    done = command(folder, "--debug", "serve")
-    assert "Traceback" in done.stderr
+    for words in (("--debug", "serve"), ("serve", "--debug")):
+        assert "Traceback" in command(folder, *words).stderr
     assert failed(folder, 2, "chek").startswith("Usage:")
 
 
@@ -341,3 +342,25 @@ def test_grants_of_a_file_name_an_account(tmp_path: Path) -> None:
     script = grants(config, engine)
     assert "driftline-readers" in script
     assert "''" not in script
+
+
+@pytest.mark.parametrize("words", [("check",), ("check", "--json"), ("explain",), ("grants",)])
+def test_a_terminal_in_ascii(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """What its encoding lacks is escaped; JSON stays JSON."""
+    make_orders(tmp_path / "é😀.db", ROWS)
+    relation = '[relations."größe"]\ntable = "orders"\n'
+    configuration(tmp_path, tmp_path / "é😀.db", certs=None, relations=relation)
+    variables = environment() | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, *SOURCE, *words],
+        cwd=tmp_path, env=variables, timeout=60, capture_output=True, check=False,
+    )  # fmt: skip
+    assert b"INTERNAL" not in done.stderr, done
+    assert done.returncode in {0, 1}, done
+    if "--json" in words:
+        assert json.loads(done.stdout)["relations"][0]["name"] == "größe"
+
+
+def test_every_command_takes_debug() -> None:
+    for name, found in cli.commands.items():
+        assert any("--debug" in option.opts for option in found.params), name

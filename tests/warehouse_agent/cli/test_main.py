@@ -7,6 +7,7 @@ Commands that need Spark run in this process with the warm session; what only a 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -168,9 +169,26 @@ def test_an_unknown_key_with_the_nearest_name(tmp_path: Path) -> None:
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    ended = command("--debug", "status", config=tmp_path / "none.toml")
-    assert ended.code == 2
-    assert "Traceback" in ended.err
+    for words in (("--debug", "status"), ("status", "--debug")):
+        ended = command(*words, config=tmp_path / "none.toml")
+        assert ended.code == 2
+        assert "Traceback" in ended.err
+    for name, found in main.cli.commands.items():
+        assert any("--debug" in option.opts for option in found.params), name
+
+
+@pytest.mark.parametrize("words", [("status",), ("schedule",)])
+def test_a_terminal_in_ascii(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """What its encoding lacks is escaped."""
+    file = written(tmp_path)
+    file.write_text(file.read_text().replace("[fragments.orders]", '[fragments."größe"]'))
+    variables = environment() | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, *WAREHOUSE, "--config", str(file), *words],
+        cwd=tmp_path, env=variables, timeout=60, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"cannot name a fragment" in done.stderr
 
 
 def test_debug_shows_the_traceback_of_what_failed_for_one_fragment(

@@ -135,14 +135,14 @@ def test_interpreters(
 @pytest.mark.parametrize("zone", ["Asia/Tokyo"])
 def test_a_callers_session_keeps_its_settings(spark: SparkSession, zone: str) -> None:
     key = "spark.sql.session.timeZone"
-    before = spark.conf.get(key)
-    assert before is not None
+    before = str(spark.conf.get(key))
     spark.conf.set(key, zone)
     try:
-        own = session.start({"spark.sql.shuffle.partitions": "3"})
-        assert own is not spark
-        assert own.conf.get(key) == "UTC"
-        assert own.conf.get("spark.sql.shuffle.partitions") == "3"
+        started = session.start({"spark.sql.shuffle.partitions": "3"})
+        assert started.conf.get("spark.sql.shuffle.partitions") == "3"
+        for own in (started, session.prepare(spark)):
+            assert own is not spark
+            assert own.conf.get(key) == "UTC"
         assert spark.conf.get(key) == zone
     finally:
         spark.conf.set(key, before)

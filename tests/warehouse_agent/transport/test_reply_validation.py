@@ -111,6 +111,7 @@ def test_a_rate_that_is_none(name: str, rate: float) -> None:
     [
         described(rows_expected=2**63),
         described(key_columns=1),
+        described(columns=[pb.ColumnDescription(name="a", type="int4")] * 2, key_columns=1),
         pb.DescribeReply(relations=["a", "b"], allowances=[pb.Allowance(scan=True)]),
         pb.DescribeReply(allowances=[pb.Allowance(scan=True)]),
         allowing(rows_by_key=2**63),
