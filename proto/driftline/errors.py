@@ -111,11 +111,13 @@ class DriftlineError(Exception):
         """Return the error as a warehouse may read it; `where` is the relation that it named."""
         if not self.is_local:
             return self
-        again = "Try again later, or ask" if self.is_retryable else "Ask"
+        first = "Try again later, or ask" if self.is_retryable else "Ask"
+        if self.default_remedy:
+            first = f"{self.default_remedy} Or ask"
         return type(self)(
             self.message_abroad,
             where=where,
-            remedy=f"{again} the DBA: the log of the source's agent has the reason under"
+            remedy=f"{first} the DBA: the log of the source's agent has the reason under"
             f" {reference}.",
             details={REFERENCE: reference},
             abroad=OPEN,
