@@ -165,7 +165,7 @@ def test_a_declared_pooler_is_never_sent_options(
 
 
 def test_a_direct_connection_is_no_pooler(pg: OfPostgreSQL) -> None:
-    engine = connect(pg.url, None, Limits())
+    engine: Any = connect(pg.url, None, Limits())
     with closing(engine.open()) as session:
         assert isinstance(session, PostgresqlSession)
         assert session.pooler == ""
@@ -458,6 +458,7 @@ def test_row_security_by_a_setting_of_another_client(pg: OfPostgreSQL, pool: Poo
                 other.execute("SET app.tenant = '1'")
         with closing(connect(pooler.url(login, pg.database), None, Limits()).open()) as session:
             shape = session.describe(T)
+            assert shape.row_security is not None
             assert shape.row_security.policies
             assert {int(str(row[0])) % 6 for row in rows_of(session, shape)} == {0}
         assert {other.execute("SHOW app.tenant").fetchone() for other in (one, two)} == {("1",)}
