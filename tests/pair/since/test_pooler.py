@@ -28,6 +28,7 @@ class Pooled(PostgresLegacy):
 
     def __init__(self, server: PostgreSQL, mode: str) -> None:
         super().__init__(server)
+        self.reports_counts = server.release >= 15
         self.pooler = PgBouncer(
             server, mode, users=[self.login], default_pool_size=2, server_reset_query=""
         )
@@ -39,6 +40,11 @@ class Pooled(PostgresLegacy):
         with self.pooler.client(self.login, self.database) as client:
             for statement in LEFT_BEHIND:
                 client.execute(statement)
+
+    def report_counts(self) -> None:
+        """Have the owner's session report what it changed: it would do so within ten seconds."""
+        if self.reports_counts:
+            self.execute("SELECT pg_stat_force_next_flush()")
 
     def close(self) -> None:
         self.pooler.close()
@@ -60,6 +66,7 @@ def test_refreshes_through_a_pooler(legacy: Pooled, tmp_path: Path) -> None:
     stock = Stock(legacy, tmp_path / "pair", XMIN)
     stock.pair.limits += "\nactivity_seconds = 0.001\nreaders = 2"
     stock.pair.restart()
+    legacy.report_counts()
     legacy.leave_behind()
     assert stock.refresh().rows_inserted == ROWS
     stock.check()
@@ -67,21 +74,23 @@ def test_refreshes_through_a_pooler(legacy: Pooled, tmp_path: Path) -> None:
     stock.update([3, 30, 300], 7)
     stock.insert([1, 2])
     stock.delete([6, 9])
+    legacy.report_counts()
     report = stock.refresh()
     assert counts(report) == (2, 3, 2)
     assert report.proof == "keys"
     stock.check()
     legacy.leave_behind()
     stock.update([33], 8)
+    legacy.report_counts()
     assert stock.audit()["missed"] == 0
     stock.check()
     stock.pair.fragment_lines["stock"] = ""
     stock.update([36, 39], 9)
+    legacy.report_counts()
     report = stock.refresh()
     assert (counts(report), report.proof) == ((0, 2, 0), "total")
     stock.check()
-    legacy.execute("SELECT pg_stat_force_next_flush()")
     config = stock.pair.config()
     asked = activity.asked(stock.pair.store, select(config, ["stock"], False))["stock"]
-    assert asked["state"] in {"unchanged", "changed"}  # it was counted
+    assert asked["state"] == "unchanged" or not legacy.reports_counts
     stock.pair.stop()
