@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from source_agent.scan.processors import Usage, usage
+from source_agent.scan.processors import Usage, usage, used_since
 
 LOOK_S: Final = 1.0  # between two looks at the machine; a look takes some milliseconds
 STALE_S: Final = 60.0  # a look that is older is no begin of a measurement
 # The share of all processors that others use: up to the first a read does not rest for them, from
 # the second on as long as it would for anybody. Writing out files and the database's own
-# housekeeping, which a refresh itself causes, stay below the first.
-SHARE_MIN, SHARE_MAX = 0.05, 0.15
+# housekeeping, which a refresh itself causes, stay below the first, and so do the ticks: on two
+# busy processors, others differ by up to 0.04 from a second to the next where there are none.
+SHARE_MIN, SHARE_MAX = 0.10, 0.25
 _BACKEND: Final = "postgres"  # in the name of a process that is one
 
 
@@ -99,10 +100,8 @@ class Others:
             for one in self._backends
             if one in now.processes and _BACKEND in now.processes[one].name
         }
-        ours_s = 0.0 if backends else self._hidden_s
-        for one in now.tree({os.getpid(), *self._warehouses}) | backends:
-            earlier = before.processes.get(one)
-            ours_s += now.processes[one].used_s - (0.0 if earlier is None else earlier.used_s)
+        roots = [one for one in (os.getpid(), *self._warehouses, *backends) if one in now.processes]
+        ours_s = used_since(before, now, roots) + (0.0 if backends else self._hidden_s)
         others_s = now.worked_s - before.worked_s - ours_s
         share = others_s / (seconds * now.processors)
         self._weight = min(max((share - SHARE_MIN) / (SHARE_MAX - SHARE_MIN), 0.0), 1.0)

@@ -83,6 +83,20 @@ def usage(proc: Path = PROC) -> Usage | None:
     return Usage(processors, worked / _TICKS_S, dict(_processes(proc)))
 
 
+def used_since(before: Usage, now: Usage, roots: Iterable[int]) -> float:
+    """Return the seconds that processes, and what they started, used between two looks.
+
+    The time of a child that has ended is its parent's, so what it had used before is not new.
+    """
+    roots = list(roots)
+    theirs = now.tree(roots)
+    total = sum(now.processes[one].used_s for one in theirs)
+    for one in before.tree(roots):
+        if one in theirs or one not in now.processes:
+            total -= before.processes[one].used_s
+    return max(total, 0.0)
+
+
 def machine(proc: Path = PROC) -> str:
     """Return what names this machine, since it started, and the space in which its processes are
     numbered; empty where the system does not say."""

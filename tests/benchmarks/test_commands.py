@@ -249,6 +249,16 @@ COMMANDS = {
         "6 2 3",
         (rf"[1-9]\d* refreshes, \d+ decisions, {N} s of one processor, .*; 0 rules broken",),
     ),
+    "one_machine": Command(
+        "--rows 2000",
+        (
+            r"load of the machine before: ",
+            rf"load of 2,000 rows: {N} s, held back {N} s \({N}%\); others used {N}% of the proc",
+            r"goal: held back for at most 5%",
+        ),
+        (POSTGRESQL,),
+        is_process=True,
+    ),
     "pair": Command(
         "--scale 0.001 --refreshes 1 --share 10 --lazy-spark",
         (

@@ -15,7 +15,7 @@ from source_agent.budgets import crowding, others
 from source_agent.budgets.crowding import Crowding
 from source_agent.budgets.others import Others
 from source_agent.engines.interface import DatabaseTime
-from source_agent.scan.processors import Process, Usage, machine, usage
+from source_agent.scan.processors import Process, Usage, machine, usage, used_since
 
 AGENT, BACKEND, WAREHOUSE, JAVA, STRANGER = os.getpid(), 101, 102, 103, 104
 PARENTS = {AGENT: 1, BACKEND: 1, WAREHOUSE: 1, JAVA: WAREHOUSE, STRANGER: 1}
@@ -66,12 +66,24 @@ def test_a_refresh_on_one_machine_does_not_rest_for_itself(box: Machine) -> None
     found.add_backend(BACKEND)
     with found.with_warehouse(WAREHOUSE):
         assert weighed(box, found, BUSY) == 0
-        assert weighed(box, found, BUSY | {STRANGER: 0.05}) == 0, "housekeeping"
-        assert 0 < weighed(box, found, BUSY | {STRANGER: 0.2}) < 1
-        assert weighed(box, found, BUSY | {STRANGER: 0.4}) == 1
+        assert weighed(box, found, BUSY | {STRANGER: 0.1}) == 0, "housekeeping"
+        assert 0 < weighed(box, found, BUSY | {STRANGER: 0.3}) < 1
+        assert weighed(box, found, BUSY | {STRANGER: 0.6}) == 1
     assert weighed(box, found, BUSY) == 1, "the warehouse has hung up: its Java is anybody's"
     found.drop_backend(BACKEND)
-    assert weighed(box, found, {AGENT: 0.6, BACKEND: 1.0}) == 1
+    assert weighed(box, found, {AGENT: 0.2, BACKEND: 1.0}) == 1
+
+
+def test_a_child_that_ends_adds_nothing_that_it_had_used_before() -> None:
+    """A Python worker of Spark is reaped by its parent, whose time then has the worker's life."""
+    alive = {7: Process(1, "java", 5.0), 8: Process(7, "python3", 90.0), 9: Process(1, "x", 4.0)}
+    ended = {7: Process(1, "java", 96.0), 9: Process(1, "x", 5.0)}
+    before, now = Usage(2, 99.0, alive), Usage(2, 101.0, ended)
+    assert used_since(before, now, [7]) == 1.0
+    assert used_since(now, Usage(2, 102.0, ended | {10: Process(7, "python3", 1.0)}), [7]) == 1.0
+    assert used_since(before, Usage(2, 101.0, {9: alive[9]}), [7]) == 0.0, "all have ended"
+    left = ended | {8: Process(1, "python3", 91.0), 7: Process(1, "java", 6.0)}
+    assert used_since(before, Usage(2, 102.0, left), [7]) == 1.0, "a daemon left the tree"
 
 
 def test_a_warehouse_elsewhere_changes_nothing(box: Machine) -> None:
@@ -84,7 +96,7 @@ def test_a_backend_that_is_not_seen_works_while_a_read_waits_for_it(box: Machine
     """A thread of MariaDB, or a process that a sandbox hides."""
     found = Others(lambda: box.now, box.look)
     assert weighed(box, found, {AGENT: 0.6, STRANGER: 0.4}, waited=0.4) == 0
-    assert weighed(box, found, {AGENT: 0.6, STRANGER: 0.8}, waited=0.4) == 1
+    assert weighed(box, found, {AGENT: 0.6, STRANGER: 1.0}, waited=0.4) == 1
     found.add_backend(BACKEND)
     box.hidden.add(BACKEND)
     assert weighed(box, found, {AGENT: 0.6, BACKEND: 0.4}, waited=0.4) == 0
