@@ -661,8 +661,13 @@ def test_the_commands(empty: Sites, run: Run) -> None:
     assert "error VIEW_FAILED: inverse" in ended.err
     shown = command("status", config=toml)
     assert "inverse stays behind its inputs: Spark cannot evaluate the view" in shown.out
+    assert "inverse: the last refresh failed just now: VIEW_FAILED: inverse" in shown.out
+    checked = command("status", "--check", config=toml)
+    assert checked.code == 2
+    assert checked.out.startswith("CRITICAL: ")
     sites.sql("erp", "UPDATE orders SET amount = 9 WHERE id = 20")
     assert run("refresh", config=toml).code == 0
+    assert command("status", "--check", config=toml).code == 0
     check(sites)
     # Somebody changed a file of the view.
     table = DeltaTable(str(sites.warehouse / "joined"))
