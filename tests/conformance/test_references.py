@@ -100,10 +100,7 @@ def test_every_statement_is_explained(legacy: Legacy, monkeypatch: pytest.Monkey
 def test_select_alone_is_enough(legacy: Any) -> None:
     login = f"l{legacy.database}"
     script = engine_of(legacy).grants([ORDERS, CUSTOMERS], login=login, connections=6)
-    script = script.replace("-- ALTER USER", "ALTER USER").replace("'…'", "'pw'")
-    text = "\n".join(line for line in script.splitlines() if not line.startswith("--"))
-    legacy.run(*(s for s in text.split(";") if s.strip()))
-    engine = connect(legacy.server.url(login, legacy.database), "pw", Limits())
+    engine = connect(legacy.granted(script, login), "pw", Limits())
     try:
         with closing(engine.open()) as session:
             shape = session.describe(ORDERS)
