@@ -220,8 +220,7 @@ def _database(table: TomlTable) -> Database:
         raise table.error("pooler", "It is for PostgreSQL only.", "Name the server itself.")
     url = parsed.render_as_string(hide_password=False)
     password_now = partial(table.password, "password_file", _LOGIN)
-    password_file = table.optional_path("password_file")
-    return Database(url, password_now(), limits, password_file, password_now)
+    return Database(url, password_now(), limits, table.optional_path("password_file"), password_now)
 
 
 def _silence(table: TomlTable) -> float:

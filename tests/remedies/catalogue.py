@@ -121,7 +121,7 @@ class _Module:
             case ast.Constant(value=str(text)):
                 yield text
             case ast.JoinedStr(values=parts):
-                yield "".join(p.value if isinstance(p, ast.Constant) else VALUE for p in parts)
+                yield "".join(str(p.value) if isinstance(p, ast.Constant) else VALUE for p in parts)
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 for first in self.texts(left, function, more):
                     for second in self.texts(right, function, more):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 NOT_YET: tuple[str, ...] = (
     "A relation may only read tables of the file itself.",
-    "As an administrator: GRANT SELECT ON … TO the agent.",
     "Ask again after the next flip.",
     "Ask again in … s.",
     "Ask its DBA to check the database and silence_timeout_s.",
-    "Ask its DBA: [relations.NAME] and `allow` in source.toml.",
     (
         "Ask the DBA for `derive` of the relation, or run the view's command again with a query"
         " that the source still evaluates."
@@ -40,13 +38,11 @@ NOT_YET: tuple[str, ...] = (
         " file: the next refresh pulls its rows again."
     ),
     "Check the user and password.",
-    "Check the user, the password and the database's name in database.url.",
     "Check this machine's clock. `driftline-source enroll` makes new certificates.",
     "Check what runs at the source's address; nothing was published.",
     "Choose another --directory.",
     "Convert it: CAST(… AS …), such as STRING.",
     "Correct the query: Spark refuses it whatever the rows are.",
-    "Correct the relation in the file, or grant SELECT on what it reads.",
     "Correct the settings in [spark]; --debug shows all that it wrote.",
     "Find out what removes files of the warehouse, then run the refresh again.",
     (
@@ -67,8 +63,6 @@ NOT_YET: tuple[str, ...] = (
     "If it took long: … If not: …",
     "If rows of different instants are good enough, …",
     "If that is right: driftline refresh … --accept-schema",
-    "Is another agent running, or is it an address of another machine?",
-    "Leave them out with `columns`, or publish a query: col::regprocedure, col::regoperator.",
     "Make a new one: leave out --authority, and see docs/operating.md, Certificates.",
     "Move the table's folder away for a new first load.",
     "Name a column of type timestamp or timestamptz, without another carrier.",
@@ -86,10 +80,8 @@ NOT_YET: tuple[str, ...] = (
         " which one may begin."
     ),
     "Publish a query that reads text as bytes: convert_to(col, '…').",
-    "Publish a query with CAST instead.",
     "Publish the relation with a shorter key.",
     "Raise StatementTimeout of the server, or publish less of the table.",
-    "Raise `read_at_most` of the fragment, or remove it for one complete refresh.",
     "Raise `statement_timeout_s`.",
     (
         "Raise statement_timeout_s of the file or the account's own limit, whichever is shorter,"
@@ -108,8 +100,6 @@ NOT_YET: tuple[str, ...] = (
     'Remove `read_at_most` and `proof = "part"` from the fragment.',
     "Remove `read_at_most` from the fragment, or ask the DBA for an index.",
     "Remove `read_at_most` from the fragment, so that all rows are compared.",
-    "Remove it: all rows are compared.",
-    "Remove the setting, or choose a key with a unique index (docs/dba-guide.md, In tiles).",
     "Rename it.",
     "Rename one of them, or move the table's folder away for a new first load.",
     ("Restore a dump of it, made with `pg_dump --encoding`, into a database of another encoding."),
@@ -160,25 +150,14 @@ NOT_YET: tuple[str, ...] = (
     "This could not be noted: … Run `driftline verify … --repair`: it pulls their rows again.",
     "Use `incremental`, or ask the DBA for hours in which a scan may begin.",
     'Validate the constraint, or remove `fingerprint = "database"`.',
-    "Write it as firebird://user@host//path/to/file.fdb.",
-    'Write it as schema.table, with "…" around a name that contains a dot.',
-    "Write it as table or database.table, with `…` around a name with a dot.",
     "Write source.relation, or the name of a fragment.",
-    "Write the changes as CSV, which has every value as text.",
     "Write the query without it: Spark does not support it.",
     "Write the query, view or `where` so that it raises none, with CAST.",
-    "Write which is meant, such as ….….",
     "`driftline verify NAME --repair` mends it.",
     "`driftline verify …` computes it again; ask for receipts of what it reads: ….",
     "`driftline verify` names damaged files, and repairs them with --repair.",
     "`driftline verify` names damaged files.",
     "`driftline verify` names the files that are missing.",
     "`names` has the tables of this version; `read` reads others one by one.",
-    (
-        "sql_big_selects is 0, and max_join_size is less than what the read examines: the owner's"
-        " limit, which the agent keeps. Raise max_join_size, or set sql_big_selects = 1 for the"
-        " agent's login (init_connect) or the server."
-    ),
-    "… the column out with `columns`, or the row with `where`.",
     "…Correct the text at the source, or publish a query that reads it as bytes.",
 )

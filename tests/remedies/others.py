@@ -95,31 +95,31 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     f"{_ENGINES}/test_postgresql_settings.py"
     "::test_money_whose_decimals_roles_see_differently_is_refused": (
         (
-            "Give the agent's role the setting of those who write the amounts: ALTER ROLE the agent's"
-            " role SET lc_monetary = '…' or '…'."
+            "Give the agent's role the setting of those who write the amounts: ALTER ROLE the"
+            " agent's role SET lc_monetary = '…' or '…'."
         ),
     ),
     f"{_ENGINES}/test_owner_objects.py::test_a_function_that_changes_the_session_is_refused": (
         (
-            "Have the function leave the setting as it found it, or publish columns that do not call"
-            " it."
+            "Have the function leave the setting as it found it, or publish columns that do not"
+            " call it."
         ),
     ),
     f"{_ENGINES}/test_sqlite.py::test_a_reader_that_may_not_write_is_told_what_the_file_needs": (
         (
-            "Keep the application running while the agent reads, or let the agent's account write to"
-            " the folder, or leave WAL mode (PRAGMA journal_mode = DELETE), or publish a finished copy"
-            " of the file, made with VACUUM INTO."
+            "Keep the application running while the agent reads, or let the agent's account"
+            " write to the folder, or leave WAL mode (PRAGMA journal_mode = DELETE), or publish a"
+            " finished copy of the file, made with VACUUM INTO."
         ),
         (
-            "Start the application, or open the file with the sqlite3 shell as its owner and read a"
-            " table: that rolls back. The agent's account may not write and cannot."
+            "Start the application, or open the file with the sqlite3 shell as its owner and read"
+            " a table: that rolls back. The agent's account may not write and cannot."
         ),
     ),
     "tests/source_agent/cli/test_init.py::test_patterns_another_login_and_a_password_file": (
         (
-            "Write the password into a file that only you can read and name it with --password-file,"
-            " or set …."
+            "Write the password into a file that only you can read and name it with"
+            " --password-file, or set …."
         ),
     ),
     "tests/pair/parts/test_scan_hours.py::test_refused_then_in_part_then_completely": (

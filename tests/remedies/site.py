@@ -65,6 +65,11 @@ class Site:
     def log(self) -> Path:
         return self.table / "_delta_log"
 
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return self._server.port
+
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.folder / "erp.db")) as connection, connection:
             return list(connection.execute(statement))
@@ -97,10 +102,10 @@ class Site:
             self._server.stop()
             self._server = None
 
-    def driftline(self, *words: str) -> Ended:
+    def driftline(self, *words: str, config: Path | None = None) -> Ended:
         """Run a command of the warehouse's agent."""
-        config = str(self.folder / "warehouse.toml")
-        return _run(warehouse_main, "driftline", "--config", config, *words)
+        file = str(config or self.folder / "warehouse.toml")
+        return _run(warehouse_main, "driftline", "--config", file, *words)
 
     def source(self, *words: str) -> Ended:
         """Run a command of the source's agent."""

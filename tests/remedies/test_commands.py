@@ -330,3 +330,22 @@ def test_a_differential(tmp_path: Path, case: tuple[str, dict[str, Any], dict[st
         run(**fault)
     told(caught.value, remedy)
     run(**mended)
+
+
+def test_a_value_that_parquet_does_not_hold(tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text('[columns]\nid = "int8"\nd = "date"\n')
+    for name, day in (("old", "2026-01-01"), ("new", "infinity")):
+        (tmp_path / f"{name}.csv").write_text(f"id,d\n1,{day}\n")
+
+    def run(output: str) -> None:
+        diff(
+            tmp_path / "w.toml", [tmp_path / "old.csv", tmp_path / "new.csv"],
+            format=tmp_path / "f.toml", key=("id",), algorithm=None, state=None,
+            output=tmp_path / output, whole_rows=False, allow_shrink=False, as_json=False,
+        )  # fmt: skip
+
+    with pytest.raises(DriftlineError) as caught:
+        run("out.parquet")
+    told(caught.value, "Write the changes as CSV, which has every value as text.")
+    run("out.csv")
+    assert "infinity" in (tmp_path / "out.csv").read_text()

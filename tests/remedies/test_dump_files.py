@@ -56,6 +56,18 @@ def files(**settings: Any) -> Change:
     return change
 
 
+def relation(**settings: Any) -> Change:
+    def change(accounts: Accounts) -> None:
+        accounts.relation = replace(accounts.relation, **settings)
+
+    return change
+
+
+def of_one_instant(accounts: Accounts) -> None:
+    for name in ("1", "x", "20260101000000"):
+        os.utime(accounts.put(GOOD, f"a-{name}.csv"), (0, 0))
+
+
 def removed(name: str) -> Change:
     return lambda accounts: (accounts.folder / name).unlink()
 
@@ -198,9 +210,7 @@ NAMES: list[tuple[str, Change, tuple[Change, ...]]] = [
     ),
     (
         "Remove one, or name files by the time of their data: {%Y%m%d%H%M%S}.",
-        lambda a: [
-            os.utime(a.put(GOOD, f"a-{name}.csv"), (0, 0)) for name in ("1", "x", "20260101000000")
-        ],
+        of_one_instant,
         (
             lambda a: (removed("a-x.csv")(a), removed("a-1.csv")(a)),
             files(pattern="a-{%Y%m%d%H%M%S}.csv"),
@@ -236,30 +246,22 @@ NAMES: list[tuple[str, Change, tuple[Change, ...]]] = [
     ),
     (
         'Write files = "accounts-*.csv" and format = "accounts.toml".',
-        lambda a: setattr(a, "relation", replace(a.relation, files=None, table="accounts")),
+        relation(files=None, table="accounts"),
         (
             lambda a: (
                 a.put(GOOD, "accounts-1.csv"),
-                setattr(
-                    a,
-                    "relation",
-                    replace(
-                        a.relation,
-                        table=None,
-                        files=Files("accounts-*.csv", a.format, settle_s=1e-9),
-                    ),
-                ),
+                relation(table=None, files=Files("accounts-*.csv", a.format, settle_s=1e-9))(a),
             ),
         ),
     ),
     (
         "Remove it.",
-        lambda a: setattr(a, "relation", replace(a.relation, where="id = 1")),
-        (lambda a: setattr(a, "relation", replace(a.relation, where=None)),),
+        relation(where="id = 1"),
+        (relation(where=None),),
     ),
     (
         'Name columns that identify a row: key = ["…"].',
-        lambda a: setattr(a, "relation", replace(a.relation, key=None)),
+        relation(key=None),
         (lambda a: a.key(("id",)),),
     ),
     ("Did you mean …?", lambda a: a.key(("idd",)), (lambda a: a.key(("id",)),)),

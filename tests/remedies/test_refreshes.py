@@ -351,3 +351,59 @@ def test_a_disk_that_refuses(loaded: Site) -> None:
         assert remedy
         place.unlink()
     loaded.check()
+
+
+def test_a_source_that_serves_nothing_to_us(site: Site) -> None:
+    site.serve('table = "orders"\nallow = ["somebody.else"]')
+    file = site.folder / "first.toml"
+    port = str(site.port)
+    words = ("init", "--source", f"127.0.0.1:{port}", "--insecure")
+    ended = site.driftline(*words, config=file)
+    text = "Ask its DBA: [relations.NAME] and `allow` in source.toml."
+    assert told(text, text) in ended.err
+    site.serve('table = "orders"')
+    words = ("init", "--source", f"127.0.0.1:{site.port}", "--insecure")
+    assert site.driftline(*words, config=file).code == 0
+    assert "[fragments.orders]" in file.read_text()
+
+
+def test_a_part_that_is_too_small(loaded: Site) -> None:
+    loaded.keep('require = "fuzzy"\nread_at_most = 1000')
+    loaded.sql("WITH RECURSIVE i(x) AS (SELECT 301 UNION ALL SELECT x + 1 FROM i WHERE x < 9000)"
+               " INSERT INTO orders SELECT x, 'new', 0 FROM i")  # fmt: skip
+    remedy = "Raise `read_at_most` of the fragment, or remove it for one complete refresh."
+    told(loaded.fault(), remedy)
+    loaded.keep('require = "fuzzy"\nread_at_most = 20000')
+    assert loaded.refresh().code == 0
+    loaded.keep("")
+    loaded.check()
+
+
+def test_a_key_that_cannot_be_looked_up(loaded: Site) -> None:
+    loaded.sql("CREATE TABLE coded (code REAL NOT NULL PRIMARY KEY, v INT)")
+    loaded.sql("INSERT INTO coded VALUES (0.5, 1), (1.5, 2)")
+    loaded.serve('table = "coded"\nscan = "never"')
+    remedy = (
+        "Remove the setting, or choose a key with a unique index (docs/dba-guide.md, In tiles)."
+    )
+    checked = loaded.source("check")
+    assert checked.code == 1
+    assert told(remedy, remedy) in checked.out + checked.err
+    loaded.serve('table = "coded"')
+    assert loaded.source("check").code == 0
+    loaded.serve('table = "orders"\nscan = "never"')
+    assert loaded.source("check").code == 0
+
+
+def test_two_agents_at_one_address(site: Site) -> None:
+    file = site.folder / "source.toml"
+    text = file.read_text()
+    file.write_text(text.replace("127.0.0.1:0", f"127.0.0.1:{site.port}"))
+    ended = site.source("serve")
+    remedy = "Is another agent running, or is it an address of another machine?"
+    assert ended.code
+    assert told(remedy, remedy) in ended.err
+    site.stop()
+    file.write_text(text)
+    site.serve()
+    site.check()

@@ -9,6 +9,7 @@ from driftline.errors import ConfigurationError
 
 from tests.remedies.told import told
 from warehouse_agent.views.inputs import load
+from warehouse_agent.views.query import read_query, resolve
 
 HEAD = '[warehouse]\npath = "w"\n'
 ERP = '[sources.erp]\naddress = "127.0.0.1:7443"\ninsecure = true\n'
@@ -336,6 +337,16 @@ QUERIES: list[tuple[str, str, str]] = [
         JOINED,
     ),
 ]
+
+
+def test_a_column_that_two_tables_have() -> None:
+    text = "SELECT id FROM orders JOIN lines ON orders.n = lines.m"
+    columns = (("id", "n"), ("id", "m"))
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(read_query(text, where="v"), columns, where="v")
+    printed = told(caught.value, "Write which is meant, such as ….….")
+    meant = printed.rpartition(" ")[2].rstrip(".")
+    resolve(read_query(text.replace("SELECT id", f"SELECT {meant}"), where="v"), columns, where="v")
 
 
 @pytest.mark.parametrize("case", QUERIES, ids=lambda case: case[1][:40])

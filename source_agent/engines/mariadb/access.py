@@ -5,6 +5,7 @@ The DBA's side of the engine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -70,6 +71,7 @@ CATALOGUE: Final = (*rights.STATEMENTS, LISTED, UNIQUE, SIZE)
 # Server and client error numbers: mysqld_error.h, errmsg.h.
 _REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
 _NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
+_DENIED: Final = re.compile(r"for table ((?:`(?:[^`]|``)+`\.)?`(?:[^`]|``)+`)")
 _PLAN_HIDDEN: Final = "(error 1345)"  # of a view, to a login without SELECT on its tables
 _NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
 CLIENT_ERRORS: Final = 2000
@@ -168,7 +170,9 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
     message = f"MariaDB says: {text} (error {number})."
     brief = f"MariaDB says: error {number}, {error_name(number)}."
     if number in _NOT_GRANTED:
-        what = relation.table if relation and relation.table else "every table it reads"
+        named = _DENIED.search(text)
+        what = named[1] if named else relation.table if relation else None
+        what = what or "every table it reads"
         remedy = f"As an administrator: GRANT SELECT ON {what} TO the agent."
         return DatabaseRefused(
             message,
