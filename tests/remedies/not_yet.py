@@ -62,7 +62,6 @@ NOT_YET: tuple[str, ...] = (
     "GRANT SELECT on it to the login.",
     "If it took long: … If not: …",
     "If rows of different instants are good enough, …",
-    "If that is right: driftline refresh … --accept-schema",
     "Make a new one: leave out --authority, and see docs/operating.md, Certificates.",
     "Move the table's folder away for a new first load.",
     "Name a column of type timestamp or timestamptz, without another carrier.",
@@ -70,10 +69,6 @@ NOT_YET: tuple[str, ...] = (
     "Name one of its columns of type timestamp or timestamptz.",
     "Name one of them.",
     "Name the old file as well: driftline diff OLD NEW …",
-    (
-        "Nothing that is published changes. Ask the DBA to allow it again (`derive`), or take"
-        " what is allowed now: driftline refresh … --accept-schema"
-    ),
     "Pin a newer one.",
     (
         "Please …. A first load and a complete refresh need a scan: ask the DBA for hours in"

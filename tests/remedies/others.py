@@ -122,6 +122,15 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
             " --password-file, or set …."
         ),
     ),
+    "tests/pair/views/test_derived.py::test_withdrawn": (
+        (
+            "Nothing that is published changes. Ask the DBA to allow it again (`derive`), or take"
+            " what is allowed now: driftline refresh … --accept-schema"
+        ),
+    ),
+    "tests/pair/views/test_recipes.py::test_another_spark_or_legacy_setting": (
+        "If that is right: driftline refresh … --accept-schema",
+    ),
     "tests/pair/parts/test_scan_hours.py::test_refused_then_in_part_then_completely": (
         "Run the refresh again then, or refresh it by key (…).",
     ),
