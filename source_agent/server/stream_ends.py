@@ -59,7 +59,7 @@ class Outbox:
 
 
 class Waits:
-    """How long the worker of a stream has waited for its client; any thread may read it."""
+    """The time for which a stream's worker has waited for its client; any thread may read it."""
 
     def __init__(self) -> None:
         self._before_s, self._since = 0.0, 0.0  # 0: it does not wait

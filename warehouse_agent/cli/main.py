@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +22,7 @@ import click
 from driftline.peer_text import escape_in
 from driftline.settings import duration_s
 
+from warehouse_agent.columns.without_pandas import leave_out_pandas
 from warehouse_agent.failpoints import Point
 from warehouse_agent.spark import foreign_output
 
@@ -144,33 +144,6 @@ def _on_fragments(
     return add_command
 
 
-def _leave_out_pandas() -> None:
-    """Keep pyarrow from importing pandas with the first array that it makes, which takes 0.3 s.
-
-    It only asks whether a value is an array of pandas, and asks once: so this is for a process of
-    our own. What needs pandas, such as PySpark, still imports it.
-    """
-    if "pandas" in sys.modules:
-        return
-    import pyarrow as pa
-
-    absent = _AbsentPandas()
-    sys.meta_path.insert(0, absent)
-    try:
-        pa.array([])
-    finally:
-        sys.meta_path.remove(absent)
-
-
-class _AbsentPandas(MetaPathFinder):
-    """Import finder that says that pandas is not installed."""
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Raise ModuleNotFoundError for pandas; leave other modules to other finders."""
-        if name == "pandas":
-            raise ModuleNotFoundError(name=name)
-
-
 def _common(codes: Sequence[int]) -> int:
     """Return the exit code that all failures have, or 1 if they differ."""
     return codes[0] if len(set(codes)) == 1 else 1
@@ -263,7 +236,7 @@ def refresh(
     from warehouse_agent.cli import commands
     from warehouse_agent.views.selection import select
 
-    _leave_out_pandas()
+    leave_out_pandas()
     patterns: Sequence[str] = click.get_current_context().params["names"]
     selection = select(config, patterns, not patterns, without)
     failing: list[int] = []
@@ -306,7 +279,7 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     from warehouse_agent.spark.session import Deferred
     from warehouse_agent.views.selection import Selection
 
-    _leave_out_pandas()
+    leave_out_pandas()
     spark = Deferred.of(config)
 
     def refreshed(
@@ -369,7 +342,7 @@ def verify(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]
     """Read every published file and check each row; compute each view again and compare."""
     from warehouse_agent.cli import commands
 
-    _leave_out_pandas()
+    leave_out_pandas()
     return commands.verify(config, chosen, **options)
 
 
@@ -382,7 +355,7 @@ def receipt(config: Path, name: str, output: Path | None) -> None:
     from warehouse_agent.cli import commands
     from warehouse_agent.views.inputs import load
 
-    _leave_out_pandas()
+    leave_out_pandas()
     commands.receipt(load(config), name, output or Path(f"{name}.receipt.json"))
 
 
@@ -461,7 +434,7 @@ def diff(config: Path, /, files: Sequence[Path], **options: Any) -> None:
     """Write the changes between two dump files of one relation."""
     from warehouse_agent.differential import command
 
-    _leave_out_pandas()
+    leave_out_pandas()
     command.diff(config, files, **options)
 
 

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from driftline.errors import ConfigurationError, DatabaseRefused, SnapshotLost
+from driftline.errors import ConfigurationError, SnapshotLost
 from driftline.references import OnDelete, Reference
 
 from source_agent.engines.foreign_keys import ForeignKey, references
-from source_agent.engines.mariadb.sql import EXPLAIN, MARK, empty_sql, probe_sql
+from source_agent.engines.mariadb import innodb
+from source_agent.engines.mariadb.sql import MARK, empty_sql, probe_sql
 from source_agent.engines.mariadb.values import TEXT, Described, can_page, column, marking
 from source_agent.engines.markers import MarkedBy, Marker, definition_of, marked_by
 from source_agent.engines.relations import (
@@ -49,12 +50,6 @@ SELECT IF(table_schema = DATABASE(), table_name, CONCAT(table_schema, '.', table
 FROM information_schema.tables
 WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')
 ORDER BY 1"""
-READABLE = """
-SELECT table_name, engine, table_type FROM information_schema.tables
-WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')"""
-VIEWS = "SELECT table_name, view_definition FROM information_schema.views"
-FUNCTIONS = """
-SELECT routine_name FROM information_schema.routines WHERE routine_type <> 'PROCEDURE'"""
 COLUMNS = """
 SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, is_nullable,
        character_set_name, collation_name, generation_expression, extra
@@ -65,8 +60,6 @@ SELECT index_name, non_unique, column_name, nullable, index_type, sub_part, coll
        COALESCE(/*M!100600 ignored = 'YES', */ /*!80000 is_visible = 'NO', */ 0)
 FROM information_schema.statistics
 WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
-VERSIONED: Final = "SYSTEM VERSIONED"  # the type of a table WITH SYSTEM VERSIONING
-_STORED: Final = {"BASE TABLE", VERSIONED}
 CREATED = """
 SELECT create_time, create_time > UTC_TIMESTAMP() FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s"""
@@ -92,9 +85,7 @@ CREATION = "SHOW CREATE TABLE {table}"
 CATALOGUE: Final = (
     TABLE,
     TABLES,
-    READABLE,
-    VIEWS,
-    FUNCTIONS,
+    *innodb.CATALOGUE,
     COLUMNS,
     INDEXES,
     CREATED,
@@ -103,9 +94,6 @@ CATALOGUE: Final = (
     DEFINITIONS,
     VIEW_DEFINITIONS,
 )
-# The server's own tables, and a stored function as the text of a view calls it.
-_OF_SERVER: Final = re.compile(r"\b(mysql|information_schema|performance_schema)`?\s*\.", re.I)
-_CALLED: Final = re.compile(r"`\(")
 _NAME = r"`(?:[^`]|``)+`"
 _FOREIGN_KEY: Final = re.compile(
     rf"^ +CONSTRAINT {_NAME} FOREIGN KEY \((?P<own>{_NAME}(?:, ?{_NAME})*)\)"
@@ -248,7 +236,7 @@ def reads_plainly(session: MariadbCatalogue, relation: Relation) -> bool:
         return False
     rows = session.ask(TABLE, parts[0] if len(parts) == 2 else None, parts[-1])
     rows = [r for r in rows if r[1] == parts[-1]] or rows
-    if len(rows) != 1 or (rows[0][2] or "").upper() not in _STORED:
+    if len(rows) != 1 or (rows[0][2] or "").upper() not in innodb.STORED:
         return False
     columns = session.ask(COLUMNS, rows[0][0], rows[0][1])
     return not any("VIRTUAL" in (more or "").upper() for *_, more in columns)
@@ -278,11 +266,11 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
     schema, name, kind, engine, count = rows[0]
     described = _of_catalogue(session.ask(COLUMNS, schema, name), is_stored=kind != "VIEW")
     indexes = _of_current(_indexes(session.ask(INDEXES, schema, name)), described)
-    is_innodb = _is_innodb(engine, kind)
+    is_innodb = innodb.is_innodb(engine, kind)
     made = _describe(
         session, relation, source, described, indexes, kind or "", engine or "", int(count or 0)
     )
-    if (kind or "").upper() == VERSIONED:
+    if (kind or "").upper() == innodb.VERSIONED:
         made = replace(made, notes=(*made.notes, "the server keeps old versions of its rows"))
     if is_innodb and _is_created_after(session.as_of, session.ask(CREATED, schema, name)):
         raise SnapshotLost(
@@ -315,14 +303,14 @@ def _describe(
     engine: str = "",
     count: int = 0,
 ) -> Shape:
-    is_innodb = _is_innodb(engine, kind)
+    is_innodb = innodb.is_innodb(engine, kind)
     known = [d.name for d in described]
     primary = next((i.columns for i in indexes if i.is_primary), ())
     order = arrange(relation, known, [c for c in primary if c is not None])
     by_name = {d.name: d for d in described}
     found = each_column(relation, [by_name[name] for name in order.names], column)
     unique = next((i for i in indexes if i.is_unique and set(i.columns) <= set(order.key)), None)
-    is_exact = is_innodb or (not engine and _reads_only_innodb(session, source))
+    is_exact = is_innodb or (not engine and innodb.reads_only_innodb(session.ask, source))
     notes = () if is_exact else (f"read without a snapshot: {engine or 'tables unknown'}",)
     marked = {d.name: marking(d) for d in described}
     pages = _pages(unique, [f.name for f in found if can_page(by_name[f.name], f)])
@@ -346,10 +334,6 @@ def _describe(
     return described_shape
 
 
-def _is_innodb(engine: str | None, kind: str | None) -> bool:
-    return (engine or "").lower() == "innodb" and kind != "VIEW"
-
-
 def _marked(
     relation: Relation, kind: str, described: Sequence[Described], published: Sequence[str]
 ) -> MarkedBy | None:
@@ -363,7 +347,7 @@ def _row_start(
     kind: str, described: Sequence[Described], published: Sequence[str]
 ) -> tuple[str, str]:
     """Return the column with the time at which a row version began, or why none can be used."""
-    if kind != VERSIONED:
+    if kind != innodb.VERSIONED:
         return "", "It is no table WITH SYSTEM VERSIONING"
     start = next((d for d in described if d.generated == "ROW START"), None)
     if start is not None and start.type != "timestamp":
@@ -466,44 +450,3 @@ def _of_current(indexes: list[_Index], described: Sequence[Described]) -> list[_
         else i
         for i in indexes
     ]
-
-
-def _reads_only_innodb(session: MariadbCatalogue, source: str) -> bool:
-    """Return True if every table behind a query or view is known to be InnoDB.
-
-    A login that may EXPLAIN the query may read all of its tables, and sees every table that it may
-    read in the catalogue. So if all tables there are InnoDB, those of the query are. Of others it
-    is enough that no text names one: neither the query, nor the view that it reads. That is not
-    known of a text that is hidden, calls a stored function, or is not ASCII, in which the server
-    may take other characters for those of a name.
-    """
-    try:
-        session.ask(EXPLAIN + empty_sql(source))
-    except DatabaseRefused:
-        return False
-    others = [
-        str(name)
-        for name, engine, kind in session.ask(READABLE)
-        if kind in _STORED and not _is_innodb(engine, kind)
-    ]
-    if not others:
-        return _OF_SERVER.search(source) is None
-    unwanted = [*others, *(str(name) for (name,) in session.ask(FUNCTIONS))]
-    views = [(str(name), text or "") for name, text in session.ask(VIEWS)]
-    texts = [source]
-    for text in texts:
-        if not (text and text.isascii()) or _OF_SERVER.search(text):
-            return False
-        if any(_names_it(text, name) for name in unwanted):
-            return False
-        found = [made for name, made in views if _names_it(text, name) and made not in texts]
-        if any(_CALLED.search(made) for made in found):
-            return False
-        texts += found
-    return True
-
-
-def _names_it(text: str, name: str) -> bool:
-    """Return True if a text may hold a name as an identifier, quoted or not."""
-    plain = re.escape(name.replace(MARK, MARK * 2))
-    return re.search(rf"(?<![\w$]){plain}(?![\w$])", text, re.IGNORECASE) is not None

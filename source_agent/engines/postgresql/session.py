@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from driftline.activity import Activity, NotKnown
+from driftline.activity import NotKnown
 from driftline.arrays import Positions
 from driftline.derivations import Derivation
 from driftline.digests import MASK64
@@ -139,22 +139,16 @@ class PostgresqlSession(SnapshotSession):
         self._look_before(probed)
         self._connection.execute(sql.ROLLBACK)
         if begin() != server:
-            raise access.several_servers(
-                "Two transactions of one session reached different servers."
-            )
+            raise access.several_servers("Two transactions of a session reached different servers.")
 
     def _look_before(self, probed: Sequence[Relation]) -> None:
         """Read what must be older than the snapshot: a standby replays meanwhile."""
         self.as_of = str(self.ask(sql.AS_OF)[0][0] or self.ask(sql.REPLAYED)[0][0])
-        self.activities = self._probe(probed)
-
-    def _probe(self, probed: Sequence[Relation]) -> Mapping[str, Activity]:
-        """Return the activity of relations; it is a hint, so a failure is only told."""
         try:
-            return activity.activities(self.ask, probed)
-        except Error as error:
+            self.activities = activity.activities(self.ask, probed)
+        except Error as error:  # activity is a hint, so a failure is only told
             why = NotKnown(translate(error).message_abroad)
-            return {relation.name: why for relation in probed}
+            self.activities = {relation.name: why for relation in probed}
 
     def _set(self, statement: str, values: dict[str, str]) -> None:
         self._connection.execute(statement, (list(values), list(values.values())))
