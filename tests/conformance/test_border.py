@@ -66,7 +66,7 @@ class Heard:
                 recipe = _recipe(reply)
             except grpc.RpcError as error:
                 self.end(error)
-            for said in (recipe, bytes(32)):
+            for said in dict.fromkeys((recipe, bytes(32))):
                 with Peer(line) as peer:
                     peer.send(opening(said, relation=name))
                     peer.finish()
