@@ -1,4 +1,4 @@
-"""MariaDB: when InnoDB last changed a table, as a flag.
+"""MariaDB: when InnoDB last changed a table, as a flag; and when it made it.
 
 `update_time` has whole seconds. In 10.11 it is the *start* of the transaction that committed last.
 So while its second lasts the flag is unlike any other, and a change is missed if two transactions
@@ -96,3 +96,14 @@ def _activity(row: _Row) -> Activity:
     why = next((why for why, is_so in whys.items() if is_so), None)
     unsettled = now if is_this_second == "1" else ""
     return why or Flagged(opaque([facts]), opaque([at, count, unsettled]))
+
+
+def is_created_after(as_of: str, found: list[tuple[str | None, ...]]) -> bool:
+    """Return True unless the catalogue has one table, made until the second of the snapshot.
+
+    A time that is still to come is none: the clock was put back, and what is made now is older.
+    """
+    if len(found) != 1 or found[0][0] is None:
+        return True
+    ((at, is_to_come),) = found
+    return is_to_come != "1" and str(at) > as_of[:19].replace("T", " ")

@@ -23,6 +23,7 @@ from driftline.references import OnDelete, Reference
 
 from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.mariadb import innodb
+from source_agent.engines.mariadb.activity import is_created_after
 from source_agent.engines.mariadb.sql import MARK, empty_sql, probe_sql
 from source_agent.engines.mariadb.values import TEXT, Described, can_page, column, marking
 from source_agent.engines.markers import MarkedBy, Marker, definition_of, marked_by
@@ -272,7 +273,7 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
     )
     if (kind or "").upper() == innodb.VERSIONED:
         made = replace(made, notes=(*made.notes, "the server keeps old versions of its rows"))
-    if is_innodb and _is_created_after(session.as_of, session.ask(CREATED, schema, name)):
+    if is_innodb and is_created_after(session.as_of, session.ask(CREATED, schema, name)):
         raise SnapshotLost(
             f"The table {relation.table} was altered or replaced after the snapshot was taken, and "
             "MariaDB cannot show what was in it.",
@@ -280,17 +281,6 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
             abroad="A table that it reads was altered or replaced after the snapshot was taken.",
         )
     return made
-
-
-def _is_created_after(as_of: str, found: list[tuple[str | None, ...]]) -> bool:
-    """Return True unless the catalogue has one table, made until the second of the snapshot.
-
-    A time that is still to come is none: the clock was put back, and what is made now is older.
-    """
-    if len(found) != 1 or found[0][0] is None:
-        return True
-    ((at, is_to_come),) = found
-    return is_to_come != "1" and str(at) > as_of[:19].replace("T", " ")
 
 
 def _describe(

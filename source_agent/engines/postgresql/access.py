@@ -26,12 +26,15 @@ from driftline.errors import (
 from psycopg import Error, OperationalError, errors, pq
 from psycopg.conninfo import make_conninfo
 
+from source_agent.engines.encoding.rows import printable_value
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.markers import ORDERED
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
 from source_agent.engines.postgresql.activity import ACTIVITY
 from source_agent.engines.postgresql.sql import (
+    BOUNDS,
     EXPLAIN,
+    RESOLVED,
     STATEMENTS,
     between_sql,
     copy_of,
@@ -40,6 +43,7 @@ from source_agent.engines.postgresql.sql import (
     keys_sql,
     later_sql,
     marked_sql,
+    no_character_sql,
     null_in_key_sql,
     range_sql,
 )
@@ -77,7 +81,6 @@ SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
   AND n.nspname !~ '^pg_|^information_schema$' ORDER BY 1, 2"""
-RESOLVED = "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid"
 SIZE = """
 SELECT reltuples::pg_catalog.float8, pg_catalog.pg_relation_size(oid)
 FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"""
@@ -123,6 +126,7 @@ _BUSY_WORDS: Final = (
 UNSUPPORTED: Final = "unsupported startup parameter"  # of PgBouncer
 _BY_STATEMENT: Final = "statement pooling mode"  # of PgBouncer
 _CONFLICT: Final = "40001"  # serialization_failure; on a standby, a conflict with recovery
+_NO_CHARACTERS: Final = ("22P05", "22021")
 # SQLSTATEs, or what they begin with; the error; its remedy. The first that matches counts. 08 is
 # the class of connections, 53 of resources, 57P of shutdowns.
 _MEANINGS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] = (
@@ -137,7 +141,7 @@ _MEANINGS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] 
         "Correct the table or the query in the file.",
     ),
     (
-        ("22P05", "22021"),
+        _NO_CHARACTERS,
         ValueDoesNotFit,
         "{found}Correct the text at the source, or publish a query that reads it as bytes.",
     ),
@@ -269,6 +273,34 @@ def several_servers(what: str) -> DatabaseUnavailable:
         what,
         remedy="Have `database.url` name one server, not a list or a balancer of several.",
         abroad=OPEN,
+    )
+
+
+def no_character(error: Error) -> tuple[str, str] | None:
+    """Return the bytes that are no character, in hexadecimal digits, and their encoding."""
+    found = _NO_CHARACTER.search(" ".join((error.diag.message_primary or "").split()))
+    if error.sqlstate not in _NO_CHARACTERS or not found:
+        return None
+    return "".join(found[1].replace("0x", "").split()), found[2]
+
+
+def placed(ask: Ask, found: DriftlineError, error: Error, shape: Shape) -> DriftlineError:
+    """Return the error for bytes that are no character, with the first row that has them."""
+    form, search = no_character(error), no_character_sql(shape)
+    if form is None or not search:
+        return found
+    ask(BOUNDS, *form)
+    rows = ask(search)
+    if not rows:
+        return found
+    *key, place = rows[0]
+    texts = [c.name for c in shape.recipe.columns if c.type.kind == "text"]
+    shown = ", ".join(map(printable_value, key))
+    return ValueDoesNotFit(
+        f"{found.message} It is in the column {texts[place]}, in the row with key {shown}.",
+        remedy=found.remedy,
+        where=f"{shape.relation.name}.{texts[place]}",
+        details={"key": shown},
     )
 
 
@@ -461,7 +493,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads.append(copy_of(keys_sql(shape)))
             nullable = [i for i, column in enumerate(shape.recipe.key) if column.nullable]
             reads += [copy_of(null_in_key_sql(shape, place)) for place in nullable]
-        reads += _marked(shape)
+        reads += [*_marked(shape), *filter(None, [no_character_sql(shape)])]
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     session = (*STATEMENTS, *settings.STATEMENTS, *policies.STATEMENTS, ACTIVITY)

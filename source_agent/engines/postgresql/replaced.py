@@ -29,7 +29,9 @@ from typing import Final
 from driftline.errors import SnapshotLost
 
 from source_agent.engines.interface import Ask
-from source_agent.engines.shapes import Relation
+from source_agent.engines.markers import MarkerKind
+from source_agent.engines.postgresql import sql
+from source_agent.engines.shapes import Relation, Shape
 
 # OIDs below 16384 are the system's. A locked relation that the snapshot does not know was created
 # after it; one whose name, file or columns differ was changed after it. A relation without a file
@@ -93,6 +95,28 @@ def refuse_replaced(ask: Ask, relation: Relation) -> None:
         ((table,),) = ask(PARTITIONS)
         if table is not None:
             raise replaced(relation, table, how="attached or detached as a partition")
+
+
+def read_by(ask: Ask, shape: Shape, as_of: str) -> tuple[str, list[str], str]:
+    """Return what a mark keeps of what it was made on: server, tables, and their definition.
+
+    Raises:
+        SnapshotLost: the table is no longer there.
+    """
+    table = None if shape.relation.table is None else sql.name_of(shape)
+    server = ":".join(ask(sql.IDENTITY)[0])
+    definition = ask(sql.DEFINITION, table, table)[0][0]
+    if definition is None:  # it saw no table, so a change of one would not show
+        definition = f"of {as_of}"
+    if shape.marker is not None and shape.marker.kind is MarkerKind.XMIN:
+        found = [f"{oid}:{file}" for oid, _, file in ask(sql.LEAVES, sql.name_of(shape))]
+    elif table is not None:  # else swapped by renaming another one
+        found = [str(oid) for (oid,) in ask(sql.RESOLVED, table) if oid is not None]
+    else:
+        return server, [], definition
+    if not found:
+        raise replaced(shape.relation, sql.name_of(shape))
+    return server, found, definition
 
 
 def replaced(

@@ -53,7 +53,7 @@ from source_agent.engines.postgresql import (
 )
 from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
-from source_agent.engines.postgresql.replaced import refuse_replaced, replaced
+from source_agent.engines.postgresql.replaced import read_by, refuse_replaced
 from source_agent.engines.postgresql.settings import refuse_changed
 from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql, part_sql
 from source_agent.engines.postgresql.values import compare
@@ -92,7 +92,7 @@ class PostgresqlSession(SnapshotSession):
         Raises DatabaseUnavailable, DatabaseRefused.
         """
         super().__init__()
-        self._parameters = parameters
+        self._parameters, self._described = parameters, dict[str, Shape]()
         self._exported: tuple[str, str] | None = None  # the snapshot's name and transactions
         self._connection = waits.connect(parameters, pooler=limits.pooler)
         self.limits = limits
@@ -197,7 +197,7 @@ class PostgresqlSession(SnapshotSession):
 
     def describe(self, relation: Relation) -> Shape:
         with self._reading(relation):
-            shape = types.describe(self, relation)
+            self._described[relation.name] = shape = types.describe(self, relation)
             self._refuse_changed(relation)
             return self._secured(shape)
 
@@ -210,7 +210,7 @@ class PostgresqlSession(SnapshotSession):
         if not policies.hides(self.ask, self._connection.execute, scan_sql(shape)):
             return replace(shape, row_security=policies.NOTHING_HIDDEN)
         source, is_query = sql.name_of(shape), shape.relation.table is None
-        relation = None if is_query else self.ask(access.RESOLVED, source)[0][0]
+        relation = None if is_query else self.ask(sql.RESOLVED, source)[0][0]
         with contextlib.closing(PostgresqlSession(self._parameters, self.limits)) as session:
             found = policies.policies(session.ask, relation)
         named = policies.note(found, is_query=is_query)
@@ -310,23 +310,11 @@ class PostgresqlSession(SnapshotSession):
         assert marked is not None, "a relation without a marker has no mark"
         with self._reading(shape.relation):
             self._bind(shape)
-            source = ":".join(self.ask(sql.IDENTITY)[0])
-            table = None if shape.relation.table is None else sql.name_of(shape)
-            definition = self.ask(sql.DEFINITION, table, table)[0][0]
-            if definition is None:  # it saw no table, so a change of one would not show
-                definition = f"of {self.as_of}"
+            server, tables, definition = read_by(self.ask, shape, self.as_of)
             if marked.kind is MarkerKind.XMIN:
-                tree = self.ask(sql.LEAVES, sql.name_of(shape))
-                if not tree:
-                    raise replaced(shape.relation, sql.name_of(shape))
                 at, started = self.ask(sql.XMIN)[0]
-                source = " ".join([source, started, *(f"{oid}:{file}" for oid, _, file in tree)])
-                return Mark(source, at, definition)
-            if table is not None:  # else swapped by renaming another one
-                oid = self.ask(access.RESOLVED, table)[0][0]
-                if oid is None:
-                    raise replaced(shape.relation, table)
-                source += f" {oid}"
+                return Mark(" ".join([server, started, *tables]), at, definition)
+            source = " ".join([server, *tables])
 
             def greatest(name: str) -> str | None:
                 # By COPY: without an index on the column, all rows are read.
@@ -416,8 +404,20 @@ class PostgresqlSession(SnapshotSession):
         except BaseException as error:
             self._abandon()
             if isinstance(error, Error):
-                raise translate(error, relation) from error
+                raise self._placed(translate(error, relation), error, relation) from error
             raise
+
+    def _placed(self, found: DriftlineError, error: Error, relation: Relation) -> DriftlineError:
+        """Return the error with column and key, if bytes are no character and a search has them."""
+        if access.no_character(error) is None or relation.name not in self._described:
+            return found
+        try:
+            self._connection.execute(sql.SAVEPOINT)
+            found = access.placed(self.ask, found, error, self._described[relation.name])
+            self._connection.execute(sql.RELEASE)
+        except (Error, DriftlineError):  # such as a key with the same bytes
+            self._abandon()
+        return found
 
     def _abandon(self) -> None:
         """Cancel a running statement and return to the savepoint; end a broken connection."""

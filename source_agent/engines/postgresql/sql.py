@@ -65,6 +65,7 @@ SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
 # What tells this database from a copy, a restored one, and one after a fail-over.
+RESOLVED = "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid"
 IDENTITY = """SELECT s.system_identifier::pg_catalog.text, c.timeline_id::pg_catalog.text,
        d.oid::pg_catalog.text
 FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c,
@@ -350,3 +351,26 @@ def _bounds(shape: Shape, which: str) -> list[str]:
 
 def _setting(which: str, place: int) -> str:
     return f"driftline.{which}{place + 1}"
+
+
+def no_character_sql(shape: Shape) -> str:
+    """Return the search of a row with bytes that are no character: its key, and which text it is.
+
+    The bytes, in hexadecimal digits, and their encoding are bounds. A text is what its type's
+    output function says, so no cast of an owner's is called. Empty: the relation has no text.
+    """
+    wanted = (
+        "pg_catalog.convert_from(pg_catalog.decode(pg_catalog.current_setting('driftline.first'),"
+        " 'hex'), pg_catalog.current_setting('driftline.last')::pg_catalog.name)"
+    )
+    found = [
+        f"pg_catalog.strpos(pg_catalog.format('%s', {quote(c.name)}), {wanted})"
+        " OPERATOR(pg_catalog.>) 0"
+        for c in shape.recipe.columns
+        if c.type.kind == "text"
+    ]
+    if not found:
+        return ""
+    which = " ".join(f"WHEN {one} THEN {place}" for place, one in enumerate(found))
+    where = f"({' OR '.join(found)})"
+    return select_sql(shape.keys(), where, extra=[f"CASE {which} END"], tail="\nLIMIT 1")

@@ -112,6 +112,8 @@ def test_every_form_is_read_as_the_character_that_it_is(
             if has_none:
                 with pytest.raises(errors.ValueDoesNotFit, match="has no equivalent") as caught:
                     read(session, Relation("u", table="u", key=("form",)))
+                named = (caught.value.where, caught.value.details["key"])
+                assert named == ("u.v", f"x'{has_none[0][0].hex()}'")
                 where = (caught.value.remedy or "").split("WHERE ")[1].split(". ")[0]
                 found = f"SELECT form FROM u WHERE {where.replace('col', 'v')}"
                 assert connection.execute(found).fetchall() == has_none, "as the remedy says"
