@@ -36,8 +36,7 @@ def from_text(text: str, *, precision: int | None = None, scale: int | None = No
     """Return the bytes of the number in `text`; its dscale is the number of decimals as written.
 
     `1.50` and `1.5` are different numerics; `1.5E+3` is 1500, `1E-3` is 0.001. With `precision` and
-    `scale`, dscale = scale; too many digits on either side of the point, but for zeros behind all
-    others, and infinities give None.
+    `scale`, dscale = scale; too many digits on either side of the point and infinities give None.
     """
     match = _TEXT.fullmatch(text)
     if match is None or not (match[2] or match[3]):
@@ -45,7 +44,7 @@ def from_text(text: str, *, precision: int | None = None, scale: int | None = No
     whole, decimals = _shift(match[2], match[3] or "", int(match[4] or 0))
     whole, written = whole.lstrip("0"), len(decimals)
     if precision is not None and scale is not None:
-        if len(decimals.rstrip("0")) > scale or len(whole) > precision - scale:
+        if written > scale or len(whole) > precision - scale:
             return None
         written = scale
     groups = -(-len(whole) // 4)

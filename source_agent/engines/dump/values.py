@@ -7,6 +7,7 @@ every other block to `string_encoder`: nothing is rounded, and no text is taken 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -115,25 +116,25 @@ def _check_integers(values: Values) -> None:
         raise ValueDoesNotFit("not an integer")
 
 
-def _joined(values: Values) -> bytes:
+def _joined(values: Values, by: bytes = b"") -> bytes:
     try:
-        return b"".join(values)
+        return by.join(values)
     except TypeError:
-        return b"".join([v for v in values if v is not None])
+        return by.join([v for v in values if v is not None])
 
 
 def _decimals(type: DeclaredType, *, sign: bytes) -> ColumnEncoder:
     """Return the encoder of decimal numbers with this sign between whole part and decimals.
 
     Values with all of their decimals are read as integers. A double holds 15 digits: other values
-    of at most SHORT_CHARACTERS take the way of `short_decimals`, which refuses a decimal more than
-    the type has; so does the exact way of all others.
+    of at most SHORT_CHARACTERS take the way of `short_decimals`, which does not see zeros beyond
+    the decimals of the type. A block with more decimals, and all others, take the exact way.
     """
     exact = rows.from_text(type)
     if type.precision is None or type.precision > rows.DOUBLE_DIGITS:
         return _located_sign(exact, sign)
     short, scaled = rows.short_decimals(type), rows.scaled_decimals(type)
-    allowed = _INTEGER + b"."
+    allowed, longer = _INTEGER + b".", re.compile(rb"\.[0-9]{%d}" % ((type.scale or 0) + 1))
 
     def column(values: Values) -> list[bytes]:
         try:
@@ -145,7 +146,7 @@ def _decimals(type: DeclaredType, *, sign: bytes) -> ColumnEncoder:
             longest = max((len(v) for v in values if v is not None), default=0)
         if longest > SHORT_CHARACTERS or _joined(values).translate(None, allowed):
             return exact(values)
-        return short(values)
+        return exact(values) if longer.search(_joined(values, b" ")) else short(values)
 
     return _located_sign(column, sign)
 

@@ -335,11 +335,8 @@ def _missing_grant(text: str, relation: Relation | None) -> str:
     found = _DENIED.search(text)
     what, name = found.groups() if found else ("", "")
     if what in _GRANTED:
-        reader = (
-            "the agent's role"
-            if table is None
-            else "the agent's role (if a view reads it, to its owner)"
-        )
+        owner = "" if table is None else " (if a view reads it, to its owner)"
+        reader = f"the agent's role{owner}"
         return f"As its owner: GRANT {_GRANTED[what].format(name=quote(name))} TO {reader}."
     if table is not None and (not found or split_name(table)[-1] == name):
         return f"As its owner: GRANT SELECT ON {table} TO the agent's role."

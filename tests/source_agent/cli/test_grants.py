@@ -228,6 +228,7 @@ def test_a_catalogue_that_is_closed_to_the_login_is_a_note(
     legacy.close()
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("url", ["sqlite:////srv/a b/erp.db", "dump:////srv/a b"])
 def test_the_script_for_files_changes_no_owner_and_no_mode(url: str) -> None:
     """ACLs are added; what other accounts have by owner, group and mode stays."""

@@ -54,6 +54,13 @@ def test_a_block_is_its_values(type: str, texts: list[str], odd: str | None) -> 
         assert None in each or any(set(t) - set("0123456789-.") for t in texts)
 
 
+@pytest.mark.parametrize(("type", "text"), [("numeric(15,0)", "1.0"), ("numeric(9,2)", "1.500")])
+def test_a_zero_too_many_is_refused_in_any_block(type: str, text: str) -> None:
+    for others in ([], ["1"], ["1", "12345678901234567890"]):
+        assert encoded(type, [*others, text]) is None
+        assert alone(type, text) is None
+
+
 def test_numbers_are_read_at_once_only_if_they_all_are_plain() -> None:
     assert values._numbers([b"1", b"-20", b"000"], 0) is not None
     found = values._numbers([b"1.05", b"-0.50", b"12345.67"], 2)
