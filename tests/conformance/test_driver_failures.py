@@ -80,6 +80,7 @@ def test_a_driver_that_fails(legacy: Legacy, monkeypatch: pytest.MonkeyPatch) ->
     _try(legacy, monkeypatch, TRIES[legacy.name])
 
 
+@pytest.mark.firebird
 def test_a_transaction_that_a_trigger_refuses(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

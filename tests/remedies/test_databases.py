@@ -199,6 +199,7 @@ def test_a_relation_of_the_generic_engine(tmp_path: Path, case: Case) -> None:
     carry_out(generic(tmp_path), case)
 
 
+@pytest.mark.firebird
 def test_a_url_of_firebird() -> None:
     pytest.importorskip("firebird.driver")
     with pytest.raises(ConfigurationError) as caught:
