@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from driftline.errors import DriftlineError
 
-from source_agent.engines.dump import blocks, streams
+from source_agent.engines.dump import blocks, choice, streams
 from source_agent.engines.shapes import Files
 from tests.remedies.told import told
 from tests.source_agent.engines.dump.folders import Accounts
@@ -66,6 +66,19 @@ def relation(**settings: Any) -> Change:
 def of_one_instant(accounts: Accounts) -> None:
     for name in ("1", "x", "20260101000000"):
         os.utime(accounts.put(GOOD, f"a-{name}.csv"), (0, 0))
+
+
+def parts(pattern: str, name: str, complete: str = "_SUCCESS") -> Change:
+    """Deliver `a-name` as a part alone, completed by a marker."""
+
+    def change(accounts: Accounts) -> None:
+        files(pattern=pattern, complete=complete, settle_s=None)(accounts)
+        for old in accounts.folder.glob("a-*"):
+            old.unlink()
+        accounts.put(GOOD, f"a-{name}")
+        accounts.put(b"", "_SUCCESS")
+
+    return change
 
 
 def removed(name: str) -> Change:
@@ -218,17 +231,58 @@ NAMES: list[tuple[str, Change, tuple[Change, ...]]] = [
     ),
     (
         (
-            "Deliver a relation as one file, put together under a new name; make `files` narrower"
-            " if one of them is the whole."
+            "Write … in `files` for the number, and a marker of the whole delivery in `complete`,"
+            ' such as "_SUCCESS"; make `files` narrower if one of them is the whole.'
         ),
         lambda a: [a.put(GOOD, f"a-part-{number}.csv") for number in (1, 2)],
         (
             lambda a: (
-                removed("a-part-1.csv")(a),
-                removed("a-part-2.csv")(a),
-                a.put(GOOD, "a-9.csv"),
+                files(pattern="a-*t-{part}.csv", complete="_SUCCESS", settle_s=None)(a),
+                a.put(b"id,v\n", "a-part-2.csv"),
+                a.put(b"", "_SUCCESS"),
             ),
             files(pattern="a-1.csv"),
+        ),
+    ),
+    (
+        "Write each once, such as {%Y%m%d}.",
+        files(pattern="a-{%Y%Y}.csv"),
+        (lambda a: (files(pattern="a-{%Y%m%d}.csv")(a), a.put(GOOD, "a-20260101.csv")),),
+    ),
+    (
+        "Remove one …; write * for other numbers.",
+        parts("a-{part}-of-{part}-*", "1-of-1-x"),
+        (parts("a-{part}-of-*", "1-of-1-x"),),
+    ),
+    (
+        "Deliver with a time in the names, {%Y%m%d}, or with another name each time, *.",
+        parts("a-{part}", "1"),
+        (parts("a-{%Y%m%d}-{part}", "20260101-1"), parts("a-*-{part}", "x-1")),
+    ),
+    (
+        (
+            'Write the name of one file that is written last: complete = "_SUCCESS", or with the'
+            ' time in the names of parts: complete = "orders-{%Y%m%d}.done".'
+        ),
+        files(pattern="a-{%Y%m%d}-{part}.csv"),
+        (
+            parts("a-{%Y%m%d}-{part}", "20260101-1"),
+            lambda a: (
+                parts("a-{%Y%m%d}-{part}", "20260101-1", complete="orders-{%Y%m%d}.done")(a),
+                a.put(b"", "orders-20260101.done"),
+            ),
+        ),
+    ),
+    (
+        "Deliver it again, with parts numbered from 0 or 1 without a gap.",
+        parts("a-*-{part}", "x-2"),
+        (
+            parts("a-*-{part}", "x-1"),
+            lambda a: (
+                a.put(b"id,v\n", "a-x-0"),
+                a.put(b"id,v\n", "a-x-1"),
+                a.put(b"", "_SUCCESS"),
+            ),
         ),
     ),
     (
@@ -301,6 +355,18 @@ def test_limits_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     told(caught.value, "Deliver it unpacked, if it is no mistake.")
     packed.put(bomb, "a-2.csv")
     assert len(packed.read()) == 1
+    monkeypatch.setattr(choice, "PARTS_MAX", 1)
+    several = made(tmp_path / "c")
+    parts("a-*-{part}", "x-1")(several)
+    several.put(b"id,v\n2,y\n", "a-x-2")
+    several.put(b"", "_SUCCESS")
+    with pytest.raises(DriftlineError) as caught:
+        several.read()
+    told(caught.value, "Deliver fewer, larger files.")
+    (several.folder / "a-x-2").unlink()
+    several.put(b"id,v\n1,x\n2,y\n", "a-x-1")
+    several.put(b"", "_SUCCESS")
+    assert len(several.read()) == 2
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -68,6 +68,16 @@ FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
             'key = "certs/source.key"\nclient_ca = "certs/ca.pem"',
         ),
     ),
+    (
+        "Write the whole path.",
+        HEAD.replace("erp.db", "~nonesuch/erp.db") + SERVER,
+        (HEAD.replace("erp.db", "/home/nonesuch/erp.db") + SERVER,),
+    ),
+    (
+        "Name the server itself.",
+        HEAD.replace("sqlite:///erp.db", "mariadb://me@pooler/erp") + "pooler = true\n" + SERVER,
+        (HEAD.replace("sqlite:///erp.db", "mariadb://me@server/erp") + SERVER,),
+    ),
     ("Remove one.", HEAD + SERVER + 'key = "k"', (HEAD + SERVER,)),
     (
         "Remove one.",
