@@ -76,7 +76,6 @@ NOT_YET: tuple[str, ...] = (
     ),
     "Publish a query that reads text as bytes: convert_to(col, '…').",
     "Publish the relation with a shorter key.",
-    "Raise StatementTimeout of the server, or publish less of the table.",
     "Raise `statement_timeout_s`.",
     (
         "Raise statement_timeout_s of the file or the account's own limit, whichever is shorter,"

@@ -99,6 +99,39 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
             " agent's role SET lc_monetary = '…' or '…'."
         ),
     ),
+    f"{_ENGINES}/test_pooler.py::test_pooling_by_statement_is_refused": (
+        (
+            "Name the server itself in database.url, or have the pooler pool by transaction or by"
+            " session (pool_mode of PgBouncer)."
+        ),
+    ),
+    f"{_ENGINES}/test_pooler.py::test_options_that_would_not_pass_are_refused": (
+        (
+            "Remove `options` from the URL, and have the DBA give the agent's role the same"
+            " settings: ALTER ROLE the agent's role SET …"
+        ),
+    ),
+    f"{_ENGINES}/test_pooler.py::test_a_refused_parameter_is_not_a_wrong_password": (
+        (
+            "Remove the parameter from database.url and from the environment (PG…), or have it"
+            " added to the pooler's ignore_startup_parameters."
+        ),
+    ),
+    f"{_ENGINES}/test_firebird.py::test_an_old_client_library_is_named": (
+        (
+            "Install the client library (libfbclient) of the server's release, or publish a query"
+            " without that column, or with a CAST of it."
+        ),
+    ),
+    f"{_ENGINES}/test_firebird.py::test_a_limit_of_the_server_is_named": (
+        "Raise …, or publish less of the table.",
+    ),
+    "tests/conformance/test_driver_failures.py::test_a_transaction_that_a_trigger_refuses": (
+        "Have a trigger ON TRANSACTION START, if there is one, let the agent pass.",
+    ),
+    "tests/warehouse_agent/storage/test_warehouse_versions.py::test_versions_can_be_pinned": (
+        "Read that one, or leave the version out.",
+    ),
     f"{_ENGINES}/test_owner_objects.py::test_a_function_that_changes_the_session_is_refused": (
         (
             "Have the function leave the setting as it found it, or publish columns that do not"
@@ -140,6 +173,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 _REPORT = "it asks to report a mistake of ours, and no input is known that makes it"
 _RELEASE = "it needs two releases of which one is newer than this"
 _INSTALL = "it installs a package, which a test must not do to the environment that it runs in"
+_MACHINE = "it needs a machine with more memory"
 _CLUSTER = "it needs machines of a cluster that differ, and a test has one machine"
 NOBODY: dict[str, tuple[str, ...]] = {
     _REPORT: (
@@ -168,8 +202,10 @@ NOBODY: dict[str, tuple[str, ...]] = {
         "pip install 'driftline[dump]'",
         "pip install 'driftline[…]'",
         "Repair or update it.",
+        "Try another release of the driver; with --debug there is a traceback.",
         "Uninstall one of them.",
     ),
+    _MACHINE: ("The agent's machine has too little memory.",),
     _CLUSTER: (
         (
             "Ask for what the cluster has free (`spark.executor.memory`, `spark.executor.cores`,"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,9 +16,12 @@ from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
 from source_agent.engines.conformance.reads import Read, read, rows_of, session_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.markers import Marker
+from source_agent.engines.postgresql import waits
 from source_agent.engines.registry import connect
+from source_agent.engines.sessions import foreseen
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL
+from tests.harness.pgbouncer import PgBouncer
 from tests.harness.servers import MariaDB, PostgreSQL
 from tests.remedies.told import told
 
@@ -199,7 +204,84 @@ def test_a_relation_of_the_generic_engine(tmp_path: Path, case: Case) -> None:
     carry_out(generic(tmp_path), case)
 
 
-@pytest.mark.firebird
+def reach(folder: Path) -> object:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect(str(folder / "s"))
+
+
+def listen(folder: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(folder / "s"))
+    server.listen()
+    return server
+
+
+# The remedy, what a driver does below, and what mends it.
+DRIVERS: list[tuple[str, Callable[[Path], object], Callable[[Path], object]]] = [
+    (
+        "A text of the database is not in the encoding that it declares: correct it.",
+        lambda folder: (folder / "text").read_text(encoding="utf-8"),
+        lambda folder: (folder / "text").write_text("né", encoding="utf-8"),
+    ),
+    ("Check that the database can be reached; try again.", reach, listen),
+    (
+        "Install what the driver needs.",
+        lambda _: importlib.import_module("needed_by_the_driver"),
+        lambda folder: (folder / "needed_by_the_driver.py").touch(),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", DRIVERS, ids=lambda case: case[0][:40])
+def test_what_a_driver_meets(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: tuple[str, Callable[[Path], object], Callable[[Path], object]],
+) -> None:
+    """With errors as Python raises them, in the place of a driver."""
+    remedy, calls, mend = case
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "text").write_bytes(b"n\xe9")
+    with pytest.raises(DriftlineError) as caught, foreseen("the driver"):
+        calls(tmp_path)
+    told(caught.value, remedy)
+    mended = mend(tmp_path)
+    importlib.invalidate_caches()
+    with foreseen("the driver"):
+        calls(tmp_path)
+    if isinstance(mended, socket.socket):
+        mended.close()
+
+
+def test_a_pooler_that_has_no_session(
+    pg: OfPostgreSQL, pgbouncer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del pgbouncer  # it is there
+    monkeypatch.setattr(waits, "ANSWER_S", 0.5)
+    ids = replace(T, columns=("id",))
+    with closing(PgBouncer(pg.server, "transaction", default_pool_size=1)) as pooler:
+        engine = connect(pooler.url("postgres", pg.database), None, Limits(lock_s=0.5))
+        engine.open().close()  # it knows now what it is
+        with pooler.client("postgres", pg.database) as other, other.transaction():
+            other.execute("SELECT 1")
+            with pytest.raises(DriftlineError) as caught:
+                engine.open()
+            told(
+                caught.value,
+                "Try again later, or let the agent's login have a pool of its own (pool_size of"
+                " PgBouncer) with as many sessions as `driftline-source grants` allows it"
+                " connections.",
+            )
+        with closing(engine.open()) as session:
+            assert read(session, ids)
+    with closing(PgBouncer(pg.server, "transaction", default_pool_size=2)) as pooler:
+        url = pooler.url("postgres", pg.database)
+        with pooler.client("postgres", pg.database) as other, other.transaction():
+            other.execute("SELECT 1")
+            with closing(connect(url, None, Limits(lock_s=0.5)).open()) as session:
+                assert read(session, ids)
+
+
 def test_a_url_of_firebird() -> None:
     pytest.importorskip("firebird.driver")
     with pytest.raises(ConfigurationError) as caught:

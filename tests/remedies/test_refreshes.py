@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +12,12 @@ from unittest import mock
 
 import pytest
 from deltalake import DeltaTable
+from driftline.errors import NotFound
 
+from source_agent.server import catalogue
 from tests.remedies.site import Site
 from tests.remedies.told import told
+from warehouse_agent.storage.readers import head
 from warehouse_agent.storage.store import Store
 
 pytestmark = pytest.mark.starts
@@ -194,6 +199,42 @@ def test_a_name_that_is_not_served(site: Site) -> None:
     told(site.fault(), "Check the name, or ask the DBA to publish it to this certificate.")
     site.keep("")
     site.check()
+
+
+def test_a_source_that_says_less(site: Site) -> None:
+    """As one of another release: its error comes without a remedy."""
+    site.keep('relation = "order"')
+    with mock.patch.object(catalogue, "NotFound", lambda message, **_: NotFound(message)):
+        told(site.fault(), "Check the name.")
+    site.keep("")
+    site.check()
+
+
+def test_what_only_the_log_of_the_source_says(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.serve('table = "orders_"')
+    remedy = told(
+        site.fault(),
+        "… the DBA: the log of the source's agent has the reason under ….",
+    )
+    reference = remedy.rstrip(".").rpartition(" ")[2]
+    (line,) = [line for line in caplog.messages if line.startswith(f"refused, {reference}: ")]
+    assert "Did you mean 'orders'?" in line
+    site.serve('table = "orders"')
+    site.check()
+
+
+def test_a_version_that_there_is_not_yet(loaded: Site) -> None:
+    store = Store(str(loaded.folder / "warehouse"))
+    with pytest.raises(NotFound) as caught:
+        head(store, "orders", version=1)
+    told(caught.value, "Read that one, or one that `driftline history` lists.")
+    newest = re.search(r"the newest is (\d+)", caught.value.message)
+    assert newest is not None
+    assert head(store, "orders", version=int(newest[1])) is not None
+    listed = json.loads(loaded.driftline("history", "orders", "--json").out.splitlines()[0])
+    found = head(store, "orders", version=listed["version"])
+    assert found is not None
+    assert found.version == listed["version"]
 
 
 def test_a_paused_source(site: Site) -> None:

@@ -11,6 +11,7 @@ import pytest
 from driftline.errors import DatabaseRefused, DatabaseUnavailable, DriftlineError
 
 from source_agent.engines.conformance.reads import Read, rows_of
+from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits
 from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
@@ -192,3 +193,29 @@ def test_a_file_that_is_none(file: Path) -> None:
         shell.execute("PRAGMA integrity_check").fetchall()  # it says so: restore a backup
     file.write_bytes(good)
     assert read(file, ORDERS)
+
+
+def test_rows_that_come_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a key that is not unique, where rows are copied before the first of them is sent."""
+    monkeypatch.setattr(rows, "BATCH_ROWS", 10)
+    file = tmp_path / "many.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE t (id INT NOT NULL)")
+        connection.execute(
+            "WITH RECURSIVE i(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM i WHERE x < 4000)"
+            " INSERT INTO t SELECT 7 FROM i"
+        )
+        connection.commit()
+        relation = Relation("t", query="SELECT id FROM t", key=("id",))
+        with closing(connect(f"sqlite:///{file}", None, Limits()).open()) as session:
+            with pytest.raises(DatabaseRefused) as caught:
+                rows_of(session, session.describe(relation))
+            told(
+                caught.value,
+                "Ask the DBA to check the table and its indexes at the source (SQLite: PRAGMA"
+                " integrity_check; MariaDB: CHECK TABLE), and that the key is unique.",
+            )
+        connection.execute("DELETE FROM t WHERE rowid > 1")
+        connection.commit()
+    with closing(connect(f"sqlite:///{file}", None, Limits()).open()) as session:
+        assert rows_of(session, session.describe(relation)) == [["7"]]

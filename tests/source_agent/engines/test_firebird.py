@@ -177,6 +177,8 @@ def test_a_limit_of_the_server_is_named(tmp_path: Path) -> None:
         with pytest.raises(DatabaseRefused, match="longer than the database") as refused:
             read(session, busy)
         assert "StatementTimeout of the server" in refused.value.remedy
+        less = Relation("q", query='SELECT COUNT(*) AS "n" FROM RDB$DATABASE', key=("n",))
+        assert read(session, less) == [["1"]]
 
 
 @pytest.mark.spark

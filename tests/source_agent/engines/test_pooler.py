@@ -368,6 +368,9 @@ def test_pooling_by_statement_is_refused(
     with pytest.raises(DatabaseRefused, match="statement pooling") as caught:
         engine_of(pool("statement", **hidden), pg).open()
     assert "by transaction or by session" in caught.value.remedy
+    for engine in (connect(pg.url, None, Limits()), engine_of(pool("session", **hidden), pg)):
+        with closing(engine.open()) as session:
+            assert len(read(session, T)) == 500
 
 
 def test_options_that_would_not_pass_are_refused(pg: OfPostgreSQL, pool: Pool) -> None:
@@ -376,6 +379,10 @@ def test_options_that_would_not_pass_are_refused(pg: OfPostgreSQL, pool: Pool) -
         with pytest.raises(ConfigurationError, match="passes no `options` on") as caught:
             connect(url, None, Limits()).open()
         assert "ALTER ROLE" in caught.value.remedy
+    pg.run(f"ALTER ROLE postgres IN DATABASE {pg.database} SET search_path = other")
+    with closing(engine_of(pool(), pg).open()) as session:
+        named = Relation("named", query="SELECT n FROM named", key=("n",))
+        assert read(session, named) == [["-1"]]
 
 
 def test_a_refused_parameter_is_not_a_wrong_password(

@@ -50,6 +50,7 @@ def test_versions_can_be_pinned(store: Store) -> None:
     assert set(versions.at_version(store, 1).members) == {"a", "v"}
     with pytest.raises(NotFound, match="There is no warehouse version 7; the newest is 2"):
         versions.at_version(store, 7)
+    assert versions.at_version(store, 2) == versions.newest(store)
     moment = versions.at_version(store, 1).flipped_at
     assert [v.number for v in versions.since(store, moment)] == [1, 2]
     assert [v.number for v in versions.since(store, moment - timedelta(days=1))] == [0, 1, 2]
