@@ -204,9 +204,9 @@ def test_a_relation_of_the_generic_engine(tmp_path: Path, case: Case) -> None:
     carry_out(generic(tmp_path), case)
 
 
-def reach(folder: Path) -> object:
+def reach(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as client:
-        return client.connect(str(folder / "s"))
+        client.connect(str(folder / "s"))
 
 
 def listen(folder: Path) -> socket.socket:

@@ -17,7 +17,7 @@ from driftline.errors import NotFound
 from source_agent.server import catalogue
 from tests.remedies.site import Site
 from tests.remedies.told import told
-from warehouse_agent.storage.readers import head
+from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 
 pytestmark = pytest.mark.starts
