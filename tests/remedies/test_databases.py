@@ -282,6 +282,7 @@ def test_a_pooler_that_has_no_session(
                 assert read(session, ids)
 
 
+@pytest.mark.firebird
 def test_a_url_of_firebird() -> None:
     pytest.importorskip("firebird.driver")
     with pytest.raises(ConfigurationError) as caught:
