@@ -16,7 +16,7 @@ from driftline.errors import ConfigurationError
 from source_agent.engines.interface import Engine, Listed, Privilege, Session
 from source_agent.engines.shapes import Relation, Shape
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("driftline.source")
 
 
 class CurrentPassword:

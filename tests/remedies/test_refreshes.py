@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -15,6 +17,7 @@ from deltalake import DeltaTable
 from driftline.errors import NotFound
 
 from source_agent.server import catalogue
+from tests.harness.pair import environment
 from tests.remedies.site import Site
 from tests.remedies.told import told
 from warehouse_agent.storage.formats import head
@@ -438,14 +441,17 @@ def test_a_key_that_cannot_be_looked_up(loaded: Site) -> None:
     assert loaded.source("check").code == 0
 
 
+@pytest.mark.starts
 def test_two_agents_at_one_address(site: Site) -> None:
     file = site.folder / "source.toml"
     text = file.read_text()
     file.write_text(text.replace("127.0.0.1:0", f"127.0.0.1:{site.port}"))
-    ended = site.source("serve")
+    # In a process of its own: it gives way to all others for as long as it lives.
+    words = [sys.executable, "-m", "source_agent.cli", "--config", str(file), "serve"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
     remedy = "Is another agent running, or is it an address of another machine?"
-    assert ended.code
-    assert told(remedy, remedy) in ended.err
+    assert ended.returncode
+    assert told(remedy, remedy) in ended.stderr
     site.stop()
     file.write_text(text)
     site.serve()

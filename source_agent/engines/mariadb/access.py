@@ -186,7 +186,7 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
             where=where,
             remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s"
             " if a statement needs longer before its first row.",
-            abroad="MariaDB has sent nothing for too long.",
+            abroad="MariaDB has sent nothing for too long (silence_timeout_s).",
         )
     for numbers, kind, remedy in _ERRORS:
         if number in numbers:
