@@ -11,11 +11,14 @@ share (goal: at most 5 %).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +30,7 @@ from tests.harness.pair import SourceProcess, environment
 from tests.harness.servers import PostgreSQL
 
 GOAL = 0.05
+LOOK_S = 0.25  # between two looks at who uses the processors
 WAREHOUSE = (sys.executable, "-m", "warehouse_agent.cli")
 
 
@@ -50,8 +54,12 @@ def written(folder: Path, server: PostgreSQL, rows: int) -> Path:
     return path
 
 
-def load(folder: Path, address: str, number: int) -> tuple[float, float]:
-    """Load the table into a new warehouse; return the seconds, and those that were held back."""
+def load(folder: Path, address: str, number: int) -> tuple[float, float, float | None]:
+    """Load the table into a new warehouse.
+
+    Returns the seconds, those that were held back, and the share of the processors that others than
+    this benchmark used meanwhile; None: it is not known.
+    """
     config = folder / f"warehouse{number}.toml"
     config.write_text(
         f'[warehouse]\npath = "warehouse{number}"\n'
@@ -59,19 +67,32 @@ def load(folder: Path, address: str, number: int) -> tuple[float, float]:
         '[fragments.items]\nsource = "erp"\n'
     )
     began = time.monotonic()
-    done = subprocess.run(
+    looks = list[tuple[float, Usage | None]]()
+    with subprocess.Popen(
         [*WAREHOUSE, "--config", config, "refresh", "--json"],
-        check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(),
-    )  # fmt: skip
-    return time.monotonic() - began, float(json.loads(done.stdout)["held_back_s"])
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(),
+    ) as process:  # fmt: skip
+        while True:  # what it starts, such as a JVM, is its child only while it lives
+            looks.append((time.monotonic(), usage()))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_S)
+                break
+        seconds = time.monotonic() - began
+        assert process.returncode == 0
+        assert process.stdout is not None
+        held_s = float(json.loads(process.stdout.read())["held_back_s"])
+    return seconds, held_s, others_share(looks)
 
 
-def others_share(before: Usage | None, after: Usage | None, seconds: float) -> float | None:
-    """Return the share of the processors that others than this benchmark used; None: not known."""
-    if before is None or after is None:
+def others_share(looks: Sequence[tuple[float, Usage | None]]) -> float | None:
+    """Return the share of the processors that others than this benchmark used between the first
+    look, (seconds, use), and the last; None: it is not known."""
+    known = [(at, found) for at, found in looks if found is not None]
+    if len(known) < 2:
         return None
-    ours = used_since(before, after, [os.getpid()])
-    return (after.worked_s - before.worked_s - ours) / (seconds * after.processors)
+    (began, first), (ended, last) = known[0], known[-1]
+    ours_s = sum(used_since(a, b, [os.getpid()]) for (_, a), (_, b) in pairwise(known))
+    return (last.worked_s - first.worked_s - ours_s) / ((ended - began) * first.processors)
 
 
 @click.command(help=__doc__)
@@ -83,9 +104,7 @@ def main(rows: int, rounds: int) -> None:
         folder = Path(name)
         with SourceProcess(written(folder, server, rows)) as agent:
             for number in range(rounds):
-                before = usage()
-                seconds, held_s = load(folder, agent.address, number)
-                share = others_share(before, usage(), seconds)
+                seconds, held_s, share = load(folder, agent.address, number)
                 told = "not known" if share is None else f"{share:.1%}"
                 print(
                     f"load of {rows:,} rows: {seconds:.1f} s, held back {held_s:.1f} s"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Daft 0.7.26: -0.0 is less than 0.0 and not equal to it, in filters and in groups, where IEEE 754
-# and SQL engines say equal; NaN is more than any number. A filter `x = 0` therefore loses rows
-# that pyarrow, DuckDB and pandas return.
+# and SQL engines say equal; NaN is more than any number. A filter `x = 0` therefore loses rows.
 set -euo pipefail
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # DataFusion 55.0.0, pyarrow 26.0.1: the sum of two decimals of 38 digits wraps at 2^127 and is
-# negative, without an error. One would expect an error or a wider type. A total of large amounts
-# must be cast to decimal256 first.
+# negative, without an error. One would expect an error or a wider type.
 set -euo pipefail
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"

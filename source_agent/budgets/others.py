@@ -38,8 +38,7 @@ class Others:
         self._backends, self._warehouses = Counter[int](), Counter[int]()
         self._begun: tuple[float, Usage] | None = None
         self._hidden_s = 0.0
-        self._weight: float | None = None
-        self._weighed_at = 0.0
+        self._weight, self._weighed_at = 0.0, 0.0
 
     @contextmanager
     def with_warehouse(self, process: int | None) -> Iterator[None]:
@@ -91,8 +90,7 @@ class Others:
             return self._known(now)
 
     def _known(self, now: float) -> float:
-        is_known = self._weight is not None and now - self._weighed_at <= STALE_S
-        return self._weight if is_known and self._weight is not None else 0.0
+        return self._weight if now - self._weighed_at <= STALE_S else 0.0
 
     def _weigh(self, seconds: float, before: Usage, now: Usage) -> None:
         backends = {

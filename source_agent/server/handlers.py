@@ -183,8 +183,8 @@ def neighbour(context: grpc.ServicerContext) -> int | None:
 
 def abort(context: grpc.ServicerContext, error: DriftlineError, relation: str = "") -> NoReturn:
     """End a call outside an exchange by a gRPC status, with the error in trailing metadata."""
-    release(error)
     refused = refusal(error, relation)
+    release(error)
     names = (GRPC_STATUS[kind] for kind in type(error).__mro__ if kind in GRPC_STATUS)
     status = getattr(grpc.StatusCode, next(names, "INTERNAL"))
     context.set_trailing_metadata(
@@ -204,6 +204,8 @@ def known(problem: Exception) -> DriftlineError:
     The problem is released.
     """
     if isinstance(problem, DriftlineError):
+        if problem.is_local:
+            _kept.reference(problem)  # now, while it has its traceback
         release(problem)
         return problem
     reference = secrets.token_hex(4)

@@ -295,7 +295,7 @@ class SqliteSession(SnapshotSession):
         self._begin()
         with self._errors(shape.relation):
             bound = (*plan_of(shape).values, *values)
-            return self._execute(statement, bound).fetchall()[0][0]
+            return self._fetched(statement, bound)[0][0]
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"
@@ -332,9 +332,9 @@ class SqliteSession(SnapshotSession):
         raw = chain.from_iterable(
             self._execute(sql, (*plan.values, *values)) for sql, values in statements
         )
-        every = restored(raw, plan.forms, self.encoding)
-        sent = driven(every, DRIVER, sqlite3.Error)
-        found = islice(sent, None if rows_max is None else rows_max + 1)
+        sent = driven(raw, DRIVER, sqlite3.Error)
+        every = iter(restored(sent, plan.forms, self.encoding))
+        found = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
             yield from rows.batches(
                 rows.timely(found, self.pulse), rows.row_encoder(shape, ENCODERS)
@@ -351,7 +351,7 @@ class SqliteSession(SnapshotSession):
             # Text must be bound as text: a bytearray would be bound as a blob. It is UTF-8, or the
             # rows of the block before would have been refused.
             after = [v.decode() if isinstance(v, bytearray) else v for v in last]
-            block = self._execute(sql, (*plan.values, *after, count)).fetchall()
+            block = self._fetched(sql, (*plan.values, *after, count))
             if block:
                 last[:] = [block[-1][place] for place in places]
             return list(restored(block, plan.forms, self.encoding))
@@ -381,6 +381,11 @@ class SqliteSession(SnapshotSession):
         self._cursors.add(cursor)
         self.pulse.beat()
         return cursor
+
+    def _fetched(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        cursor = self._execute(sql, values)
+        with foreseen(DRIVER, sqlite3.Error):
+            return cursor.fetchall()
 
     def _is_over(self) -> bool:
         return self._is_interrupted or time.monotonic() > self._deadline

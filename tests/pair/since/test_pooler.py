@@ -51,12 +51,9 @@ class Pooled(PostgresLegacy):
         super().close()
 
 
-@pytest.fixture(params=["transaction", "session"])
-def legacy(
-    request: pytest.FixtureRequest, postgresql: PostgreSQL, pgbouncer: None
-) -> Iterator[Pooled]:
-    del pgbouncer  # it is there
-    made = Pooled(postgresql, request.param)
+@pytest.fixture
+def legacy(pool_mode: str, postgresql: PostgreSQL) -> Iterator[Pooled]:
+    made = Pooled(postgresql, pool_mode)
     yield made
     made.close()
 

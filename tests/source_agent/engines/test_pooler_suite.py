@@ -31,11 +31,8 @@ class OfPooledPostgreSQL(OfPostgreSQL):
         super().close()
 
 
-@pytest.fixture(params=["transaction", "session"])
-def legacy(
-    request: pytest.FixtureRequest, postgresql: PostgreSQL, pgbouncer: None
-) -> Iterator[Legacy]:
-    del pgbouncer  # it is there
-    made = OfPooledPostgreSQL(postgresql, request.param)
+@pytest.fixture
+def legacy(pool_mode: str, postgresql: PostgreSQL) -> Iterator[Legacy]:
+    made = OfPooledPostgreSQL(postgresql, pool_mode)
     yield made
     made.close()

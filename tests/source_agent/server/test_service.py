@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import random
 import shutil
 import socket
@@ -26,6 +27,7 @@ from driftline.columns import join
 from driftline.digests import Digest, mix
 from driftline.errors import ConfigurationError
 from driftline.fingerprints import hasher
+from driftline.limits import PROTOCOL_VERSION
 from driftline.ranges import RangeSums, strata, uniform
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -793,3 +795,30 @@ def test_a_session_that_died_between_relations_is_renewed(
         finally:
             server.stop()
     postgresql.drop_database(database)
+
+
+@pytest.mark.parametrize("is_exchanged", [False, True])
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_with_debug_the_log_has_the_traceback_of_what_stays_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, level: int, is_exchanged: bool
+) -> None:
+    make_orders(tmp_path / "orders.db", ROWS)
+    # Of its own: what was logged under a reference is not logged again for an hour.
+    relations = f'[relations.orders]\ntable = "gone {level} {is_exchanged}"\n'
+    config = configuration(tmp_path, tmp_path / "orders.db", certs=None, relations=relations)
+    server = start(config)
+    try:
+        with caplog.at_level(level, "driftline.source"), channel(server.port, None) as line:
+            if is_exchanged:
+                with Peer(line) as peer:
+                    peer.send(opening(bytes(16)))
+                    assert peer.reply().refused.code == "CONFIGURATION"
+            else:
+                with pytest.raises(grpc.RpcError):
+                    SourceStub(line).Describe(
+                        pb.DescribeRequest(protocol=PROTOCOL_VERSION, relation="orders")
+                    )
+    finally:
+        server.stop()
+    assert caplog.text.count("refused, ") == 1
+    assert ("Traceback" in caplog.text) == (level == logging.DEBUG)
