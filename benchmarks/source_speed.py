@@ -25,7 +25,7 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.fetch import databases
 from source_agent.engines.interface import Limits, Session
-from source_agent.engines.mariadb.session import MariadbSession
+from source_agent.engines.mysql_family.session import FamilySession
 from source_agent.engines.registry import connect
 from source_agent.engines.relations import scan_sql
 from source_agent.engines.shapes import Relation
@@ -210,7 +210,7 @@ def fetched(session: Session, name: str) -> int:
     if isinstance(session, SqliteSession):
         cursor: Any = session._connection.execute(scan_sql(shape))
     else:
-        assert isinstance(session, MariadbSession), name
+        assert isinstance(session, FamilySession), name
         cursor = session._connection.cursor(SSCursor)
         cursor.execute(scan_sql(shape))
     rows = 0

@@ -44,11 +44,11 @@ class EngineKind:
     has_dialect: bool = False
 
 
-_MARIADB = EngineKind("mariadb", "source_agent.engines.mariadb.session", "pymysql")
+_FAMILY = "source_agent.engines.mysql_family.engine"
 KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
     "postgresql": EngineKind("postgresql", "source_agent.engines.postgresql.engine", "psycopg"),
-    "mariadb": _MARIADB,
-    "mysql": _MARIADB,
+    "mariadb": EngineKind("mariadb", _FAMILY, "pymysql"),
+    "mysql": EngineKind("mysql", _FAMILY, "pymysql"),
     "sqlite": EngineKind("sqlite", "source_agent.engines.sqlite.session", is_file=True),
     "firebird": EngineKind("firebird", "source_agent.engines.firebird.engine", "firebird.driver"),
     "generic": EngineKind("generic", "source_agent.engines.generic.engine", has_dialect=True),

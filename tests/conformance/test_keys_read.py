@@ -16,7 +16,7 @@ from driftline.key_order import Key, KeyRange
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
-from source_agent.engines.mariadb import session as mariadb
+from source_agent.engines.mysql_family import session as mariadb
 from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite import session as sqlite

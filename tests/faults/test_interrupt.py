@@ -17,8 +17,8 @@ from driftline.wire_pb2_grpc import SourceStub
 from source_agent.config import load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Limits
-from source_agent.engines.mariadb.session import MariadbSession
-from source_agent.engines.mariadb.waits import Connector
+from source_agent.engines.mysql_family.session import FamilySession
+from source_agent.engines.mysql_family.waits import Connector
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
@@ -178,7 +178,7 @@ def test_a_server_that_takes_no_cancellation_keeps_nobody_waiting(
                 raise psycopg.errors.CancellationTimeout
 
             monkeypatch.setattr(session._connection, "cancel_safe", refuse)
-        elif isinstance(session, MariadbSession):
+        elif isinstance(session, FamilySession):
 
             def nobody(*_: object) -> Any:
                 raise OSError

@@ -18,7 +18,7 @@ import pytest
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.encoding import rows
-from source_agent.engines.mariadb import sql as mariadb_sql
+from source_agent.engines.mysql_family import sql as mariadb_sql
 from source_agent.engines.postgresql import copy
 from source_agent.engines.relations import null_key_sql
 from source_agent.engines.shapes import Shape

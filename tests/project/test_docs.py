@@ -662,7 +662,7 @@ def test_types_are_those_of_the_code() -> None:
 
 
 def test_every_type_of_mariadb_is_listed() -> None:
-    from source_agent.engines.mariadb import values
+    from source_agent.engines.mysql_family import values
 
     known = {
         *values._INTEGERS, *values.TEXT, *values._BYTES, *values._DATES, *values._AS_CHAR,

@@ -12,8 +12,8 @@ from driftline import errors
 
 from source_agent.engines.conformance.reads import decoded, flat, read, session_of
 from source_agent.engines.interface import Limits
-from source_agent.engines.mariadb.types import CREATED
 from source_agent.engines.markers import Marker
+from source_agent.engines.mysql_family.types import CREATED
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacies import OfMariaDB

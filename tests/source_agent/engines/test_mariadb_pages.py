@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from source_agent.engines.interface import Limits
-from source_agent.engines.mariadb import session as mariadb
+from source_agent.engines.mysql_family import session as mariadb
 from source_agent.engines.registry import connect
 from source_agent.engines.relations import plan_of
 from source_agent.engines.shapes import Relation

@@ -14,7 +14,7 @@ import pytest
 from driftline.errors import DatabaseRefused
 
 from source_agent.engines.conformance.reads import Read, read, session_of
-from source_agent.engines.mariadb import settings
+from source_agent.engines.mysql_family import settings
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB
 from tests.harness.servers import MariaDB
@@ -305,5 +305,5 @@ def test_a_function_that_changes_a_setting_is_refused_or_undone(maria: OfMariaDB
             else:
                 with pytest.raises(DatabaseRefused, match=f"changed {name}"):
                     read(session, odd)
-            assert session.ask(settings.SHOWN)[0] == session._shown, name
+            assert session.ask(settings.shown_sql(session.product))[0] == session._shown, name
             assert read(session, items) == before, name

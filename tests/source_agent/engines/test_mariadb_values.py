@@ -19,7 +19,7 @@ from hypothesis import settings
 from pymysql.converters import conversions
 
 from source_agent.engines.conformance.reads import Read, read, session_of
-from source_agent.engines.mariadb.sql import probe_sql
+from source_agent.engines.mysql_family.sql import probe_sql
 from source_agent.engines.relations import plan_of
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB

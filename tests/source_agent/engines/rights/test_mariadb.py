@@ -11,7 +11,7 @@ import pytest
 
 from source_agent.engines.interface import Limits, Privilege
 from source_agent.engines.registry import connect
-from source_agent.engines.rights.mariadb import parse
+from source_agent.engines.rights.mysql_family import parse
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB
 from tests.harness.servers import MariaDB

@@ -16,25 +16,22 @@ from typing import Final
 from driftline.errors import DatabaseRefused
 
 from source_agent.engines.interface import Ask, Limits, TimeLimit
+from source_agent.engines.mysql_family.product import Product
 from source_agent.engines.relations import changed_setting
 from source_agent.engines.shapes import Relation
 
 Shown = tuple[str | None, ...]
 
-# Text forms and the meaning of a DBA's query depend on these.
+# Text forms and the meaning of a DBA's query depend on these, and on those of the product.
 SETTINGS: Final = (
-    # Of MariaDB alone: rows of the past.
-    "SET SESSION /*M!100300 system_versioning_asof = DEFAULT, */ sql_mode = ''",
+    "SET SESSION sql_mode = ''",
     # The collation of literals; servers and releases have other defaults.
     "SET NAMES utf8mb4 COLLATE utf8mb4_general_ci",
-    # Behaviour of older releases, regular expressions and WITH RECURSIVE, of MariaDB alone.
-    "SET SESSION /*M!100601 old_mode = 'UTF8_IS_UTF8MB3', */ sql_auto_is_null = 0",
-    "SET SESSION /*M!100601 default_regex_flags = '', */ default_week_format = 0",
-    # What CONVERT and AES_DECRYPT give, of MariaDB alone; more bytes than a key can have, because
-    # pages follow its order.
-    "SET SESSION /*M!110201 character_set_collations = '', */ max_sort_length = 4096",
-    "SET SESSION /*M!110201 block_encryption_mode = 'aes-128-ecb', */ div_precision_increment = 4",
-    "SET SESSION /*M!100601 standard_compliant_cte = 1, */ sql_notes = 0",  # notes are not counted
+    "SET SESSION sql_auto_is_null = 0",
+    "SET SESSION default_week_format = 0",
+    "SET SESSION max_sort_length = 4096",  # more bytes than a key can have: pages follow its order
+    "SET SESSION div_precision_increment = 4",
+    "SET SESSION sql_notes = 0",  # notes are not counted
     "SET SESSION max_error_count = 65535",  # all warnings are listed (`warnings`)
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION lc_time_names = 'en_US'",
@@ -49,19 +46,12 @@ TIMEOUTS: Final = tuple(
     f"SET SESSION {name} = CAST(LEAST(@@SESSION.{name}, %s) AS UNSIGNED)"
     for name in ("lock_wait_timeout", "innodb_lock_wait_timeout", "wait_timeout")
 )
-STATEMENT_TIMEOUTS: Final = {  # by whether it is MariaDB: seconds there, milliseconds in MySQL
-    True: "SET SESSION max_statement_time = "
-    "LEAST(COALESCE(NULLIF(@@SESSION.max_statement_time, 0), %s), %s)",
-    False: "SET SESSION max_execution_time = "
-    "CAST(LEAST(COALESCE(NULLIF(@@SESSION.max_execution_time, 0), %s), %s) AS UNSIGNED)",
-}
 # SHOW answers in text: a name, and seconds (milliseconds for max_execution_time).
 TIME_LIMITS = (
     "SHOW SESSION VARIABLES WHERE Variable_name IN ('max_statement_time', 'max_execution_time', "
     "'lock_wait_timeout', 'innodb_lock_wait_timeout', 'wait_timeout', 'idle_transaction_timeout', "
     "'idle_readonly_transaction_timeout', 'net_write_timeout')"
 )
-VERSION = "SELECT VERSION()"
 DRIVER: Final = ("SET NAMES utf8mb4", "SET AUTOCOMMIT = 1")  # PyMySQL issues them to connect
 
 WATCHED: Final = (
@@ -81,45 +71,41 @@ WATCHED: Final = (
     "collation_connection",
     "character_set_results",
 )
-# Of MariaDB alone, with the release that has them; and whether the session's clock is set.
-_OF_MARIADB: Final = {
-    "system_versioning_asof": 100300,
-    "old_mode": 100601,
-    "default_regex_flags": 100601,
-    "standard_compliant_cte": 100601,
-    "character_set_collations": 110201,
-    "block_encryption_mode": 110201,
-}
 _CLOCK: Final = "timestamp"
 _CLOCK_S: Final = 60  # a clock that is set differs by more; one that is not, by microseconds
-SHOWN = (
-    f"SELECT {', '.join(f'@@SESSION.{name}' for name in WATCHED)}, "
-    + "".join(f"COALESCE(/*M!{v} @@SESSION.{name}, */ ''), " for name, v in _OF_MARIADB.items())
-    + f"ABS(@@SESSION.{_CLOCK} - UNIX_TIMESTAMP(SYSDATE(6))) > {_CLOCK_S}"
-    " LIMIT 1"  # one row whatever `sql_select_limit` has become
-)
-PINNING: Final = (*DRIVER, *SETTINGS, CLOCK, *TIMEOUTS, *STATEMENT_TIMEOUTS.values())
-STATEMENTS: Final = (*PINNING, TIME_LIMITS, VERSION, SHOWN)
 
 _IDLE: Final = {"wait_timeout", "idle_transaction_timeout", "idle_readonly_transaction_timeout"}
 _ZERO_IS_AT_ONCE: Final = {"lock_wait_timeout", "innodb_lock_wait_timeout"}
 
 
-def pin(ask: Ask, limits: Limits) -> Shown:
+def shown_sql(product: Product) -> str:
+    """Return the SELECT of all that is watched, and of whether the session's clock is set."""
+    names = (f"@@SESSION.{name}" for name in WATCHED)
+    clock = f"ABS(@@SESSION.{_CLOCK} - UNIX_TIMESTAMP(SYSDATE(6))) > {_CLOCK_S}"
+    # One row whatever `sql_select_limit` has become.
+    return f"SELECT {', '.join([*names, *product.watched.values(), clock])} LIMIT 1"
+
+
+def statements(product: Product) -> tuple[str, ...]:
+    """Return the SQL texts of this module."""
+    pinning = (*DRIVER, *SETTINGS, *product.settings, CLOCK, *TIMEOUTS, product.statement_timeout)
+    return (*pinning, TIME_LIMITS, shown_sql(product))
+
+
+def pin(ask: Ask, product: Product, limits: Limits) -> Shown:
     """Set what text forms depend on, tighten the limits of time, and return what is watched."""
-    _set(ask)  # before all else: a `sql_select_limit` of 0 lets SELECT show no row
-    is_mariadb = "mariadb" in str(ask(VERSION)[0][0]).lower()
+    _set(ask, product)
     lock_s = max(1, round(limits.lock_s))
     for sql, seconds in zip(TIMEOUTS, (lock_s, lock_s, max(1, round(limits.idle_s))), strict=True):
         ask(sql, seconds)
     if limits.statement_s is not None:
-        budget = limits.statement_s if is_mariadb else round(limits.statement_s * 1000)
-        ask(STATEMENT_TIMEOUTS[is_mariadb], budget, budget)
-    return ask(SHOWN)[0]
+        budget = limits.statement_s * product.units_per_s
+        ask(product.statement_timeout, *[budget if product.units_per_s == 1 else round(budget)] * 2)
+    return ask(shown_sql(product))[0]
 
 
-def _set(ask: Ask) -> None:
-    for sql in SETTINGS:
+def _set(ask: Ask, product: Product) -> None:
+    for sql in (*SETTINGS, *product.settings):
         ask(sql)
     with contextlib.suppress(DatabaseRefused):  # secure_timestamp: nobody can set it at all
         ask(CLOCK)
@@ -135,9 +121,10 @@ def time_limits(ask: Ask) -> list[TimeLimit]:
     return found
 
 
-def refuse_changed(ask: Ask, before: Shown, relation: Relation) -> None:
+def refuse_changed(ask: Ask, product: Product, before: Shown, relation: Relation) -> None:
     """Raise DatabaseRefused if a variable has another value than when the session opened."""
-    pairs = zip((*WATCHED, *_OF_MARIADB, _CLOCK), before, ask(SHOWN)[0], strict=True)
+    names = (*WATCHED, *product.watched, _CLOCK)
+    pairs = zip(names, before, ask(shown_sql(product))[0], strict=True)
     if changed := [name for name, was, now in pairs if was != now]:
-        _set(ask)  # for the relations that follow in this session
+        _set(ask, product)  # for the relations that follow in this session
         raise changed_setting(relation, changed)

@@ -16,17 +16,19 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 from driftline.errors import ConfigurationError, SnapshotLost
 from driftline.references import OnDelete, Reference
 
 from source_agent.engines.foreign_keys import ForeignKey, references
-from source_agent.engines.mariadb import innodb
-from source_agent.engines.mariadb.activity import is_created_after
-from source_agent.engines.mariadb.sql import MARK, empty_sql, probe_sql
-from source_agent.engines.mariadb.values import TEXT, Described, can_page, column, marking
 from source_agent.engines.markers import MarkedBy, Marker, definition_of, marked_by
+from source_agent.engines.mysql_family import innodb
+from source_agent.engines.mysql_family.activity import is_created_after
+from source_agent.engines.mysql_family.product import Product
+from source_agent.engines.mysql_family.sql import MARK, empty_sql, probe_sql
+from source_agent.engines.mysql_family.values import TEXT, Described, can_page, column, marking
 from source_agent.engines.relations import (
     Access,
     arrange,
@@ -64,7 +66,7 @@ WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
 CREATED = """
 SELECT create_time, create_time > UTC_TIMESTAMP() FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s"""
-# What a mark keeps of tables: MariaDB numbers no columns, so any change of one counts.
+# What a mark keeps of tables: the servers number no columns, so any change of one counts.
 DEFINITION = """
 SELECT c.table_schema, c.table_name, c.column_name, c.ordinal_position, c.column_type,
        c.column_default, c.is_nullable, c.collation_name, c.generation_expression, c.extra,
@@ -148,8 +150,12 @@ class Field(Protocol):
     scale: int
 
 
-class MariadbCatalogue(Protocol):
+class Catalogue(Protocol):
     """The part of a session that `describe` uses."""
+
+    @property
+    def product(self) -> Product:
+        """The product that the server is."""
 
     @property
     def as_of(self) -> str:
@@ -181,7 +187,7 @@ class _Index:
 
 
 def foreign_keys(
-    session: MariadbCatalogue, shape: Shape, published: Sequence[Relation]
+    session: Catalogue, shape: Shape, published: Sequence[Relation]
 ) -> tuple[Reference, ...]:
     """Return what `Session.references` returns."""
     if shape.relation.table is None or not published:
@@ -198,7 +204,7 @@ def foreign_keys(
     return references(shape, keys, published, lambda relation: _table_of(relation, database))
 
 
-def definition(session: MariadbCatalogue, relation: Relation) -> str:
+def definition(session: Catalogue, relation: Relation) -> str:
     """Return `Mark.definition` of a relation: of its table, or of every table and view that the
     login sees, because what a query or a view reads is not told.
 
@@ -230,7 +236,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name[1:-1].replace("``", "`") for name in re.findall(_NAME, text))
 
 
-def reads_plainly(session: MariadbCatalogue, relation: Relation) -> bool:
+def reads_plainly(session: Catalogue, relation: Relation) -> bool:
     """Return True if a relation has no expression of its owner: it is stored columns of a table."""
     parts = split_name(relation.table or "", MARK)
     if relation.table is None or relation.where:
@@ -243,12 +249,17 @@ def reads_plainly(session: MariadbCatalogue, relation: Relation) -> bool:
     return not any("VIRTUAL" in (more or "").upper() for *_, more in columns)
 
 
-def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
+def describe(session: Catalogue, relation: Relation) -> Shape:
     """Return what `Session.describe` returns. Raises ConfigurationError, SnapshotLost."""
-    refuse_types(relation, "MariaDB")
+    refuse_types(relation, session.product.name)
     if relation.table is None:
         source = derived_table(relation, MARK)
-        return _describe(session, relation, source, _of_metadata(session.fields(empty_sql(source))))
+        return _describe(
+            session,
+            relation,
+            source,
+            _of_metadata(session.product, session.fields(empty_sql(source))),
+        )
     parts = split_name(relation.table, MARK)
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigurationError(
@@ -276,7 +287,7 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
     if is_innodb and is_created_after(session.as_of, session.ask(CREATED, schema, name)):
         raise SnapshotLost(
             f"The table {relation.table} was altered or replaced after the snapshot was taken, and "
-            "MariaDB cannot show what was in it.",
+            f"{session.product.name} cannot show what was in it.",
             where=relation.name,
             abroad="A table that it reads was altered or replaced after the snapshot was taken.",
         )
@@ -284,7 +295,7 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
 
 
 def _describe(
-    session: MariadbCatalogue,
+    session: Catalogue,
     relation: Relation,
     source: str,
     described: list[Described],
@@ -298,7 +309,9 @@ def _describe(
     primary = next((i.columns for i in indexes if i.is_primary), ())
     order = arrange(relation, known, [c for c in primary if c is not None])
     by_name = {d.name: d for d in described}
-    found = each_column(relation, [by_name[name] for name in order.names], column)
+    found = each_column(
+        relation, [by_name[name] for name in order.names], partial(column, session.product)
+    )
     unique = next((i for i in indexes if i.is_unique and set(i.columns) <= set(order.key)), None)
     is_exact = is_innodb or (not engine and innodb.reads_only_innodb(session.ask, source))
     notes = () if is_exact else (f"read without a snapshot: {engine or 'tables unknown'}",)
@@ -394,11 +407,11 @@ def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> lis
     return found
 
 
-def _of_metadata(fields: Sequence[Field]) -> list[Described]:
-    found = []
+def _of_metadata(product: Product, fields: Sequence[Field]) -> list[Described]:
+    found, kinds = [], {**_FIELD_TYPES, **product.fields}
     for field in fields:
         name = field.name.decode() if isinstance(field.name, bytes) else field.name
-        kind = _FIELD_TYPES.get(field.type_code, f"field type {field.type_code}")
+        kind = kinds.get(field.type_code, f"field type {field.type_code}")
         if kind in TEXT and kind not in {"json"} and field.charsetnr == _BINARY_CHARSET:
             kind = "blob"
         is_unsigned = bool(field.flags & _UNSIGNED)

@@ -7,10 +7,9 @@ Invariants: a column is read in a form whose text is lossless under `settings`, 
 name; zero dates are refused by value. Text in a character set that Unicode does not hold completely
 is refused: the server would write `?`, and a change between two such characters would be missed. So
 is a value with a byte that is no character of its set.
-The server writes a negative zero as `0` in every numeric form (tried on 10.11.19, where a FLOAT
-has one only through underflow): its sign is read with ATAN2(x, -1), which is π or −π.
+How it writes numbers that are no decimals is the product's (`Product.number`).
 
-A derivation compares numbers and instants with literals of their type: MariaDB would compare a
+A derivation compares numbers and instants with literals of their type: the server would compare a
 number and a text as doubles. It compares the bytes of text as they are sent: no collation counts,
 which would ignore case or blanks.
 
@@ -30,7 +29,8 @@ from driftline.types import INTEGER_WIDTHS, Column, DeclaredType, parse_type
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw
-from source_agent.engines.mariadb.sql import MARK
+from source_agent.engines.mysql_family.product import Product
+from source_agent.engines.mysql_family.sql import MARK
 from source_agent.engines.relations import ReadColumn, quote, refused_type
 from source_agent.engines.shapes import Condition, Relation
 
@@ -84,7 +84,6 @@ BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
     "text": bytes.decode,
     "date": bytes.decode,
 }
-_NUMBER_WIDTH: Final = 40  # the longest text of a DOUBLE has 33 characters
 _COMPARED_TEXT: Final = frozenset(("varchar", "tinytext", "text", "mediumtext", "longtext"))
 # Collations that do not pad: MariaDB's, by name, and those that MySQL has since 8.0.
 _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
@@ -116,7 +115,7 @@ class Described(NamedTuple):
     is_unversioned: bool = False
 
 
-def column(relation: Relation, column: Described) -> ReadColumn:
+def column(product: Product, relation: Relation, column: Described) -> ReadColumn:
     """Return the read expression of one column, or raise the error that refuses its type."""
     quoted = quote(column.name, MARK)
     as_text = column.name in relation.as_text
@@ -135,7 +134,7 @@ def column(relation: Relation, column: Described) -> ReadColumn:
             f"is {column.written}, in which two numbers have the text ''",
             f"Publish a query that selects {quoted} + 0, the number, beside it or instead.",
         )
-    read, declared, form = _reading(column, quoted)
+    read, declared, form = _reading(product, column, quoted)
     if not form:
         raise refused_type(
             relation,
@@ -145,7 +144,8 @@ def column(relation: Relation, column: Described) -> ReadColumn:
         )
     if as_text and form != "text":
         is_raw = form == "bytes"
-        text = f"TRIM({read})" if form == "float" else f"CAST({read} AS CHAR)"
+        number = product.number_text(quoted, column.is_stored)
+        text = number if form == "float" else f"CAST({read} AS CHAR)"
         read, declared, form = f"HEX({read})" if is_raw else text, "text", "text"
     elif as_text and (is_foreign or column.charset in _INCOMPLETE_CHARSETS):
         read = f"HEX({read})"
@@ -179,7 +179,7 @@ def marking(column: Described) -> tuple[str, bool]:
     return kind, column.is_nullable
 
 
-def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
+def _reading(product: Product, column: Described, quoted: str) -> tuple[str, str, str]:
     """Return read expression, declared type and form; three empty strings if there is none."""
     kind = column.type
     if kind in _INTEGERS:
@@ -191,10 +191,7 @@ def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
             return quoted, declared, "decimal"
         return quoted, "numeric", "ascii"
     if kind in {"float", "double"}:
-        # As wide as a number can be: a temporary table cuts longer ones to the width of the IF.
-        negative = f"{quoted} = 0 AND ATAN2({quoted}, -1e0) < 0"
-        read = f"IF({negative}, RPAD('-0', {_NUMBER_WIDTH}, ' '), {quoted} * 1e0)"
-        return read, "float4" if kind == "float" else "float8", "float"
+        return product.number(quoted), "float4" if kind == "float" else "float8", "float"
     if kind == "bit":
         declared, form = ("int8", "int") if column.precision <= 63 else ("numeric(20,0)", "decimal")
         return f"({quoted} + 0)", declared, form

@@ -20,9 +20,11 @@ from pymysql import Error, OperationalError
 from pymysql.constants import CR, ER
 
 from source_agent.engines.interface import Ask, Limits, Listed, MarkedRead, Privilege
-from source_agent.engines.mariadb import settings, types, warnings
-from source_agent.engines.mariadb.activity import ACTIVITY
-from source_agent.engines.mariadb.sql import (
+from source_agent.engines.markers import ORDERED
+from source_agent.engines.mysql_family import settings, types, warnings
+from source_agent.engines.mysql_family.activity import ACTIVITY
+from source_agent.engines.mysql_family.product import TOLD_APART, Product, identity_sql
+from source_agent.engines.mysql_family.sql import (
     EXPLAIN,
     MARK,
     STATEMENTS,
@@ -37,8 +39,7 @@ from source_agent.engines.mariadb.sql import (
     probe_sql,
     range_sql,
 )
-from source_agent.engines.mariadb.values import bound
-from source_agent.engines.markers import ORDERED
+from source_agent.engines.mysql_family.values import bound
 from source_agent.engines.relations import (
     PRESENCE,
     granted_columns,
@@ -49,7 +50,7 @@ from source_agent.engines.relations import (
     scan_sql,
     split_name,
 )
-from source_agent.engines.rights import mariadb as rights
+from source_agent.engines.rights import mysql_family as rights
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.printable import counted
 
@@ -147,28 +148,28 @@ def is_silence(error: Error) -> bool:
     return number == _LOST_CONNECTION and "timed out" in text
 
 
-def connect_error(error: Error, where: str) -> DriftlineError:
+def connect_error(product: Product, error: Error, where: str) -> DriftlineError:
     """Return the error that a user sees if a connection to `where` fails."""
     number, text = _parts(error)
-    if number in _REFUSED_LOGIN:
+    if number in _REFUSED_LOGIN | product.refused_logins:
         return DatabaseRefused(
-            f"MariaDB at {where} refused the login: {text}.",
+            f"{product.name} at {where} refused the login: {text}.",
             remedy="Check the user, the password and the database's name in database.url.",
-            abroad="MariaDB refused the login.",
+            abroad=f"{product.name} refused the login.",
         )
     return DatabaseUnavailable(
-        f"MariaDB at {where} cannot be reached: {text}.",
+        f"{product.name} at {where} cannot be reached: {text}.",
         remedy="Check that it runs and that database.url is right, then try again.",
-        abroad="MariaDB cannot be reached.",
+        abroad=f"{product.name} cannot be reached.",
     )
 
 
-def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
+def translate(product: Product, error: Error, relation: Relation | None = None) -> DriftlineError:
     """Return the error that a user sees for one of PyMySQL's."""
     number, text = _parts(error)
     where = relation.name if relation else ""
-    message = f"MariaDB says: {text} (error {number})."
-    brief = f"MariaDB says: error {number}, {error_name(number)}."
+    message = f"{product.name} says: {text} (error {number})."
+    brief = f"{product.name} says: error {number}, {error_name(number)}."
     if number in _NOT_GRANTED:
         named = _DENIED.search(text)
         what = named[1] if named else relation.table if relation else None
@@ -182,11 +183,11 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
         )
     if is_silence(error):
         return DatabaseUnavailable(
-            f"MariaDB has sent nothing for too long: {text}.",
+            f"{product.name} has sent nothing for too long: {text}.",
             where=where,
             remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s"
             " if a statement needs longer before its first row.",
-            abroad="MariaDB has sent nothing for too long (silence_timeout_s).",
+            abroad=f"{product.name} has sent nothing for too long (silence_timeout_s).",
         )
     for numbers, kind, remedy in _ERRORS:
         if number in numbers:
@@ -279,14 +280,22 @@ def marked_read(plan: Sequence[tuple[str | None, ...]]) -> MarkedRead:
 
 
 def grants(
-    relations: Sequence[Relation], login: str, database: str, limits: Limits, *, connections: int
+    product: Product,
+    relations: Sequence[Relation],
+    login: str,
+    database: str,
+    limits: Limits,
+    *,
+    connections: int,
 ) -> str:
     """Return what `Engine.grants` returns."""
     account = "'" + login.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
-    budget = f" MAX_STATEMENT_TIME {limits.statement_s:g}" if limits.statement_s else ""
+    has_budget = limits.statement_s and product.grants_timeout
+    budget = f" {product.grants_timeout} {limits.statement_s:g}" if has_budget else ""
     lines = [
         "-- Least privilege for driftline-source. Run as an administrator. It can be run again: an",
-        "-- account that exists already keeps its limits. MariaDB commits each statement.",
+        "-- account that exists already keeps its limits. The server commits each",
+        "-- statement.",
         "-- The account is locked until it has a password; write the agent's host in place of %.",
         f"CREATE USER IF NOT EXISTS {account}",
         f"  WITH MAX_USER_CONNECTIONS {connections}{budget} ACCOUNT LOCK;",
@@ -311,7 +320,7 @@ def grants(
     return "\n".join(lines) + "\n"
 
 
-def templates(shapes: Sequence[Shape]) -> list[str]:
+def templates(product: Product, shapes: Sequence[Shape]) -> list[str]:
     """Return what `Engine.templates` returns."""
     reads = []
     for shape in shapes:
@@ -328,7 +337,8 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads += [range_sql(shape), null_key_sql(shape, MARK)]
             reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
         reads += [*_tiles(shape), *_marked(shape), *warnings.searches(shape)]
-    session = (*settings.STATEMENTS, *STATEMENTS, warnings.WARNINGS, ACTIVITY)
+    pinning = (TOLD_APART, *settings.statements(product), identity_sql(product))
+    session = (*pinning, *STATEMENTS, warnings.WARNINGS, ACTIVITY)
     issued = (*session, *types.CATALOGUE, *CATALOGUE, *reads)
     return list(dict.fromkeys(issued))
 

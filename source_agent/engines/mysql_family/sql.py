@@ -22,12 +22,10 @@ KEYS_PER_SELECT: Final = 200  # as for ranges
 ROWS_MAX: Final = 2**63 - 1  # for a SELECT without a limit
 
 AS_OF = "SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')"
-EXPLAIN = "EXPLAIN "
+EXPLAIN = "EXPLAIN FORMAT=TRADITIONAL "  # MySQL may be set to another one
 BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 KILL = "KILL QUERY %s"  # of the agent's own session, when its client has left
-# What tells this server from another one; a restored one is not told apart.
-IDENTITY = "SELECT @@hostname, @@port, @@server_id, @@datadir, DATABASE()"
-STATEMENTS: Final = (AS_OF, BEGIN, KILL, IDENTITY)
+STATEMENTS: Final = (AS_OF, BEGIN, KILL)
 
 
 def empty_sql(source: str) -> str:
@@ -110,8 +108,8 @@ def between_sql(shape: Shape, bounds: Sequence[str], within: KeyRange) -> str:
     """Return the SELECT of the keys in a range, of which only the presence of bounds matters, with
     a limit of rows: the driver reads every result to its end.
 
-    `bounds` are the expressions of a bound of each key column. MariaDB takes a comparison of rows
-    for no range of an index: it is written out.
+    `bounds` are the expressions of a bound of each key column. A comparison of rows is no range
+    of an index for the optimizer: it is written out.
     """
     steps = [(">", ">=")] if within.lower is not None else []
     steps += [("<", "<")] if within.upper is not None else []

@@ -24,22 +24,21 @@ import numpy as np
 import pymysql
 from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
-from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
+from driftline.errors import DatabaseRefused, DriftlineError
 from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from pymysql.cursors import Cursor, SSCursor
-from sqlalchemy.engine import URL
 
-from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
 from source_agent.engines.encoding import rows
-from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
-from source_agent.engines.mariadb import access, activity, settings, types, warnings
-from source_agent.engines.mariadb.access import translate
-from source_agent.engines.mariadb.sql import (
+from source_agent.engines.interface import Limits, MarkedRead, Rows, TimeLimit
+from source_agent.engines.markers import ORDERED, Mark, bounds, future, latest, mark_of
+from source_agent.engines.mysql_family import access, activity, settings, types, warnings
+from source_agent.engines.mysql_family.access import translate
+from source_agent.engines.mysql_family.product import Product, identity_sql
+from source_agent.engines.mysql_family.sql import (
     AS_OF,
     BEGIN,
     EXPLAIN,
-    IDENTITY,
     KEYS_PER_SELECT,
     MARK,
     RANGES_PER_SELECT,
@@ -55,19 +54,17 @@ from source_agent.engines.mariadb.sql import (
     page_sql,
     range_sql,
 )
-from source_agent.engines.mariadb.values import BINDERS, ENCODERS, bound, bound_value, compare
-from source_agent.engines.mariadb.waits import ANSWER_S, DRIVER, Connector, limit
-from source_agent.engines.markers import ORDERED, Mark, bounds, future, latest, mark_of
+from source_agent.engines.mysql_family.values import BINDERS, ENCODERS, bound, bound_value, compare
+from source_agent.engines.mysql_family.waits import ANSWER_S, DRIVER, Connector, limit
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
-from source_agent.engines.sessions import SnapshotSession, attempted, driven, foreseen
+from source_agent.engines.sessions import SnapshotSession, driven, foreseen
 from source_agent.engines.shapes import Consistency, Relation, Shape
 
 PAGE_ROWS: Final = 1024
 LEFT_ROWS_MAX: Final = 1024  # of a scan that is given up: as cheap to read as to end it
-_ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00', which is refused"
 
 
-class MariadbSession(SnapshotSession):
+class FamilySession(SnapshotSession):
     """Implement `interface.Session`."""
 
     compare = staticmethod(compare)
@@ -75,16 +72,18 @@ class MariadbSession(SnapshotSession):
 
     def __init__(
         self,
+        product: Product,
         connection: pymysql.Connection[Cursor],
         limits: Limits,
         connect: Connector,
         probed: Sequence[Relation] = (),
     ) -> None:
         super().__init__()
+        self.product = product
         self._connection, self._connect = connection, connect
         self._silence_s, self._answer_s = limits.silence_s, ANSWER_S + limits.lock_s
         self._open_cursor: SSCursor | None = None
-        self._shown = settings.pin(self.ask, limits)
+        self._shown = settings.pin(self.ask, product, limits)
         self.activities = self._probe(probed)
         self.as_of = str(self.ask(AS_OF)[0][0])
         self.ask(BEGIN)
@@ -142,13 +141,13 @@ class MariadbSession(SnapshotSession):
         try:
             return types.describe(self, relation)
         except pymysql.Error as error:
-            raise translate(error, relation) from error
+            raise translate(self.product, error, relation) from error
 
     def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
         try:
             return types.foreign_keys(self, shape, published)
         except pymysql.Error as error:
-            raise translate(error, shape.relation) from error
+            raise translate(self.product, error, shape.relation) from error
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self.note_consistency(shape)
@@ -167,7 +166,7 @@ class MariadbSession(SnapshotSession):
         """Yield the batches, then refuse changed settings; below a spool, whose reader may be slow
         enough for the server to end the idle session."""
         yield from found
-        settings.refuse_changed(self.ask, self._shown, relation)
+        settings.refuse_changed(self.ask, self.product, self._shown, relation)
 
     def read_ranges(
         self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
@@ -186,7 +185,7 @@ class MariadbSession(SnapshotSession):
             for batch in self._read(shape, range_sql(shape), [*values, left]):
                 left -= len(batch)
                 yield batch
-        settings.refuse_changed(self.ask, self._shown, shape.relation)
+        settings.refuse_changed(self.ask, self.product, self._shown, shape.relation)
 
     def read_between(
         self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
@@ -194,11 +193,11 @@ class MariadbSession(SnapshotSession):
         self.note_consistency(shape)
         for sql, values in _between(shape, within, ROWS_MAX if rows_max is None else rows_max + 1):
             yield from self._read(shape, sql, values)
-        settings.refuse_changed(self.ask, self._shown, shape.relation)
+        settings.refuse_changed(self.ask, self.product, self._shown, shape.relation)
 
     def identity(self) -> Mapping[str, str]:
-        names = ("host", "port", "server id", "data directory", "database")
-        found = zip(names, self.ask(IDENTITY)[0], strict=True)
+        identity = self.product.identity
+        found = zip(identity, self.ask(identity_sql(self.product))[0], strict=True)
         return {name: str(value) for name, value in found if value is not None}
 
     def mark(self, shape: Shape) -> Mark:
@@ -218,7 +217,7 @@ class MariadbSession(SnapshotSession):
         assert shape.marker is not None, "a relation without a marker has no mark"
         self.note_consistency(shape)
         yield from self._read(shape, marked_sql(shape), bounds(shape.marker, mark))
-        settings.refuse_changed(self.ask, self._shown, shape.relation)
+        settings.refuse_changed(self.ask, self.product, self._shown, shape.relation)
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"
@@ -257,7 +256,7 @@ class MariadbSession(SnapshotSession):
             for batch in self._read(shape, sql, [*values, left]):
                 left -= len(batch)
                 yield batch
-        settings.refuse_changed(self.ask, self._shown, shape.relation)
+        settings.refuse_changed(self.ask, self.product, self._shown, shape.relation)
 
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         """Return the batches of a statement; spooled if its table's writers wait for it."""
@@ -320,7 +319,7 @@ class MariadbSession(SnapshotSession):
         """Translate an error; end the statement if the driver has given up reading its result."""
         if access.is_silence(error):
             self._connect.interrupt(self._connection)
-        return translate(error, relation)
+        return translate(self.product, error, relation)
 
     def _fetched(self, cursor: Any, relation: Relation | None) -> list[tuple[Any, ...]]:
         """Return all rows of a statement."""
@@ -383,77 +382,3 @@ def _forget(cursor: SSCursor) -> None:
         result.unbuffered_active = False
         result.connection = None
     cursor.connection._force_close()  # type: ignore[attr-defined]
-
-
-class MariadbEngine:
-    """Implement `interface.Engine`."""
-
-    name = "mariadb"
-
-    def __init__(self, url: URL, password: str | None, limits: Limits) -> None:
-        parameters = {name: ",".join(values) for name, values in url.normalized_query.items()}
-        host, port = url.host or "localhost", url.port or 3306
-        self._limits, self._database = limits, url.database or ""
-        self._where = parameters.get("unix_socket") or f"{host}:{port}"
-        arguments = {
-            "host": host,
-            "port": port,
-            "user": url.username or "",
-            "password": password or str(url.password or ""),
-            "database": self._database,
-        }
-        self._connect = Connector(arguments | access.driver_arguments(parameters))
-
-    def open(self, probed: Sequence[Relation] = ()) -> MariadbSession:
-        try:
-            connection = self._connect(self._limits.connect_s)
-        except pymysql.Error as error:
-            raise access.connect_error(error, self._where) from error
-        try:
-            return MariadbSession(connection, self._limits, self._connect, probed)
-        except BaseException:
-            connection.close()
-            raise
-
-    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
-        with contextlib.closing(self.open()) as session:
-            return access.privileges(session.ask, relations, self._database)
-
-    def scan_cost(self, shape: Shape) -> str:
-        with contextlib.closing(self.open()) as session:
-            return access.scan_cost(session.ask, shape)
-
-    def warnings(self, shape: Shape) -> list[str]:
-        note = f"{_ZERO_DATES}; {READ_AS_TEXT}"
-        return column_warnings(shape, lambda c, _: note if c.type.kind in DATES else "")
-
-    def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
-        return access.grants(
-            relations, login, self._database, self._limits, connections=connections
-        )
-
-    def listed(self) -> list[Listed]:
-        with contextlib.closing(self.open()) as session:
-            return access.listed(session.ask)
-
-    def attempts(self, relation: Relation) -> list[str]:
-        with contextlib.closing(self.open()) as session:
-            return attempted(types.describe, session, relation, pymysql.Error)
-
-    def templates(self, shapes: Sequence[Shape]) -> list[str]:
-        return access.templates(shapes)
-
-
-def from_url(url: URL, password: str | None, limits: Limits) -> MariadbEngine:
-    """Return the engine that a URL names.
-
-    Raises:
-        ConfigurationError: no database in the URL, or an unknown parameter.
-    """
-    if not url.database:
-        raise ConfigurationError(
-            "The URL names no database.",
-            remedy="Write it as mariadb://user@host/database.",
-            where="database.url",
-        )
-    return MariadbEngine(url, password, limits)

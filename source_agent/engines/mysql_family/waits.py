@@ -18,8 +18,8 @@ from driftline.errors import DriftlineError
 from pymysql.converters import conversions
 from pymysql.cursors import Cursor
 
-from source_agent.engines.mariadb.access import is_said_by_server
-from source_agent.engines.mariadb.sql import KILL
+from source_agent.engines.mysql_family.access import is_said_by_server
+from source_agent.engines.mysql_family.sql import KILL
 from source_agent.engines.sessions import foreseen
 from source_agent.engines.sockets import keep_alive, shut
 

@@ -1,4 +1,4 @@
-"""MariaDB: when InnoDB last changed a table, as a flag; and when it made it.
+"""MariaDB and MySQL: when InnoDB last changed a table, as a flag; and when it made it.
 
 `update_time` has whole seconds. In 10.11 it is the *start* of the transaction that committed last.
 So while its second lasts the flag is unlike any other, and a change is missed if two transactions
@@ -7,7 +7,7 @@ estimated number of rows belongs to the flag: TRUNCATE leaves update_time as it 
 has started, or has closed the table since, knows no update_time.
 
 Nothing is said of partitioned tables, whose greatest update_time hides that of others, of other
-engines, and on MySQL, which answers from statistics up to a day old.
+engines. MySQL would answer from statistics up to a day old; the session's settings forbid it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from driftline.activity import Activity, Flagged, NotKnown
 
 from source_agent.engines.interface import Ask
-from source_agent.engines.mariadb.sql import MARK
+from source_agent.engines.mysql_family.sql import MARK
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
 from source_agent.engines.relations import split_name
 from source_agent.engines.shapes import Relation
@@ -27,13 +27,12 @@ from source_agent.engines.shapes import Relation
 # The first list has names of the session's database, the second of others.
 ACTIVITY: Final = """
 SELECT table_schema, table_name, table_type, engine, create_options, table_schema = DATABASE(),
-       update_time, table_rows, update_time >= NOW(), NOW(6), VERSION(),
+       update_time, table_rows, update_time >= NOW(), NOW(6),
        CONCAT_WS(' ', @@hostname, @@port, @@server_id, create_time)
 FROM information_schema.tables
 WHERE table_schema = DATABASE() AND FIND_IN_SET(HEX(LOWER(table_name)), %s)
    OR FIND_IN_SET(CONCAT(HEX(LOWER(table_schema)), '.', HEX(LOWER(table_name))), %s)"""
 
-_MYSQL: Final = NotKnown("MySQL answers from statistics that may be a day old")
 _NOT_INNODB: Final = NotKnown("its engine is not InnoDB")
 _PARTITIONED: Final = NotKnown("it is partitioned")
 _NO_TIME: Final = NotKnown("the server has not changed it since it opened the table")
@@ -85,9 +84,8 @@ def _is_like(name: str | None, wanted: str) -> bool:
 
 
 def _activity(row: _Row) -> Activity:
-    _, _, kind, engine, options, _, at, count, is_this_second, now, version, facts = row
+    _, _, kind, engine, options, _, at, count, is_this_second, now, facts = row
     whys = {
-        _MYSQL: "mariadb" not in (version or "").lower(),
         VIEW: kind == "VIEW",
         _NOT_INNODB: (engine or "").lower() != "innodb",
         _PARTITIONED: "partitioned" in (options or ""),

@@ -20,8 +20,9 @@ from driftline.derivations import Comparison, Negated, Predicate
 from driftline.errors import DatabaseRefused, DriftlineError, ValueDoesNotFit
 
 from source_agent.engines.encoding.rows import printable_value
-from source_agent.engines.mariadb.sql import MARK, lost_sql
-from source_agent.engines.mariadb.values import as_bytes
+from source_agent.engines.mysql_family.product import Product
+from source_agent.engines.mysql_family.sql import MARK, lost_sql
+from source_agent.engines.mysql_family.values import as_bytes
 from source_agent.engines.predicates import COLUMNS
 from source_agent.engines.relations import plan_of, quote
 from source_agent.engines.shapes import Shape
@@ -53,6 +54,10 @@ Warned = tuple[int, str]  # the number of a warning and its text
 class Warner(Protocol):
     """The part of a session that lists warnings and searches for their rows."""
 
+    @property
+    def product(self) -> Product:
+        """The product that the server is."""
+
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
         """Return the rows of a statement about the session or the catalogue, as text."""
 
@@ -77,18 +82,18 @@ def refuse(session: Warner, shape: Shape, count: int) -> None:
         for level, number, text in session.ask(WARNINGS)
         if level != "Note"
     ]
-    is_own = session.is_own(shape)
+    name, is_own = session.product.name, session.is_own(shape)
     lost = [(number, text) for number, text in listed if is_own or number in LOST]
     if lost:
         raise _lost(session, shape, lost)
     if count > len(listed) or count >= LISTED_MAX:
         raise DatabaseRefused(
-            f"MariaDB raised {count:,} warnings or more while it read values, and lists "
+            f"{name} raised {count:,} warnings or more while it read values, and lists "
             f"{len(listed):,} of them, so that one about a lost value may be hidden: "
             f"{_shown(listed) or 'none'}.",
             where=shape.relation.name,
             remedy="Write the query, view or `where` so that it raises none, with CAST.",
-            abroad="MariaDB raised more warnings than it lists while it read values.",
+            abroad=f"{name} raised more warnings than it lists while it read values.",
         )
 
 
@@ -131,17 +136,18 @@ def _columns(predicate: Predicate) -> Iterator[str]:
 
 def _lost(session: Warner, shape: Shape, lost: list[Warned]) -> DriftlineError:
     """Return the error for lost values; it names the first one that a search finds."""
+    name = session.product.name
     column, key = _place(session, shape)
     of = f"the column {column}" if column else "a column"
     row = f", in the row with key {key}" if key else ""
     numbers = ", ".join(str(number) for number in dict.fromkeys(number for number, _ in lost))
     larger = "Raise max_allowed_packet of the server, or leave" if _is_large(lost) else "Leave"
     return ValueDoesNotFit(
-        f"MariaDB lost a value of {of}{row}: {_shown(lost)}.",
+        f"{name} lost a value of {of}{row}: {_shown(lost)}.",
         remedy=f"{larger} the column out with `columns`, or the row with `where`.",
         where=f"{shape.relation.name}.{column}" if column else shape.relation.name,
         details={"key": key} if key else {},
-        abroad=f"MariaDB lost a value of {of}{row} (errors {numbers}).",
+        abroad=f"{name} lost a value of {of}{row} (errors {numbers}).",
     )
 
 

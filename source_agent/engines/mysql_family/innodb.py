@@ -8,7 +8,7 @@ from typing import Final
 from driftline.errors import DatabaseRefused
 
 from source_agent.engines.interface import Ask
-from source_agent.engines.mariadb.sql import EXPLAIN, MARK, empty_sql
+from source_agent.engines.mysql_family.sql import EXPLAIN, MARK, empty_sql
 
 _READABLE: Final = """
 SELECT table_name, engine, table_type FROM information_schema.tables
