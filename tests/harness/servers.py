@@ -2,7 +2,7 @@
 
 Each lives in a folder of its own under the system's temporary directory (a path short enough for a
 unix socket) and listens on a socket there and on a free loopback port. Durability is switched off:
-nothing here survives its process on purpose.
+nothing here survives its process on purpose. MySQL is beside them, in `mysql_server`.
 
 Logins. Over the socket PostgreSQL trusts anybody; over TCP only the superuser is trusted and all
 others need a password. MariaDB's superuser `root` has an empty password; every other account is
@@ -321,16 +321,8 @@ def postgresql_programs() -> list[Path]:
     return sorted((one.parent for one in found), key=lambda place: float(place.parent.name))
 
 
-class MariaDB(Server):
-    """The machine's MariaDB with a data directory of our own; superuser `root`."""
-
-    # What a new server's own tables are made by, in a release that is not the machine's.
-    _TABLES = ("system_tables", "performance_tables", "system_tables_data", "sys_schema")
-
-    def __init__(self, options: Sequence[str] = ()) -> None:
-        self.options = options  # for its next start as well
-        self._root = mariadb_root()  # of another release
-        super().__init__("maria")
+class FamilyServer(Server):
+    """What MariaDB and MySQL have in common: their protocol, and how a DBA speaks to them."""
 
     @property
     def socket(self) -> Path:
@@ -372,6 +364,22 @@ class MariaDB(Server):
     def tcp_url(self, user: str, database: str) -> str:
         """SQLAlchemy URL over TCP, without a password."""
         return f"mysql+pymysql://{quote(user)}@{self.host}:{self.port}/{quote(database)}"
+
+    @staticmethod
+    def _as_root() -> list[str]:
+        return ["--user=root"] if os.geteuid() == 0 else []
+
+
+class MariaDB(FamilyServer):
+    """The machine's MariaDB with a data directory of our own; superuser `root`."""
+
+    # What a new server's own tables are made by, in a release that is not the machine's.
+    _TABLES = ("system_tables", "performance_tables", "system_tables_data", "sys_schema")
+
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self.options = options  # for its next start as well
+        self._root = mariadb_root()  # of another release
+        super().__init__("maria")
 
     def _start(self) -> None:
         (self.folder / "tmp").mkdir()
@@ -435,10 +443,6 @@ class MariaDB(Server):
         shared = self._root / "usr/share/mariadb"
         sets = f"--character-sets-dir={shared / 'charsets'}"
         return [*own, f"--basedir={self._root / 'usr'}", f"--lc-messages-dir={shared}", sets]
-
-    @staticmethod
-    def _as_root() -> list[str]:
-        return ["--user=root"] if os.geteuid() == 0 else []
 
 
 def _quoted(name: str) -> str:

@@ -11,6 +11,8 @@ import pymysql
 import pytest
 import sqlalchemy
 
+from tests.harness import absent
+from tests.harness.mysql_server import MySQL
 from tests.harness.servers import MariaDB, PostgreSQL
 
 if TYPE_CHECKING:
@@ -52,6 +54,60 @@ def test_mariadb_asks_for_passwords(mariadb: MariaDB) -> None:
         assert _value(url.set(password=password), "SELECT user()").startswith("servers_reader@")
         assert _value(text("root", database), "SELECT database()") == database
     mariadb.drop_database(database)
+
+
+def test_mysql_asks_for_passwords_over_tls_and_without(mysql: MySQL) -> None:
+    assert mysql.release >= (9, 7)
+    database = mysql.create_database("servers")
+    over_tcp = mysql.tcp_url("servers_reader", "information_schema")
+    urls = {
+        over_tcp: True,  # the driver takes TLS where it is offered
+        f"{over_tcp}?ssl_ca={mysql.certificate}&ssl_check_hostname=false": True,
+        f"{over_tcp}?ssl_disabled=true": False,
+        mysql.url("servers_reader", "information_schema"): False,
+    }
+    for text, is_encrypted in urls.items():
+        password = mysql.create_login("servers_reader")
+        with mysql.admin() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT plugin FROM mysql.user WHERE user = 'servers_reader'")
+            assert cursor.fetchall() == (("caching_sha2_password",),)
+        url = sqlalchemy.make_url(text)
+        with pytest.raises(sqlalchemy.exc.OperationalError):
+            _value(url, "SELECT 1")
+        full, quick = url.set(password=password), url.set(password=password)
+        for one in (full, quick):  # the server keeps the password's hash after a full login
+            assert _value(one, "SELECT user()").startswith("servers_reader@")
+            engine = sqlalchemy.create_engine(one)
+            with engine.connect() as session:
+                row = session.execute(sqlalchemy.text("SHOW STATUS LIKE 'Ssl_cipher'")).one()
+            engine.dispose()
+            assert bool(row[1]) == is_encrypted
+        with mysql.admin() as connection, connection.cursor() as cursor:
+            cursor.execute("DROP USER servers_reader")
+    assert _value(mysql.tcp_url("root", database), "SELECT database()") == database
+    mysql.drop_database(database)
+
+
+def test_two_mysql_servers_have_two_identities(mysql: MySQL) -> None:
+    database = mysql.create_database("crashes")
+    uuid = "SELECT @@server_uuid"
+    first = _value(mysql.url("root", database), uuid)
+    mysql.crash()
+    mysql.start()
+    assert _value(mysql.url("root", database), uuid) == first
+    mysql.drop_database(database)
+    with MySQL(["--performance-schema=ON"]) as other:
+        assert _value(other.url("root", "mysql"), uuid) != first
+        assert _value(other.url("root", "mysql"), "SELECT @@performance_schema") == 1
+
+
+def test_what_the_environment_requires_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv(absent.REQUIRED, "firebird 4,mysql")
+    with pytest.raises(pytest.fail.Exception, match="NO MYSQL, and DRIFTLINE_REQUIRED"):
+        absent.absent("MYSQL", "no mirror", is_required_in_ci=False)
+    with pytest.raises(pytest.skip.Exception, match="NO FIREBIRD, NOT TESTED"):
+        absent.absent("FIREBIRD", "no library", is_required_in_ci=False)
 
 
 def test_a_crashed_server_comes_back_with_its_data(
