@@ -245,6 +245,10 @@ class GovernedSession:
         return self._session.holds_back
 
     @property
+    def release(self) -> str:
+        return self._session.release
+
+    @property
     def pooler(self) -> str:
         return self._session.pooler
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from driftline.derivations import Comparable, Part
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
 from driftline.limits import NO_PROGRESS_S
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 
 from source_agent.budgets.audit import recent_snapshots
 from source_agent.budgets.budget import local_now
@@ -25,6 +25,7 @@ from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
 from source_agent.engines.registry import KINDS, has_files, is_file
+from source_agent.engines.releases import not_run
 from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 
@@ -118,7 +119,8 @@ class CheckReport:
     server: list[EndpointReport]
     plug_ins: list[str] = field(default_factory=list)  # that are not used, and why
     identity: dict[str, str] = field(default_factory=dict)
-    pooler: str = ""  # what one in front of the database changes
+    release: str = ""  # of the server
+    notes: tuple[str, ...] = ()  # on the server
 
     @property
     def failed(self) -> bool:
@@ -152,7 +154,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         identity = _identity(session)
         limits = [_limit(limit) for limit in session.time_limits]
         snapshot = _snapshot(config, session)
-        pooler = session.pooler
+        release, pooler = session.release, session.pooler
         reports = []
         for name in config.relations:
             reports.append(_relation(config, engine, session, name))
@@ -177,7 +179,8 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         server=server,
         plug_ins=plug_ins.refused(KINDS),
         identity=identity,
-        pooler=pooler,
+        release=release,
+        notes=tuple(filter(None, (pooler, not_run(release), _renamed(url, engine)))),
     )
 
 
@@ -302,6 +305,16 @@ def _fingerprint(session: Session, shape: Shape) -> str:
     return 'made by the agent; fingerprint = "database" is possible'
 
 
+def _renamed(url: URL, engine: Engine) -> str:
+    """Return the difference between what a URL calls a server and what it is; empty: none."""
+    named = url.get_backend_name()
+    if named == engine.name or named not in KINDS:
+        return ""
+    return (
+        f"database.url says {named}, and the server is {engine.name}: it is read as {engine.name}"
+    )
+
+
 def as_json(report: CheckReport) -> dict[str, object]:
     """Return the report for `--json`, with `ok` and the number of relations that are served."""
     return {"ok": not report.failed, "served": report.served, **asdict(report)}
@@ -318,13 +331,14 @@ def as_text(report: CheckReport) -> str:
         "",
         "database",
         f"  engine   {report.database}, reached at {report.as_of}",
+        *([f"  server   {report.release}"] if report.release else []),
         *_identity_lines(report.identity),
         f"  login    {report.login or 'the default of the driver'}",
         f"  reads    {report.consistency}; {report.read_only}",
         f"  limits   {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
         *_snapshot_lines(report.snapshot),
         *(f"  note     {x.name} is {x.note}" for x in report.limits if x.note),
-        *([f"  note     {report.pooler}"] if report.pooler else []),
+        *(f"  note     {text}" for text in report.notes),
         *(f"  note     {text}" for text in report.plug_ins),
     ]
     for relation in report.relations:

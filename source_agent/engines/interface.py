@@ -158,6 +158,10 @@ class Session(Protocol):
         """The work that waits in the database for the end of a snapshot, as text; empty: none."""
 
     @property
+    def release(self) -> str:
+        """The server's product and release, such as `MySQL 9.7.4`; empty: not known."""
+
+    @property
     def pooler(self) -> str:
         """The effect of a connection pooler in front of the database, as text; empty: none is."""
 

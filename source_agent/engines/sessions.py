@@ -83,6 +83,7 @@ class SnapshotSession:
 
     holds_back: ClassVar[str] = ""
     pooler = ""
+    release = ""  # an engine whose servers differ by it sets it
     backend = 0  # the process of the server; an engine that knows it sets it
     as_of: str  # set by the engine when it has taken the snapshot
 

@@ -97,6 +97,7 @@ class FirebirdSession(SnapshotSession):
         try:
             self._version = float(self._connection.info.engine_version)
             self._pin()  # after the owner's triggers on connecting and on this transaction
+            self.release = f"Firebird {self._version:.1f}"
             self._shown = settings.shown(self.ask, self._version)
         except DatabaseError as error:
             self.close()

@@ -294,8 +294,7 @@ def grants(
     budget = f" {product.grants_timeout} {limits.statement_s:g}" if has_budget else ""
     lines = [
         "-- Least privilege for driftline-source. Run as an administrator. It can be run again: an",
-        "-- account that exists already keeps its limits. The server commits each",
-        "-- statement.",
+        "-- account that exists already keeps its limits. Each statement is committed.",
         "-- The account is locked until it has a password; write the agent's host in place of %.",
         f"CREATE USER IF NOT EXISTS {account}",
         f"  WITH MAX_USER_CONNECTIONS {connections}{budget} ACCOUNT LOCK;",
@@ -314,8 +313,7 @@ def grants(
     lines += [
         "-- Then, with a password of your own, the same as in the agent's password_file:",
         f"-- ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK;",
-        "-- What PUBLIC may do (SHOW GRANTS FOR PUBLIC) stays; REVOKE … FROM PUBLIC takes it from",
-        "-- every account.",
+        *product.grants_of_all,
     ]
     return "\n".join(lines) + "\n"
 

@@ -59,14 +59,16 @@ class FamilyEngine:
         except pymysql.Error as error:
             raise access.connect_error(self._product, error, self._where) from error
         try:
-            self._product = self._product_of(connection)
-            return FamilySession(self._product, connection, self._limits, self._connect, probed)
+            self._product, release = self._server(connection)
+            session = FamilySession(self._product, connection, self._limits, self._connect, probed)
         except BaseException:
             connection.close()
             raise
+        session.release = f"{self._product.name} {release.partition('-')[0]}"
+        return session
 
-    def _product_of(self, connection: pymysql.Connection[Cursor]) -> Product:
-        """Return what the server is; a proxy may take the comment out."""
+    def _server(self, connection: pymysql.Connection[Cursor]) -> tuple[Product, str]:
+        """Return what the server is, and its release; a proxy may take the comment out."""
         try:
             with foreseen(DRIVER, pymysql.Error), connection.cursor() as cursor:
                 cursor.execute(TOLD_APART)
@@ -74,7 +76,7 @@ class FamilyEngine:
         except pymysql.Error as error:
             raise access.translate(self._product, error) from error
         is_mariadb = int(told) > 1 or b"mariadb" in version.lower()
-        return MARIADB if is_mariadb else MYSQL
+        return MARIADB if is_mariadb else MYSQL, version.decode(errors="replace")
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         with contextlib.closing(self.open()) as session:

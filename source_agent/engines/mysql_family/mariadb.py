@@ -28,8 +28,7 @@ def _number(quoted: str) -> str:
     return f"IF({negative}, RPAD('-0', {_NUMBER_WIDTH}, ' '), {quoted} * 1e0)"
 
 
-def _number_text(quoted: str, is_stored: bool) -> str:
-    del is_stored
+def _number_text(quoted: str) -> str:
     return f"TRIM({_number(quoted)})"
 
 
@@ -64,5 +63,9 @@ MARIADB: Final = Product(
     number=_number,
     number_text=_number_text,
     fields={},
+    grants_of_all=(
+        "-- What PUBLIC may do (SHOW GRANTS FOR PUBLIC) stays; REVOKE … FROM PUBLIC takes it from",
+        "-- every account.",
+    ),
     refused_logins=frozenset((1862, 4151)),
 )

@@ -1,8 +1,7 @@
 """MySQL: what it has and does that MariaDB does not.
 
-A DOUBLE is exact where the server sends a number, with all digits and the sign of a zero. Made a
-text by the server it is not: an expression is cut to 22 characters, and so is a column of a derived
-table that is materialized (tried on 9.7.4).
+A FLOAT or DOUBLE is exact where the server sends it as a number: with all digits, and the sign of a
+zero. As the text of an expression it is cut to 22 characters (tried on 9.7.4).
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ _SINCE: Final = {
 
 def _number(quoted: str) -> str:
     return f"{quoted} * 1e0"
-
-
-def _number_text(quoted: str, is_stored: bool) -> str:
-    return quoted if is_stored else _number(quoted)
 
 
 MYSQL: Final = Product(
@@ -56,7 +51,8 @@ MYSQL: Final = Product(
         "database": "DATABASE()",
     },
     number=_number,
-    number_text=_number_text,
+    number_text=_number,
     fields={242: "vector"},
+    grants_of_all=("-- What the roles of the variable mandatory_roles may do, every account may.",),
     refused_logins=frozenset((3118, 3159, 3955)),
 )

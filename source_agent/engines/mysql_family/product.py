@@ -29,8 +29,9 @@ class Product:
         grants_timeout: the option of CREATE USER for it, followed by seconds; empty: none.
         identity: the expressions that tell this server from another one, by names for people.
         number: the read expression of a FLOAT or DOUBLE, from a quoted column.
-        number_text: that of its text, from a quoted column, and True if it is one of a table.
+        number_text: that of its text.
         fields: types of result metadata that it alone has.
+        grants_of_all: what `grants` says of rights that every account has.
         refused_logins: errors of its own that refuse a login.
     """
 
@@ -43,8 +44,9 @@ class Product:
     grants_timeout: str
     identity: Mapping[str, str]
     number: Callable[[str], str]
-    number_text: Callable[[str, bool], str]
+    number_text: Callable[[str], str]
     fields: Mapping[int, str]
+    grants_of_all: tuple[str, ...]
     refused_logins: frozenset[int]
 
 

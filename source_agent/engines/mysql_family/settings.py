@@ -32,7 +32,6 @@ SETTINGS: Final = (
     "SET SESSION max_sort_length = 4096",  # more bytes than a key can have: pages follow its order
     "SET SESSION div_precision_increment = 4",
     "SET SESSION sql_notes = 0",  # notes are not counted
-    "SET SESSION max_error_count = 65535",  # all warnings are listed (`warnings`)
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION lc_time_names = 'en_US'",
     "SET SESSION group_concat_max_len = 67108864",
@@ -40,7 +39,11 @@ SETTINGS: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     "SET SESSION TRANSACTION READ ONLY",
 )
-CLOCK: Final = "SET SESSION timestamp = DEFAULT"  # NOW() is then the time; not always allowed
+# What not every server lets a login set: then the owner's value stays.
+ATTEMPTED: Final = (
+    "SET SESSION timestamp = DEFAULT",  # NOW() is then the time; not with secure_timestamp
+    "SET SESSION max_error_count = 65535",  # all warnings are listed (`warnings`); not on MySQL
+)
 # Limits of time: those of the server or the account are only tightened.
 TIMEOUTS: Final = tuple(
     f"SET SESSION {name} = CAST(LEAST(@@SESSION.{name}, %s) AS UNSIGNED)"
@@ -88,7 +91,14 @@ def shown_sql(product: Product) -> str:
 
 def statements(product: Product) -> tuple[str, ...]:
     """Return the SQL texts of this module."""
-    pinning = (*DRIVER, *SETTINGS, *product.settings, CLOCK, *TIMEOUTS, product.statement_timeout)
+    pinning = (
+        *DRIVER,
+        *SETTINGS,
+        *product.settings,
+        *ATTEMPTED,
+        *TIMEOUTS,
+        product.statement_timeout,
+    )
     return (*pinning, TIME_LIMITS, shown_sql(product))
 
 
@@ -107,8 +117,9 @@ def pin(ask: Ask, product: Product, limits: Limits) -> Shown:
 def _set(ask: Ask, product: Product) -> None:
     for sql in (*SETTINGS, *product.settings):
         ask(sql)
-    with contextlib.suppress(DatabaseRefused):  # secure_timestamp: nobody can set it at all
-        ask(CLOCK)
+    for sql in ATTEMPTED:
+        with contextlib.suppress(DatabaseRefused):
+            ask(sql)
 
 
 def time_limits(ask: Ask) -> list[TimeLimit]:

@@ -144,7 +144,7 @@ def column(product: Product, relation: Relation, column: Described) -> ReadColum
         )
     if as_text and form != "text":
         is_raw = form == "bytes"
-        number = product.number_text(quoted, column.is_stored)
+        number = product.number_text(quoted)
         text = number if form == "float" else f"CAST({read} AS CHAR)"
         read, declared, form = f"HEX({read})" if is_raw else text, "text", "text"
     elif as_text and (is_foreign or column.charset in _INCOMPLETE_CHARSETS):

@@ -11,10 +11,11 @@ statement that computes for an hour before its first row runs on until max_state
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pymysql
-from driftline.errors import DriftlineError
+from driftline.errors import OPEN, ConfigurationError, DriftlineError
 from pymysql.converters import conversions
 from pymysql.cursors import Cursor
 
@@ -26,6 +27,7 @@ from source_agent.engines.sockets import keep_alive, shut
 ANSWER_S: Final = 60.0  # for a statement about catalogues or settings, plus lock_timeout_s
 KILL_S: Final = 5
 DRIVER: Final = "PyMySQL"
+_PACKAGE: Final = "cryptography"
 
 
 class Connector:
@@ -41,7 +43,7 @@ class Connector:
         """Return a connection whose single waits last at most `within_s`. Raises pymysql.Error,
         and DriftlineError for what the driver raises beside it."""
         seconds = max(1, round(within_s))
-        with foreseen(DRIVER, pymysql.Error):
+        with foreseen(DRIVER, pymysql.Error), _named_package():
             connection = pymysql.connect(
                 connect_timeout=seconds,
                 read_timeout=seconds,
@@ -86,6 +88,23 @@ class Connector:
         if sock is not None:
             with contextlib.suppress(OSError):
                 shut(sock.fileno())
+
+
+@contextlib.contextmanager
+def _named_package() -> Iterator[None]:
+    """Name the package that the driver lacks for a way to log in."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _PACKAGE not in str(error):
+            raise
+        raise ConfigurationError(
+            f"The account logs in by caching_sha2_password or sha256_password, and without TLS the "
+            f"driver needs the package {_PACKAGE} for it, which is not installed.",
+            remedy="pip install 'driftline[mysql]', or connect with TLS (`ssl_ca` in the URL).",
+            where="database.url",
+            abroad=OPEN,
+        ) from error
 
 
 def limit(connection: pymysql.Connection[Cursor], seconds: float) -> None:

@@ -98,7 +98,7 @@ class PostgresqlSession(SnapshotSession):
         self.limits = limits
         if self._connection.is_pooled:
             self.limits, self.pooler = replace(limits, pooler=True), settings.POOLED
-        self.pulse = self._connection.pulse
+        self.pulse, self.release = self._connection.pulse, self._connection.release
         self.backend = self._connection.pgconn.backend_pid
         try:
             self._begin(snapshot, probed, held or {})

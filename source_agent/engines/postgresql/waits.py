@@ -63,6 +63,12 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
         super().__init__(*arguments, **options)
         self.pulse = Pulse()
 
+    @property
+    def release(self) -> str:
+        """The server's product and release."""
+        number = self.info.parameter_status("server_version") or ""
+        return f"PostgreSQL {number.partition(' ')[0]}"
+
     def execute(self, *arguments: Any, **options: Any) -> Cursor[tuple[Any, ...]]:
         with foreseen(DRIVER, Error):
             return super().execute(*arguments, **options)

@@ -1,8 +1,9 @@
 """MariaDB and MySQL: every right of the login, from what SHOW GRANTS says of it.
 
 SHOW GRANTS names all that a login holds: its own, by its default role and the roles of that role,
-by PUBLIC (MariaDB 10.11). A role that is no default one is shown only while it is active, so each
-is made active once, in the read-only session of `check`. information_schema shows none of these.
+by PUBLIC (MariaDB 10.11), by mandatory roles (MySQL). A role that is no default one is shown only
+while it is active, so each is made active once, in the read-only session of `check`; MySQL shows
+its rights as the login's own. information_schema shows none of these.
 
 Grants to an anonymous account at the level of a database count for every login, and no login is
 shown them: a database that it sees although no grant names it is a note.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -32,11 +33,12 @@ _MARK: Final = "`"
 _WORD: Final = re.compile(r"""(?:`(?:[^`]|``)*`|"(?:[^"]|"")*"|'(?:[^'\\]|''|\\.)*'|[\w*$]+|\S)""")
 _ROUTINES: Final = {"FUNCTION", "PROCEDURE", "PACKAGE", "BODY", "TABLE"}
 _NOTHING: Final = "USAGE"
+_HOST: Final = " @ "  # between name and host of a role, which MariaDB's have not
 
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """A line of SHOW GRANTS. `place`: database and table, `*` is any; empty: a role or PROXY."""
+    """A line of SHOW GRANTS. `place`: database and table, `*` is any; empty: roles are granted."""
 
     rights: tuple[str, ...]
     kind: str
@@ -80,7 +82,7 @@ def parse(line: str) -> _Grant | None:
     kind = " ".join(word for word in place if word in _ROUTINES)
     is_public = grantee == "PUBLIC"
     return _Grant(
-        rights=tuple(right.partition(" @ ")[0] for right in rights),
+        rights=tuple(rights),
         kind=kind,
         place=tuple(_name(word) for word in place if word not in _ROUTINES | {"."}),
         role="" if is_account or is_public else _name(grantee),
@@ -94,12 +96,15 @@ def privileges(ask: Ask, published: Set[tuple[str, str]], *, has_queries: bool) 
     lines = [str(row[0]) for row in ask(SHOWN)]
     own = [grant for grant in map(parse, lines) if grant is not None]
     roles = [r for grant in own if not grant.place and not grant.role for r in grant.rights]
+    of_roles = []
     for role in roles:
-        ask(ACTIVATED.format(role=quote(role, _MARK)))
-        lines += [str(row[0]) for row in ask(SHOWN)]
+        ask(ACTIVATED.format(role="@".join(quote(part, _MARK) for part in role.split(_HOST))))
+        shown = [str(row[0]) for row in ask(SHOWN)]
+        more = [grant for line in shown if line not in lines and (grant := parse(line))]
+        of_roles += [replace(grant, role=grant.role or role.split(_HOST)[0]) for grant in more]
     if roles:
         ask(NO_ROLE)
-    grants = [grant for grant in map(parse, dict.fromkeys(lines)) if grant is not None]
+    grants = list(dict.fromkeys((*own, *of_roles)))
     found = [p for grant in grants for p in _weighed(grant, published, has_queries=has_queries)]
     if not any(grant.place[:1] == ("*",) and grant.rights != (_NOTHING,) for grant in grants):
         found += _unexplained([str(row[0]) for row in ask(DATABASES)], grants)
@@ -114,7 +119,7 @@ def _weighed(
     if not grant.place:
         if grant.is_grantable:
             for role in grant.rights:
-                yield weighed(f"may grant membership of role {role}")
+                yield weighed(f"may grant membership of role {role.split(_HOST)[0]}")
         return
     place = f"{grant.kind.lower()} " if grant.kind else ""
     place += ".".join(grant.place)
