@@ -24,8 +24,7 @@ from source_agent.cli.marker_advice import MarkerReport
 from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
-from source_agent.engines.registry import KINDS, has_files, is_file
-from source_agent.engines.releases import not_run
+from source_agent.engines.registry import KINDS, has_files, is_file, not_run
 from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from ipaddress import ip_address
+from typing import Final
 
 from driftline.errors import ConfigurationError
 from sqlalchemy.engine import URL, make_url
@@ -55,6 +56,15 @@ KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
     "dump": EngineKind("dump", "source_agent.engines.dump.engine", is_file=True, has_files=True),
 }
 
+# The servers that the project's own tests run.
+# By product; the beginning of a release. SQLite's library comes with Python, or the machine.
+RUN: Final = {
+    "PostgreSQL": ("14", "15", "16", "17", "18"),
+    "MariaDB": ("10.11", "11.8"),
+    "MySQL": ("9.7",),
+    "Firebird": ("3.0", "4.0", "5.0"),
+}
+
 _SNAPSHOT_SERVERS = frozenset(["postgresql", "mariadb", "mysql"])
 _ELSEWHERE = ("PGHOST", "PGHOSTADDR", "PGSERVICE")  # of libpq
 
@@ -93,6 +103,18 @@ def _is_local(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def not_run(release: str) -> str:
+    """Return a note on a server, such as `MySQL 8.0.36`, that no test runs; empty: one does."""
+    product, _, number = release.partition(" ")
+    known = RUN.get(product, ())
+    if not known or any(f"{number}.".startswith(f"{one}.") for one in known):
+        return ""
+    return (
+        f"{release} was never run by the tests of this project, which run "
+        f"{product} {', '.join(known)}: compare what is read with `check --reads`"
+    )
 
 
 def connect_anew(url: str, password: Callable[[], str | None], limits: Limits) -> Engine:

@@ -26,7 +26,7 @@ from source_agent.engines.sqlite import session as sqlite_session
 from source_agent.engines.sqlite import sql as sqlite_sql
 from source_agent.engines.sqlite import values as sqlite_values
 from tests.conformance import engine_types
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import FamilyServer, PostgreSQL
 
 
 def _granted(legacy: OfMariaDB, script: str, login: str) -> str:
@@ -110,7 +110,7 @@ class OfMariaDB(Legacy):
     refused = engine_types.REFUSED_BY_MARIADB
     write_errors = (pymysql.Error,)
 
-    def __init__(self, server: MariaDB) -> None:
+    def __init__(self, server: FamilyServer) -> None:
         self.server = server
         self.database = server.create_database(f"c{uuid.uuid4().hex[:12]}")
         self.url = server.url("root", self.database)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from source_agent.engines.releases import RUN, not_run
+from source_agent.engines.registry import RUN, not_run
 from tests.harness.server_versions import PACKAGES
 
 # What `tests/setup` installs: no package of another release.
