@@ -17,7 +17,7 @@ from source_agent.engines.conformance.reads import Read, read, session_of
 from source_agent.engines.mysql_family import settings
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB
-from tests.harness.servers import MariaDB
+from tests.harness.servers import FamilyServer
 
 pytestmark = pytest.mark.mariadb
 
@@ -179,7 +179,7 @@ def plain(legacy: OfMariaDB) -> list[str]:
 
 
 @contextmanager
-def of_the_server(server: MariaDB, values: Mapping[str, str]) -> Iterator[None]:
+def of_the_server(server: FamilyServer, values: Mapping[str, str]) -> Iterator[None]:
     """Have the owner set global variables, and undo it."""
     has_no_global = {"timestamp"}
     names = [name for name in values if name not in has_no_global]
@@ -194,7 +194,7 @@ def of_the_server(server: MariaDB, values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def of_init_connect(server: MariaDB, values: Mapping[str, str]) -> Iterator[None]:
+def of_init_connect(server: FamilyServer, values: Mapping[str, str]) -> Iterator[None]:
     """Have the owner set variables of each session, and undo it."""
     text = ", ".join(f"{name} = {quoted(value)}" for name, value in values.items())
     with server.admin() as connection, connection.cursor() as cursor:
@@ -206,7 +206,7 @@ def of_init_connect(server: MariaDB, values: Mapping[str, str]) -> Iterator[None
 
 
 @contextmanager
-def of_options(server: MariaDB, values: Mapping[str, str]) -> Iterator[None]:
+def of_options(server: FamilyServer, values: Mapping[str, str]) -> Iterator[None]:
     """Start the server again with options, as its file has them, and undo it."""
     names = {"time_zone": "default_time_zone", "tx_isolation": "transaction_isolation"}
     server.stop()
@@ -228,7 +228,7 @@ def quoted(value: str) -> str:
     return value if value.isdigit() else f"'{value}'"
 
 
-def known(server: MariaDB) -> dict[str, tuple[str, str, str]]:
+def known(server: FamilyServer) -> dict[str, tuple[str, str, str]]:
     """Return the settings that this release of the server has."""
     with server.admin() as connection, connection.cursor() as cursor:
         cursor.execute("SHOW VARIABLES")
