@@ -12,6 +12,7 @@ DATABASE_FINGERPRINT_VERSION = 2  # the same for hashes made by a database
 
 # Messages. A frame is cut so that its message stays below the maximum.
 MESSAGE_BYTES_MAX = 1 << 20  # small enough to resume cheaply, large enough to fill a line
+LINE_HELD_BYTES_MAX = 1 << 20  # sent, and not yet carried: by gRPC, the relay, system and routers
 FRAME_BODY_BYTES_TARGET = 3 << 20  # before compression; about 1 MiB or less afterwards
 FRAME_BODY_BYTES_MAX = 72 << 20  # one row of the largest size still fits
 FRAME_ROWS_MAX = 1 << 16  # a block is transposed at once

@@ -38,6 +38,7 @@ from source_agent.server.admission import (
     origin_of,
 )
 
+UNACKNOWLEDGED_MS_MAX = 10_000  # of bytes sent: the client, or the line to it, is gone
 BUFFER_BYTES = 256 << 10  # a Unix socket takes about as much at once
 ACCEPTED_AT_ONCE = 64  # before open connections get their turn
 LINGER_S = 2.0  # for a client to take the last bytes
@@ -190,6 +191,8 @@ class Acceptor:
             Point.ACCEPTED.reach()
             outer.setblocking(False)
             outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
             connection = Connection(origin_of(address[0]), time.monotonic())
             line = self._lines[connection] = _Line(outer, connection)
             self._selector.register(outer, selectors.EVENT_READ, line)

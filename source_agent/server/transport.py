@@ -35,9 +35,12 @@ RETIRED_S = 86_400.0  # for streams of a server whose certificates were replaced
 _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 2),
-    ("grpc.keepalive_time_ms", 20_000),  # frees the snapshot of a warehouse that vanished
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
+    # Frees the snapshot of a warehouse that vanished, whose system does not acknowledge the ping:
+    # the acceptor notices.
+    ("grpc.keepalive_time_ms", 20_000),
+    # An answer may wait behind all that is on its way to a slow line: 1 MB at 256 kbit/s, by two.
+    ("grpc.keepalive_timeout_ms", 75_000),
+    ("grpc.http2.ping_timeout_ms", 75_000),
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
     ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.max_connection_age_ms", 3_600_000),

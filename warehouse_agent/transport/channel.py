@@ -57,6 +57,10 @@ _OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
+    # gRPC would measure the line by pings, whose answers wait behind rows: on a slow line for
+    # longer than a ping may. So the window is fixed: 320 Mbit/s at 100 ms.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
 ]
 REFUSED_METADATA = "driftline-refused-bin"  # trailing metadata of a Describe that failed
 _HEALTH = "/grpc.health.v1.Health/Check"  # an empty request asks for the health of all

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from driftline.activity import NotKnown
-from driftline.limits import NO_PROGRESS_S
+from driftline.limits import LINE_HELD_BYTES_MAX, NO_PROGRESS_S
 
 from source_agent.server import transport
+from source_agent.server.acceptor import UNACKNOWLEDGED_MS_MAX
 from warehouse_agent.config import Source
 from warehouse_agent.transport import channel
 
@@ -24,6 +25,20 @@ def test_a_stopped_source_is_noticed_in_time() -> None:
     assert noticed_s + ON_THE_LINE_S <= NO_PROGRESS_S
     least_ms = theirs["grpc.http2.min_ping_interval_without_data_ms"]
     assert ours["grpc.keepalive_time_ms"] >= 2 * least_ms, "the source would take it for a flood"
+
+
+def test_an_answer_to_a_ping_may_wait_behind_rows() -> None:
+    """Two share a line of 256 kbit/s, on which all that may be held is on its way to one of them.
+
+    The warehouse sends a ping if nothing comes, and rows come.
+    """
+    ours, theirs = dict(channel._OPTIONS), dict(transport._OPTIONS)
+    assert ours["grpc.http2.bdp_probe"] == 0, "pings to measure a line that carries rows"
+    behind_ms = LINE_HELD_BYTES_MAX / (256_000 / 8 / 2) * 1000
+    assert theirs["grpc.http2.ping_timeout_ms"] > behind_ms
+    assert theirs["grpc.keepalive_timeout_ms"] == theirs["grpc.http2.ping_timeout_ms"]
+    # A warehouse that is gone acknowledges nothing.
+    assert theirs["grpc.keepalive_time_ms"] + UNACKNOWLEDGED_MS_MAX <= NO_PROGRESS_S * 1000
 
 
 @pytest.mark.starts
