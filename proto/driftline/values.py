@@ -6,7 +6,8 @@ The faster, vectorised code of `warehouse_agent.columns.arrow` is tested against
 Invariants: decode_string accepts only the one encoding of a value, so encoding its result gives the
 same bytes. Encoders never round or clip, except the text of floats, which is rounded once,
 correctly. Text that is no value of the type is the caller's data (ValueDoesNotFit); bytes that are
-no value are the other side's mistake (MalformedMessage).
+no value are the other side's mistake (MalformedMessage), but for text that is not UTF-8: a database
+can hold such bytes, and sends them as they are (ValueDoesNotFit).
 
 Rejected: `datetime` and `decimal`, which neither hold every value nor keep what they hold as it is.
 """
@@ -56,12 +57,18 @@ def string_encoder(type: DeclaredType) -> Callable[[str], bytes]:
 
 def decode_string(type: DeclaredType, data: bytes | memoryview) -> str:
     """Return the string form of a value's bytes; raise MalformedMessage if they are no encoding,
-    ValueDoesNotFit if a number has too many digits for numeric(p,s)."""
+    ValueDoesNotFit if a number has too many digits for numeric(p,s), or a text is not UTF-8."""
     data = bytes(data)
     fits = type.width in {None, len(data)}
     text = _CODECS[type.kind].decode(type, data) if fits else None
     if text is None:
         shown = data[:40].hex() + ("…" if len(data) > 40 else "")
+        if type.kind == "text" or (type.kind == "jsonb" and data[:1] == _JSONB_VERSION):
+            raise ValueDoesNotFit(
+                f"The bytes {shown} are no text in UTF-8.",
+                remedy="Have the text corrected at the source, or published as bytes by a query:"
+                " textsend(col::text) on PostgreSQL.",
+            )
         raise MalformedMessage(f"The bytes {shown or '(none)'} are not a value of type {type}.")
     return text
 

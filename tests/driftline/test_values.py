@@ -56,10 +56,9 @@ BAD_BYTES = [
     ("numeric", ["0000000040000000", "00000000c0000001", "00000000d0000000", "0000000000004000"]),
     ("numeric", ["0001ffff000000000001", "0001ffff000000010001"]),  # digits beyond dscale
     ("numeric(15,2)", ["00010000000000010001", "00000000d0000020", "00010000000000000001"]),
-    ("text", ["ff", "c3", "eda080"]),
     ("time", ["ffffffffffffffff", "000000141dd76001"]),
     ("timetz", ["0000000000000000" + "0000e100", "0000000000000000" + "ffff1f00"]),
-    ("jsonb", ["", "02", "007b7d", "01ff"]),
+    ("jsonb", ["", "02", "007b7d"]),
     ("uuid", ["00"]),
     ("interval", ["00" * 15]),
 ]
@@ -133,6 +132,15 @@ def test_bytes_that_are_no_value(type: str, datas: list[str]) -> None:
     for data in datas:
         with pytest.raises(MalformedMessage):
             decode(type, bytes.fromhex(data))
+
+
+@pytest.mark.parametrize(
+    ("type", "data"), [("text", "ff"), ("text", "c3"), ("text", "61eda080"), ("jsonb", "0122ff22")]
+)
+def test_text_that_is_not_utf8_is_a_value_that_does_not_fit(type: str, data: str) -> None:
+    with pytest.raises(ValueDoesNotFit, match=f"The bytes {data} are no text in UTF-8") as caught:
+        decode(type, bytes.fromhex(data))
+    assert "textsend(col::text)" in caught.value.remedy
 
 
 def test_a_numeric_beyond_its_precision_does_not_fit() -> None:

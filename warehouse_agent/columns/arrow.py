@@ -185,11 +185,15 @@ def as_strings(names: Sequence[str]) -> str:
     return f"Set carriers = {{{carriers}}} in the fragment's section of warehouse.toml."
 
 
-def _decoded(column: Column, data: bytes) -> str:
+def _decoded(column: Column, data: bytes, row: int | None = None) -> str:
+    """Return the string form of a value; `row` of the array is named if it does not fit."""
     try:
         return values.decode_string(column.type, data)
     except (MalformedMessage, ValueDoesNotFit) as error:
-        raise type(error)(error.message, remedy=error.remedy, where=column.name) from None
+        details = {} if row is None else {ROW: str(row)}
+        raise type(error)(
+            error.message, remedy=error.remedy, where=column.name, details=details
+        ) from None
 
 
 def _numbers(column: Column, ragged: Ragged) -> pa.Array:
@@ -235,9 +239,9 @@ def _strings(column: Column, origin: Ragged, texts: Ragged) -> pa.Array:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        for data in carry_text.each(origin):
+        for row, data in enumerate(carry_text.each(origin)):
             if data is not None:
-                _decoded(column, data)
+                _decoded(column, data, row)
         raise
     return array
 

@@ -24,7 +24,7 @@ from driftline import derivation_json
 from driftline.arrays import U64
 from driftline.columns import Block, Ragged, pick, spans
 from driftline.derivations import Derivation, canonical, text_of
-from driftline.errors import ConfigurationError, ValueDoesNotFit, together
+from driftline.errors import ConfigurationError, MalformedMessage, ValueDoesNotFit, together
 from driftline.keys import key_spans, positions
 from driftline.types import Column, Recipe, parse_type
 from driftline.values import decode_string
@@ -200,12 +200,14 @@ class Layout:
             except ValueDoesNotFit as error:
                 refused.append(error)
         if refused:
-            names = [one.where for one in refused]
+            carried = [one.where for one in refused if one.remedy == as_strings([one.where])]
+            others = dict.fromkeys(one.remedy for one in refused if one.where not in carried)
             for one in refused:
                 if (row := one.details.pop(ROW, None)) is not None:
                     one.details["key"] = self._key_text(columns, int(row))
                     one.message += f" Its row has the key {one.details['key']}."
-            raise together(refused, remedy=as_strings(names))
+            remedies = [as_strings(carried)] if carried else []
+            raise together(refused, remedy=" ".join(filter(None, [*remedies, *others])))
         return arrays
 
     def _key_text(self, columns: Sequence[Ragged], row: int) -> str:
@@ -213,7 +215,11 @@ class Layout:
         values, key_columns = [], self.recipe.columns[: self.recipe.key_columns]
         for column, ragged in zip(key_columns, columns, strict=False):
             start, size = int(ragged.starts[row]), int(ragged.sizes[row])
-            text = decode_string(column.type, ragged.data[start : start + size].tobytes())
+            data = ragged.data[start : start + size].tobytes()
+            try:
+                text = decode_string(column.type, data)
+            except (MalformedMessage, ValueDoesNotFit):  # it may be what does not fit
+                text = f"x'{data.hex()}'"
             values.append(text if len(text) <= KEY_SHOWN else text[:KEY_SHOWN] + "…")
         return ", ".join(values)
 

@@ -33,11 +33,14 @@ from source_agent.engines.postgresql import hashes, policies, replaced, settings
 from source_agent.engines.postgresql.activity import ACTIVITY
 from source_agent.engines.postgresql.sql import (
     BOUNDS,
+    CHECKED,
     EXPLAIN,
     RESOLVED,
     STATEMENTS,
     between_sql,
+    bytes_of,
     copy_of,
+    finding,
     greatest_sql,
     key_hashes_sql,
     keys_sql,
@@ -90,8 +93,6 @@ _ENDED: Final = "server closed the connection unexpectedly"  # libpq
 _UNCONVERTED: Final = "MULE_INTERNAL"
 # In English, as most servers answer: what is denied, and its name.
 _DENIED: Final = re.compile(r"permission denied for ([a-z][a-z -]*[a-z]) (.+)$")
-# The bytes and their encoding, in any language.
-_NO_CHARACTER: Final = re.compile(r"((?:0x[0-9a-f]{2} ?)+).*?[\"»«„“] ?(\w+) ?[\"»«“”]")
 _GRANTED: Final = {  # by what is denied
     "schema": "USAGE ON SCHEMA {name}",
     "type": "USAGE ON TYPE {name}",
@@ -126,7 +127,8 @@ _BUSY_WORDS: Final = (
 UNSUPPORTED: Final = "unsupported startup parameter"  # of PgBouncer
 _BY_STATEMENT: Final = "statement pooling mode"  # of PgBouncer
 _CONFLICT: Final = "40001"  # serialization_failure; on a standby, a conflict with recovery
-_NO_CHARACTERS: Final = ("22P05", "22021")
+_NO_EQUIVALENT: Final = "22P05"  # of a character, in UTF-8
+_NO_CHARACTERS: Final = (_NO_EQUIVALENT, "22021")
 # SQLSTATEs, or what they begin with; the error; its remedy. The first that matches counts. 08 is
 # the class of connections, 53 of resources, 57P of shutdowns.
 _MEANINGS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] = (
@@ -238,7 +240,7 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
     for states, kind, remedy in _MEANINGS:
         if state.startswith(states):
             said = remedy.replace("{grant}", _missing_grant(text, relation))
-            said = said.replace("{found}", _finding(text))
+            said = said.replace("{found}", _finding(error))
             return kind(message, where=where, remedy=said, abroad=brief)
     return DatabaseRefused(f"{message} (SQLSTATE {state})", where=where, abroad=brief)
 
@@ -278,16 +280,16 @@ def several_servers(what: str) -> DatabaseUnavailable:
 
 def no_character(error: Error) -> tuple[str, str] | None:
     """Return the bytes that are no character, in hexadecimal digits, and their encoding."""
-    found = _NO_CHARACTER.search(" ".join((error.diag.message_primary or "").split()))
-    if error.sqlstate not in _NO_CHARACTERS or not found:
-        return None
-    return "".join(found[1].replace("0x", "").split()), found[2]
+    is_character = error.sqlstate == _NO_EQUIVALENT
+    text = " ".join((error.diag.message_primary or "").split())
+    return bytes_of(text, is_character=is_character) if error.sqlstate in _NO_CHARACTERS else None
 
 
 def placed(ask: Ask, found: DriftlineError, error: Error, shape: Shape) -> DriftlineError:
     """Return the error for bytes that are no character, with the first row that has them."""
-    form, search = no_character(error), no_character_sql(shape)
-    if form is None or not search:
+    form, is_character = no_character(error), error.sqlstate == _NO_EQUIVALENT
+    search = no_character_sql(shape, is_character=is_character)
+    if form is None or not search or not (is_character or form[1] in CHECKED):
         return found
     ask(BOUNDS, *form)
     rows = ask(search)
@@ -316,13 +318,10 @@ def _cancelled(text: str) -> str:
     return by_limit if "timeout" in text else f"If it took long: {by_limit} If not: {by_hand}"
 
 
-def _finding(text: str) -> str:
+def _finding(error: Error) -> str:
     """Return how the owner finds the rows with bytes that are no character; empty: not known."""
-    found = _NO_CHARACTER.search(text)
-    if not found:
-        return ""
-    form = "".join(found[1].replace("0x", "").split())
-    return f"Rows with it: WHERE strpos(col, convert_from('\\x{form}', '{found[2]}')) > 0. "
+    found = no_character(error)
+    return finding(*found, is_character=error.sqlstate == _NO_EQUIVALENT) if found else ""
 
 
 def _missing_grant(text: str, relation: Relation | None) -> str:
@@ -490,7 +489,8 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads.append(copy_of(keys_sql(shape)))
             nullable = [i for i, column in enumerate(shape.recipe.key) if column.nullable]
             reads += [copy_of(null_in_key_sql(shape, place)) for place in nullable]
-        reads += [*_marked(shape), *filter(None, [no_character_sql(shape)])]
+        searches = (no_character_sql(shape, is_character=one) for one in (True, False))
+        reads += [*_marked(shape), *filter(None, searches)]
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     session = (*STATEMENTS, *settings.STATEMENTS, *policies.STATEMENTS, ACTIVITY)

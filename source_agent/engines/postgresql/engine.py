@@ -9,14 +9,14 @@ a session of its own and closes it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from psycopg import Error
 from sqlalchemy.engine import URL
 
 from source_agent.engines import sockets
 from source_agent.engines.column_warnings import column_warnings, spark_warning
-from source_agent.engines.interface import Limits, Listed, Privilege
+from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.postgresql import access, types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.postgresql.waits import READ_ONLY
@@ -49,16 +49,22 @@ class PostgresqlEngine:
         self._limits = session.limits
         return session
 
-    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[Ask]:
+        """Open a session for a question of the DBA's. Raises DriftlineError."""
         with contextlib.closing(self.open()) as session:
             try:
-                return access.privileges(session.ask, relations)
+                yield session.ask
             except Error as error:
                 raise access.translate(error) from error
 
+    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
+        with self._asked() as ask:
+            return access.privileges(ask, relations)
+
     def scan_cost(self, shape: Shape) -> str:
-        with contextlib.closing(self.open()) as session:
-            return access.scan_cost(session.ask, shape)
+        with self._asked() as ask:
+            return access.scan_cost(ask, shape)
 
     def warnings(self, shape: Shape) -> list[str]:
         return column_warnings(shape, lambda c, form: spark_warning(c, has_nan=form != "money"))
@@ -68,8 +74,8 @@ class PostgresqlEngine:
         return access.grants(relations, login, database, self._limits, connections=connections)
 
     def listed(self) -> list[Listed]:
-        with contextlib.closing(self.open()) as session:
-            return access.listed(session.ask)
+        with self._asked() as ask:
+            return access.listed(ask)
 
     def attempts(self, relation: Relation) -> list[str]:
         with contextlib.closing(self.open()) as session:

@@ -59,7 +59,7 @@ from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql,
 from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
-from source_agent.engines.sessions import SnapshotSession, foreseen
+from source_agent.engines.sessions import SnapshotSession
 from source_agent.engines.shapes import Relation, Shape
 
 KEEP_S: Final = 1.0  # between two statements of a session that waits, so that it is not idle
@@ -176,11 +176,11 @@ class PostgresqlSession(SnapshotSession):
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         # Binary results need the extended protocol, which refuses a second statement.
-        with foreseen(waits.DRIVER, Error):
+        with waits.driven():
             return self._connection.execute(statement, values or None, binary=True).fetchall()
 
     def row_description(self, select_sql: str) -> list[tuple[str, int, int]]:
-        with foreseen(waits.DRIVER, Error):
+        with waits.driven():
             return self._command_results.fields(select_sql)
 
     def decimals_as(self, lc_monetary: str) -> int | None:

@@ -5,6 +5,7 @@ Only text: no I/O, no values. The statements of descriptions are in `types`, of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +17,14 @@ from source_agent.engines.postgresql.values import array_of, bound, literal, nam
 from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 
+# Bytes and their encoding in a message of any language.
+_BYTES: Final = r"(?P<bytes>(?:0x[0-9a-f]{2} ?)+)"
+_ENCODING: Final = '["»«„“] ?(?P<encoding>\\w+) ?["»«“”]'
+_NO_EQUIVALENT: Final = re.compile(f"{_BYTES}.*?{_ENCODING}")
+_NO_CHARACTER: Final = re.compile(f"{_ENCODING}.*?{_BYTES}")
+_BACKSLASH: Final = "pg_catalog.chr(92)"  # whatever `standard_conforming_strings` says
+CHECKED: Final = ("EUC_CN", "EUC_KR")  # whose texts the server checks when it sends them
+_EUC: Final = "^([0-7].|((a[1-9a-f])|([b-e].)|(f[0-9a-e])){2})*$"  # a text, in hexadecimal digits
 ONLY: Final = "ONLY "  # before the name of a plain table in FROM
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Behind a pooler. One message, so no statement of another client comes between; nothing in it takes
@@ -353,22 +362,47 @@ def _setting(which: str, place: int) -> str:
     return f"driftline.{which}{place + 1}"
 
 
-def no_character_sql(shape: Shape) -> str:
-    """Return the search of a row with bytes that are no character: its key, and which text it is.
+def bytes_of(message: str, *, is_character: bool) -> tuple[str, str] | None:
+    """Return the bytes of a server's message, in hexadecimal digits, and their encoding.
 
-    The bytes, in hexadecimal digits, and their encoding are bounds. A text is what its type's
+    `is_character`: they are one, which the other encoding lacks (22P05); else none (22021).
+    """
+    found = (_NO_EQUIVALENT if is_character else _NO_CHARACTER).search(message)
+    return found and ("".join(found["bytes"].replace("0x", "").split()), found["encoding"])
+
+
+def finding(form: str, encoding: str, *, is_character: bool) -> str:
+    """Return how the owner finds the rows with these bytes in a column `col`."""
+    if is_character:
+        return f"Rows with it: WHERE strpos(col, convert_from('\\x{form}', '{encoding}')) > 0. "
+    # `convert_to` and `convert_from` refuse such bytes.
+    raw = "replace(col::text, chr(92), repeat(chr(92), 2))::bytea"
+    return f"Rows with these bytes: WHERE position('\\x{form}'::bytea IN {raw}) > 0. "
+
+
+def no_character_sql(shape: Shape, *, is_character: bool) -> str:
+    """Return the search of a row with bytes that cannot be read: its key, and which text it is.
+
+    A character that UTF-8 lacks is searched for: its bytes, in hexadecimal digits, and their
+    encoding are bounds. Bytes that are no character may also begin in the middle of one, so there
+    the whole text is checked, by the rules of the encodings CHECKED. A text is what its type's
     output function says, so no cast of an owner's is called. Empty: the relation has no text.
     """
     wanted = (
         "pg_catalog.convert_from(pg_catalog.decode(pg_catalog.current_setting('driftline.first'),"
         " 'hex'), pg_catalog.current_setting('driftline.last')::pg_catalog.name)"
     )
-    found = [
-        f"pg_catalog.strpos(pg_catalog.format('%s', {quote(c.name)}), {wanted})"
-        " OPERATOR(pg_catalog.>) 0"
-        for c in shape.recipe.columns
-        if c.type.kind == "text"
-    ]
+    found = []
+    for column in shape.recipe.columns:
+        if column.type.kind != "text":
+            continue
+        text = f"pg_catalog.format('%s', {quote(column.name)})"
+        doubled = f"pg_catalog.replace({text}, {_BACKSLASH}, pg_catalog.repeat({_BACKSLASH}, 2))"
+        if is_character:
+            found.append(f"pg_catalog.strpos({text}, {wanted}) OPERATOR(pg_catalog.>) 0")
+        else:
+            digits = f"pg_catalog.encode({doubled}::pg_catalog.bytea, 'hex')"
+            found.append(f"{digits} OPERATOR(pg_catalog.!~) '{_EUC}'")
     if not found:
         return ""
     which = " ".join(f"WHEN {one} THEN {place}" for place, one in enumerate(found))

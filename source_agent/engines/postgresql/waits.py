@@ -21,10 +21,11 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
-from driftline.errors import OPEN, ConfigurationError, DatabaseUnavailable
-from psycopg import Connection, Cursor, Error, OperationalError, pq
+from driftline.errors import OPEN, ConfigurationError, DatabaseRefused, DatabaseUnavailable
+from psycopg import Connection, Cursor, Error, OperationalError, errors, pq
 from psycopg.abc import PQGen
 
 from source_agent.engines.interface import Pulse
@@ -47,7 +48,33 @@ _SSL_REQUEST: Final = bytes.fromhex("0000000804d2162f")  # answered by one byte,
 
 _IN_TRANSACTION: Final = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
+_NAME_SHOWN: Final = 200  # bytes of a catalogue's text
+
 Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def driven() -> Iterator[None]:
+    """Put `foreseen` around calls of the driver, and name text of the catalogue that is not UTF-8.
+
+    Raises DatabaseRefused. Rows are not read under it: they come by COPY.
+    """
+    with foreseen(DRIVER, Error):
+        try:
+            yield
+        except (
+            UnicodeDecodeError,
+            errors.CharacterNotInRepertoire,
+            errors.UntranslatableCharacter,
+        ) as error:
+            text = " ".join(str(error).split())
+            if isinstance(error, UnicodeDecodeError):
+                text = error.object[:_NAME_SHOWN].decode(errors="backslashreplace")
+            raise DatabaseRefused(
+                f"A name or a definition in the database's catalogue is not in UTF-8: {text}.",
+                remedy="Have its owner rename or replace it (ALTER … RENAME).",
+                abroad="A name or a definition in the database's catalogue is not in UTF-8.",
+            ) from error
 
 
 class BoundedConnection(Connection[tuple[Any, ...]]):
@@ -70,7 +97,7 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
         return f"PostgreSQL {number.partition(' ')[0]}"
 
     def execute(self, *arguments: Any, **options: Any) -> Cursor[tuple[Any, ...]]:
-        with foreseen(DRIVER, Error):
+        with driven():
             return super().execute(*arguments, **options)
 
     def wait(
