@@ -27,12 +27,14 @@ from source_agent.engines.mysql_family.product import TOLD_APART, Product, ident
 from source_agent.engines.mysql_family.sql import (
     EXPLAIN,
     MARK,
+    PAGE_ROWS,
     STATEMENTS,
     between_sql,
     empty_sql,
     greatest_sql,
     keys_sql,
     later_sql,
+    limited_sql,
     marked_sql,
     null_in_key_sql,
     page_sql,
@@ -67,12 +69,14 @@ ORDER BY table_schema, table_name, index_name, seq_in_index"""
 SIZE = """
 SELECT table_rows, data_length FROM information_schema.tables
 WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
-CATALOGUE: Final = (*rights.STATEMENTS, LISTED, UNIQUE, SIZE)
+BIG_SELECTS = "SELECT @@SESSION.sql_big_selects, VERSION()"
+CATALOGUE: Final = (*rights.STATEMENTS, LISTED, UNIQUE, SIZE, BIG_SELECTS)
 
 # Server and client error numbers: mysqld_error.h, errmsg.h.
 _REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
 _NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
 _DENIED: Final = re.compile(r"for table ((?:`(?:[^`]|``)+`\.)?`(?:[^`]|``)+`)")
+_BEYOND: Final = "(error 1104)"
 _PLAN_HIDDEN: Final = "(error 1345)"  # of a view, to a login without SELECT on its tables
 _NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
 CLIENT_ERRORS: Final = 2000
@@ -243,6 +247,7 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
         refuse_unhidden(error)
         plan = []
     warned = warnings.told(ask(warnings.WARNINGS)) if plan else ""
+    warned = "; ".join(filter(None, (warned, _refuse_too_big(ask, shape))))
     # EXPLAIN: id, select_type, table, then in MySQL partitions, type; MySQL has 12 columns.
     shown = ", ".join(f"{row[2]}: {row[4 if len(row) > 10 else 3]}" for row in plan)
     access = shown or "the server does not show how it is read"
@@ -254,6 +259,25 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
     on_disk = f", {size / 2**20:,.1f} MiB on disk" if size else ""
     cost = f"about {counted(rows, 'row')}{on_disk}; {access}"
     return f"{cost} ({plan_of(shape).consistency.value}){warned and f'; {warned}'}"
+
+
+def _refuse_too_big(ask: Ask, shape: Shape) -> str:
+    """Return what the owner's limit of rows may refuse; empty: nothing.
+
+    Raises DatabaseRefused: it refuses the scan.
+    """
+    ((allows_big, version),) = ask(BIG_SELECTS)
+    if allows_big == "1":
+        return ""
+    if "mariadb" not in str(version).lower():  # which cannot end a statement at the first row
+        return "sql_big_selects is 0: a read that examines more than max_join_size rows is refused"
+    pages = plan_of(shape).pages
+    try:
+        ask(limited_sql(shape), *((*plan_of(shape).values, PAGE_ROWS) if pages else ()))
+    except DatabaseRefused as error:
+        if _BEYOND in error.message:  # not a sort that was ended at its first row
+            raise
+    return ""
 
 
 def refuse_unhidden(error: DatabaseRefused) -> None:
@@ -327,6 +351,7 @@ def templates(product: Product, shapes: Sequence[Shape]) -> list[str]:
         reads += [empty, probe_sql(shape), EXPLAIN + empty, EXPLAIN + scan_sql(shape)]
         if shape.relation.table is not None:
             reads.append(types.CREATION.format(table=plan.source))
+        reads.append(limited_sql(shape))
         if plan.pages:
             reads += [page_sql(shape, is_first=first) for first in (True, False)]
         else:

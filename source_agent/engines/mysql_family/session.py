@@ -41,6 +41,7 @@ from source_agent.engines.mysql_family.sql import (
     EXPLAIN,
     KEYS_PER_SELECT,
     MARK,
+    PAGE_ROWS,
     RANGES_PER_SELECT,
     ROWS_MAX,
     between_sql,
@@ -60,7 +61,6 @@ from source_agent.engines.relations import null_key_sql, null_places, plan_of, s
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
 from source_agent.engines.shapes import Consistency, Relation, Shape
 
-PAGE_ROWS: Final = 1024
 LEFT_ROWS_MAX: Final = 1024  # of a scan that is given up: as cheap to read as to end it
 
 

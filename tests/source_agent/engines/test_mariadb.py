@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -10,7 +11,7 @@ import pymysql
 import pytest
 from driftline import errors
 
-from source_agent.engines.conformance.reads import decoded, flat, read, session_of
+from source_agent.engines.conformance.reads import decoded, engine_of, flat, read, session_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.markers import Marker
 from source_agent.engines.mysql_family.types import CREATED
@@ -373,19 +374,47 @@ def test_a_view_is_checked_by_the_login_that_may_read_nothing_else(maria: OfMari
     maria.drop_login(login)
 
 
-def test_a_read_that_the_owners_limit_of_rows_refuses_says_how_to_raise_it(
-    maria: OfMariaDB,
+def refusal(reading: Callable[[], object]) -> str:
+    """Return the remedy for a read that the owner's limit of rows refuses; empty: it ends well."""
+    try:
+        reading()
+    except errors.DatabaseRefused as error:
+        return error.remedy if "1104" in error.message else repr(error)
+    return ""
+
+
+@pytest.mark.parametrize("rows_max", [150, 100_000, 10_000_000])
+def test_check_refuses_by_the_owners_limit_of_rows_what_a_read_refuses(
+    maria: OfMariaDB, rows_max: int
 ) -> None:
     maria.run(
-        "CREATE TABLE t (id int PRIMARY KEY)",
-        "INSERT INTO t SELECT seq FROM seq_1_to_1000",
-        "ANALYZE TABLE t",
-        "SET GLOBAL max_join_size = 10",
+        "CREATE TABLE t (id int PRIMARY KEY, n int, v varchar(90))",
+        "INSERT INTO t SELECT seq, seq % 10, REPEAT('%', 80) FROM seq_1_to_1000",
+        "CREATE TABLE m (id int PRIMARY KEY, v varchar(90)) ENGINE=MyISAM",
+        "INSERT INTO m SELECT id, v FROM t",
+        "CREATE VIEW joined AS SELECT a.id, b.id AS other FROM t a JOIN t b USING (n)",
+        "ANALYZE TABLE t, m",
+        f"SET GLOBAL max_join_size = {rows_max}",
     )
+    relations = [
+        Relation("t", table="t"),
+        Relation("m", table="m"),
+        Relation("joined", table="joined", key=("id", "other")),
+        Relation("few", query="SELECT id, v FROM t WHERE v LIKE '%' AND id < 5", key=("id",)),
+    ]
+    refused = set()
     try:
-        with session_of(maria) as session:
-            with pytest.raises(errors.DatabaseRefused, match="1104") as caught:
-                read(session, Relation("t", table="t"))
-            assert "sql_big_selects" in caught.value.remedy
+        engine = engine_of(maria)
+        with closing(engine.open()) as session:
+            for relation in relations:
+                shape = session.describe(relation)
+                checked = refusal(lambda: engine.scan_cost(shape))  # noqa: B023
+                assert checked == refusal(lambda: flat(session.scan(shape))), relation  # noqa: B023
+                if checked:
+                    assert "sql_big_selects" in checked
+                    refused.add(relation.name)
     finally:
         maria.run("SET GLOBAL max_join_size = DEFAULT")
+    some = {150: {"t", "joined"}, 100_000: {"joined"}, 10_000_000: set()}[rows_max]
+    assert refused >= some
+    assert rows_max == 150 or refused == some
