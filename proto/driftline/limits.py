@@ -90,6 +90,8 @@ OPEN_S = 10.0  # until the first `Open` of a stream, which a warehouse sends at 
 DATABASE_SILENCE_S = 900.0  # no row from a database: long enough for a sort or an aggregate
 DATABASE_SILENCE_S_MAX = 3600.0  # the most that a DBA may set
 NO_ADVANCE_S = 3700.0  # a source that sends Progress without more rows is disconnected
+# From an opening to its end: before a verdict nothing bounds the rows that a source only counts.
+EXCHANGE_S_MAX = 30 * 86_400.0  # longer than any database should hold a snapshot
 
 LOCAL_LOG_S = 3600.0  # between two lines of the log about one error whose text stays at the source
 LOCAL_REFERENCES_MAX = 1024  # remembered for that: some 150 KB
@@ -113,4 +115,5 @@ assert CONNECTION_RPCS_MAX >= 2 * (
 assert max(ACTIVITY_RELATIONS_MAX, PART_RANGES_MAX * 2 * 128) <= MESSAGE_PARTS_MAX
 assert UNMARKED_ROWS_MAX * 16 + MARK_BYTES_MAX < MESSAGE_BYTES_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S
+assert NO_ADVANCE_S < EXCHANGE_S_MAX
 assert DATABASE_SILENCE_S <= DATABASE_SILENCE_S_MAX < NO_ADVANCE_S - NO_PROGRESS_S

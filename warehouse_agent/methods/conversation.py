@@ -20,11 +20,12 @@ from driftline.arrays import U64, Positions
 from driftline.columns import join
 from driftline.derivations import Derivation
 from driftline.digests import Digest, Salt
-from driftline.errors import MalformedMessage
+from driftline.errors import MalformedMessage, SourceUnreachable
 from driftline.fingerprints import position_seed
 from driftline.key_digests import checksum_hashes, mixed_keys
 from driftline.key_order import KeyRange
 from driftline.keys import positions, received
+from driftline.limits import EXCHANGE_S_MAX
 from driftline.named_keys import KeyMap
 from driftline.negotiation import CHECKSUM, SINCE, Agreement
 from driftline.ranges import Partition
@@ -171,10 +172,18 @@ class Talk:
         The time of the first reply other than progress is noted.
 
         Raises:
+            SourceUnreachable: the exchange has lasted for EXCHANGE_S_MAX.
             DriftlineError: whatever the source refused with, or a broken line, message or frame.
         """
         while True:
             reply = self._wire.receive()
+            if self._opened_at and monotonic() - self._opened_at > EXCHANGE_S_MAX:
+                raise SourceUnreachable(
+                    f"The source has not ended after {EXCHANGE_S_MAX / 3600:,.0f} h.",
+                    where=self.terms.relation,
+                    remedy="Refresh it in tiles (`incremental`), or check what runs at the source's"
+                    " address; what arrived is kept.",
+                )
             kind = reply.WhichOneof("message")
             if kind == "progress":
                 self._say(reply.progress)

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from tests.harness.exchange_pair import KEY, SALT, Ours
 from tests.harness.rogue import line_to
 from tests.samples.rows import block, recipe
+from warehouse_agent.methods import conversation
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.storage import store
@@ -250,6 +251,27 @@ def test_progress_that_never_means_rows(tmp_path: Path, monkeypatch: pytest.Monk
 
     writer = Staging(Store(str(tmp_path)), "orders").begin({})
     with line_to(tmp_path, says) as over, pytest.raises(SourceUnreachable, match="read no row"):
+        converse(over, ours(10), writer)
+
+
+@pytest.mark.starts
+def test_progress_that_counts_rows_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "EXCHANGE_S_MAX", 0.5)
+    few = [pb.Reply(rows=pb.Rows(frame=frame(1)))]
+
+    def says(requests: Iterator[pb.Request]) -> Iterator[pb.Reply]:
+        import time
+
+        next(requests)
+        for n in range(REPLIES_MAX):
+            time.sleep(0.01)
+            yield pb.Reply(progress=pb.Progress(phase="scan", rows=n + 1, rows_expected=n + 2))
+            yield from few if n % 9 == 0 else ()
+
+    writer = Staging(Store(str(tmp_path)), "orders").begin({})
+    with line_to(tmp_path, says) as over, pytest.raises(SourceUnreachable, match="not ended"):
         converse(over, ours(10), writer)
 
 
