@@ -134,7 +134,10 @@ def _existing(folder: Path, now: datetime) -> _Pair:
     try:
         key = load_pem_private_key(data, None)
     except TypeError:
-        remedy = f"Run: openssl pkey -in {secret} -out ca.key, in a folder of its own."
+        remedy = (
+            f"Run: openssl pkey -in {secret} -out ca.key, in a folder of its own, and copy ca.pem"
+            " there."
+        )
         raise _unusable(secret, "has a passphrase", remedy) from None
     except (ValueError, UnsupportedAlgorithm):
         raise _unusable(secret, "is no private key in PEM") from None

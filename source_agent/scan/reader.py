@@ -28,6 +28,7 @@ from driftline.keys import null_keys, positions
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, REPEATED_BATCHES_MAX, SAMPLES_MAX
 from driftline.types import Recipe
 
+from source_agent.engines.encoding.rows import never_ending
 from source_agent.engines.interface import Rows, Session, Split
 from source_agent.engines.shapes import Consistency, Shape
 from source_agent.failpoints import Point
@@ -187,7 +188,7 @@ class Reader:
                 self._refuse_nulls(block, recipe)
             where = positions(block, self.recipe, self._seed)
             if (row := repeats.add(where, self._repeats_max)) is not None:
-                raise self._repeated(rows[row], recipe)
+                raise never_ending(rows[row], self.shape, recipe, "again")
             yield rows, block, where
 
     @property
@@ -195,18 +196,6 @@ class Reader:
         """The most batches in which a key may come again: none if it is unique in the snapshot."""
         is_unique = self.shape.vouched and self.consistency is Consistency.EXACT
         return 0 if is_unique else REPEATED_BATCHES_MAX
-
-    def _repeated(self, row: bytes, recipe: Recipe) -> DatabaseRefused:
-        return DatabaseRefused(
-            f"A read of one relation gave the row with key {printable_row(row, recipe)} again,"
-            " so it might never end: the table or an index of it is damaged, or its key is not"
-            " unique.",
-            where=self.shape.relation.name,
-            remedy="Ask the DBA to check the table and its indexes at the source (SQLite: PRAGMA "
-            "integrity_check; MariaDB: CHECK TABLE; PostgreSQL: amcheck), and that the key is"
-            " unique.",
-            abroad=OPEN,
-        )
 
     def _begin(self) -> None:
         """Take the snapshot of the first row; raise SnapshotLost if it has another shape."""

@@ -3,83 +3,72 @@
 from __future__ import annotations
 
 NOT_YET: tuple[str, ...] = (
-    "A relation may only read tables of the file itself.",
     "Ask again after the next flip.",
-    "Ask again in … s.",
     "Ask its DBA to check the database and silence_timeout_s.",
     (
-        "Ask the DBA for `derive` of the relation, or run the view's command again with a query"
-        " that the source still evaluates."
-    ),
-    (
-        "Ask the DBA to check the table and its indexes at the source (SQLite: PRAGMA"
-        " integrity_check; MariaDB: CHECK TABLE; PostgreSQL: amcheck), and that the key is"
-        " unique."
+        "Ask the DBA for `derive` of the relation, or run the view's command again with a "
+        "query that the source still evaluates."
     ),
     "Change `method` of the fragment: a sketch has no such limit.",
     (
-        "Change the expression so that it fails on no row (such as try_divide, try_cast, nullif),"
-        " or mend the rows at the source."
+        "Change the expression so that it fails on no row (such as try_divide, try_cast, "
+        "nullif), or mend the rows at the source."
     ),
     (
-        "Check `[spark]`, and that Spark may read and write the warehouse; run with --debug for"
-        " the whole of Spark's message."
+        "Check `[spark]`, and that Spark may read and write the warehouse; run with --debug "
+        "for the whole of Spark's message."
     ),
     "Check `path` and what pyarrow needs to reach it.",
     "Check permissions. All versions can be read.",
     (
-        "Check space and permissions. What was committed of each table stays, readers keep the"
-        " version before, and the next refresh goes on from there."
+        "Check space and permissions. What was committed of each table stays, readers keep "
+        "the version before, and the next refresh goes on from there."
     ),
     "Check that the server runs and can be reached, then run the command again.",
     "Check the URL, the server and the account's rights.",
     (
-        "Check the disk and its permissions. If the disk can no longer read the file, remove the"
-        " file: the next refresh pulls its rows again."
+        "Check the disk and its permissions. If the disk can no longer read the file, remove "
+        "the file: the next refresh pulls its rows again."
     ),
     "Check the user and password.",
     "Check this machine's clock. `driftline-source enroll` makes new certificates.",
     "Check what runs at the source's address; nothing was published.",
-    "Choose another --directory.",
     "Convert it: CAST(… AS …), such as STRING.",
     "Correct the query: Spark refuses it whatever the rows are.",
     "Correct the settings in [spark]; --debug shows all that it wrote.",
     "Find out what removes files of the warehouse, then run the refresh again.",
     (
-        "Find out what the agent's session waits for. Raise database.silence_timeout_s if a"
-        " statement needs longer before its first row."
+        "Find out what the agent's session waits for. Raise database.silence_timeout_s if a "
+        "statement needs longer before its first row."
     ),
     (
-        "Find out what the agent's session waits for. Raise database.silence_timeout_s where a"
-        " statement needs longer before its first row."
+        "Find out what the agent's session waits for. Raise database.silence_timeout_s where "
+        "a statement needs longer before its first row."
     ),
     (
-        "Find out what the agent's session waits for. Raise silence_timeout_s if a statement"
-        " needs longer before its first row."
+        "Find out what the agent's session waits for. Raise silence_timeout_s if a statement "
+        "needs longer before its first row."
     ),
     "Free space and run the refresh again; the last published version is untouched.",
     "Free space, or remove old versions with `driftline gc --all`.",
     "GRANT SELECT on it to the login.",
     "If it took long: … If not: …",
     "If rows of different instants are good enough, …",
-    "Make a new one: leave out --authority, and see docs/operating.md, Certificates.",
     "Move the table's folder away for a new first load.",
     "Name a column of type timestamp or timestamptz, without another carrier.",
     "Name a file in a folder that exists.",
     "Name one of its columns of type timestamp or timestamptz.",
     "Name one of them.",
-    "Name the old file as well: driftline diff OLD NEW …",
     "Pin a newer one.",
     (
-        "Please …. A first load and a complete refresh need a scan: ask the DBA for hours in"
-        " which one may begin."
+        "Please …. A first load and a complete refresh need a scan: ask the DBA for hours in "
+        "which one may begin."
     ),
     "Publish a query that reads text as bytes: convert_to(col, '…').",
     "Publish the relation with a shorter key.",
-    "Raise `statement_timeout_s`.",
     (
-        "Raise statement_timeout_s of the file or the account's own limit, whichever is shorter,"
-        " or publish less of it."
+        "Raise statement_timeout_s of the file or the account's own limit, whichever is "
+        "shorter, or publish less of it."
     ),
     "Read a newer version. If a view holds the table back, mend the view and refresh.",
     "Read another one (`driftline history`).",
@@ -88,8 +77,8 @@ NOT_YET: tuple[str, ...] = (
     "Refresh what it reads: driftline refresh …",
     "Remove `incremental` from the fragment.",
     (
-        'Remove `proof = "part"` and `read_at_most` from the fragment, or ask the DBA for another'
-        " key or an index (docs/dba-guide.md, Hours without scans)."
+        'Remove `proof = "part"` and `read_at_most` from the fragment, or ask the DBA for '
+        "another key or an index (docs/dba-guide.md, Hours without scans)."
     ),
     'Remove `read_at_most` and `proof = "part"` from the fragment.',
     "Remove `read_at_most` from the fragment, or ask the DBA for an index.",
@@ -99,31 +88,28 @@ NOT_YET: tuple[str, ...] = (
     ("Restore a dump of it, made with `pg_dump --encoding`, into a database of another encoding."),
     "Restore a version that Driftline wrote, or move the folder away to load anew.",
     (
-        "Restore the folder from a backup; or move it away: the next refresh of a view makes a"
-        " new one from the newest version of every table."
+        "Restore the folder from a backup; or move it away: the next refresh of a view makes "
+        "a new one from the newest version of every table."
     ),
     (
-        "Restore the last version that Driftline wrote; or move the folder away: the next refresh"
-        " of a view makes a new one from the newest version of every table."
+        "Restore the last version that Driftline wrote; or move the folder away: the next "
+        "refresh of a view makes a new one from the newest version of every table."
     ),
     "Restore the table from a backup, or move its folder away for a new first load.",
     "Run `driftline refresh …`, and read the newest version of the warehouse.",
     (
-        "Run `driftline verify … --repair`: it computes the view anew. Report it if nobody"
-        " changed files."
+        "Run `driftline verify … --repair`: it computes the view anew. Report it if nobody "
+        "changed files."
     ),
     "Run it again.",
     "Run the command again later.",
-    "Run the command again when others have ended.",
     "Run the command again.",
     "Run the command again: it goes on from what was committed.",
     "Run the command again; `driftline verify` tells whether files are damaged.",
-    "Run the differential again when nothing writes it.",
     "Run the refresh again then, or ….",
     "Run the refresh again, at a quieter time, or …",
     "Run the refresh again.",
     "Run the refresh again: it goes on from what was committed.",
-    "Run: openssl pkey -in … -out ca.key, in a folder of its own.",
     "Set `read_at_most` of the fragment to at most ….",
     "Set `read_at_most` of the fragment to fewer rows, or change its `method`.",
     "Set `read_at_most` of the fragment to fewer rows.",
@@ -133,14 +119,7 @@ NOT_YET: tuple[str, ...] = (
     ),
     "Set a smaller `small_bytes` in [warehouse], so that Spark does more.",
     "Set as_text for the column, or publish a query that casts it to OCTETS.",
-    (
-        "Start the application, or open the file with the sqlite3 shell as its owner and read a"
-        " table: that recovers it. The agent's account may not write and cannot."
-    ),
-    "The agent must be able to read the file and, in WAL mode, -wal and -shm.",
-    "The agent's account must be able to read the files that `files` names.",
     "The table began anew: read its newest version once and the feed from there on.",
-    "The whole log: …",
     "This could not be noted: … Run `driftline verify … --repair`: it pulls their rows again.",
     "Use `incremental`, or ask the DBA for hours in which a scan may begin.",
     'Validate the constraint, or remove `fingerprint = "database"`.',

@@ -164,6 +164,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/pair/views/test_recipes.py::test_another_spark_or_legacy_setting": (
         "If that is right: driftline refresh … --accept-schema",
     ),
+    "tests/warehouse_agent/differential/test_command.py::test_a_state_stands_in_for_the_old_file": (
+        "Name the old file as well: driftline diff OLD NEW …",
+    ),
     "tests/pair/parts/test_scan_hours.py::test_refused_then_in_part_then_completely": (
         "Run the refresh again then, or refresh it by key (…).",
     ),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,13 @@ from source_agent.config import load
 from source_agent.engines.dump.engine import DumpEngine
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from tests import ROOT
 from tests.remedies.told import told
 from warehouse_agent.cli import init as warehouse_init
 from warehouse_agent.config import Source
+from warehouse_agent.demo import demonstration, processes
 from warehouse_agent.differential.command import diff
+from warehouse_agent.differential.reading import named
 from warehouse_agent.transport.certificates import certificates, context_of
 
 SOURCE_INIT: dict[str, Any] = {
@@ -192,6 +199,35 @@ def test_an_authority_that_exists(tmp_path: Path) -> None:
     assert len(enroll(tmp_path / "d", source_names=["d"], authority=certs)) == 3
 
 
+def test_an_authority_that_cannot_sign(tmp_path: Path) -> None:
+    old, locked, unlocked = tmp_path / "old", tmp_path / "locked", tmp_path / "unlocked"
+    enroll(old, source_names=["a"], now=datetime(2001, 1, 1, tzinfo=UTC))
+    with pytest.raises(DriftlineError) as caught:
+        enroll(tmp_path / "b", source_names=["b"], authority=old)
+    told(
+        caught.value,
+        "Make a new one: leave out --authority, and see docs/operating.md, Certificates.",
+    )
+    assert len(enroll(tmp_path / "b", source_names=["b"])) == 6
+    assert "## Certificates" in (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    enroll(locked, source_names=["a"])
+    passphrase = ["-aes256", "-passout", "pass:secret"]
+    words = ["openssl", "pkey", "-in", "ca.key", "-out", "new.key"]
+    subprocess.run([*words, *passphrase], check=True, cwd=locked)
+    (locked / "new.key").rename(locked / "ca.key")
+    with pytest.raises(DriftlineError) as caught:
+        enroll(tmp_path / "c", source_names=["c"], authority=locked)
+    printed = told(
+        caught.value,
+        "Run: openssl pkey -in … -out ca.key, in a folder of its own, and copy ca.pem there.",
+    )
+    unlocked.mkdir()
+    words = printed.removeprefix("Run: ").partition(",")[0].split()
+    subprocess.run([*words, "-passin", "pass:secret"], check=True, cwd=unlocked)
+    shutil.copy(locked / "ca.pem", unlocked)
+    assert len(enroll(tmp_path / "c", source_names=["c"], authority=unlocked)) == 3
+
+
 def test_files_of_the_warehouses_certificate(tmp_path: Path) -> None:
     certs = tmp_path / "certs"
     files = (certs / "ca.pem", certs / "warehouse.pem", certs / "warehouse.key")
@@ -349,3 +385,40 @@ def test_a_value_that_parquet_does_not_hold(tmp_path: Path) -> None:
     told(caught.value, "Write the changes as CSV, which has every value as text.")
     run("out.csv")
     assert "infinity" in (tmp_path / "out.csv").read_text()
+
+
+def test_a_file_that_is_written_while_it_is_compared(tmp_path: Path) -> None:
+    form, file = tmp_path / "f.toml", tmp_path / "a.csv"
+    form.write_text('[columns]\nid = "int8"\n')
+    file.write_text("id\n1\n")
+    snapshot = named(file, form, ("id",))
+    file.write_text("id\n1\n2\n")
+    with pytest.raises(DriftlineError) as caught:
+        list(snapshot.read())
+    told(caught.value, "Run the differential again when nothing writes it.")
+    assert sum(map(len, named(file, form, ("id",)).read())) == 2
+
+
+def test_a_folder_of_the_demonstration(tmp_path: Path) -> None:
+    other = "Choose another --directory."
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").touch()
+    (tmp_path / "file").touch()
+    for place in ("mine", "file/below"):
+        with pytest.raises(DriftlineError) as caught:
+            demonstration._make_folder(tmp_path / place)
+        told(caught.value, other)
+    assert (tmp_path / "mine" / "letter").exists()
+    demonstration._make_folder(tmp_path / "another")
+    assert (tmp_path / "another" / "log").is_dir()
+
+
+def test_a_child_of_the_demonstration_that_fails(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = [sys.executable, "-c", "print(*range(99), sep='\\n'); raise SystemExit(3)"]
+    with pytest.raises(DriftlineError) as caught:
+        processes.answer(words, log=log)
+    printed = told(caught.value, "The whole log: …")
+    assert "0" not in caught.value.details.values(), "its end alone"
+    whole = Path(printed.removeprefix("The whole log: ")).read_text()
+    assert whole.split() == [str(n) for n in range(99)]

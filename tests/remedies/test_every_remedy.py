@@ -14,14 +14,14 @@ from tests.remedies.catalogue import matches, remedies
 from tests.remedies.not_yet import NOT_YET
 from tests.remedies.others import CONDITIONS, ELSEWHERE, NOBODY
 
-NOT_YET_MOST = 99
+NOT_YET_MOST = 85
 
 
 @cache
 def carried_out() -> frozenset[str]:
     """Return the remedies that tests of this room name; `told` checks that they are printed."""
     found = set()
-    for path in Path(__file__).parent.glob("test_*.py"):
+    for path in Path(__file__).parent.rglob("test_*.py"):
         if path != Path(__file__):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -119,6 +119,16 @@ CASES: list[tuple[str, Relation, tuple[Relation, ...]]] = [
         ),
     ),
     (CORRECT, replace(ORDERS, where="no_column = 1"), (ORDERS,)),
+    (
+        "A relation may only read tables of the file itself.",
+        Relation(
+            "q",
+            query="SELECT rowid AS id FROM temp.sqlite_master",
+            key=("id",),
+            types=(("id", "int8"),),
+        ),
+        (Relation("q", query="SELECT id FROM orders", key=("id",), types=(("id", "int8"),)),),
+    ),
 ]
 
 
@@ -130,6 +140,14 @@ def test_the_relation_is_read(file: Path, case: tuple[str, Relation, tuple[Relat
     told(caught.value, remedy)
     for relation in mended:
         assert read(file, relation)
+
+
+def test_more_slashes_than_a_path_needs(file: Path) -> None:
+    """As of somebody who follows the remedy for an absolute path, and has its slash already."""
+    for slashes in ("//", "///", "////", "/////"):
+        url = f"sqlite:{slashes}/{file}"
+        with closing(connect(url, None, Limits()).open()) as session:
+            assert rows_of(session, session.describe(ORDERS)), url
 
 
 def test_a_file_that_is_not_there(file: Path) -> None:
@@ -213,7 +231,8 @@ def test_rows_that_come_again_and_again(tmp_path: Path, monkeypatch: pytest.Monk
             told(
                 caught.value,
                 "Ask the DBA to check the table and its indexes at the source (SQLite: PRAGMA"
-                " integrity_check; MariaDB: CHECK TABLE), and that the key is unique.",
+                " integrity_check; MariaDB: CHECK TABLE; PostgreSQL: amcheck), and that the key is"
+                " unique.",
             )
         connection.execute("DELETE FROM t WHERE rowid > 1")
         connection.commit()

@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import numpy as np
 from driftline.arrays import Integers
-from driftline.errors import DatabaseRefused, LimitExceeded, ValueDoesNotFit, together
+from driftline.errors import OPEN, DatabaseRefused, LimitExceeded, ValueDoesNotFit, together
 from driftline.limits import REPEATED_BATCHES_MAX, ROW_BYTES_MAX
-from driftline.types import DeclaredType
+from driftline.types import DeclaredType, Recipe
 from driftline.values import string_encoder
 
 from source_agent.engines.encoding.plain_values import (
@@ -365,17 +365,26 @@ def _ending(batches: Iterator[Rows], shape: Shape) -> Iterator[Rows]:
     for count, batch in enumerate(batches, 1):
         met += kept in batch
         if met > REPEATED_BATCHES_MAX:
-            raise DatabaseRefused(
-                f"A read gave the row with key {printable_row(kept, shape.recipe)} in more than"
-                f" {REPEATED_BATCHES_MAX} batches, so it might never end: the table or an index of"
-                " it is damaged, or its key is not unique.",
-                where=shape.relation.name,
-                remedy="Ask the DBA to check the table and its indexes at the source (SQLite:"
-                " PRAGMA integrity_check; MariaDB: CHECK TABLE), and that the key is unique.",
-            )
+            how = f"in more than {REPEATED_BATCHES_MAX} batches"
+            raise never_ending(kept, shape, shape.recipe, how)
         if count == ends_at:
             kept, met, ends_at = batch[-1], 0, 2 * ends_at
         yield batch
+
+
+def never_ending(row: bytes, shape: Shape, recipe: Recipe, how: str) -> DatabaseRefused:
+    """Return the error of a read that gives the same row again and again.
+
+    recipe: of the row; how: the row came again.
+    """
+    return DatabaseRefused(
+        f"A read of one relation gave the row with key {printable_row(row, recipe)} {how}, so it"
+        " might never end: the table or an index of it is damaged, or its key is not unique.",
+        where=shape.relation.name,
+        remedy="Ask the DBA to check the table and its indexes at the source (SQLite: PRAGMA"
+        " integrity_check; MariaDB: CHECK TABLE; PostgreSQL: amcheck), and that the key is unique.",
+        abroad=OPEN,
+    )
 
 
 def spooled(

@@ -131,7 +131,8 @@ def _connect(path: Path, lock_s: float) -> sqlite3.Connection:
     try:
         with foreseen(DRIVER, sqlite3.Error):
             connection = sqlite3.connect(
-                f"file:{quote_url(str(path))}?mode=ro",
+                # With an empty authority: else the first of two slashes would begin one.
+                f"file://{quote_url(str(path.absolute()))}?mode=ro",
                 uri=True,
                 timeout=lock_s,
                 isolation_level=None,

@@ -1,0 +1,1 @@
+"""Remedies that the warehouse agent prints: of readers, storage, Spark, views and parts."""
