@@ -9,7 +9,6 @@ NOT_YET: tuple[str, ...] = (
         "Ask the DBA for `derive` of the relation, or run the view's command again with a "
         "query that the source still evaluates."
     ),
-    "Change `method` of the fragment: a sketch has no such limit.",
     (
         "Change the expression so that it fails on no row (such as try_divide, try_cast, "
         "nullif), or mend the rows at the source."
@@ -53,19 +52,13 @@ NOT_YET: tuple[str, ...] = (
     "Free space, or remove old versions with `driftline gc --all`.",
     "GRANT SELECT on it to the login.",
     "If it took long: … If not: …",
-    "If rows of different instants are good enough, …",
     "Move the table's folder away for a new first load.",
     "Name a column of type timestamp or timestamptz, without another carrier.",
     "Name a file in a folder that exists.",
     "Name one of its columns of type timestamp or timestamptz.",
     "Name one of them.",
     "Pin a newer one.",
-    (
-        "Please …. A first load and a complete refresh need a scan: ask the DBA for hours in "
-        "which one may begin."
-    ),
     "Publish a query that reads text as bytes: convert_to(col, '…').",
-    "Publish the relation with a shorter key.",
     (
         "Raise statement_timeout_s of the file or the account's own limit, whichever is "
         "shorter, or publish less of it."
@@ -75,13 +68,6 @@ NOT_YET: tuple[str, ...] = (
     "Read the newest state: `at(spark, path)` without a version.",
     "Read the newest version once and the feed from there on.",
     "Refresh what it reads: driftline refresh …",
-    "Remove `incremental` from the fragment.",
-    (
-        'Remove `proof = "part"` and `read_at_most` from the fragment, or ask the DBA for '
-        "another key or an index (docs/dba-guide.md, Hours without scans)."
-    ),
-    'Remove `read_at_most` and `proof = "part"` from the fragment.',
-    "Remove `read_at_most` from the fragment, or ask the DBA for an index.",
     "Remove `read_at_most` from the fragment, so that all rows are compared.",
     "Rename it.",
     "Rename one of them, or move the table's folder away for a new first load.",
@@ -106,22 +92,12 @@ NOT_YET: tuple[str, ...] = (
     "Run the command again.",
     "Run the command again: it goes on from what was committed.",
     "Run the command again; `driftline verify` tells whether files are damaged.",
-    "Run the refresh again then, or ….",
-    "Run the refresh again, at a quieter time, or …",
     "Run the refresh again.",
     "Run the refresh again: it goes on from what was committed.",
-    "Set `read_at_most` of the fragment to at most ….",
-    "Set `read_at_most` of the fragment to fewer rows, or change its `method`.",
-    "Set `read_at_most` of the fragment to fewer rows.",
-    (
-        "Set `rows` of `incremental` to less, or refresh it once by a scan, if the source has"
-        " many new rows."
-    ),
     "Set a smaller `small_bytes` in [warehouse], so that Spark does more.",
     "Set as_text for the column, or publish a query that casts it to OCTETS.",
     "The table began anew: read its newest version once and the feed from there on.",
     "This could not be noted: … Run `driftline verify … --repair`: it pulls their rows again.",
-    "Use `incremental`, or ask the DBA for hours in which a scan may begin.",
     'Validate the constraint, or remove `fingerprint = "database"`.',
     "Write source.relation, or the name of a fragment.",
     "Write the query without it: Spark does not support it.",

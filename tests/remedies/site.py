@@ -49,6 +49,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.relation = 'table = "orders"'
+        self.url = "sqlite:///erp.db"
         self.limits = self.fragment = self.warehouse = ""
         self._server: Server | None = None
         with closing(sqlite3.connect(folder / "erp.db")) as connection:
@@ -80,7 +81,7 @@ class Site:
         self.relation = self.relation if relation is None else relation
         file = self.folder / "source.toml"
         file.write_text(
-            '[database]\nurl = "sqlite:///erp.db"\n[server]\nlisten = "127.0.0.1:0"\n'
+            f'[database]\nurl = "{self.url}"\n[server]\nlisten = "127.0.0.1:0"\n'
             f"insecure = true\n[limits]\n{limits}\n[relations.orders]\n{self.relation}\n"
         )
         self._server = start(load(file))
@@ -131,16 +132,16 @@ class Site:
         program, *words = shlex.split(found[1])
         return self.source(*words) if program == "driftline-source" else self.driftline(*words)
 
-    def check(self) -> None:
-        """Refresh once more, and compare what is published with what the owner sees."""
+    def check(self, table: str = "orders") -> None:
+        """Refresh once more, and compare what is published with what the owner of a table sees."""
         ended = self.refresh()
         assert ended.code == 0, ended
         from deltalake import DeltaTable
 
-        table = DeltaTable(str(self.table)).to_pyarrow_table()
-        names = [n for n in table.column_names if not n.startswith("_driftline")]
-        ours = sorted(zip(*(table[name].to_pylist() for name in names), strict=True))
-        assert ours == sorted(self.sql(f"SELECT {', '.join(names)} FROM orders"))
+        found = DeltaTable(str(self.table)).to_pyarrow_table()
+        names = [n for n in found.column_names if not n.startswith("_driftline")]
+        ours = sorted(zip(*(found[name].to_pylist() for name in names), strict=True))
+        assert ours == sorted(self.sql(f"SELECT {', '.join(names)} FROM {table}"))
 
 
 def _run(main: Callable[[], None], *words: str) -> Ended:

@@ -14,7 +14,7 @@ from tests.remedies.catalogue import matches, remedies
 from tests.remedies.not_yet import NOT_YET
 from tests.remedies.others import CONDITIONS, ELSEWHERE, NOBODY
 
-NOT_YET_MOST = 85
+NOT_YET_MOST = 70
 
 
 @cache

@@ -7,10 +7,10 @@
                                    000012.npz      the result of a finished tile
 
 So an interrupted pass goes on with the next tile: nothing is reduced again, and no compared row is
-read again at the source. It can be resumed while the version that it compares is the newest and the
-source and relation are the same. Any other refresh of the fragment ends it, because it takes up or
-clears what is staged. The files are private: whoever knows the salt of a pass and can write rows at
-the source could prepare equal sums.
+read again at the source. It can be resumed while the version that it compares is the newest, the
+source and relation are the same, and its tiles are no larger than wanted. Any other refresh of the
+fragment ends it, because it takes up or clears what is staged. The files are private: whoever knows
+the salt of a pass and can write rows at the source could prepare equal sums.
 
 After Carnes and Hanson, sections 3.4 and 3.6. Their auxiliary table outlives a refresh; ours does
 not, because a salt must not be kept for long.
@@ -196,7 +196,8 @@ def begin(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run])
     salt = Salt.fresh()
     sums = _reduced(job.steps, base, tiling, salt)
     secret, place = _Secret(job.store.root), _place(job.name)
-    table = {"salt": salt.to_bytes().hex(), "heads": tiling.heads, **_table_of(tiling)}
+    table = {"salt": salt.to_bytes().hex(), "heads": tiling.heads, "rows": wanted.rows}
+    table |= _table_of(tiling)
     secret.write(sums.to_bytes(), *place, _SUMS)
     secret.write(json.dumps(table).encode(), *place, _TABLE)
     # The note comes last: with it the pass can be resumed.
@@ -216,7 +217,7 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
         salt = Salt.from_bytes(bytes.fromhex(table["salt"]))
     except (ValueError, KeyError, TypeError, IndexError):
         return None
-    if sums.ranges.total.count != sum(f.rows for f in base.sound):
+    if sums.ranges.total.count != sum(f.rows for f in base.sound) or not _serves(table, wanted):
         return None
     found = Pass(store, name, wanted, salt, sums)
     for tile in _finished(store, name):
@@ -226,6 +227,12 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
             found.add(tile, *kept)
     found.resumed_at = len(found.outcomes)
     return found
+
+
+def _serves(table: Mapping[str, Any], wanted: Incremental) -> bool:
+    """Return False if fewer rows are wanted in a tile: those of the pass may be too large."""
+    rows = table.get("rows")  # older releases note none
+    return not isinstance(rows, int) or rows <= wanted.rows
 
 
 def _are_there(store: Store, name: str, frames: _Frames) -> bool:
@@ -238,8 +245,9 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
     if fragment.incremental is None or base is None or not base.rows:
         return None
     if store.read_json(*_place(fragment.name), _NOTE) == _note(fragment, base):
-        heads = store.read_json(*_place(fragment.name), _TABLE).get("heads")
-        if isinstance(heads, list):
+        table = store.read_json(*_place(fragment.name), _TABLE)
+        heads = table.get("heads")
+        if isinstance(heads, list) and _serves(table, fragment.incremental):
             done = len(_finished(store, fragment.name))
             return Tiled(fragment.incremental, len(heads), done)
     return Tiled(fragment.incremental, planning.count_for(base.rows, fragment.incremental))
