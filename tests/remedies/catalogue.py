@@ -1,8 +1,9 @@
 """The remedies of the product: their texts, found in its sources.
 
 A text has `…` where a value stands. It is what a call gives as `remedy=`, a class as its
-`default_remedy`, and an own function that makes errors in the place of its parameter `remedy`;
-names, branches and functions are followed within a module, and a few across. No test here.
+`default_remedy`, what is assigned to an error, and what an own function that makes errors has in
+the place of its parameter `remedy`; names, branches and functions are followed within a module, and
+a few across. No test here.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class _Module:
         for node in ast.walk(self.tree):
             match node:
                 case ast.Assign(targets=[ast.Name(id="default_remedy")], value=value):
+                    yield from ((text, node.lineno) for text in self.texts(value, None))
+                case ast.Assign(targets=[ast.Attribute(attr="remedy")], value=value):
                     yield from ((text, node.lineno) for text in self.texts(value, None))
         for name in _TABLES:
             for row in self._rows(name):

@@ -17,25 +17,14 @@ NOT_YET: tuple[str, ...] = (
         "Check `[spark]`, and that Spark may read and write the warehouse; run with --debug "
         "for the whole of Spark's message."
     ),
-    "Check `path` and what pyarrow needs to reach it.",
-    "Check permissions. All versions can be read.",
-    (
-        "Check space and permissions. What was committed of each table stays, readers keep "
-        "the version before, and the next refresh goes on from there."
-    ),
     "Check that the server runs and can be reached, then run the command again.",
     "Check the URL, the server and the account's rights.",
-    (
-        "Check the disk and its permissions. If the disk can no longer read the file, remove "
-        "the file: the next refresh pulls its rows again."
-    ),
     "Check the user and password.",
     "Check this machine's clock. `driftline-source enroll` makes new certificates.",
     "Check what runs at the source's address; nothing was published.",
     "Convert it: CAST(… AS …), such as STRING.",
     "Correct the query: Spark refuses it whatever the rows are.",
     "Correct the settings in [spark]; --debug shows all that it wrote.",
-    "Find out what removes files of the warehouse, then run the refresh again.",
     (
         "Find out what the agent's session waits for. Raise database.silence_timeout_s if a "
         "statement needs longer before its first row."
@@ -49,64 +38,43 @@ NOT_YET: tuple[str, ...] = (
         "needs longer before its first row."
     ),
     "Free space and run the refresh again; the last published version is untouched.",
-    "Free space, or remove old versions with `driftline gc --all`.",
     "GRANT SELECT on it to the login.",
     "If it took long: … If not: …",
-    "Move the table's folder away for a new first load.",
     "Name a column of type timestamp or timestamptz, without another carrier.",
     "Name a file in a folder that exists.",
     "Name one of its columns of type timestamp or timestamptz.",
     "Name one of them.",
-    "Pin a newer one.",
     "Publish a query that reads text as bytes: convert_to(col, '…').",
     (
         "Raise statement_timeout_s of the file or the account's own limit, whichever is "
         "shorter, or publish less of it."
     ),
-    "Read a newer version. If a view holds the table back, mend the view and refresh.",
-    "Read another one (`driftline history`).",
     "Read the newest state: `at(spark, path)` without a version.",
     "Read the newest version once and the feed from there on.",
     "Refresh what it reads: driftline refresh …",
     "Remove `read_at_most` from the fragment, so that all rows are compared.",
     "Rename it.",
-    "Rename one of them, or move the table's folder away for a new first load.",
     ("Restore a dump of it, made with `pg_dump --encoding`, into a database of another encoding."),
-    "Restore a version that Driftline wrote, or move the folder away to load anew.",
-    (
-        "Restore the folder from a backup; or move it away: the next refresh of a view makes "
-        "a new one from the newest version of every table."
-    ),
     (
         "Restore the last version that Driftline wrote; or move the folder away: the next "
         "refresh of a view makes a new one from the newest version of every table."
     ),
-    "Restore the table from a backup, or move its folder away for a new first load.",
     "Run `driftline refresh …`, and read the newest version of the warehouse.",
     (
         "Run `driftline verify … --repair`: it computes the view anew. Report it if nobody "
         "changed files."
     ),
-    "Run it again.",
     "Run the command again later.",
-    "Run the command again.",
     "Run the command again: it goes on from what was committed.",
-    "Run the command again; `driftline verify` tells whether files are damaged.",
-    "Run the refresh again.",
     "Run the refresh again: it goes on from what was committed.",
     "Set a smaller `small_bytes` in [warehouse], so that Spark does more.",
     "Set as_text for the column, or publish a query that casts it to OCTETS.",
     "The table began anew: read its newest version once and the feed from there on.",
-    "This could not be noted: … Run `driftline verify … --repair`: it pulls their rows again.",
     'Validate the constraint, or remove `fingerprint = "database"`.',
     "Write source.relation, or the name of a fragment.",
     "Write the query without it: Spark does not support it.",
     "Write the query, view or `where` so that it raises none, with CAST.",
-    "`driftline verify NAME --repair` mends it.",
     "`driftline verify …` computes it again; ask for receipts of what it reads: ….",
-    "`driftline verify` names damaged files, and repairs them with --repair.",
-    "`driftline verify` names damaged files.",
-    "`driftline verify` names the files that are missing.",
     "`names` has the tables of this version; `read` reads others one by one.",
     "…Correct the text at the source, or publish a query that reads it as bytes.",
 )

@@ -138,22 +138,25 @@ def meaning(problem: Exception) -> DriftlineError | None:
         )
     if "PATH_NOT_FOUND" in text or _ABSENT.search(text):
         path = _FILE.search(text)
-        return WarehouseUnavailable(
-            f"A file of the warehouse is not there: {path[0] if path else cause(problem)}.",
-            remedy="`driftline verify` names the files that are missing.",
-            details={DATA_FILE: path[0] if path else "unknown"},
-        )
+        what = f"A file of the warehouse is not there: {path[0] if path else cause(problem)}."
+        return unreadable(what, path[0] if path else "unknown")
     if "ChecksumException" in text:
         path = _FILE.search(text)
-        return WarehouseUnavailable(
-            f"A file of the warehouse is damaged: {path[0] if path else cause(problem)}.",
-            remedy="`driftline verify NAME --repair` mends it.",
-            details={DATA_FILE: path[0] if path else "unknown"},
-        )
+        what = f"A file of the warehouse is damaged: {path[0] if path else cause(problem)}."
+        return unreadable(what, path[0] if path else "unknown")
     if lost := _LOST.search(text):
         what = "ran out of memory" if "Memory" in lost[0] else "ended: it was killed, or crashed"
         return SparkLost(f"A process of Spark {what}.", remedy=_MORE_MEMORY)
     return None
+
+
+def unreadable(message: str, file: str) -> WarehouseUnavailable:
+    """Return the error of a data file that cannot be read, or is not as it was written."""
+    return WarehouseUnavailable(
+        message,
+        remedy="Run the command again; `driftline verify` names files that are missing or damaged.",
+        details={DATA_FILE: file},
+    )
 
 
 def jvm_lost() -> SparkLost:

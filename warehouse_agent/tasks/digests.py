@@ -27,7 +27,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Digest, Mixed, Salt, mix
-from driftline.errors import WarehouseUnavailable
 from driftline.key_order import KeyOrder, Keys
 from driftline.named_keys import KeyMap
 from driftline.ranges import Partition, RangeSums
@@ -38,7 +37,7 @@ from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.planning.choice import everything
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.report import counted
-from warehouse_agent.spark.executors import DATA_FILE, Batches, task
+from warehouse_agent.spark.executors import Batches, task, unreadable
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import DIGEST_BYTES, Steps, size_of_digests
@@ -269,10 +268,9 @@ def check_rows(files: Files, found: int) -> None:
     """Raise WarehouseUnavailable if the rows found are not as many as the files should hold."""
     rows = sum(f.rows for f in files)
     if found != rows:
-        raise WarehouseUnavailable(
+        raise unreadable(
             f"Data files hold {counted(found, 'row')} and held {rows:,} when they were written.",
-            remedy="`driftline verify` names damaged files, and repairs them with --repair.",
-            details={DATA_FILE: f"of {len(files)}"},
+            f"of {len(files)}",
         )
 
 
@@ -392,11 +390,8 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Adder:
             if sketch is not None:
                 ks, inside = sketch.embedding.embed(where, salt)
                 if not inside.all():
-                    raise WarehouseUnavailable(
-                        "A row lies outside the bounds that the log has of its data file.",
-                        remedy="`driftline verify` names damaged files.",
-                        details={DATA_FILE: piece.file},
-                    )
+                    what = "A row lies outside the bounds that the log has of its data file."
+                    raise unreadable(what, piece.file)
                 cells.add(ks, mixed.m0, salt)
         return PartialSums(sums.total, sums.words(), cells.sums())
 

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.columns.layout import STATISTICS
-from warehouse_agent.spark.executors import DATA_FILE, Batches, driver_errors, task
+from warehouse_agent.spark.executors import Batches, driver_errors, task, unreadable
 from warehouse_agent.storage.data_files import DataFile, row_bytes, uncounted_columns
 from warehouse_agent.storage.store import located
 from warehouse_agent.tasks.steps import Steps
@@ -258,11 +258,8 @@ def read_batches(uri: str, columns: pa.Schema, groups: slice = _WHOLE) -> Iterat
     except (OSError, ValueError, pa.ArrowException) as error:  # a footer may hold no UTF-8
         if isinstance(error, MemoryError):
             raise
-        raise WarehouseUnavailable(
-            f"Data file {uri.rsplit('/', 1)[-1]} cannot be read: {error}",
-            remedy="Run the command again; `driftline verify` tells whether files are damaged.",
-            details={DATA_FILE: uri.rsplit("/", 1)[-1]},
-        ) from error
+        file = uri.rsplit("/", 1)[-1]
+        raise unreadable(f"Data file {file} cannot be read: {error}", file) from error
 
 
 def _opened(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,11 @@ from driftline.errors import DriftlineError
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
+from tests.harness.nobody import as_nobody, only_root, open_folder
 from tests.remedies.told import told
 from tests.source_agent.engines.dump.folders import Accounts
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can become an account without rights"
-)
-NOBODY = 65534
+pytestmark = only_root
 _APPLICATION = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1])
@@ -37,20 +33,8 @@ sys.stdin.read()
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that every account may enter."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        folder.chmod(0o755)
-        yield folder
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
+    with open_folder() as made:
+        yield made
 
 
 def columns(file: Path) -> int:
