@@ -97,6 +97,8 @@ LOCAL_LOG_S = 3600.0  # between two lines of the log about one error whose text 
 LOCAL_REFERENCES_MAX = 1024  # remembered for that: some 150 KB
 
 SAMPLES_MAX = 10  # keys shown in an error
+READS_COMPARED = 1_000  # rows of `check --reads`: some 50 statements by index, under a second
+READS_COMPARED_MAX = 1_000_000  # that a DBA may ask for: keys of the sample are in memory
 REPEATED_BATCHES_MAX = 100  # batches in which a repeatable key comes again: more has no end
 REFERENCES_MAX = 256  # foreign keys in a description: few tables have ten
 POLICIES_MAX = 100  # row security policies that are named; the digest covers all

@@ -5,7 +5,7 @@ relation with `derive` there are templates, whose slots a warehouse fills with w
 texts come from the functions that the sessions execute; tests compare the servers' statement logs
 with them. The commands are included: `check` plans a scan, and describes each relation also with
 fingerprints made by the database, and with each marker that it might have, to report whether that
-is possible and how its rows would be found.
+is possible and how its rows would be found; `check --reads` reads a sample by the driver alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
 from source_agent.cli import marker_advice
 from source_agent.config import SourceConfig
 from source_agent.engines.interface import Engine, Session
+from source_agent.engines.own_values.reading import HasOwnValues
 from source_agent.engines.predicates import (
     COLUMNS,
     EQUALITY,
@@ -76,6 +77,8 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
                 session = _renewed(engine, session)
             texts = engine.templates(shapes) + refused
             texts += _advised(engine, session, shapes[0])
+            if isinstance(engine, HasOwnValues):
+                texts += engine.own_values(session).statements(shapes[0])
             for parts in (published.derive - {Part.ROWS}, published.derive):
                 if parts:  # all columns are some of them, but all rows are without a condition
                     texts += engine.templates([slotted(shapes[0], parts)])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import click
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
+from driftline.limits import READS_COMPARED, READS_COMPARED_MAX
 from driftline.peer_text import escape_in
 
 from source_agent.failpoints import Point
@@ -172,13 +173,28 @@ def serve(config: Path, port_file: Path | None) -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@click.option(
+    "--reads", "compared", multiple=True, metavar="RELATION",
+    help="Instead, compare what is read of it with the driver's own values; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--rows", type=click.IntRange(1, READS_COMPARED_MAX), default=READS_COMPARED,
+    show_default=True, help="Rows that --reads compares of each, about.",
+)  # fmt: skip
 @click.pass_obj
-def check(config: Path, as_json: bool) -> None:
+def check(config: Path, as_json: bool, compared: tuple[str, ...], rows: int) -> None:
     """Check the address, the relations, scan costs and privileges.
 
     Reads catalogues only. Exit code: 0 if the agent can listen and serve all relations, 1 if not, 2
     if the configuration is wrong, 4 if the database is not available.
+
+    With --reads it compares a sample of a relation, as a scan sends it, with what the driver itself
+    returns for the columns: SELECT alone, in one snapshot. Exit code: 0 if all values that were
+    compared are equal, 1 if one differs or none could be compared.
     """
+    if compared:
+        _check_reads(config, compared, rows, as_json=as_json)
+        return
     from source_agent.cli import check as checking
 
     report = checking.check(*_connected(config))
@@ -187,6 +203,17 @@ def check(config: Path, as_json: bool) -> None:
     else:
         click.echo(checking.as_text(report))
     _end(failed=report.failed)
+
+
+def _check_reads(path: Path, names: tuple[str, ...], rows: int, *, as_json: bool) -> None:
+    from source_agent.cli import check_reads as comparing
+
+    found = comparing.check_reads(*_connected(path), names, rows)
+    if as_json:
+        click.echo(json.dumps(comparing.as_json(found), ensure_ascii=False))
+    else:
+        click.echo(comparing.as_text(found))
+    _end(failed=comparing.failed(found))
 
 
 @cli.command()
@@ -279,7 +306,7 @@ def total(config: Path, receipt: Path) -> None:
 
 
 def _end(*, failed: bool) -> None:
-    """Exit with 1 if a relation cannot be served, or totals differ."""
+    """Exit with 1 if a relation cannot be served, or totals or values differ."""
     if failed:
         raise click.exceptions.Exit(1)
 

@@ -32,6 +32,7 @@ class DumpEngine:
     """Implement `interface.Engine`."""
 
     name = "dump"
+    no_own_values = "a file has no driver: its own text is what is read"
 
     def __init__(self, path: str, limits: Limits) -> None:
         self._path, self._limits = Path(path), limits

@@ -18,6 +18,7 @@ from source_agent.engines.column_warnings import column_warnings
 from source_agent.engines.firebird import access, sql, types
 from source_agent.engines.firebird.session import Connector, FirebirdSession
 from source_agent.engines.interface import Limits, Listed, Privilege
+from source_agent.engines.own_values.firebird import FirebirdValues
 from source_agent.engines.relations import join_name
 from source_agent.engines.sessions import attempted
 from source_agent.engines.shapes import Relation, Shape
@@ -62,6 +63,10 @@ class FirebirdEngine:
     def attempts(self, relation: Relation) -> list[str]:
         with contextlib.closing(self.open()) as session:
             return attempted(types.describe, session, relation, DatabaseError)
+
+    def own_values(self, session: FirebirdSession) -> FirebirdValues:
+        """Return what `HasOwnValues` asks for."""
+        return FirebirdValues(session._asked, session._read)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         texts = [text for shape in shapes for text in sql.templates(shape)]

@@ -135,6 +135,19 @@ class FirebirdSession(SnapshotSession):
         with self._cursor(sql, values) as cursor, foreseen(DRIVER, DatabaseError):
             return [tuple(row) for row in cursor.fetchall()]
 
+    def _asked(
+        self, shape: Shape, sql: str, values: Sequence[object], most: int
+    ) -> list[tuple[Any, ...]]:
+        """Return `most` rows of a statement about a relation at most, as the driver has them."""
+        try:
+            with (
+                self._cursor(sql, values) as cursor,
+                foreseen(DRIVER, DatabaseError),
+            ):
+                return [tuple(row) for row in cursor.fetchmany(most)]
+        except DatabaseError as error:
+            raise translate(error, shape.relation) from error
+
     def row_description(self, sql: str) -> Sequence[Any]:
         # The driver's public description leaves out character sets, and asks the catalogue.
         with self._cursor(sql, ()) as cursor, foreseen(DRIVER, DatabaseError):

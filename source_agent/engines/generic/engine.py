@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 from source_agent.engines.generic.dialects import entry_of
 from source_agent.engines.generic.session import Catalogue, GenericSession, said
 from source_agent.engines.interface import Limits, Listed, Privilege
+from source_agent.engines.own_values.generic import GenericValues
 from source_agent.engines.relations import join_name, scan_sql
 from source_agent.engines.shapes import Relation, Shape
 
@@ -91,6 +92,12 @@ class GenericEngine:
         finally:
             event.remove(self._connector, "before_cursor_execute", note)
         return list(dict.fromkeys(issued))
+
+    def own_values(self, session: GenericSession) -> GenericValues:
+        """Return what `HasOwnValues` asks for."""
+        dialect = self._connector.dialect
+        quote = dialect.identifier_preparer.quote
+        return GenericValues(session.fetch, session._read, quote, dialect.paramstyle)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         entry = entry_of(self._connector.dialect.name)

@@ -40,6 +40,7 @@ from source_agent.engines.sessions import SnapshotSession, driven, foreseen
 from source_agent.engines.shapes import Consistency, Relation, Shape
 
 RANGES_PER_SELECT: Final = 100
+_STREAMED: Final = {"stream_results": True, "max_row_buffer": rows.BLOCK_ROWS}
 _FORMATTED: Final = frozenset({"format", "pyformat"})
 
 
@@ -193,11 +194,10 @@ class GenericSession(SnapshotSession):
         self.note_consistency(shape)
         encode = rows.row_encoder(shape, ENCODERS)
         with self._errors(shape.relation):
-            options = {"stream_results": True, "max_row_buffer": rows.BLOCK_ROWS}
             driver = _driver(self._engine)
             with foreseen(driver, exc.SQLAlchemyError):
                 result = self._connection.exec_driver_sql(
-                    sql, tuple(values), execution_options=options
+                    sql, tuple(values), execution_options=_STREAMED
                 )
             self.pulse.beat()
             with contextlib.closing(result):
@@ -207,6 +207,20 @@ class GenericSession(SnapshotSession):
                 for batch in rows.batches(found, encode):
                     self.refuse_interrupted()
                     yield batch
+
+    def fetch(
+        self, shape: Shape, sql: str, values: Sequence[object], most: int
+    ) -> list[tuple[Any, ...]]:
+        """Return `most` rows of a statement about a relation at most, as the driver has them."""
+        self.refuse_interrupted()
+        with (
+            self._errors(shape.relation),
+            foreseen(_driver(self._engine), exc.SQLAlchemyError),
+            contextlib.closing(
+                self._connection.exec_driver_sql(sql, tuple(values), execution_options=_STREAMED)
+            ) as result,
+        ):
+            return [tuple(row) for row in result.fetchmany(most)]
 
     @contextlib.contextmanager
     def _errors(self, relation: Relation | None) -> Iterator[None]:

@@ -24,6 +24,7 @@ from source_agent.engines.mysql_family.mysql import MYSQL
 from source_agent.engines.mysql_family.product import TOLD_APART, Product
 from source_agent.engines.mysql_family.session import FamilySession
 from source_agent.engines.mysql_family.waits import DRIVER, Connector
+from source_agent.engines.own_values.mysql_family import FamilyValues
 from source_agent.engines.sessions import attempted, foreseen
 from source_agent.engines.shapes import Relation, Shape
 
@@ -102,6 +103,10 @@ class FamilyEngine:
     def attempts(self, relation: Relation) -> list[str]:
         with contextlib.closing(self.open()) as session:
             return attempted(types.describe, session, relation, pymysql.Error)
+
+    def own_values(self, session: FamilySession) -> FamilyValues:
+        """Return what `HasOwnValues` asks for."""
+        return FamilyValues(session._connection, session._rows, session._read)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         return access.templates(self._product, shapes)

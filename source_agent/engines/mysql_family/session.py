@@ -321,6 +321,13 @@ class FamilySession(SnapshotSession):
             self._connect.interrupt(self._connection)
         return translate(self.product, error, relation)
 
+    def _rows(
+        self, sql: str, values: Sequence[object], relation: Relation
+    ) -> list[tuple[Any, ...]]:
+        """Return all rows of a statement about a relation."""
+        cursor = self._connection.cursor(Cursor)
+        return self._fetched(self._execute(cursor, sql, values, relation), relation)
+
     def _fetched(self, cursor: Any, relation: Relation | None) -> list[tuple[Any, ...]]:
         """Return all rows of a statement."""
         try:

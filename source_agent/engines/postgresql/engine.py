@@ -17,7 +17,8 @@ from sqlalchemy.engine import URL
 from source_agent.engines import sockets
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
-from source_agent.engines.postgresql import access, types
+from source_agent.engines.own_values.postgresql import PostgresqlValues
+from source_agent.engines.postgresql import access, sql, types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.postgresql.waits import READ_ONLY
 from source_agent.engines.sessions import attempted
@@ -80,6 +81,17 @@ class PostgresqlEngine:
     def attempts(self, relation: Relation) -> list[str]:
         with contextlib.closing(self.open()) as session:
             return attempted(types.describe, session, relation, Error)
+
+    def own_values(self, session: PostgresqlSession) -> PostgresqlValues:
+        """Return what `HasOwnValues` asks for."""
+        together = {"synchronize_seqscans": "off"}
+        return PostgresqlValues(
+            session,
+            session._connection,
+            session._reading,
+            session.limits.silence_s,
+            lambda: session._set(sql.KEY_BOUNDS, together),
+        )
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         return access.templates(shapes)

@@ -48,6 +48,7 @@ from source_agent.engines.markers import (
     latest,
     mark_of,
 )
+from source_agent.engines.own_values.sqlite import SqliteValues
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted, driven, foreseen
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -476,6 +477,10 @@ class SqliteEngine:
         with contextlib.closing(self.open()) as session:
             issued = attempted(types.describe, session, relation, sqlite3.Error)
         return [*issued, *(view_sql(relation.query) if relation.query is not None else ())]
+
+    def own_values(self, session: SqliteSession) -> SqliteValues:
+        """Return what `HasOwnValues` asks for."""
+        return SqliteValues(session._connection, session._begin, session._errors, session._read)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         texts = [text for shape in shapes for text in access.templates(shape)]

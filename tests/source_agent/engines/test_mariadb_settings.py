@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Any
 
 import pymysql
 import pytest
@@ -17,7 +18,7 @@ from source_agent.engines.conformance.reads import Read, read, session_of
 from source_agent.engines.mysql_family import settings
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB
-from tests.harness.servers import FamilyServer
+from tests.harness.servers import MariaDB
 
 pytestmark = pytest.mark.mariadb
 
@@ -57,7 +58,7 @@ SETTINGS: dict[str, tuple[str, str, str]] = {
     "lc_messages": ("de_DE", "fr_FR", "ja_JP"),
     "timestamp": ("1", "1000000000", "2000000000"),
 }  # fmt: skip
-Place = Callable[[MariaDB, Mapping[str, str]], AbstractContextManager[None]]
+Place = Callable[[Any, Mapping[str, str]], AbstractContextManager[None]]
 TYPED = {
     "a": ("char(5)", "'é'"),
     "b": ("varchar(9)", "'a\\\\b'"),
@@ -179,7 +180,7 @@ def plain(legacy: OfMariaDB) -> list[str]:
 
 
 @contextmanager
-def of_the_server(server: FamilyServer, values: Mapping[str, str]) -> Iterator[None]:
+def of_the_server(server: Any, values: Mapping[str, str]) -> Iterator[None]:
     """Have the owner set global variables, and undo it."""
     has_no_global = {"timestamp"}
     names = [name for name in values if name not in has_no_global]
@@ -194,7 +195,7 @@ def of_the_server(server: FamilyServer, values: Mapping[str, str]) -> Iterator[N
 
 
 @contextmanager
-def of_init_connect(server: FamilyServer, values: Mapping[str, str]) -> Iterator[None]:
+def of_init_connect(server: Any, values: Mapping[str, str]) -> Iterator[None]:
     """Have the owner set variables of each session, and undo it."""
     text = ", ".join(f"{name} = {quoted(value)}" for name, value in values.items())
     with server.admin() as connection, connection.cursor() as cursor:
@@ -206,7 +207,7 @@ def of_init_connect(server: FamilyServer, values: Mapping[str, str]) -> Iterator
 
 
 @contextmanager
-def of_options(server: FamilyServer, values: Mapping[str, str]) -> Iterator[None]:
+def of_options(server: Any, values: Mapping[str, str]) -> Iterator[None]:
     """Start the server again with options, as its file has them, and undo it."""
     names = {"time_zone": "default_time_zone", "tx_isolation": "transaction_isolation"}
     server.stop()
@@ -228,7 +229,7 @@ def quoted(value: str) -> str:
     return value if value.isdigit() else f"'{value}'"
 
 
-def known(server: FamilyServer) -> dict[str, tuple[str, str, str]]:
+def known(server: Any) -> dict[str, tuple[str, str, str]]:
     """Return the settings that this release of the server has."""
     with server.admin() as connection, connection.cursor() as cursor:
         cursor.execute("SHOW VARIABLES")

@@ -1,0 +1,130 @@
+"""`check --reads`: compare a sample of a relation with what the database's driver itself returns.
+
+For a server on which Driftline was never run. What is compared, and what cannot be found so, says
+`engines.own_values.comparison`. Values are shown, shortened, on the terminal of the DBA; none goes
+to a warehouse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from driftline.errors import NotFound
+from driftline.settings import nearest
+
+from source_agent.config import SourceConfig
+from source_agent.engines.interface import Engine
+from source_agent.engines.own_values.comparison import (
+    ColumnReads,
+    Comparison,
+    compare,
+    not_compared,
+)
+from source_agent.engines.own_values.reading import HasOwnValues
+from source_agent.printable import VALUE_CHARACTERS_MAX, counted
+
+_NO_OWN_VALUES = "the engine does not show what its driver returns"
+_SHOWN = 3  # differences of a column
+
+
+def check_reads(
+    config: SourceConfig, engine: Engine, names: Sequence[str], rows: int
+) -> dict[str, Comparison]:
+    """Compare about `rows` rows of each relation.
+
+    Raises NotFound without such a relation, and what describing or scanning it raises.
+    """
+    for name in names:
+        if name not in config.relations:
+            raise NotFound(
+                f"{config.path.name} does not publish {name!r}.",
+                remedy=nearest(name, tuple(config.relations)),
+            )
+    found = {}
+    for name in names:
+        session = engine.open()
+        try:
+            shape = session.describe(config.relations[name].relation)
+            if isinstance(engine, HasOwnValues):
+                found[name] = compare(session, engine.own_values(session), shape, rows)
+            else:
+                why = getattr(engine, "no_own_values", _NO_OWN_VALUES)
+                found[name] = not_compared(shape, why)
+        finally:
+            session.close()
+    return found
+
+
+def failed(found: dict[str, Comparison]) -> bool:
+    """Return True if a value differs, or a relation has none that could be compared."""
+    return any(one.differs or not one.is_compared for one in found.values())
+
+
+def as_json(found: dict[str, Comparison]) -> dict[str, object]:
+    """Return the report for `--json`."""
+    relations = [{"name": name, **asdict(one)} for name, one in found.items()]
+    return {"ok": not failed(found), "relations": relations}
+
+
+def as_text(found: dict[str, Comparison]) -> str:
+    """Return the report for people."""
+    lines = []
+    for name, one in found.items():
+        lines += [name, *(f"  {line}" for line in _relation_lines(one)), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _relation_lines(found: Comparison) -> list[str]:
+    lines = [f"{counted(found.rows, 'row')}: {found.how}"] if found.how else []
+    if found.unpaired:
+        lines.append(
+            f"{counted(found.unpaired, 'row')} not compared: not found again by their key, or with"
+            " a key that others have, too"
+        )
+    for column in found.columns:
+        lines += _column_lines(column)
+    lines += [f"DIFFERS  row {_short(row)}" for row in found.missing]
+    return [*lines, _verdict(found)]
+
+
+def _column_lines(column: ColumnReads) -> list[str]:
+    lines = []
+    what = f"{column.name} {column.type}"
+    if column.differing:
+        lines.append(f"DIFFERS  {what}: in {counted(column.differing, 'row')}")
+        for sample in column.samples[:_SHOWN]:
+            read, own = (_short(v) for v in (sample.published, sample.driver))
+            lines.append(f"         {_short(sample.key)}: read {read}, the driver has {own}")
+    elif column.equal:
+        values = column.equal - column.nulls
+        of = "NULL in all of them" if not values else counted(values, "value")
+        lines.append(f"equal    {what}: {of}")
+    for reason, count in column.not_compared.items():
+        of = f"{counted(count, 'value')}: " if count else ""
+        lines.append(f"not compared  {what}: {of}{reason}")
+    if not lines:
+        lines.append(f"not compared  {what}: no row")
+    return lines
+
+
+def _verdict(found: Comparison) -> str:
+    if found.differs:
+        return (
+            "What Driftline reads is not what the driver returns. Do not publish these columns:"
+            " leave them out with `columns`, or report this to Driftline's authors."
+        )
+    if not found.is_compared:
+        return "Nothing could be compared."
+    left_out = sum(not column.is_compared for column in found.columns)
+    if found.rows == 0:
+        return "There is no row."
+    more = f"; {counted(left_out, 'column')} not compared" if left_out else ""
+    return f"All values that were compared are equal{more}."
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "NULL"
+    text = value if value.isprintable() else ascii(value)[1:-1]
+    return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"

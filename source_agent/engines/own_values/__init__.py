@@ -1,0 +1,1 @@
+"""The values that a driver itself returns, to compare reads with (`check --reads`)."""
