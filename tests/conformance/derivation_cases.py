@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from driftline.derivations import Comparable
 
+from tests.harness.family import FAMILY
+
 ORDER, EQUALITY = Comparable.ORDER, Comparable.EQUALITY
 Compared = tuple[str, str, Comparable, list[str], list[str]]
 Counterexample = tuple[str, list[str], str, str]
@@ -72,7 +74,7 @@ POSTGRESQL_WITH_LANGUAGES: list[Compared] = [
     for type in ("text", "varchar(20)")
     for collation in (*(f'"{name}"' for name in _ICU), "without_case", "german")
 ]
-MARIADB: list[Compared] = [
+_FAMILY: list[Compared] = [
     *[case for case in COMMON if case[0] != "timestamp(6)"],
     ("datetime(6)", "timestamp", ORDER, _quoted(MOMENTS), MOMENTS),
     ("datetime", "timestamp", ORDER, _quoted(MOMENTS), MOMENTS),
@@ -84,15 +86,20 @@ MARIADB: list[Compared] = [
     ("bigint unsigned", "numeric(20,0)", ORDER,
      ["0", "9223372036854775807", "9223372036854775808", "18446744073709551615"],
      ["-1", "0", "9223372036854775808", "18446744073709551615", "99999999999999999999"]),
-    *[
-        (f"varchar(20) COLLATE {collation}", "text", ORDER, TEXTS, LITERALS)
-        for collation in ("utf8mb4_general_ci", "utf8mb4_bin", "utf8mb4_nopad_bin",
-                          "utf8mb4_unicode_nopad_ci", "utf8mb4_swedish_ci")
-    ],
     ("varchar(20) CHARACTER SET latin1", "text", ORDER, [*LATIN, "'€'"], [*LITERALS, "€", "ÿ"]),
     ("varchar(20) CHARACTER SET utf16", "text", ORDER, TEXTS, LITERALS),
     ("longtext COLLATE utf8mb4_general_ci", "text", ORDER, TEXTS, LITERALS),
 ]  # fmt: skip
+_COLLATIONS = ("utf8mb4_general_ci", "utf8mb4_bin", "utf8mb4_swedish_ci")
+_OF_MARIADB = (*_COLLATIONS, "utf8mb4_nopad_bin", "utf8mb4_unicode_nopad_ci")
+_OF_MYSQL = (*_COLLATIONS, "utf8mb4_0900_bin", "utf8mb4_0900_ai_ci", "utf8mb4_de_pb_0900_as_cs")
+MARIADB, MYSQL = (
+    [
+        *_FAMILY,
+        *((f"varchar(20) COLLATE {one}", "text", ORDER, TEXTS, LITERALS) for one in collations),
+    ]
+    for collations in (_OF_MARIADB, _OF_MYSQL)
+)
 SQLITE: list[Compared] = [
     ("integer", "int8", ORDER, INT8, INT8),
     ("bigint", "int8", ORDER, INT8, INT8),
@@ -184,12 +191,26 @@ COMPARED = {
     "postgresql": POSTGRESQL,
     LANGUAGES: POSTGRESQL_WITH_LANGUAGES,
     "mariadb": MARIADB,
+    "mysql": MYSQL,
     "sqlite": SQLITE,
 }
 EXCLUDED = {
     "postgresql": NOT_IN_POSTGRESQL,
     "mariadb": NOT_IN_MARIADB,
+    "mysql": [case for case in NOT_IN_MARIADB if case[0] != "uuid"],
     "sqlite": NOT_IN_SQLITE,
 }
-RAW = {LANGUAGES: RAW_POSTGRESQL, "mariadb": RAW_MARIADB, "sqlite": RAW_SQLITE}
-EXPRESSIONS = {"postgresql": IN_POSTGRESQL, "mariadb": IN_MARIADB, "sqlite": IN_SQLITE}
+RAW = {
+    LANGUAGES: RAW_POSTGRESQL,
+    **dict.fromkeys(FAMILY, RAW_MARIADB),
+    "sqlite": RAW_SQLITE,
+}
+EXPRESSIONS: dict[str, list[Counterexample]] = {
+    "postgresql": IN_POSTGRESQL,
+    "mariadb": IN_MARIADB,
+    "mysql": [
+        (type.replace("nopad_bin", "0900_bin"), values, pushed, kept)
+        for type, values, pushed, kept in IN_MARIADB
+    ],
+    "sqlite": IN_SQLITE,
+}

@@ -96,7 +96,7 @@ POSTGRESQL: list[Case] = [
     ("regclass", "text", ["'pg_class'", "'pg_type'"], ["pg_class", "pg_type"]),
     ("xid", "text", ["'1'", "'4294967295'"], ["1", "4294967295"]),
 ]  # fmt: skip
-MARIADB: list[Case] = [
+FAMILY: list[Case] = [
     *COMMON,
     ("tinyint(1)", "int2", ["0", "1", "-128"], ["0", "1", "-128"]),
     ("tinyint unsigned", "int2", ["255"], ["255"]),
@@ -122,7 +122,6 @@ MARIADB: list[Case] = [
     ("longtext", "text", ["'a'", "'A'", "'a '", "'\\0'", "'\\\\'", "'%s'"], []),
     ("enum('sad','ok')", "text", ["'sad'", "'ok'"], ["sad", "ok"]),
     ("set('a','b')", "text", ["''", "'a'", "'b,a'"], ["", "a", "a,b"]),
-    ("json", "text", ["'{\"a\":1.10}'", "'{\"a\":1.1}'"], []),
     ("binary(3)", "bytea", ["'a'"], ["610000"]),
     ("varbinary(9)", "bytea", ["''", "x'00'", "x'0000'", "x'ff27'"],
      ["", "00", "0000", "ff27"]),
@@ -136,12 +135,26 @@ MARIADB: list[Case] = [
     ("time(6)", "text", ["'-838:59:59'", "'838:59:59'", "'00:00:00.000001'"],
      ["-838:59:59.000000", "838:59:59.000000", "00:00:00.000001"]),
     ("year", "int2", ["0", "1901", "2155"], ["0", "1901", "2155"]),
+    ("point", "bytea", ["point(1,2)"],
+     ["000000000101000000000000000000f03f0000000000000040"]),
+]  # fmt: skip
+MARIADB: list[Case] = [
+    *FAMILY,
+    ("json", "text", ["'{\"a\":1.10}'", "'{\"a\":1.1}'"], []),
     ("uuid", "text", ["'123e4567-e89b-12d3-a456-426655440000'"],
      ["123e4567-e89b-12d3-a456-426655440000"]),
     ("inet6", "text", ["'::1'", "'::2'"], ["::1", "::2"]),
     ("inet4", "text", ["'10.0.0.1'"], ["10.0.0.1"]),
-    ("point", "bytea", ["point(1,2)"],
-     ["000000000101000000000000000000f03f0000000000000040"]),
+    ("varchar(9) COLLATE utf8mb4_nopad_bin", "text", EDGES, []),
+]  # fmt: skip
+MYSQL: list[Case] = [
+    *FAMILY,
+    # The server keeps a value, not a text.
+    ("json", "text", ["'{\"b\": 1.0, \"a\":2}'", "'[1]'", "'1'", "'1.0'", "'null'"],
+     ['{"a": 2, "b": 1.0}', "[1]", "1", "1.0", "null"]),
+    ("varchar(9) COLLATE utf8mb4_0900_bin", "text", EDGES, []),
+    ("varchar(9) COLLATE utf8mb4_0900_as_cs", "text", ["'a'", "'A'", "'a '", "'é'"], []),
+    ("vector(2)", "bytea", ["to_vector('[1,-2]')"], ["0000803f000000c0"]),
 ]  # fmt: skip
 SQLITE: list[Case] = [
     ("integer", "int8", ["-9223372036854775808", "0", "1"], []),

@@ -28,6 +28,7 @@ from source_agent.server import handlers
 from source_agent.server.service import start
 from tests.conformance.border_cases import SECRET, Case, beside, cases
 from tests.harness.agents import Peer, channel, opening
+from tests.harness.family import spelled_as
 from tests.harness.legacies import KINDS, OfMariaDB, OfPostgreSQL, OfSQLite
 
 pytestmark = pytest.mark.starts
@@ -122,7 +123,7 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
 
 
 def _made(legacy: Legacy) -> list[Case]:
-    found = cases(legacy.name)
+    found = cases(spelled_as(legacy.name))
     legacy.run(*beside(), *(sql for case in found for sql in case.made))
     for number in (1, 2):
         legacy.run(f"INSERT INTO {SECRET}_kept VALUES ({number}, 'n', 5)")

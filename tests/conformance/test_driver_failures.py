@@ -19,6 +19,7 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.shapes import Relation
 from tests.conformance.border_cases import SECRET
 from tests.conformance.driver_failures import chosen, failing, raisers
+from tests.harness.family import spelled_as
 from tests.harness.legacies import KINDS
 
 TRIES, DRIVEN_SOAK = {"sqlite": 400, "firebird": 60, "mariadb": 60, "postgresql": 30}, 20_000
@@ -63,9 +64,9 @@ def _error(legacy: Legacy, name: str) -> Exception | None:
 def _try(legacy: Legacy, monkeypatch: pytest.MonkeyPatch, tries: int) -> None:
     name = "items" if legacy.name == "postgresql" else "ITEMS"
     rng = random.Random(SEED)
-    fault = failing(legacy.name, monkeypatch)
+    fault = failing(spelled_as(legacy.name), monkeypatch)
     assert len(_read(legacy, name)) == 2
-    steps, errors, seen = fault.calls, raisers(legacy.name), set[str]()
+    steps, errors, seen = fault.calls, raisers(spelled_as(legacy.name)), set[str]()
     for number in range(tries):
         at, error = chosen(rng, steps, errors)
         said = f"try {number}: step {at} of {steps}, {error()!r}"
@@ -83,7 +84,7 @@ def _try(legacy: Legacy, monkeypatch: pytest.MonkeyPatch, tries: int) -> None:
 
 
 def test_a_driver_that_fails(legacy: Legacy, monkeypatch: pytest.MonkeyPatch) -> None:
-    _try(legacy, monkeypatch, TRIES[legacy.name])
+    _try(legacy, monkeypatch, TRIES[spelled_as(legacy.name)])
 
 
 @pytest.mark.firebird

@@ -15,6 +15,7 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected here
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from tests.harness.family import FAMILY
 from tests.harness.legacies import KINDS
 
 
@@ -25,7 +26,7 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made.close()
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgresql", *FAMILY])
 def test_a_refused_password_is_not_shown(request: pytest.FixtureRequest, kind: str) -> None:
     server = request.getfixturevalue(kind)
     with pytest.raises(errors.DatabaseRefused) as caught:

@@ -24,6 +24,7 @@ from tests.conformance.expression_search import (
     table_of,
     view_of_spark,
 )
+from tests.harness.family import spelled_as
 from tests.harness.legacies import KINDS, OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.legacy_firebird import OfFirebird
 from warehouse_agent.views.evaluate import session_of
@@ -91,12 +92,13 @@ def in_spark(spark: SparkSession) -> Callable[[int], tuple[list[Node], dict[str,
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("legacy", ENGINES, indirect=True)
 def test_differences(legacy: Legacy, count: int, in_spark: Any) -> None:
-    legacy.run(*table_of(legacy.name))
+    legacy.run(*table_of(spelled_as(legacy.name)))
     given, values = in_spark(count)
     with asking(legacy) as ask:
-        found = search(legacy.name, given, values, ask)
+        found = search(spelled_as(legacy.name), given, values, ask)
     print(f"{legacy.name}: {found.compared} expressions compared")
-    known = {name for forms in KNOWN.values() for name in forms.get(legacy.name, ())}
+    engine = spelled_as(legacy.name)
+    known = {name for forms in KNOWN.values() for name in forms.get(engine, ())}
     new = {name: why for name, why in found.differences.items() if name not in known}
     assert new == {}, "mend it, or say it in docs/views.md"
     if count == SOAK:

@@ -25,7 +25,8 @@ from source_agent.engines.mysql_family import session as mariadb
 from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite import session as sqlite
-from tests.harness.legacies import KINDS
+from tests.harness.family import FAMILY, spelled_as
+from tests.harness.legacies import KINDS, MARIADB_PLAN
 
 TEXT = {"postgresql": 'varchar(40) COLLATE "C"', "mariadb": "varchar(40) COLLATE utf8mb4_bin"}
 BYTES = {"postgresql": "bytea", "mariadb": "varbinary(16)", "sqlite": "blob"}
@@ -41,7 +42,7 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
 
 
 def text_of(legacy: Legacy) -> str:
-    return TEXT.get(legacy.name, "text")
+    return TEXT.get(spelled_as(legacy.name), "text")
 
 
 def drawn(seed: int = 1) -> Rows:
@@ -132,7 +133,11 @@ def test_keys_of_one_column(legacy: Legacy, kind: str) -> None:
             [str(i) for i in ids],
             [str(i) for i in ids],
         ),
-        "bytes": (BYTES[legacy.name], [i.bytes[:9] for i in ids], [i.hex[:18] for i in ids]),
+        "bytes": (
+            BYTES[spelled_as(legacy.name)],
+            [i.bytes[:9] for i in ids],
+            [i.hex[:18] for i in ids],
+        ),
         "date": (
             "date",
             [f"20{n:02d}-03-01" for n in range(90)],
@@ -163,8 +168,8 @@ def plans(legacy: Legacy, session: Any, shape: Shape, within: KeyRange) -> list[
     if legacy.name == "sqlite":
         sqls = sqlite._between(shape, within)
         return [session.ask("EXPLAIN QUERY PLAN " + sql, *values) for sql, values in sqls]
-    if legacy.name == "mariadb":
-        return [session.ask("EXPLAIN " + sql, *v) for sql, v in mariadb._between(shape, within)]
+    if legacy.name in FAMILY:
+        return [session.ask(MARIADB_PLAN + sql, *v) for sql, v in mariadb._between(shape, within)]
     settings = postgresql.key_bounds(shape, within) | {"enable_seqscan": "off"}
     session.ask(postgresql.KEY_BOUNDS, list(settings), list(settings.values()))
     return [session.ask("EXPLAIN " + postgresql.between_sql(shape, within))]
@@ -180,7 +185,7 @@ def test_explain_shows_a_range_of_the_whole_key(legacy: Legacy) -> None:
     shown = " ".join(str(value) for row in plan for value in row)
     if legacy.name == "sqlite":
         assert "((a,d,n)>(?,?,?) AND (a,d,n)<(?,?,?))" in shown
-    elif legacy.name == "mariadb":
+    elif legacy.name in FAMILY:
         assert plan[0][3] == "range"
         assert plan[0][6] == str(40 * 4 + 2 + 3 + 4)  # key_len: text, date and integer
     else:
@@ -235,7 +240,7 @@ def test_keys_without_an_order_say_why(legacy: Legacy) -> None:
         "mariadb": ("varchar(9) COLLATE utf8mb4_general_ci", "utf8mb4_general_ci"),
         "sqlite": ("text COLLATE NOCASE", "NOCASE"),
     }
-    type, named = other[legacy.name]
+    type, named = other[spelled_as(legacy.name)]
     if legacy.name == "postgresql":
         legacy.run("CREATE COLLATION loose (provider = libc, locale = 'C.UTF-8')")
     legacy.run(

@@ -21,7 +21,8 @@ from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite import session as sqlite
 from tests.conformance.test_key_ranges import BYTES, RELATION, composite, drawn, text, text_of
-from tests.harness.legacies import KINDS, OfPostgreSQL
+from tests.harness.family import FAMILY, spelled_as
+from tests.harness.legacies import KINDS, MARIADB_PLAN, OfPostgreSQL
 from tests.harness.servers import PostgreSQL
 
 
@@ -77,11 +78,11 @@ def test_keys_of_other_types(legacy: Legacy, kind: str) -> None:
             "uuid" if legacy.name == "postgresql" else text_of(legacy),
             lambda n: f"0000000{n % 10}-0000-4000-8000-{n:012d}",
         ),
-        "bytes": (BYTES[legacy.name], lambda n: bytes([n, 92, 39, 0])),
+        "bytes": (BYTES[spelled_as(legacy.name)], lambda n: bytes([n, 92, 39, 0])),
         "date": ("text" if is_text else "date", lambda n: f"20{n:02d}-03-01"),
         "decimal": ("decimal(9,2)", lambda n: legacy.number(f"{n * 7.25 - 300:.2f}")),
         "stamp": (
-            {"sqlite": "text", "mariadb": "datetime(6)"}.get(legacy.name, "timestamp"),
+            {"sqlite": "text", "mariadb": "datetime(6)"}.get(spelled_as(legacy.name), "timestamp"),
             lambda n: f"2024-03-01 10:00:{n % 60:02d}.{n:06d}",
         ),
     }
@@ -129,9 +130,9 @@ def plans(legacy: Legacy, session: Any, shape: Shape, keys: list[Key]) -> list[A
     if legacy.name == "sqlite":
         sql, values = next(iter(sqlite._named(shape, keys)))
         return [tuple(row) for row in session.ask("EXPLAIN QUERY PLAN " + sql, *values)]
-    if legacy.name == "mariadb":
+    if legacy.name in FAMILY:
         sql, bound = mariadb._named(shape, keys)
-        return [tuple(row) for row in session.ask("EXPLAIN " + sql, *bound, 1000)]
+        return [tuple(row) for row in session.ask(MARIADB_PLAN + sql, *bound, 1000)]
     settings = postgresql.named_keys(shape, keys) | {"enable_seqscan": "off"}
     session.ask(postgresql.KEY_BOUNDS, list(settings), list(settings.values()))
     return [tuple(row) for row in session.ask("EXPLAIN " + postgresql.keys_sql(shape))]
@@ -149,7 +150,7 @@ def test_explain_shows_a_search_of_the_whole_key(legacy: Legacy, count: int) -> 
     if legacy.name == "sqlite":
         assert "SEARCH" in shown
         assert "(a=? AND d=? AND n=?)" in shown
-    elif legacy.name == "mariadb":
+    elif legacy.name in FAMILY:
         assert plan[0][3] in {"range", "const"}
         assert plan[0][6] == str(40 * 4 + 2 + 3 + 4)  # key_len: text, date and integer
     else:

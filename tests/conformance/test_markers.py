@@ -28,6 +28,7 @@ from source_agent.engines.predicates import slotted
 from source_agent.engines.shapes import Relation
 from source_agent.scan.marked import begin
 from source_agent.scan.reader import Reader, Tally
+from tests.harness.family import FAMILY, spelled_as
 from tests.harness.legacies import KINDS
 
 TIMES = {"postgresql": "timestamp(6)", "mariadb": "datetime(6)", "sqlite": "DATETIME"}
@@ -45,8 +46,9 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
 
 
 def filled(legacy: Legacy) -> None:
+    at = TIMES[spelled_as(legacy.name)]
     legacy.run(
-        f"CREATE TABLE t (id bigint PRIMARY KEY, at {TIMES[legacy.name]}, version bigint,"
+        f"CREATE TABLE t (id bigint PRIMARY KEY, at {at}, version bigint,"
         " gone smallint, note varchar(40))",
         "CREATE INDEX t_at ON t (at)",
     )
@@ -264,7 +266,7 @@ def test_what_has_no_versions_is_refused(legacy: Legacy) -> None:
 
 def test_truth_values_are_no_versions(legacy: Legacy) -> None:
     """A table of SQLite may hold them as integers."""
-    if legacy.name == "mariadb":  # where BOOLEAN is another word for TINYINT(1)
+    if legacy.name in FAMILY:  # where BOOLEAN is another word for TINYINT(1)
         return
     legacy.run("CREATE TABLE t (id bigint PRIMARY KEY, done boolean, note varchar(40))")
     with session_of(legacy) as session, pytest.raises(ConfigurationError, match="is bool"):

@@ -19,6 +19,7 @@ from source_agent.engines.shapes import Shape
 from tests.conformance.derived_reads import TABLE, derived_keys
 from tests.conformance.expression_search import evaluated
 from tests.conformance.test_derivations import carrier
+from tests.harness.family import spelled_as
 from tests.harness.legacies import KINDS
 from warehouse_agent.decomposition.conditions import Compares, pushed
 from warehouse_agent.views.conditions import wish_of
@@ -110,7 +111,7 @@ def a_condition(chance: random.Random, columns: list[str], depth: int) -> str:
 
 def filled(legacy: Legacy, spark: SparkSession) -> tuple[Shape, int]:
     """Make the table at both sides; return its shape there, and the number of rows."""
-    chance, types = random.Random(2), TYPES[legacy.name]
+    chance, types = random.Random(2), TYPES[spelled_as(legacy.name)]
     columns = ", ".join(f"{name} {type}{legacy.null}" for name, type in types.items())
     legacy.run(f"CREATE TABLE t (id int NOT NULL PRIMARY KEY, {columns})")
     rows = [
@@ -158,7 +159,7 @@ def test_random_conditions(legacy: Legacy, count: int, spark: SparkSession) -> N
     logging.getLogger("SQLQueryContextLogger").disabled = True  # of conditions that fail
     own.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     shape, rows = filled(legacy, own)
-    texts = [a_condition(chance, [*TYPES[legacy.name]], 2) for _ in range(count)]
+    texts = [a_condition(chance, [*TYPES[spelled_as(legacy.name)]], 2) for _ in range(count)]
     chosen: list[tuple[str, Predicate, bool]] = []
     for text in texts:
         try:

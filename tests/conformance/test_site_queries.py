@@ -31,6 +31,7 @@ COLLATED = {
         "varchar(20) COLLATE utf8mb4_unicode_ci",
         "varchar(20) CHARACTER SET latin1",
     ],
+    "mysql": ["varchar(20) COLLATE utf8mb4_0900_ai_ci", "varchar(20) COLLATE utf8mb4_0900_bin"],
     "sqlite": ["TEXT", "TEXT COLLATE NOCASE", "TEXT COLLATE RTRIM"],
 }
 TEXTS = ["", " ", "a", "a ", "A", "ä", "b", "B", "ss", "ß", "Z"]

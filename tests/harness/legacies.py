@@ -26,7 +26,11 @@ from source_agent.engines.sqlite import session as sqlite_session
 from source_agent.engines.sqlite import sql as sqlite_sql
 from source_agent.engines.sqlite import values as sqlite_values
 from tests.conformance import engine_types
+from tests.harness.family import LONG_SEQUENCES, of_mysql
+from tests.harness.mysql_server import MySQL
 from tests.harness.servers import FamilyServer, PostgreSQL
+
+MARIADB_PLAN = "EXPLAIN FORMAT=TRADITIONAL "  # MySQL has another format for people
 
 
 def _granted(legacy: OfMariaDB, script: str, login: str) -> str:
@@ -146,7 +150,7 @@ class OfMariaDB(Legacy):
         self.run(f"ANALYZE TABLE {table}")
 
     def index_plans(self, session: Any, shape: Shape) -> list[str]:
-        return [str(session.ask("EXPLAIN " + null_key_sql(shape, mariadb_sql.MARK)))]
+        return [str(session.ask(MARIADB_PLAN + null_key_sql(shape, mariadb_sql.MARK)))]
 
     def granted(self, script: str, login: str) -> str:
         return _granted(self, script, login)
@@ -156,6 +160,21 @@ class OfMariaDB(Legacy):
 
     def close(self) -> None:
         self.server.drop_database(self.database)
+
+
+class OfMySQL(OfMariaDB):
+    """As MariaDB, whose SQL, driver and scripts it has; not its types."""
+
+    name = "mysql"
+    types = engine_types.MYSQL
+
+    def run(self, *statements: str) -> None:
+        super().run(LONG_SEQUENCES, *map(of_mysql, statements))
+
+
+def of_family(server: FamilyServer) -> OfMariaDB:
+    """Return a new database of a server, whichever it is."""
+    return OfMySQL(server) if isinstance(server, MySQL) else OfMariaDB(server)
 
 
 class OfSQLite(Legacy):
@@ -221,7 +240,8 @@ class OfSQLite(Legacy):
 
 KINDS: dict[str, Callable[[pytest.FixtureRequest, Path], Legacy]] = {
     "postgresql": lambda request, _: OfPostgreSQL(request.getfixturevalue("postgresql")),
-    "mariadb": lambda request, _: OfMariaDB(request.getfixturevalue("mariadb")),
+    "mariadb": lambda request, _: of_family(request.getfixturevalue("mariadb")),
+    "mysql": lambda request, _: OfMySQL(request.getfixturevalue("mysql")),
     "sqlite": lambda _, folder: OfSQLite(folder / "legacy.sqlite"),
 }
-CLASSES: tuple[type[Legacy], ...] = (OfPostgreSQL, OfMariaDB, OfSQLite)
+CLASSES: tuple[type[Legacy], ...] = (OfPostgreSQL, OfMariaDB, OfMySQL, OfSQLite)

@@ -7,6 +7,7 @@ may SELECT and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sqlite3
 import time
@@ -15,9 +16,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
+import pymysql
 import pytest
 
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.family import of_mysql
+from tests.harness.mysql_server import MySQL
+from tests.harness.servers import FamilyServer, PostgreSQL
 
 _NUMBERS = itertools.count(1)
 RECOVERY_S_MAX = 30.0
@@ -27,7 +31,7 @@ SESSION_END_S_MAX = 10.0
 class Legacy(Protocol):
     """What a test does with its legacy system."""
 
-    engine: str
+    engine: str  # whose SQL a test writes for it
     url: str
     password: str | None
 
@@ -169,7 +173,7 @@ class MariaLegacy:
 
     engine = "mariadb"
 
-    def __init__(self, server: MariaDB) -> None:
+    def __init__(self, server: FamilyServer) -> None:
         self._server = server
         number = next(_NUMBERS)
         self.database = f"legacy{number}"
@@ -227,6 +231,26 @@ class MariaLegacy:
         self._server.drop_database(self.database)
 
 
+class MysqlLegacy(MariaLegacy):
+    """A database of its own on the session's MySQL. Its `engine` is that whose SQL it speaks."""
+
+    def execute(self, sql: str, *parameters: Any) -> None:
+        super().execute(of_mysql(sql), *parameters)
+
+    def kill_readers(self) -> None:
+        with self._connection.cursor() as cursor:
+            sql = "SELECT id FROM information_schema.processlist WHERE user = %s"
+            cursor.execute(sql, (self.login,))
+            for (number,) in cursor.fetchall():
+                with contextlib.suppress(pymysql.OperationalError):  # it has gone by itself
+                    cursor.execute(f"KILL CONNECTION {number}")
+
+
+def of_family(server: FamilyServer) -> MariaLegacy:
+    """Return a new database of a server, whichever it is."""
+    return MysqlLegacy(server) if isinstance(server, MySQL) else MariaLegacy(server)
+
+
 def _percent(sql: str, parameters: Sequence[Any]) -> str:
     return sql.replace("?", "%s") if parameters else sql
 
@@ -236,5 +260,6 @@ LEGACIES: dict[str, Callable[[pytest.FixtureRequest, Path], ServedLegacy]] = {
     "sqlite": lambda _, folder: SqliteLegacy(folder / "erp.db"),
     "sqlite-journal": lambda _, folder: SqliteLegacy(folder / "erp.db", wal=False),
     "postgresql": lambda request, _: PostgresLegacy(request.getfixturevalue("postgresql")),
-    "mariadb": lambda request, _: MariaLegacy(request.getfixturevalue("mariadb")),
+    "mariadb": lambda request, _: of_family(request.getfixturevalue("mariadb")),
+    "mysql": lambda request, _: MysqlLegacy(request.getfixturevalue("mysql")),
 }

@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.harness.server_versions import mysql_command, mysql_root
-from tests.harness.servers import FamilyServer
+from tests.harness.servers import FamilyServer, MariaDB
 
 
 class MySQL(FamilyServer):
@@ -83,3 +83,8 @@ class MySQL(FamilyServer):
             *self.options,
         ]
         self._launch(command, lambda: self.admin().close(), cwd=self.folder)
+
+
+def own_server(engine: str, options: Sequence[str] = ()) -> FamilyServer:
+    """Return a new server of one of the `FAMILY`, with options of its own."""
+    return MySQL(options) if engine == "mysql" else MariaDB(options)

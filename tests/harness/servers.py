@@ -324,6 +324,12 @@ def postgresql_programs() -> list[Path]:
 class FamilyServer(Server):
     """What MariaDB and MySQL have in common: their protocol, and how a DBA speaks to them."""
 
+    options: Sequence[str]  # for the next start
+
+    def start(self) -> None:
+        """Starts the server; also after `crash`."""
+        raise NotImplementedError
+
     @property
     def socket(self) -> Path:
         return self.folder / "socket"

@@ -14,6 +14,7 @@ from driftline.errors import WarehouseUnavailable
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from pyspark.sql import SparkSession
 
+from tests.harness.family import FAMILY
 from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of, plain
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill, order
@@ -38,7 +39,7 @@ PART = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
         "sqlite",
         pytest.param("sqlite-journal", marks=pytest.mark.soak),
         pytest.param("postgresql", marks=pytest.mark.soak),
-        "mariadb",
+        *FAMILY,
     ]
 )
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
@@ -69,7 +70,7 @@ REFINED_S, WHOLE_S = 0.0, 10.0  # round trips with which groups are refined, or 
         pytest.param(ON_SPARK, REFINED_S, id=f"{ON_SPARK}-refined"),
         *(
             pytest.param(engine, round_trip_s, marks=pytest.mark.soak)
-            for engine in ("sqlite-journal", "postgresql", "mariadb")
+            for engine in ("sqlite-journal", "postgresql", *FAMILY)
             for round_trip_s in (REFINED_S, WHOLE_S)
             if (engine, round_trip_s) != ("mariadb", REFINED_S)
         ),
@@ -102,7 +103,7 @@ def test_by_groups(pair: Pair, monkeypatch: pytest.MonkeyPatch, round_trip_s: fl
 
 @pytest.mark.parametrize(
     "legacy",
-    ["sqlite", *(pytest.param(e, marks=pytest.mark.soak) for e in ("postgresql", "mariadb"))],
+    ["sqlite", *(pytest.param(e, marks=pytest.mark.soak) for e in ("postgresql", *FAMILY))],
     indirect=True,
 )
 def test_a_part_of_a_table(pair: Pair) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from tests.pair.parts.test_tiles import Writer, audit, cut, rows_read, second_connection, staged
@@ -31,7 +32,7 @@ ROWS = 1600
 TILE = 200
 FREE = f'require = "fuzzy"\nincremental = {{ rows = {TILE}, pause_s = 0.01 }}'
 IN_TILES = f'method = "range"\n{FREE}'
-ENGINES = ["sqlite-journal", "mariadb", "postgresql"]
+ENGINES = ["sqlite-journal", *FAMILY, "postgresql"]
 TEXT = {"postgresql": 'varchar(40) COLLATE "C"', "mariadb": "varchar(40) COLLATE utf8mb4_bin"}
 UUID = {"postgresql": "uuid", "mariadb": "binary(16)", "sqlite": "text"}
 LETTERS = ["A", "b", "B~", "a b", "", "é", "\U0001f600", "zz", "0"]

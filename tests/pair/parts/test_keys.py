@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable
 from driftline import negotiation
 
+from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, PostgresLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, plain
@@ -28,7 +29,7 @@ IN_TURN = 250  # of them, a quarter
 HOT = range(500, 540)
 PART = 'require = "fuzzy"\nproof = "part"'
 NEVER = f'table = "orders"\nscan = "never"\nrows_by_key = {BUDGET}'
-ENGINES = ["sqlite", "mariadb", "postgresql"]
+ENGINES = ["sqlite", *FAMILY, "postgresql"]
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 
 

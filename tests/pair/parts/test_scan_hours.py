@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 from deltalake import DeltaTable
 
+from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, PostgresLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
@@ -94,7 +95,7 @@ class Site:
         return self.legacy.sequential_scans("orders")
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", "postgresql", *FAMILY])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made = LEGACIES[request.param](request, tmp_path)
     yield made
@@ -144,7 +145,7 @@ SAMPLE = {("postgresql", "hours"), ("mariadb", "never")}
             id=f"{engine}-{name}",
             marks=() if engine == "sqlite" or (engine, name) in SAMPLE else pytest.mark.soak,
         )
-        for engine in ("sqlite", "postgresql", "mariadb")
+        for engine in ("sqlite", "postgresql", *FAMILY)
         for name in CLOSED
     ],
     indirect=["legacy"],

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.methods import request_validation
+from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
@@ -62,7 +63,7 @@ def row(table: str, n: int, v: int = 0) -> tuple[Any, ...]:
     return (*key(table, n), v) if table == "named" else (*key(table, n), v, f"note {n}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", "postgresql", *FAMILY])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made = LEGACIES[request.param](request, tmp_path)
     yield made
@@ -95,7 +96,7 @@ EVERY_TABLE = pytest.mark.parametrize(
     ("legacy", "table"),
     [
         pytest.param(engine, table, marks=() if is_sample else pytest.mark.soak)
-        for engine in TYPES
+        for engine in (*TYPES, "mysql")
         for table in TABLES
         for is_sample in [engine == "sqlite" or table == "named"]
     ],

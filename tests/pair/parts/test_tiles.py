@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan import tile
 from tests.fixtures.clock import Daily
+from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.relay import Relay
@@ -68,11 +69,11 @@ def edit(legacy: Legacy, text: str) -> None:
     legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?)", [(k, "n", 1, text) for k in (old, new)])
 
 
-@pytest.fixture(params=["sqlite-journal", "mariadb", "postgresql"])
+@pytest.fixture(params=["sqlite-journal", *FAMILY, "postgresql"])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     """Two whose readers block writers, and one with snapshots."""
     made = LEGACIES[request.param](request, tmp_path)
-    tail = " ENGINE=MyISAM" if request.param == "mariadb" else ""
+    tail = " ENGINE=MyISAM" if request.param in FAMILY else ""
     made.execute(ORDERS.replace("BIGINT", "INTEGER") + tail)
     fill(made)
     yield made

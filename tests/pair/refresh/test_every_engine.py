@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from tests.harness.family import FAMILY
 from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of
 from warehouse_agent.cli.verify import damaged
@@ -32,7 +33,7 @@ TYPES = {
 }
 
 
-ENGINES = ["sqlite", "sqlite-journal", "postgresql", "mariadb"]
+ENGINES = ["sqlite", "sqlite-journal", "postgresql", *FAMILY]
 
 
 @pytest.fixture(params=[*ENGINES, ON_SPARK])

@@ -22,7 +22,8 @@ from hypothesis import Phase, event, given, note, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.legacy import Legacy, MariaLegacy, MysqlLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.mysql_server import MySQL
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.servers import MariaDB, PostgreSQL
 from warehouse_agent.refresh.job import Options
@@ -266,6 +267,10 @@ def test_mariadb(
     spark: SparkSession, mariadb: MariaDB, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     _test(spark, tmp_path_factory, "mariadb", lambda _: MariaLegacy(mariadb), examples(3, 150))
+
+
+def test_mysql(spark: SparkSession, mysql: MySQL, tmp_path_factory: pytest.TempPathFactory) -> None:
+    _test(spark, tmp_path_factory, "mariadb", lambda _: MysqlLegacy(mysql), examples(3, 2000))
 
 
 def _test(

@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.harness import histories
+from tests.harness.family import FAMILY
 from tests.harness.histories import DATA, Commit, History
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.pair import Pair
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", "postgresql", *FAMILY])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made = LEGACIES[request.param](request, tmp_path)
     yield made
@@ -51,7 +52,7 @@ def on_sqlite_and(engine: str) -> pytest.MarkDecorator:
     """Run a test on SQLite and on another engine; on the third one in the soak."""
     engines = [
         pytest.param(name, marks=() if name in {"sqlite", engine} else pytest.mark.soak)
-        for name in TYPES
+        for name in (*TYPES, "mysql")
     ]
     return pytest.mark.parametrize("legacy", engines, indirect=True)
 

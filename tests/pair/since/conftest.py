@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.pair.since.rig import BY_VERSION, Stock, by_time
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", "postgresql", *FAMILY])
 def engine(request: pytest.FixtureRequest) -> str:
     """Return the name of an engine in `LEGACIES`; a module may have others."""
     name: str = request.param

@@ -34,6 +34,8 @@ KINDS = [
     ("mariadb", MarkerKind.TIME),
     ("mariadb", MarkerKind.VERSIONED),
     ("mariadb", MarkerKind.JOINED),
+    ("mysql", MarkerKind.TIME),
+    ("mysql", MarkerKind.JOINED),
 ]
 GENERATED = {
     "sqlite": "ALTER TABLE goods ADD COLUMN {name} BIGINT AS ({sql})",
@@ -76,7 +78,7 @@ class Goods(Rig):
             lines += f'query = "{sql}"\nmarkers = {{ g = {time}, o = {other} }}'
         else:
             lines += f'table = "goods"\nmarker = {marker[kind]}'
-        if legacy.engine == "mariadb":
+        if kind is MarkerKind.VERSIONED:
             legacy.execute("SET system_versioning_alter_history = KEEP")
         super().__init__(legacy, folder, "goods", lines)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.family import FAMILY
 from tests.harness.legacy import Legacy
 from tests.pair.since.rig import OLD, Stock, by_time, counts, now, of
 from warehouse_agent.planning import sketch_size
@@ -102,7 +103,7 @@ class Writers:
 
 @pytest.mark.parametrize(
     "engine",
-    ["sqlite", *(pytest.param(e, marks=pytest.mark.soak) for e in ("postgresql", "mariadb"))],
+    ["sqlite", *(pytest.param(e, marks=pytest.mark.soak) for e in ("postgresql", *FAMILY))],
 )
 @pytest.mark.parametrize("per_row", [1, 4])
 def test_keys_that_share_a_k_do_not_hide_from_each_other(

@@ -21,6 +21,7 @@ from source_agent.engines.interface import Session
 from source_agent.scan import marked as marked_scan
 from source_agent.scan.marked import Marked
 from source_agent.scan.reader import Reader
+from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.pair.since.rig import BY_VERSION, OLD, ROWS, XMIN, Stock, by_time, counts, seeds, used
 from warehouse_agent.cli.answers import text_of
@@ -33,10 +34,10 @@ from warehouse_agent.refresh.job import Options
 SEEDS = seeds(3)
 
 
-ENGINES = ["sqlite", "sqlite-journal", "postgresql", "mariadb"]
+ENGINES = ["sqlite", "sqlite-journal", "postgresql", *FAMILY]
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", "postgresql", *FAMILY])
 def engine(request: pytest.FixtureRequest) -> str:
     """Return the name of an engine, unless a test says `on` which."""
     name: str = request.param
@@ -465,6 +466,7 @@ def test_xmin_shows_updates_that_no_column_shows(
         legacy.close()
 
 
+@pytest.mark.mariadb_alone
 def test_system_versioning_shows_updates_that_no_column_shows(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -494,6 +496,7 @@ def test_system_versioning_shows_updates_that_no_column_shows(
         legacy.close()
 
 
+@pytest.mark.mariadb_alone
 def test_keys_compared_without_a_snapshot_are_no_proof_of_rows(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

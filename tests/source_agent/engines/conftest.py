@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.harness.legacies import OfMariaDB, OfPostgreSQL
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.family import FAMILY
+from tests.harness.legacies import KINDS, OfMariaDB, OfPostgreSQL
+from tests.harness.servers import PostgreSQL
 
 
 @pytest.fixture
@@ -17,8 +19,10 @@ def pg(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
     made.close()
 
 
-@pytest.fixture
-def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
-    made = OfMariaDB(mariadb)
+@pytest.fixture(params=FAMILY)
+def maria(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfMariaDB]:
+    """MariaDB, and MySQL for what is true of both; `mariadb_alone` marks what is not."""
+    made = KINDS[request.param](request, tmp_path)
+    assert isinstance(made, OfMariaDB)
     yield made
     made.close()

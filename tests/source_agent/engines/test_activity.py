@@ -19,13 +19,14 @@ import pytest
 from driftline.activity import Activity, Counted, Flagged, NotKnown
 from driftline.errors import DatabaseUnavailable
 
-from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
 from tests.harness.absent import needs_release
-from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.family import FAMILY
+from tests.harness.legacies import KINDS, OfMariaDB, OfPostgreSQL, OfSQLite, of_family
+from tests.harness.mysql_server import own_server
+from tests.harness.servers import PostgreSQL
 from tests.harness.standby import Standby
 
 SEEN_S_MAX = 20.0  # a busy session of PostgreSQL reports its counts within ten seconds
@@ -260,9 +261,10 @@ def test_a_standby_counts_nothing() -> None:
             assert "standby" in why(probe(engine)["t"])
 
 
-@pytest.fixture
-def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
-    made = OfMariaDB(mariadb)
+@pytest.fixture(params=FAMILY)
+def maria(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfMariaDB]:
+    made = KINDS[request.param](request, tmp_path)
+    assert isinstance(made, OfMariaDB)
     made.run("CREATE TABLE t (id int PRIMARY KEY, v int)")
     yield made
     made.close()
@@ -276,10 +278,8 @@ def next_second() -> None:
 
 
 def maria_login(legacy: OfMariaDB) -> Engine:
-    legacy.server.create_login(login := legacy.database)
+    password = legacy.server.create_login(login := legacy.database)
     legacy.run(f"GRANT SELECT ON {legacy.database}.t TO {login}")
-    password = "secret"
-    legacy.run(f"SET PASSWORD FOR {login} = PASSWORD('{password}')")
     return connect(legacy.server.tcp_url(login, legacy.database), password, Limits())
 
 
@@ -326,7 +326,7 @@ def test_mariadb_is_not_settled_within_the_second_of_a_change(maria: OfMariaDB) 
 def test_mariadb_says_nothing_where_its_flag_does_not_tell(maria: OfMariaDB) -> None:
     maria.run(
         "CREATE VIEW v AS SELECT * FROM t",
-        "CREATE TABLE a (id int PRIMARY KEY) ENGINE = Aria",
+        "CREATE TABLE a (id int PRIMARY KEY) ENGINE = MyISAM",
         "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY HASH (id) PARTITIONS 2",
         "INSERT INTO t VALUES (1, 1)",
         "INSERT INTO a VALUES (1)",
@@ -338,7 +338,7 @@ def test_mariadb_says_nothing_where_its_flag_does_not_tell(maria: OfMariaDB) -> 
         T,
         Relation("qualified", table=f"{maria.database}.t"),
         Relation("view", table="v"),
-        Relation("aria", table="a"),
+        Relation("plain", table="a"),
         Relation("parts", table="p"),
         Relation("query", query="SELECT * FROM t"),
         Relation("lost", table="nothing"),
@@ -347,7 +347,7 @@ def test_mariadb_says_nothing_where_its_flag_does_not_tell(maria: OfMariaDB) -> 
     assert flagged(found.pop("qualified")).identity == identity
     assert {name: why(said).split(",")[0] for name, said in found.items()} == {
         "view": "it is a view",
-        "aria": "its engine is not InnoDB",
+        "plain": "its engine is not InnoDB",
         "parts": "it is partitioned",
         "query": "it is a query",
         "lost": "there is no such table",
@@ -355,9 +355,11 @@ def test_mariadb_says_nothing_where_its_flag_does_not_tell(maria: OfMariaDB) -> 
 
 
 @pytest.mark.starts
-def test_mariadb_forgets_by_a_restart() -> None:
-    with MariaDB() as server:
-        legacy = OfMariaDB(server)
+@pytest.mark.parametrize("kind", FAMILY)
+def test_mariadb_forgets_by_a_restart(kind: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(kind)  # or a skip
+    with own_server(kind) as server:
+        legacy = of_family(server)
         legacy.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
         engine = connect(legacy.url, None, Limits())
         before = flagged(probe(engine)["t"])
@@ -442,11 +444,13 @@ def test_sqlite_probes_keep_the_lock_of_a_session_that_reads(lite: OfSQLite) -> 
     lite.run("INSERT INTO t VALUES (1, 1)")
 
 
-@pytest.mark.parametrize("kind", ["postgres", "maria", "lite"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_statement_of_a_probe_is_explained(
-    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    legacy: Legacy = request.getfixturevalue(kind)
+    legacy = KINDS[kind](request, tmp_path)
+    legacy.run("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    request.addfinalizer(legacy.close)
     engine = connect(legacy.url, None, Limits())
     issued: list[str] = []
     legacy.record(monkeypatch, issued)

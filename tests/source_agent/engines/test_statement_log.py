@@ -35,9 +35,11 @@ from driftline.wire_pb2_grpc import SourceStub
 
 from tests.harness import forks, slots
 from tests.harness.agents import Peer, channel, opening
+from tests.harness.family import FAMILY, LONG_SEQUENCES, of_mysql
 from tests.harness.forks import SOURCE
+from tests.harness.mysql_server import MySQL
 from tests.harness.pair import SourceProcess, environment
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import FamilyServer, PostgreSQL
 
 ROWS = 300
 TABLE = "CREATE TABLE orders (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR(40), price DECIMAL(9,2))"
@@ -165,13 +167,14 @@ class OnMariaDB:
 
     more = ""
 
-    def __init__(self, server: MariaDB) -> None:
+    def __init__(self, server: FamilyServer) -> None:
         self._server = server
+        self._spelled = of_mysql if isinstance(server, MySQL) else str
         self.database = server.create_database(f"s{uuid.uuid4().hex[:10]}")
         self.login = f"l{self.database}"
         self.password = server.create_login(self.login)
         self._admin = server.admin(self.database)
-        self._run(TABLE, *LOOSE)
+        self._run(*([LONG_SEQUENCES] if isinstance(server, MySQL) else []), TABLE, *LOOSE)
         self._run(f"INSERT INTO orders SELECT seq, CONCAT('n', seq), seq FROM seq_1_to_{ROWS}")
         for table in ("orders", "loose", "days"):
             self._run(f"GRANT SELECT ON {self.database}.{table} TO '{self.login}'@'%'")
@@ -181,7 +184,7 @@ class OnMariaDB:
     def _run(self, *statements: str) -> Sequence[Sequence[Any]]:
         with self._admin.cursor() as cursor:
             for sql in statements:
-                cursor.execute(sql)
+                cursor.execute(self._spelled(sql))
             self._admin.commit()
             return cursor.fetchall()
 
@@ -212,13 +215,13 @@ class OnMariaDB:
         self._server.drop_database(self.database)
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
+@pytest.fixture(params=["postgresql", *FAMILY])
 def server(request: pytest.FixtureRequest) -> Iterator[OnPostgreSQL | OnMariaDB]:
     made: OnPostgreSQL | OnMariaDB
     if request.param == "postgresql":
         made = OnPostgreSQL(request.getfixturevalue("postgresql"))
     else:
-        made = OnMariaDB(request.getfixturevalue("mariadb"))
+        made = OnMariaDB(request.getfixturevalue(request.param))
     yield made
     made.close()
 

@@ -35,6 +35,9 @@ BEGIN = datetime(2026, 3, 1, 10, 0, 0, tzinfo=UTC)
 Rows = dict[int, int]
 
 
+pytestmark = pytest.mark.mariadb_alone  # MySQL keeps no versions of rows
+
+
 @pytest.fixture
 def legacy(mariadb: MariaDB) -> Iterator[OfMariaDB]:
     made = OfMariaDB(mariadb)

@@ -16,13 +16,14 @@ from driftline.wire_pb2_grpc import SourceStub
 from source_agent.config import load
 from source_agent.server.service import Server, start
 from tests.harness.agents import channel
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.family import FAMILY
+from tests.harness.servers import FamilyServer, PostgreSQL
 
 
 class Account:
     """A login that may read `orders` of a new database, and how its password is changed."""
 
-    def __init__(self, server: PostgreSQL | MariaDB) -> None:
+    def __init__(self, server: PostgreSQL | FamilyServer) -> None:
         self.server, self.database = server, f"p{uuid.uuid4().hex[:10]}"
         self.login = f"l{self.database}"
         server.create_database(self.database)
@@ -57,7 +58,7 @@ class Account:
                 cursor.execute(f"DROP USER '{self.login}'@'%'")
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
+@pytest.fixture(params=["postgresql", *FAMILY])
 def account(request: pytest.FixtureRequest) -> Iterator[Account]:
     made = Account(request.getfixturevalue(request.param))
     yield made

@@ -98,6 +98,9 @@ class Site:
         return set(connect(self.url, "pw", Limits()).privileges([ITEMS]))
 
 
+pytestmark = pytest.mark.mariadb_alone  # roles of MySQL have other statements
+
+
 @pytest.fixture(scope="module")
 def databases(mariadb: MariaDB) -> Iterator[tuple[OfMariaDB, OfMariaDB]]:
     legacy, other = OfMariaDB(mariadb), OfMariaDB(mariadb)
