@@ -69,7 +69,7 @@ ORDER BY table_schema, table_name, index_name, seq_in_index"""
 SIZE = """
 SELECT table_rows, data_length FROM information_schema.tables
 WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
-BIG_SELECTS = "SELECT @@SESSION.sql_big_selects, VERSION()"
+BIG_SELECTS = "SELECT @@SESSION.sql_big_selects"
 CATALOGUE: Final = (*rights.STATEMENTS, LISTED, UNIQUE, SIZE, BIG_SELECTS)
 
 # Server and client error numbers: mysqld_error.h, errmsg.h.
@@ -239,7 +239,7 @@ def listed(ask: Ask) -> list[Listed]:
     return found
 
 
-def scan_cost(ask: Ask, shape: Shape) -> str:
+def scan_cost(product: Product, ask: Ask, shape: Shape) -> str:
     """Return what `Engine.scan_cost` returns."""
     try:
         plan = [row for row in ask(EXPLAIN + scan_sql(shape)) if row[2] is not None]
@@ -247,7 +247,7 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
         refuse_unhidden(error)
         plan = []
     warned = warnings.told(ask(warnings.WARNINGS)) if plan else ""
-    warned = "; ".join(filter(None, (warned, _refuse_too_big(ask, shape))))
+    warned = "; ".join(filter(None, (warned, _refuse_too_big(product, ask, shape))))
     # EXPLAIN: id, select_type, table, then in MySQL partitions, type; MySQL has 12 columns.
     shown = ", ".join(f"{row[2]}: {row[4 if len(row) > 10 else 3]}" for row in plan)
     access = shown or "the server does not show how it is read"
@@ -261,19 +261,22 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
     return f"{cost} ({plan_of(shape).consistency.value}){warned and f'; {warned}'}"
 
 
-def _refuse_too_big(ask: Ask, shape: Shape) -> str:
+def _refuse_too_big(product: Product, ask: Ask, shape: Shape) -> str:
     """Return what the owner's limit of rows may refuse; empty: nothing.
 
     Raises DatabaseRefused: it refuses the scan.
     """
-    ((allows_big, version),) = ask(BIG_SELECTS)
+    ((allows_big,),) = ask(BIG_SELECTS)
     if allows_big == "1":
         return ""
-    if "mariadb" not in str(version).lower():  # which cannot end a statement at the first row
+    if not product.ended_at_once:
         return "sql_big_selects is 0: a read that examines more than max_join_size rows is refused"
     pages = plan_of(shape).pages
     try:
-        ask(limited_sql(shape), *((*plan_of(shape).values, PAGE_ROWS) if pages else ()))
+        ask(
+            limited_sql(shape, product.ended_at_once),
+            *((*plan_of(shape).values, PAGE_ROWS) if pages else ()),
+        )
     except DatabaseRefused as error:
         if _BEYOND in error.message:  # not a sort that was ended at its first row
             raise
@@ -351,7 +354,8 @@ def templates(product: Product, shapes: Sequence[Shape]) -> list[str]:
         reads += [empty, probe_sql(shape), EXPLAIN + empty, EXPLAIN + scan_sql(shape)]
         if shape.relation.table is not None:
             reads.append(types.CREATION.format(table=plan.source))
-        reads.append(limited_sql(shape))
+        if product.ended_at_once:
+            reads.append(limited_sql(shape, product.ended_at_once))
         if plan.pages:
             reads += [page_sql(shape, is_first=first) for first in (True, False)]
         else:

@@ -85,7 +85,7 @@ class FamilyEngine:
 
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(self.open()) as session:
-            return access.scan_cost(session.ask, shape)
+            return access.scan_cost(session.product, session.ask, shape)
 
     def warnings(self, shape: Shape) -> list[str]:
         note = f"{_ZERO_DATES}; {READ_AS_TEXT}"

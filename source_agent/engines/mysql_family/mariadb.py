@@ -62,6 +62,7 @@ MARIADB: Final = Product(
     },
     number=_number,
     number_text=_number_text,
+    ended_at_once="ROWS EXAMINED 1",
     fields={},
     grants_of_all=(
         "-- What PUBLIC may do (SHOW GRANTS FOR PUBLIC) stays; REVOKE … FROM PUBLIC takes it from",

@@ -52,6 +52,7 @@ MYSQL: Final = Product(
     },
     number=_number,
     number_text=_number,
+    ended_at_once="",
     fields={242: "vector"},
     grants_of_all=("-- What the roles of the variable mandatory_roles may do, every account may.",),
     refused_logins=frozenset((3118, 3159, 3955)),

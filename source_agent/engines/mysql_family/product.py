@@ -30,6 +30,7 @@ class Product:
         identity: the expressions that tell this server from another one, by names for people.
         number: the read expression of a FLOAT or DOUBLE, from a quoted column.
         number_text: that of its text.
+        ended_at_once: what follows LIMIT to end a statement at its first row; empty: nothing does.
         fields: types of result metadata that it alone has.
         grants_of_all: what `grants` says of rights that every account has.
         refused_logins: errors of its own that refuse a login.
@@ -45,6 +46,7 @@ class Product:
     identity: Mapping[str, str]
     number: Callable[[str], str]
     number_text: Callable[[str], str]
+    ended_at_once: str
     fields: Mapping[int, str]
     grants_of_all: tuple[str, ...]
     refused_logins: frozenset[int]

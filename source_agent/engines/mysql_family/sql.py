@@ -20,7 +20,6 @@ MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading
 KEYS_PER_SELECT: Final = 200  # as for ranges
 PAGE_ROWS: Final = 1024
-_EXAMINED: Final = " ROWS EXAMINED 1"  # of MariaDB
 ROWS_MAX: Final = 2**63 - 1  # for a SELECT without a limit
 
 AS_OF = "SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')"
@@ -106,14 +105,14 @@ def page_sql(shape: Shape, *, is_first: bool) -> str:
     return _placed(shape, select_sql(shape, "\0", tail=tail), f"({' OR '.join(steps)})", "%s")
 
 
-def limited_sql(shape: Shape) -> str:
-    """Return the first statement of a scan as MariaDB plans it, to be ended at the first row.
+def limited_sql(shape: Shape, ended: str) -> str:
+    """Return the first statement of a scan as it is planned, `ended` at its first row.
 
     It is refused by `max_join_size` where the scan is; EXPLAIN is not.
     """
     if plan_of(shape).pages:
-        return page_sql(shape, is_first=True) + _EXAMINED
-    return f"{scan_sql(shape)}\nLIMIT{_EXAMINED}"
+        return f"{page_sql(shape, is_first=True)} {ended}"
+    return f"{scan_sql(shape)}\nLIMIT {ended}"
 
 
 def between_sql(shape: Shape, bounds: Sequence[str], within: KeyRange) -> str:

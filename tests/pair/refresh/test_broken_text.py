@@ -54,7 +54,7 @@ class Broken:
         self.declare("SQL_ASCII")
         uri = f"{self.server.uri_of(self.name)}&client_encoding=SQL_ASCII"
         with psycopg.connect(uri, autocommit=True) as connection:
-            connection.execute(statement)  # type: ignore[arg-type]
+            connection.execute(statement)
 
     def declare(self, encoding: str) -> None:
         with self.server.superuser() as connection:
@@ -115,8 +115,8 @@ def test_no_refresh_publishes_it_or_misses_its_change(
             for report in pair.reports():
                 assert report.error is None, report.error
             for name in COLUMNS:
-                found = {row[0]: row[1:] for row in pair.published(name)}
-                assert found == {"a": ()} if name == "keyed" else None in found[7], name
+                rows = {row[0]: row[1:] for row in pair.published(name)}
+                assert rows == {"a": ()} if name == "keyed" else None in rows[7], name
 
 
 def test_an_expression_that_reads_it_is_refused_with_how_to_find_it(

@@ -24,7 +24,7 @@ from tests.remedies.told import told
 from tests.warehouse_agent.planning.test_flip import fragment
 from warehouse_agent.cli import doctor, verify
 from warehouse_agent.planning.flip import moved
-from warehouse_agent.refresh import repair, restored
+from warehouse_agent.refresh import repair
 from warehouse_agent.storage import delta_log, formats, warehouse_versions
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion
@@ -179,7 +179,7 @@ def test_a_disk_with_little_space(site: Site) -> None:
 
 def test_a_table_that_is_gone_when_it_was_committed(site: Site) -> None:
     (site.log / f"{1:020}.json").unlink()
-    with mock.patch.object(restored.formats, "head", side_effect=heads_then_none(1)):
+    with mock.patch.object(formats, "head", side_effect=heads_then_none(1)):
         remedy = site.fault("--accept-restored")
     told(remedy, "Find out what removes files of the warehouse, then run the refresh again.")
     assert site.refresh("--accept-restored").code == 0

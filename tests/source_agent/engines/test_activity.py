@@ -294,13 +294,15 @@ def test_mariadb_flags_what_is_committed(maria: OfMariaDB) -> None:
         "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)",
         "UPDATE t SET v = 5 WHERE id = 2",
         "DELETE FROM t WHERE id = 3",
-        "TRUNCATE t",
+        "TRUNCATE t",  # after which MySQL knows no time
+        "INSERT INTO t VALUES (4, 4)",
     ):
         before = now()
         maria.run(statement)
         assert now() != before, statement
         next_second()
-        assert flagged(now()) == flagged(now()) != before, "settled, and another than before"
+        if statement != "TRUNCATE t" or isinstance(now(), Flagged):
+            assert flagged(now()) == flagged(now()) != before, "settled, and another than before"
     with maria.server.admin(maria.database) as writer, writer.cursor() as cursor:
         before = now()
         cursor.execute("BEGIN")

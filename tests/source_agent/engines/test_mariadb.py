@@ -390,6 +390,7 @@ def refusal(reading: Callable[[], object]) -> str:
     return ""
 
 
+@pytest.mark.mariadb_alone  # MySQL ends no statement at its first row
 @pytest.mark.parametrize("rows_max", [150, 100_000, 10_000_000])
 def test_check_refuses_by_the_owners_limit_of_rows_what_a_read_refuses(
     maria: OfMariaDB, rows_max: int

@@ -17,21 +17,21 @@ from source_agent.engines.conformance.reads import flat, read
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
-from tests.harness.legacies import OfMariaDB
+from tests.harness.legacies import OfMySQL, of_family
 from tests.harness.mysql_server import MySQL
-from tests.harness.servers import MariaDB
+from tests.harness.servers import FamilyServer, MariaDB
 
 T, SEEN = Relation("t", table="t"), Relation("seen", table="seen")
 
 
 @pytest.fixture
-def my(mysql: MySQL) -> Iterator[OfMariaDB]:
-    legacy = OfMariaDB(mysql)
+def my(mysql: MySQL) -> Iterator[OfMySQL]:
+    legacy = OfMySQL(mysql)
     yield legacy
     legacy.close()
 
 
-def as_login(my: OfMariaDB, *grants: str, attributes: str = "") -> tuple[str, Engine]:
+def as_login(my: OfMySQL, *grants: str, attributes: str = "") -> tuple[str, Engine]:
     """Return a new account with these rights, and the engine that uses it."""
     login = my.database
     password = my.server.create_login(login, attributes=attributes)  # type: ignore[call-arg]
@@ -41,10 +41,9 @@ def as_login(my: OfMariaDB, *grants: str, attributes: str = "") -> tuple[str, En
 
 
 @pytest.mark.parametrize("named", ["mysql", "mariadb"])
-def test_a_server_is_opened_by_what_it_is(
-    mariadb: MariaDB, my: OfMariaDB, maria: OfMariaDB, named: str
-) -> None:
-    for legacy, is_mariadb in ((my, False), (maria, isinstance(mariadb, MariaDB))):
+def test_a_server_is_opened_by_what_it_is(mariadb: FamilyServer, my: OfMySQL, named: str) -> None:
+    other = of_family(mariadb)
+    for legacy, is_mariadb in ((my, False), (other, isinstance(mariadb, MariaDB))):
         legacy.run("CREATE TABLE t (id int PRIMARY KEY, f double)", "INSERT INTO t VALUES (1, 0.1)")
         url = make_url(legacy.url).set(drivername=named).render_as_string(hide_password=False)
         engine = connect(url, None, Limits())
@@ -57,9 +56,10 @@ def test_a_server_is_opened_by_what_it_is(
         issued = "\n".join(engine.templates([shape]))
         assert ("SET SESSION max_statement_time" in issued) == is_mariadb
         assert ("SET SESSION max_execution_time" in issued) != is_mariadb
+    other.close()
 
 
-def test_numbers_are_read_with_all_digits_whatever_reads_them(my: OfMariaDB) -> None:
+def test_numbers_are_read_with_all_digits_whatever_reads_them(my: OfMySQL) -> None:
     """The server cuts the text of an expression to 22 characters: these have more."""
     draw = random.Random(7)
     found = (struct.unpack("<d", draw.randbytes(8))[0] for _ in range(4_000))
@@ -93,7 +93,7 @@ def test_numbers_are_read_with_all_digits_whatever_reads_them(my: OfMariaDB) -> 
                 assert struct.pack("<f", float(f)) == struct.pack("<f", singles[int(place or 0)])
 
 
-def test_least_rights_are_enough_and_no_account_of_others_is_needed(my: OfMariaDB) -> None:
+def test_least_rights_are_enough_and_no_account_of_others_is_needed(my: OfMySQL) -> None:
     my.run("CREATE TABLE t (id int PRIMARY KEY, f double)", "INSERT INTO t VALUES (1, 0.1)")
     login, engine = as_login(my, "SELECT ON t")
     with closing(engine.open()) as session:
@@ -106,7 +106,7 @@ def test_least_rights_are_enough_and_no_account_of_others_is_needed(my: OfMariaD
     my.drop_login(login)
 
 
-def test_rights_by_roles_and_proxies_are_told(my: OfMariaDB) -> None:
+def test_rights_by_roles_and_proxies_are_told(my: OfMySQL) -> None:
     login, engine = as_login(my)
     roles = [f"{login}_{n}" for n in ("super", "writer", "inner")]
     my.run(
@@ -133,9 +133,7 @@ def test_rights_by_roles_and_proxies_are_told(my: OfMariaDB) -> None:
 
 
 @pytest.mark.parametrize(("attributes", "number"), [("ACCOUNT LOCK", 3118), ("REQUIRE X509", 1045)])
-def test_a_login_that_may_not_log_in_is_refused(
-    my: OfMariaDB, attributes: str, number: int
-) -> None:
+def test_a_login_that_may_not_log_in_is_refused(my: OfMySQL, attributes: str, number: int) -> None:
     login, engine = as_login(my, attributes=attributes)
     with pytest.raises(errors.DatabaseRefused, match=r"MySQL at .* refused the login") as caught:
         engine.open()
@@ -144,7 +142,7 @@ def test_a_login_that_may_not_log_in_is_refused(
     my.drop_login(login)
 
 
-def test_a_login_that_needs_tls_says_so(my: OfMariaDB) -> None:
+def test_a_login_that_needs_tls_says_so(my: OfMySQL) -> None:
     my.run("SET GLOBAL require_secure_transport = ON")
     try:
         login = my.database
@@ -158,7 +156,7 @@ def test_a_login_that_needs_tls_says_so(my: OfMariaDB) -> None:
 
 
 def test_a_package_that_a_login_needs_is_named(
-    my: OfMariaDB, monkeypatch: pytest.MonkeyPatch
+    my: OfMySQL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver tells when it is needed: without TLS, for an account that has not logged in."""
     login = my.database
@@ -174,7 +172,7 @@ def test_a_package_that_a_login_needs_is_named(
     my.drop_login(login)
 
 
-def test_a_plan_is_read_whatever_form_the_server_writes(my: OfMariaDB) -> None:
+def test_a_plan_is_read_whatever_form_the_server_writes(my: OfMySQL) -> None:
     my.run("CREATE TABLE t (id int PRIMARY KEY, v int)", "SET GLOBAL explain_format = 'TREE'")
     try:
         engine = my.connect()
@@ -185,7 +183,7 @@ def test_a_plan_is_read_whatever_form_the_server_writes(my: OfMariaDB) -> None:
         my.run("SET GLOBAL explain_format = DEFAULT")
 
 
-def test_types_that_mysql_alone_has(my: OfMariaDB) -> None:
+def test_types_that_mysql_alone_has(my: OfMySQL) -> None:
     my.run(
         "CREATE TABLE t (id int PRIMARY KEY, e VECTOR(2), j json, hidden int INVISIBLE,"
         " KEY f ((lower(hidden))), UNIQUE KEY g ((id + 1)),"
@@ -200,7 +198,7 @@ def test_types_that_mysql_alone_has(my: OfMariaDB) -> None:
         assert read(session, query) == [row]
 
 
-def test_a_generated_key_is_a_key(my: OfMariaDB) -> None:
+def test_a_generated_key_is_a_key(my: OfMySQL) -> None:
     my.run(
         "SET sql_generate_invisible_primary_key = ON",
         "CREATE TABLE t (a int)",
@@ -219,7 +217,7 @@ def test_a_generated_key_is_a_key(my: OfMariaDB) -> None:
     "definition", ["char(3) COLLATE utf8mb4_0900_bin", "varchar(3) COLLATE utf8mb4_0900_ai_ci"]
 )
 def test_a_table_without_snapshots_is_read_whole_under_newer_collations(
-    my: OfMariaDB, definition: str
+    my: OfMySQL, definition: str
 ) -> None:
     my.run(f"CREATE TABLE t (k {definition} PRIMARY KEY) ENGINE = MyISAM")
     rows = [[a + b + c] for a in "ab\u00df" for b in "xyz" for c in "%1~"]
@@ -231,7 +229,7 @@ def test_a_table_without_snapshots_is_read_whole_under_newer_collations(
     assert shape.notes
 
 
-def test_an_invisible_index_promises_no_tiles(my: OfMariaDB) -> None:
+def test_an_invisible_index_promises_no_tiles(my: OfMySQL) -> None:
     """The server refuses to be told to use it (error 1176); it ensures uniqueness all the same."""
     my.run(
         "CREATE TABLE t (id int PRIMARY KEY, k varchar(9) COLLATE utf8mb4_bin NOT NULL,"
@@ -251,7 +249,7 @@ def test_an_invisible_index_promises_no_tiles(my: OfMariaDB) -> None:
         assert sorted(read(session, relation)) == [["a", "1"], ["b", "2"]]
 
 
-def test_values_in_json_that_have_the_text_of_a_string(my: OfMariaDB) -> None:
+def test_values_in_json_that_have_the_text_of_a_string(my: OfMySQL) -> None:
     """As types.md says: the text is what is published."""
     my.run(
         "CREATE TABLE t (id int PRIMARY KEY, j json)",
@@ -261,3 +259,13 @@ def test_values_in_json_that_have_the_text_of_a_string(my: OfMariaDB) -> None:
     with closing(my.connect().open()) as session:
         assert [row[1] for row in read(session, T)] == ['["2020-01-02"]'] * 2
         assert sorted(str(row[2]) for row in read(session, kinds)) == ["DATE", "STRING"]
+
+
+def test_check_tells_that_the_owner_limits_the_rows_that_a_read_examines(my: OfMySQL) -> None:
+    my.run("CREATE TABLE t (id int PRIMARY KEY, v int)", "SET GLOBAL sql_big_selects = OFF")
+    try:
+        engine = my.connect()
+        with closing(engine.open()) as session:
+            assert "sql_big_selects is 0" in engine.scan_cost(session.describe(T))
+    finally:
+        my.run("SET GLOBAL sql_big_selects = DEFAULT")
