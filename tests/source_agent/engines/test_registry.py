@@ -27,7 +27,7 @@ def test_urls() -> None:
     for url in ("oracle://u@h/d", "nonsense", "sqlite://", "mariadb://h", "mysql+mysqldb://u@h/d"):
         with pytest.raises(errors.ConfigurationError):
             connect(url, None, Limits())
-    names = {"postgresql": "postgresql", "mysql+pymysql": "mariadb", "mysql": "mariadb"}
+    names = {"postgresql": "postgresql", "mysql+pymysql": "mysql", "mysql": "mysql"}
     for scheme, name in names.items():
         assert connect(f"{scheme}://u@h/d", None, Limits()).name == name
 
