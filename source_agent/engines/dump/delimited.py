@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from driftline.arrays import Integers
 from driftline.errors import ConfigurationError, ValueDoesNotFit
+from driftline.limits import COLUMNS_MAX
 
 from source_agent.engines.dump.blocks import Block, Column, Lines, nulls, refused, whole_rows
 from source_agent.engines.dump.formats import Format
@@ -104,6 +105,8 @@ class _Parser:
     def _plain(self, lines: Lines) -> Block:
         separator, width = self._format.separator, self._fields + 1
         rows = lines.count
+        if lines.data.count(separator) != rows * (self._fields - 1):  # before there are millions
+            raise self._wrong_number(lines)
         fields = lines.data.replace(self._end, separator + b"\n" + separator).split(separator)
         ends = fields[self._fields :: width]
         if len(fields) != rows * width + 1 or ends.count(b"\n") != rows:
@@ -181,10 +184,11 @@ class _Parser:
         raise AssertionError("some line has another number of fields")
 
     def _number(self, found: int, line: int) -> ValueDoesNotFit:
+        shown = str(found) if found <= COLUMNS_MAX else f"more than {COLUMNS_MAX:,}"
         return refused(
             self._name,
             line,
-            f"A row has {found} fields, and {self._format.file} names {self._fields} columns",
+            f"A row has {shown} fields, and {self._format.file} names {self._fields} columns",
             "Quote values that hold the separator, or correct the format.",
         )
 
@@ -242,10 +246,13 @@ def _row_pattern(format: Format, fields: int) -> re.Pattern[bytes]:
 
 
 def _generic_fields(row: bytes, format: Format) -> list[str] | None:
-    """Return the fields of a row of any number of them, None if it is no row."""
+    """Return the fields of a row of any number of them, None if it is no row.
+
+    No more than one beyond COLUMNS_MAX: a line behind a lost quote may have millions.
+    """
     one = re.compile(f"(?:{_field(format)})({re.escape(format.separator.decode())}|\\Z)".encode())
     texts, at, behind = [], 0, format.separator
-    while behind:
+    while behind and len(texts) <= COLUMNS_MAX:
         found = one.match(row, at)
         if found is None:
             return None

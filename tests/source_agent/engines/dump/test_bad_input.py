@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import time
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -121,6 +122,20 @@ def test_a_row_without_an_end_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     accounts.put(GOOD + b'2,"' + b"y" * 1_000_000)
     with pytest.raises(errors.LimitExceeded, match="begins in line 3"):
         accounts.read()
+
+
+@pytest.mark.parametrize("before", [b'2,"y",', b"2,y,", b'id,"y",'], ids=ascii)
+def test_millions_of_fields_behind_a_lost_quote_are_not_made(tmp_path: Path, before: bytes) -> None:
+    accounts = Accounts(tmp_path)
+    accounts.put((b"" if before[:2] == b"id" else GOOD) + before + b"ab," * 5_000_000 + b"\n")
+    started = time.thread_time()
+    tracemalloc.start()
+    with pytest.raises(errors.DriftlineError, match=r"more than 4,096 fields|instead of 'name'"):
+        accounts.read()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100 << 20
+    assert time.thread_time() - started < SECONDS_MAX
 
 
 @pytest.mark.parametrize("where", ["a value", "a header", "no end", "unpacked at once"])
