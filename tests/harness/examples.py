@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-DEFAULT_EXAMPLES = 50  # of the profile that counts are given for
+EXAMPLES_OF_A_RUN = 25
+EXAMPLES_OF_COUNTS = 50  # of a profile whose properties draw the counts that they give
 
 
 def examples(count: int) -> settings:
-    """Return settings that draw `count` examples in a normal run, in proportion in others."""
-    share = settings().max_examples / DEFAULT_EXAMPLES
+    """Return settings that draw `count` examples where the profile draws 50, in proportion else."""
+    share = settings().max_examples / EXAMPLES_OF_COUNTS
     return settings(max_examples=max(3, round(count * share)))
