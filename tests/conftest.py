@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -42,6 +43,9 @@ settings.register_profile("quick", _DEFAULT, max_examples=5, database=None)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 
 
+GC_OBJECTS = 10_000  # between two collections of what is new; Python's 700 are for small heaps
+
+
 class _Drawn:
     """The randomness of salts and fragment keys, from a seed."""
 
@@ -60,6 +64,14 @@ def pytest_configure() -> None:
     the background ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector of garbage the modules and tests of the whole tree, which stay: a tenth
+    of the time of tests in this process."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_OBJECTS, *gc.get_threshold()[1:])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

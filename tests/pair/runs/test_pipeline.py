@@ -57,12 +57,10 @@ def loaded(first_load: Path, tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def unseen() -> Iterator[None]:
+def unseen() -> None:
     """Hide the objects of other tests from `gc.get_objects`, which is slow where there are many."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
