@@ -373,11 +373,13 @@ class Engine(Protocol):
     def name(self) -> str:
         """The engine's name, such as `postgresql`."""
 
-    def open(self, probed: Sequence[Relation] = ()) -> Session:
+    def open(self, probed: Sequence[Relation] = (), named: Sequence[Relation] = ()) -> Session:
         """Open a session with a new read-only snapshot.
 
         Before it the activity of `probed` is read, by one statement; an engine that knows none, or
-        whose statement failed, says so or leaves it out.
+        whose statement failed, says so or leaves it out. An engine whose snapshots do not keep the
+        definitions of tables then locks those of `named`, which the session is to read, if it can:
+        one that it cannot lock stops nothing until it is described. Others ignore `named`.
         """
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:

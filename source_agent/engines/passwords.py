@@ -46,8 +46,8 @@ class CurrentPassword:
     def name(self) -> str:
         return self._engine.name
 
-    def open(self, probed: Sequence[Relation] = ()) -> Session:
-        return self._now().open(probed)
+    def open(self, probed: Sequence[Relation] = (), named: Sequence[Relation] = ()) -> Session:
+        return self._now().open(probed, named)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         return self._now().privileges(relations)

@@ -70,9 +70,9 @@ class Recorded:
         self.opened = 0
         self.closed = threading.Semaphore(0)
 
-    def open(self, probed: Sequence[Relation] = ()) -> Session:
+    def open(self, probed: Sequence[Relation] = (), named: Sequence[Relation] = ()) -> Session:
         self.opened += 1
-        session = self._engine.open(probed)
+        session = self._engine.open(probed, named)
         close = session.close
 
         def closing() -> None:

@@ -154,7 +154,7 @@ class Engine:
     batch_rows: int = 16
     name = "simulated"
 
-    def open(self, probed: Sequence[Relation] = ()) -> Session:
+    def open(self, probed: Sequence[Relation] = (), named: Sequence[Relation] = ()) -> Session:
         self.beat()
         return Session(self)
 

@@ -37,7 +37,11 @@ class DumpEngine:
     def __init__(self, path: str, limits: Limits) -> None:
         self._path, self._limits = Path(path), limits
 
-    def open(self, probed: Sequence[Relation] = ()) -> DumpSession:
+    def open(
+        self,
+        probed: Sequence[Relation] = (),
+        named: Sequence[Relation] = (),  # noqa: ARG002
+    ) -> DumpSession:
         session = DumpSession(self._path, self._limits)
         session.activities = {relation.name: _NO_COUNTERS for relation in probed}
         return session

@@ -34,7 +34,11 @@ class FirebirdEngine:
     def __init__(self, connect: Connector, limits: Limits) -> None:
         self._connect, self._limits = connect, limits
 
-    def open(self, probed: Sequence[Relation] = ()) -> FirebirdSession:
+    def open(
+        self,
+        probed: Sequence[Relation] = (),
+        named: Sequence[Relation] = (),  # noqa: ARG002
+    ) -> FirebirdSession:
         session = FirebirdSession(self._connect, self._limits)
         session.activities = {relation.name: _NO_COUNTERS for relation in probed}
         return session

@@ -35,7 +35,11 @@ class GenericEngine:
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
 
-    def open(self, probed: Sequence[Relation] = ()) -> GenericSession:  # noqa: ARG002
+    def open(
+        self,
+        probed: Sequence[Relation] = (),  # noqa: ARG002
+        named: Sequence[Relation] = (),  # noqa: ARG002
+    ) -> GenericSession:
         try:
             return GenericSession(self._connector)
         except exc.SQLAlchemyError as error:

@@ -23,6 +23,7 @@ from source_agent.engines.interface import Ask, Limits, Listed, MarkedRead, Priv
 from source_agent.engines.markers import ORDERED
 from source_agent.engines.mysql_family import settings, types, warnings
 from source_agent.engines.mysql_family.activity import ACTIVITY
+from source_agent.engines.mysql_family.innodb import is_stored
 from source_agent.engines.mysql_family.product import TOLD_APART, Product, identity_sql
 from source_agent.engines.mysql_family.sql import (
     EXPLAIN,
@@ -31,10 +32,12 @@ from source_agent.engines.mysql_family.sql import (
     STATEMENTS,
     between_sql,
     empty_sql,
+    first_row_sql,
     greatest_sql,
     keys_sql,
     later_sql,
     limited_sql,
+    lock_sql,
     marked_sql,
     null_in_key_sql,
     page_sql,
@@ -241,11 +244,12 @@ def listed(ask: Ask) -> list[Listed]:
 
 def scan_cost(product: Product, ask: Ask, shape: Shape) -> str:
     """Return what `Engine.scan_cost` returns."""
-    try:
-        plan = [row for row in ask(EXPLAIN + scan_sql(shape)) if row[2] is not None]
-    except DatabaseRefused as error:
-        refuse_unhidden(error)
-        plan = []
+    plan = []
+    if not product.plans_by_running or is_stored(ask, shape.relation):
+        try:
+            plan = [row for row in ask(EXPLAIN + scan_sql(shape)) if row[2] is not None]
+        except DatabaseRefused as error:
+            refuse_unhidden(error)
     warned = warnings.told(ask(warnings.WARNINGS)) if plan else ""
     warned = "; ".join(filter(None, (warned, _refuse_too_big(product, ask, shape))))
     # EXPLAIN: id, select_type, table, then in MySQL partitions, type; MySQL has 12 columns.
@@ -351,9 +355,10 @@ def templates(product: Product, shapes: Sequence[Shape]) -> list[str]:
     for shape in shapes:
         plan = plan_of(shape)
         empty = empty_sql(plan.source)
-        reads += [empty, probe_sql(shape), EXPLAIN + empty, EXPLAIN + scan_sql(shape)]
+        locked = lock_sql(plan.source)
+        reads += [locked, EXPLAIN + locked, empty, probe_sql(shape), EXPLAIN + scan_sql(shape)]
         if shape.relation.table is not None:
-            reads.append(types.CREATION.format(table=plan.source))
+            reads += [first_row_sql(plan.source), types.CREATION.format(table=plan.source)]
         if product.ended_at_once:
             reads.append(limited_sql(shape, product.ended_at_once))
         if plan.pages:

@@ -23,6 +23,7 @@ from source_agent.engines.mysql_family.mariadb import MARIADB
 from source_agent.engines.mysql_family.mysql import MYSQL
 from source_agent.engines.mysql_family.product import TOLD_APART, Product
 from source_agent.engines.mysql_family.session import FamilySession
+from source_agent.engines.mysql_family.sql import first_row_sql, source_of
 from source_agent.engines.mysql_family.waits import DRIVER, Connector
 from source_agent.engines.own_values.mysql_family import FamilyValues
 from source_agent.engines.sessions import attempted, foreseen
@@ -54,14 +55,18 @@ class FamilyEngine:
     def name(self) -> str:
         return self._product.scheme
 
-    def open(self, probed: Sequence[Relation] = ()) -> FamilySession:
+    def open(
+        self, probed: Sequence[Relation] = (), named: Sequence[Relation] = ()
+    ) -> FamilySession:
         try:
             connection = self._connect(self._limits.connect_s)
         except pymysql.Error as error:
             raise access.connect_error(self._product, error, self._where) from error
         try:
             self._product, release = self._server(connection)
-            session = FamilySession(self._product, connection, self._limits, self._connect, probed)
+            session = FamilySession(
+                self._product, connection, self._limits, self._connect, probed, named
+            )
         except BaseException:
             connection.close()
             raise
@@ -102,7 +107,9 @@ class FamilyEngine:
 
     def attempts(self, relation: Relation) -> list[str]:
         with contextlib.closing(self.open()) as session:
-            return attempted(types.describe, session, relation, pymysql.Error)
+            described = attempted(types.describe, session, relation, pymysql.Error)
+        rows = [] if relation.table is None else [first_row_sql(source_of(relation))]
+        return [*described, *rows]
 
     def own_values(self, session: FamilySession) -> FamilyValues:
         """Return what `HasOwnValues` asks for."""

@@ -1,14 +1,39 @@
-"""MariaDB and MySQL: whether all that a query or view reads is in InnoDB, so in one snapshot."""
+"""MariaDB and MySQL: how InnoDB's snapshot begins, and whether all that a relation reads is in it.
+
+A snapshot has rows, not definitions: a table that is renamed, exchanged or loses a partition after
+it is read as it is now, without an error. So the definitions of the relations that a session is to
+read are locked first (`lock_sql`), which opens no snapshot, and the first row opens it. MySQL's
+catalogue is in InnoDB and opens it as well, so there it is not asked before; MariaDB's is not. What
+is locked stays so until the end of the transaction.
+
+Not closed: MariaDB answers MIN and MAX of an index while it plans, so a view or query of these
+alone may open the snapshot when it is locked. Its own tables are locked by then, and so are all
+plain tables; those of a query that is locked after it are not.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from driftline.errors import DatabaseRefused
+from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, SnapshotLost
+from pymysql.constants import ER
 
 from source_agent.engines.interface import Ask
-from source_agent.engines.mysql_family.sql import EXPLAIN, MARK, empty_sql
+from source_agent.engines.mysql_family.sql import (
+    AS_OF,
+    BEGIN,
+    BEGIN_LATER,
+    EXPLAIN,
+    MARK,
+    first_row_sql,
+    lock_sql,
+    source_of,
+)
+from source_agent.engines.relations import split_name
+from source_agent.engines.shapes import Relation
 
 _READABLE: Final = """
 SELECT table_name, engine, table_type FROM information_schema.tables
@@ -18,10 +43,110 @@ _FUNCTIONS: Final = """
 SELECT routine_name FROM information_schema.routines WHERE routine_type <> 'PROCEDURE'"""
 VERSIONED: Final = "SYSTEM VERSIONED"  # the type of a table WITH SYSTEM VERSIONING
 STORED: Final = {"BASE TABLE", VERSIONED}
-CATALOGUE: Final = (_READABLE, _VIEWS, _FUNCTIONS)
+_KIND: Final = """
+SELECT engine, table_type FROM information_schema.tables
+WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
+CATALOGUE: Final = (_READABLE, _VIEWS, _FUNCTIONS, _KIND)
+_BEGINNINGS_MAX: Final = 3  # of a snapshot whose locks were in another session's way
 # The server's own tables, and a stored function as the text of a view calls it.
 _OF_SERVER: Final = re.compile(r"\b(mysql|information_schema|performance_schema)`?\s*\.", re.I)
 _CALLED: Final = re.compile(r"`\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot that has begun: its time, and what could not be locked before it, by its SQL."""
+
+    as_of: str
+    unlocked: Mapping[str, DriftlineError] = field(default_factory=dict)
+
+
+def begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Snapshot:
+    """Begin a snapshot in which relations are read as they are defined when it begins.
+
+    A relation that cannot be locked stops none of the others: describing it says why.
+
+    Args:
+        ask: a session's.
+        named: the relations to lock; none: nothing is locked.
+        catalogue_opens: reading the catalogue opens the snapshot.
+
+    Raises:
+        SnapshotLost: other sessions and this one waited for each other again and again.
+    """
+    if not named:
+        as_of = str(ask(AS_OF)[0][0])
+        ask(BEGIN)
+        return Snapshot(as_of)
+    for left in reversed(range(_BEGINNINGS_MAX)):
+        try:
+            return _begin(ask, named, catalogue_opens=catalogue_opens)
+        except SnapshotLost as error:
+            if not left or number_of(error) != ER.LOCK_DEADLOCK:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Snapshot:
+    ask(BEGIN_LATER)  # ends the transaction of an attempt before, with its locks
+    # In the order in which the server locks the tables of one statement.
+    tables = {source_of(r): r for r in sorted(named, key=lambda r: r.table or "") if r.table}
+    stored = [] if catalogue_opens else [s for s, r in tables.items() if _is_table(ask, r)]
+    # Nobody plans the subquery of a lock in MySQL. MariaDB may open the snapshot by doing so.
+    first = [*tables] if catalogue_opens else stored
+    failed = {source: lock(ask, source) for source in first}
+    as_of = str(ask(AS_OF)[0][0])
+    others = [source_of(relation) for relation in named if relation.table is None]
+    failed |= {source: lock(ask, source) for source in [*tables, *others] if source not in failed}
+    unlocked = {source: error for source, error in failed.items() if error is not None}
+    for source in first:
+        # Without such a table MariaDB's snapshot begins with the first row of a query.
+        if source not in unlocked and (source in stored or _is_table(ask, tables[source])):
+            ask(first_row_sql(source))
+            break
+    return Snapshot(as_of, unlocked)
+
+
+def lock(ask: Ask, source: str) -> DriftlineError | None:
+    """Lock the tables behind a relation until the transaction ends; return why it failed.
+
+    Raises:
+        DatabaseUnavailable, SnapshotLost: the session itself is lost.
+    """
+    try:
+        ask(lock_sql(source))
+    except DriftlineError as error:
+        is_its_own = isinstance(error, (DatabaseRefused, ConfigurationError))
+        if not is_its_own and number_of(error) != ER.LOCK_WAIT_TIMEOUT:
+            raise
+        return error
+    return None
+
+
+def number_of(error: DriftlineError) -> int:
+    """Return the server's number of an error; 0: it has none."""
+    cause = error.__cause__
+    number = cause.args[0] if cause is not None and cause.args else 0
+    return number if isinstance(number, int) else 0
+
+
+def is_stored(ask: Ask, relation: Relation) -> bool:
+    """Return True if a relation is a table, not a view or a query."""
+    return any(kind in STORED for _, kind in _kinds(ask, relation))
+
+
+def _kinds(ask: Ask, relation: Relation) -> list[tuple[str | None, ...]]:
+    """Return engine and type of a relation's table; of several that differ in case: all."""
+    if relation.table is None:
+        return []
+    parts = split_name(relation.table, MARK)
+    return ask(_KIND, parts[0] if len(parts) > 1 else None, parts[-1])
+
+
+def _is_table(ask: Ask, relation: Relation) -> bool:
+    """Return True if a relation is a table of InnoDB."""
+    kinds = _kinds(ask, relation)
+    return bool(kinds) and all(is_innodb(*kind) and kind[1] in STORED for kind in kinds)
 
 
 def is_innodb(engine: str | None, kind: str | None) -> bool:
@@ -39,7 +164,7 @@ def reads_only_innodb(ask: Ask, source: str) -> bool:
     may take other characters for those of a name.
     """
     try:
-        ask(EXPLAIN + empty_sql(source))
+        ask(EXPLAIN + lock_sql(source))
     except DatabaseRefused:
         return False
     others = [

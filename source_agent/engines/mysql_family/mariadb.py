@@ -69,4 +69,6 @@ MARIADB: Final = Product(
         "-- every account.",
     ),
     refused_logins=frozenset((1862, 4151)),
+    plans_by_running=False,
+    catalogue_opens=False,
 )

@@ -56,4 +56,6 @@ MYSQL: Final = Product(
     fields={242: "vector"},
     grants_of_all=("-- What the roles of the variable mandatory_roles may do, every account may.",),
     refused_logins=frozenset((3118, 3159, 3955)),
+    plans_by_running=True,
+    catalogue_opens=True,
 )

@@ -34,6 +34,9 @@ class Product:
         fields: types of result metadata that it alone has.
         grants_of_all: what `grants` says of rights that every account has.
         refused_logins: errors of its own that refuse a login.
+        plans_by_running: it runs parts of a view or query to plan a SELECT of them, under EXPLAIN
+            and LIMIT 0 as well.
+        catalogue_opens: reading its catalogue opens InnoDB's snapshot, and shows that of then.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Product:
     fields: Mapping[int, str]
     grants_of_all: tuple[str, ...]
     refused_logins: frozenset[int]
+    plans_by_running: bool
+    catalogue_opens: bool
 
 
 def identity_sql(product: Product) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 import pymysql
 from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
-from driftline.errors import DatabaseRefused, DriftlineError
+from driftline.errors import DatabaseRefused, DatabaseUnavailable, DriftlineError
 from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from pymysql.cursors import Cursor, SSCursor
@@ -32,12 +32,18 @@ from pymysql.cursors import Cursor, SSCursor
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, MarkedRead, Rows, TimeLimit
 from source_agent.engines.markers import ORDERED, Mark, bounds, future, latest, mark_of
-from source_agent.engines.mysql_family import access, activity, settings, types, warnings
+from source_agent.engines.mysql_family import (
+    access,
+    activity,
+    innodb,
+    settings,
+    types,
+    warnings,
+)
 from source_agent.engines.mysql_family.access import translate
 from source_agent.engines.mysql_family.product import Product, identity_sql
 from source_agent.engines.mysql_family.sql import (
     AS_OF,
-    BEGIN,
     EXPLAIN,
     KEYS_PER_SELECT,
     MARK,
@@ -54,9 +60,16 @@ from source_agent.engines.mysql_family.sql import (
     null_in_key_sql,
     page_sql,
     range_sql,
+    source_of,
 )
 from source_agent.engines.mysql_family.values import BINDERS, ENCODERS, bound, bound_value, compare
-from source_agent.engines.mysql_family.waits import ANSWER_S, DRIVER, Connector, limit
+from source_agent.engines.mysql_family.waits import (
+    ANSWER_S,
+    DRIVER,
+    Connector,
+    limit,
+    prepared_fields,
+)
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -77,6 +90,7 @@ class FamilySession(SnapshotSession):
         limits: Limits,
         connect: Connector,
         probed: Sequence[Relation] = (),
+        named: Sequence[Relation] = (),
     ) -> None:
         super().__init__()
         self.product = product
@@ -85,8 +99,8 @@ class FamilySession(SnapshotSession):
         self._open_cursor: SSCursor | None = None
         self._shown = settings.pin(self.ask, product, limits)
         self.activities = self._probe(probed)
-        self.as_of = str(self.ask(AS_OF)[0][0])
-        self.ask(BEGIN)
+        begun = innodb.begin(self.ask, named, catalogue_opens=product.catalogue_opens)
+        self.as_of, self._unlocked = begun.as_of, begun.unlocked
 
     def _probe(self, probed: Sequence[Relation]) -> Mapping[str, Activity]:
         """Return the activity of relations; it is a hint, so a failure is only told."""
@@ -121,8 +135,20 @@ class FamilySession(SnapshotSession):
 
     def fields(self, sql: str) -> Sequence[types.Field]:
         # The driver's public description leaves out flags and character set.
+        if self.product.plans_by_running:
+            return cast("Sequence[types.Field]", self._prepared(sql))
         cursor = self._execute(self._connection.cursor(Cursor), sql, (), None)
         return cast("Sequence[types.Field]", cursor._result.fields)
+
+    def _prepared(self, sql: str) -> Sequence[object]:
+        self._end_abandoned()
+        self.refuse_interrupted()
+        limit(self._connection, self._answer_s)
+        try:
+            with foreseen(DRIVER, pymysql.Error):
+                return prepared_fields(self._connection, sql)
+        except pymysql.Error as error:
+            raise self._failed(error, None) from error
 
     def find_lost(self, sql: str) -> tuple[list[tuple[bytes | None, ...]], int]:
         cursor = self._connection.cursor(Cursor)
@@ -138,10 +164,16 @@ class FamilySession(SnapshotSession):
         return types.reads_plainly(self, shape.relation)
 
     def describe(self, relation: Relation) -> Shape:
+        before = self._unlocked.get(source_of(relation))
+        if isinstance(before, DatabaseUnavailable):
+            raise before  # someone had the lock for too long
         try:
-            return types.describe(self, relation)
+            shape = types.describe(self, relation)
         except pymysql.Error as error:
             raise translate(self.product, error, relation) from error
+        if before is not None:  # what could not be read then can be now
+            raise types.replaced(self.product, relation)
+        return shape
 
     def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
         try:
@@ -237,6 +269,8 @@ class FamilySession(SnapshotSession):
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
         if marked.kind not in ORDERED:
+            return None
+        if self.product.plans_by_running and not innodb.is_stored(self.ask, shape.relation):
             return None
         bound = latest(marked, self.as_of).removesuffix("+00")
         try:

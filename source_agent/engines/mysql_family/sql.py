@@ -13,8 +13,16 @@ from typing import Final
 from driftline.key_order import KeyRange
 
 from source_agent.engines.markers import MarkedBy, MarkerKind, behind, behind_any
-from source_agent.engines.relations import null_key_sql, plan_of, quote, scan_sql, select_sql
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations import (
+    derived_table,
+    null_key_sql,
+    plan_of,
+    quote,
+    scan_sql,
+    select_sql,
+    split_name,
+)
+from source_agent.engines.shapes import Relation, Shape
 
 MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading
@@ -25,8 +33,28 @@ ROWS_MAX: Final = 2**63 - 1  # for a SELECT without a limit
 AS_OF = "SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')"
 EXPLAIN = "EXPLAIN FORMAT=TRADITIONAL "  # MySQL may be set to another one
 BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+BEGIN_LATER = "START TRANSACTION READ ONLY"  # the first row that is read opens the snapshot
 KILL = "KILL QUERY %s"  # of the agent's own session, when its client has left
-STATEMENTS: Final = (AS_OF, BEGIN, KILL)
+STATEMENTS: Final = (AS_OF, BEGIN, BEGIN_LATER, KILL)
+
+
+def source_of(relation: Relation) -> str:
+    """Return a relation as SQL after FROM; a name with an empty part is refused by the server."""
+    if relation.table is None:
+        return derived_table(relation, MARK)
+    return ".".join(quote(part, MARK) for part in split_name(relation.table, MARK))
+
+
+def lock_sql(source: str) -> str:
+    """Return a SELECT that locks the definition of every table behind a relation until the end of
+    the transaction, and evaluates none of it: MySQL runs an aggregate in FROM to plan around it,
+    under LIMIT 0 as well, but plans no subquery of a SELECT without rows."""
+    return f"SELECT EXISTS (SELECT 1 FROM {source} LIMIT 0) LIMIT 0"
+
+
+def first_row_sql(source: str) -> str:
+    """Return the SELECT of one row of a table, for which InnoDB opens the snapshot."""
+    return f"SELECT 1 FROM {source} LIMIT 1"
 
 
 def empty_sql(source: str) -> str:

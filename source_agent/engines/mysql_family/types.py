@@ -27,12 +27,11 @@ from source_agent.engines.markers import MarkedBy, Marker, definition_of, marked
 from source_agent.engines.mysql_family import innodb
 from source_agent.engines.mysql_family.activity import is_created_after
 from source_agent.engines.mysql_family.product import Product
-from source_agent.engines.mysql_family.sql import MARK, empty_sql, probe_sql
+from source_agent.engines.mysql_family.sql import MARK, empty_sql, probe_sql, source_of
 from source_agent.engines.mysql_family.values import TEXT, Described, can_page, column, marking
 from source_agent.engines.relations import (
     Access,
     arrange,
-    derived_table,
     each_column,
     plan_of,
     quote,
@@ -252,14 +251,18 @@ def reads_plainly(session: Catalogue, relation: Relation) -> bool:
 def describe(session: Catalogue, relation: Relation) -> Shape:
     """Return what `Session.describe` returns. Raises ConfigurationError, SnapshotLost."""
     refuse_types(relation, session.product.name)
+    error = innodb.lock(session.ask, source_of(relation))  # if it was not, before the snapshot
+    made = _described(session, relation)
+    if error is not None:
+        raise error
+    return made
+
+
+def _described(session: Catalogue, relation: Relation) -> Shape:
+    source = source_of(relation)
     if relation.table is None:
-        source = derived_table(relation, MARK)
-        return _describe(
-            session,
-            relation,
-            source,
-            _of_metadata(session.product, session.fields(empty_sql(source))),
-        )
+        fields = session.fields(empty_sql(source))
+        return _describe(session, relation, source, _of_metadata(session.product, fields))
     parts = split_name(relation.table, MARK)
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigurationError(
@@ -267,7 +270,6 @@ def describe(session: Catalogue, relation: Relation) -> Shape:
             remedy="Write it as table or database.table, with `…` around a name with a dot.",
             where=relation.name,
         )
-    source = ".".join(quote(p, MARK) for p in parts)
     rows = session.ask(TABLE, parts[0] if len(parts) == 2 else None, parts[-1])
     # Catalogue comparisons ignore case: prefer the name as it is written.
     rows = [r for r in rows if r[1] == parts[-1]] or rows
@@ -285,13 +287,20 @@ def describe(session: Catalogue, relation: Relation) -> Shape:
     if (kind or "").upper() == innodb.VERSIONED:
         made = replace(made, notes=(*made.notes, "the server keeps old versions of its rows"))
     if is_innodb and is_created_after(session.as_of, session.ask(CREATED, schema, name)):
-        raise SnapshotLost(
-            f"The table {relation.table} was altered or replaced after the snapshot was taken, and "
-            f"{session.product.name} cannot show what was in it.",
-            where=relation.name,
-            abroad="A table that it reads was altered or replaced after the snapshot was taken.",
-        )
+        raise replaced(session.product, relation)
     return made
+
+
+def replaced(product: Product, relation: Relation) -> SnapshotLost:
+    """Return the error for a relation that is not the one of the snapshot."""
+    table = relation.table
+    what = "A table that its query reads" if table is None else f"The table {table}"
+    return SnapshotLost(
+        f"{what} was altered or replaced after the snapshot was taken, and {product.name} cannot "
+        "show what was in it.",
+        where=relation.name,
+        abroad="A table that it reads was altered or replaced after the snapshot was taken.",
+    )
 
 
 def _describe(

@@ -11,13 +11,16 @@ statement that computes for an hour before its first row runs on until max_state
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pymysql
 from driftline.errors import OPEN, ConfigurationError, DriftlineError
+from pymysql.constants import COMMAND
 from pymysql.converters import conversions
 from pymysql.cursors import Cursor
+from pymysql.protocol import FieldDescriptorPacket
 
 from source_agent.engines.mysql_family.access import is_said_by_server
 from source_agent.engines.mysql_family.sql import KILL
@@ -28,6 +31,7 @@ ANSWER_S: Final = 60.0  # for a statement about catalogues or settings, plus loc
 KILL_S: Final = 5
 DRIVER: Final = "PyMySQL"
 _PACKAGE: Final = "cryptography"
+_PREPARED: Final = struct.Struct("<xIHH")  # COM_STMT_PREPARE_OK: statement, columns, parameters
 
 
 class Connector:
@@ -110,3 +114,23 @@ def _named_package() -> Iterator[None]:
 def limit(connection: pymysql.Connection[Cursor], seconds: float) -> None:
     """Set the longest silence, in seconds, for the reads that follow."""
     connection._read_timeout = seconds  # type: ignore[attr-defined]
+
+
+def prepared_fields(
+    connection: pymysql.Connection[Cursor], sql: str
+) -> list[FieldDescriptorPacket]:
+    """Return the columns of a SELECT that is not run: the server prepares it and forgets it.
+
+    The driver has no method for prepared statements. Raises pymysql.Error.
+    """
+    driver: Any = connection
+    driver._execute_command(COMMAND.COM_STMT_PREPARE, sql)
+    statement, columns, parameters = _PREPARED.unpack_from(driver._read_packet().get_all_data())
+    if parameters:
+        for _ in range(parameters + 1):  # and their end
+            driver._read_packet()
+    found = [driver._read_packet(FieldDescriptorPacket) for _ in range(columns)]
+    if columns:
+        driver._read_packet()
+    driver._execute_command(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement))  # no answer
+    return found

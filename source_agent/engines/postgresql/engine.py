@@ -45,7 +45,11 @@ class PostgresqlEngine:
             "options": f"{options} {READ_ONLY}".strip(),
         }
 
-    def open(self, probed: Sequence[Relation] = ()) -> PostgresqlSession:
+    def open(
+        self,
+        probed: Sequence[Relation] = (),
+        named: Sequence[Relation] = (),  # noqa: ARG002
+    ) -> PostgresqlSession:
         session = PostgresqlSession(self._parameters, self._limits, probed=probed)
         self._limits = session.limits
         return session

@@ -442,7 +442,11 @@ class SqliteEngine:
         self._limits = limits
         self._header = Header(self._path)
 
-    def open(self, probed: Sequence[Relation] = ()) -> SqliteSession:
+    def open(
+        self,
+        probed: Sequence[Relation] = (),
+        named: Sequence[Relation] = (),  # noqa: ARG002
+    ) -> SqliteSession:
         return SqliteSession(self._path, self._limits, self._header, probed)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002

@@ -55,7 +55,7 @@ from source_agent.engines.relations import (
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Relation, Shape
 
-ENGINE_API = 1
+ENGINE_API = 2
 
 BEGIN = "BEGIN TRANSACTION READ ONLY"
 AS_OF = "SELECT strftime(now() AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
@@ -201,7 +201,9 @@ class DuckdbEngine:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def open(self, probed: Sequence[Relation] = ()) -> DuckdbSession:
+    def open(
+        self, probed: Sequence[Relation] = (), named: Sequence[Relation] = ()
+    ) -> DuckdbSession:
         return DuckdbSession(self._path)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
