@@ -251,7 +251,8 @@ def _generic_fields(row: bytes, format: Format) -> list[str] | None:
     No more than one beyond COLUMNS_MAX: a line behind a lost quote may have millions.
     """
     one = re.compile(f"(?:{_field(format)})({re.escape(format.separator.decode())}|\\Z)".encode())
-    texts, at, behind = [], 0, format.separator
+    texts: list[str] = []
+    at, behind = 0, format.separator
     while behind and len(texts) <= COLUMNS_MAX:
         found = one.match(row, at)
         if found is None:

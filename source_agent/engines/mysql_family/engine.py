@@ -113,7 +113,12 @@ class FamilyEngine:
 
     def own_values(self, session: FamilySession) -> FamilyValues:
         """Return what `HasOwnValues` asks for."""
-        return FamilyValues(session._connection, session._rows, session._read)
+        return FamilyValues(
+            session._connection,
+            session._rows,
+            session._read,
+            has_unknown=bool(session.product.fields),
+        )
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         return access.templates(self._product, shapes)

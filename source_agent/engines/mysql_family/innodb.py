@@ -119,7 +119,8 @@ def lock(ask: Ask, source: str) -> DriftlineError | None:
         is_its_own = isinstance(error, (DatabaseRefused, ConfigurationError))
         if not is_its_own and number_of(error) != ER.LOCK_WAIT_TIMEOUT:
             raise
-        return error
+        error.__cause__ = error.__context__ = None  # a session that it holds would hold itself
+        return error.with_traceback(None)
     return None
 
 

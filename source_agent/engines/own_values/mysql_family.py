@@ -24,10 +24,7 @@ SELECT DISTINCT column_name FROM information_schema.statistics
 WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s
   AND seq_in_index = 1 AND index_type = 'BTREE' AND sub_part IS NULL"""
 _MARK: Final = "`"
-_DIGITS, _FLOAT = (
-    "HEX(",
-    "* 1e0",
-)  # in read expressions, also those of `as_text`
+_DIGITS, _FLOAT = "HEX(", "* 1e0"  # in read expressions, also those of `as_text`
 _NEGATIVE_ZEROS: Final = frozenset({"-0.0", "-0"})
 Execute = Callable[[str, Sequence[object], Relation], list[tuple[Any, ...]]]
 Read = Callable[[Shape, str, Sequence[object]], Iterator[Rows]]
@@ -40,12 +37,14 @@ class FamilyValues(OwnValues):
         connection: of the session.
         execute: executes a statement of the session; returns its rows.
         read: executes a SELECT of a shape as the session's reads do.
+        has_unknown: the server has types of bytes that the driver takes for ASCII.
     """
 
     place = "%s"
 
-    def __init__(self, connection: Any, execute: Execute, read: Read) -> None:
+    def __init__(self, connection: Any, execute: Execute, read: Read, *, has_unknown: bool) -> None:
         self._connection, self._execute, self._read = connection, execute, read
+        self._has_unknown = has_unknown
 
     def quote(self, name: str) -> str:
         return quote(name, _MARK)
@@ -54,6 +53,9 @@ class FamilyValues(OwnValues):
         column, name = shape.recipe.columns[number], super().column(shape, number)
         is_cut = column.type.kind != "float8" or shape.relation.table is None
         plan = plan_of(shape)
+        is_bytes = plan.forms[number] == "bytes" or plan.reads[number].startswith(_DIGITS)
+        if self._has_unknown and is_bytes:
+            return f"CAST({name} AS BINARY)"
         is_float = plan.forms[number] == "float" or _FLOAT in plan.reads[number]
         return f"CAST({name} AS DOUBLE)" if is_float and is_cut else name
 

@@ -72,8 +72,9 @@ DROPPED = ("ALTER TABLE t DROP PARTITION p1",)
         ("CREATE TABLE other AS SELECT * FROM t", "RENAME TABLE t TO gone, other TO t"),
         ("DROP TABLE t", "CREATE TABLE t AS SELECT 1 AS k, 'a' AS a"),
         ("ALTER TABLE t TRUNCATE PARTITION p1",),
-        DROPPED,
-        SWAP,
+        # MySQL's catalogue does not tell: a session that was told what to read locks it before.
+        pytest.param(DROPPED, marks=pytest.mark.mariadb_alone),
+        pytest.param(SWAP, marks=pytest.mark.mariadb_alone),
     ],
 )
 def test_reads_no_table_that_was_replaced(maria: OfMariaDB, reload: tuple[str, ...]) -> None:
