@@ -12,6 +12,8 @@ DATABASE_FINGERPRINT_VERSION = 2  # the same for hashes made by a database
 
 # Messages. A frame is cut so that its message stays below the maximum.
 MESSAGE_BYTES_MAX = 1 << 20  # small enough to resume cheaply, large enough to fill a line
+PIECE_BYTES_MIN = 64 << 10  # of a larger reply: 17 kbit/s, if it takes NO_PROGRESS_S
+PIECE_S_MAX = 3.0  # of a larger piece on the line, which may become ten times as slow meanwhile
 LINE_HELD_BYTES_MAX = 1 << 20  # sent, and not yet carried: by gRPC, the relay, system and routers
 FRAME_BODY_BYTES_TARGET = 3 << 20  # before compression; about 1 MiB or less afterwards
 FRAME_BODY_BYTES_MAX = 72 << 20  # one row of the largest size still fits
@@ -52,6 +54,7 @@ UNIT_KEYS_PER_MESSAGE = 1 << 16  # 768 KiB if every unit has one key
 PART_RANGES_MAX = 64  # read beside the named keys
 NAMED_BYTES_MAX = 32 << 20  # of keys that travel themselves: 700,000 of 40 bytes
 NAMED_BODY_BYTES_MAX = FRAME_BODY_BYTES_TARGET  # of one message of keys, before compression
+NAMED_BODY_BYTES_SENT = 512 << 10  # as a warehouse sends them: 35 kbit/s in a source's idle time
 PEELING_ROUNDS_MAX = 200  # of one decoding; a decodable table needs a few dozen
 BITMAP_SLACK_BYTES = 4096  # added by zstd to incompressible data
 
@@ -105,6 +108,8 @@ POLICIES_MAX = 100  # row security policies that are named; the digest covers al
 COLUMNS_NAMED_MAX = 10  # columns named in one error, a sentence each
 
 assert DIGESTS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX_SOURCE
+assert PIECE_BYTES_MIN < MESSAGE_BYTES_MAX
+assert PIECE_S_MAX * 10 <= NO_PROGRESS_S
 assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
 assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX

@@ -1059,6 +1059,7 @@ class Reply(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     @_builtins.property
@@ -1077,6 +1078,10 @@ class Reply(_message.Message):
     def refused(self) -> Global___Refused: ...
     @_builtins.property
     def deleted(self) -> Global___Deleted: ...
+    @_builtins.property
+    def piece(self) -> Global___Piece:
+        """only to a warehouse that joins pieces"""
+
     def __init__(
         self,
         *,
@@ -1089,16 +1094,42 @@ class Reply(_message.Message):
         finished: Global___Finished | None = ...,
         refused: Global___Refused | None = ...,
         deleted: Global___Deleted | None = ...,
+        piece: Global___Piece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "finished", b"finished", "hashes_end", b"hashes_end", "message", b"message", "mismatch", b"mismatch", "progress", b"progress", "refused", b"refused", "row_hashes", b"row_hashes", "rows", b"rows", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "finished", b"finished", "hashes_end", b"hashes_end", "message", b"message", "mismatch", b"mismatch", "piece", b"piece", "progress", b"progress", "refused", b"refused", "row_hashes", b"row_hashes", "rows", b"rows", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "finished", b"finished", "hashes_end", b"hashes_end", "message", b"message", "mismatch", b"mismatch", "progress", b"progress", "refused", b"refused", "row_hashes", b"row_hashes", "rows", b"rows", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "finished", b"finished", "hashes_end", b"hashes_end", "message", b"message", "mismatch", b"mismatch", "piece", b"piece", "progress", b"progress", "refused", b"refused", "row_hashes", b"row_hashes", "rows", b"rows", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["progress", "verdict", "mismatch", "row_hashes", "hashes_end", "rows", "finished", "refused", "deleted"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["progress", "verdict", "mismatch", "row_hashes", "hashes_end", "rows", "finished", "refused", "deleted", "piece"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___Reply: _TypeAlias = Reply  # noqa: Y015
+
+@_typing.final
+class Piece(_message.Message):
+    """of a serialized Reply"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """at least PIECE_BYTES_MIN, unless it is the last"""
+    last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Piece: _TypeAlias = Piece  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):

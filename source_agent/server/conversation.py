@@ -2,8 +2,9 @@
 
 A worker thread owns the database session, runs one `Comparison` after the other and puts replies
 into a bounded outbox, so that a slow client slows the scan instead of filling memory. The thread of
-the RPC takes them out and sends `Progress` when none came for a while, so heartbeats do not depend
-on the database.
+the RPC takes them out, in pieces if they are large, and sends `Progress` when none came for a while
+within a relation, so heartbeats do not depend on the database, nor on the client: it may be sending
+a large request over a slow line.
 
 Invariants: the session is opened and closed by the worker. It is closed when the stream ends, when
 the client sends or takes nothing for `idle_timeout_s` (sooner before its first `Open`), and after
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
+from driftline import pieces
 from driftline import wire_pb2 as pb
 from driftline.derivations import Derivation, Part
 from driftline.errors import (
@@ -57,6 +59,7 @@ from source_agent.server.catalogue import (
     described,
 )
 from source_agent.server.handlers import known, refusal
+from source_agent.server.piece_size import PieceSize
 from source_agent.server.stream_ends import Outbox, Received, Waits
 
 WANTED_LOOK_S = 1.0  # the longest time until a wait notices that its scan place is wanted
@@ -80,11 +83,14 @@ class Conversation:
         cancel: Callable[[], object] = lambda: None,
         ended: Callable[[Conversation], None] = lambda _: None,
         neighbour: int | None = None,
+        joins_pieces: bool = False,
     ) -> None:
         """cancel: ends the RPC; ended: called when the session is closed and nothing is left;
-        neighbour: the process of a client that runs on this machine, None if it does not."""
+        neighbour: the process of a client that runs on this machine, None if it does not;
+        joins_pieces: large replies may be sent in pieces."""
         self._state, self._client, self._cancel, self._ended = state, client, cancel, ended
         self._neighbour = neighbour
+        self._piece_size = PieceSize(time.monotonic()) if joins_pieces else None
         self._stopping = threading.Event()
         self._waits = Waits()
         self._requests = Received(requests, self._stopping, self._waits)
@@ -93,7 +99,8 @@ class Conversation:
         self._session: GovernedSession | None = None
         self._interrupted = False
         self._opened_at = 0.0
-        self._sending_since: float | None = None  # since when gRPC sends one reply
+        self._sending_since: float | None = None  # since when gRPC sends one message
+        self._sent_at = 0.0  # when it had sent the newest, of those that it would not repeat
         self._tally = Tally()
         self._shape: Shape | None = None  # of the relation that is answered
         self._derive: frozenset[Part] = frozenset()  # what may be chosen of it
@@ -132,13 +139,11 @@ class Conversation:
                 error = self._overdue() if reply is None else None
                 if error is not None:
                     reply = pb.Reply(refused=refusal(error))
-                elif reply is None and self._requests.waiting_since is None:
+                elif reply is None and (self._slot or self._requests.waiting_since is None):
                     reply = self._progress()
                 for one in self._with_news(reply, said_s):
                     said_s = one.progress.held_back_s if one.HasField("progress") else said_s
-                    self._sending_since = time.monotonic()
-                    yield one
-                    self._sending_since = None
+                    yield from self._sent(one)
                 if error is not None:
                     return
         except Stopped:
@@ -147,6 +152,18 @@ class Conversation:
             self._sending_since = None
             beside.close()
             self.stop()
+
+    def _sent(self, reply: pb.Reply) -> Iterator[pb.Reply]:
+        """Yield a reply, in pieces if they can be joined, and note how long each was sent."""
+        size = self._piece_size
+        for message in pieces.cut(reply, lambda: size.bytes_max) if size else (reply,):
+            self._sending_since = began = time.monotonic()
+            yield message
+            self._sending_since, now = None, time.monotonic()
+            if size:
+                size.note(message.ByteSize(), now - began, now)
+            if not message.HasField("progress"):
+                self._sent_at = now
 
     def _progress(self) -> pb.Reply:
         at = self._tally
@@ -298,7 +315,7 @@ class Conversation:
         began = time.monotonic()
         with self._waits.waiting():
             while not self._outbox.put(reply, min(WANTED_LOOK_S, self._idle_s)):
-                silent_s = time.monotonic() - began
+                silent_s = time.monotonic() - max(began, self._sent_at)
                 if silent_s >= self._idle_s:
                     self._cut(silent_s)
                     raise Stopped
@@ -373,7 +390,8 @@ class Conversation:
         Without `probes` it does not ask the database, and does not block.
         """
         since = self._requests.waiting_since
-        silent_s = 0.0 if since is None else time.monotonic() - since
+        # Nothing can be expected of a client to which a reply is still on its way.
+        silent_s = 0.0 if since is None else time.monotonic() - max(since, self._sent_at)
         if silent_s > OPEN_S and not self._is_accepted:
             entry = AuditEntry(self._client.label, "", LimitExceeded.code, seconds=silent_s)
             self._state.audit.write(entry)

@@ -30,7 +30,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 import blake3
 import grpc
-from driftline import same_machine
+from driftline import pieces, same_machine
 from driftline import wire_pb2 as pb
 from driftline.errors import (
     GRPC_STATUS,
@@ -179,6 +179,11 @@ def neighbour(context: grpc.ServicerContext) -> int | None:
         if key == same_machine.METADATA and isinstance(value, bytes):
             return same_machine.process_of(value, machine())
     return None
+
+
+def joins_pieces(context: grpc.ServicerContext) -> bool:
+    """Return True if the client of a call joins the pieces of a reply."""
+    return pieces.METADATA in map(tuple, context.invocation_metadata() or ())
 
 
 def abort(context: grpc.ServicerContext, error: DriftlineError, relation: str = "") -> NoReturn:

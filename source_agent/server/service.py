@@ -60,7 +60,14 @@ from source_agent.server.catalogue import (
     referenced,
 )
 from source_agent.server.conversation import Conversation
-from source_agent.server.handlers import abort, add_handlers, known, neighbour, one_message
+from source_agent.server.handlers import (
+    abort,
+    add_handlers,
+    joins_pieces,
+    known,
+    neighbour,
+    one_message,
+)
 from source_agent.server.reload import FileWatch
 from source_agent.server.transport import Transport
 
@@ -254,6 +261,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             cancel=context.cancel,
             ended=self._forget,
             neighbour=neighbour(context),
+            joins_pieces=joins_pieces(context),
         )
         # The callback ends the work when the client leaves, whatever the RPC waits for.
         if context.add_callback(conversation.stop):

@@ -134,9 +134,10 @@ def opening(
 class Peer:
     """One exchange stream, by hand. A context manager: leaving it ends the stream."""
 
-    def __init__(self, over: grpc.Channel) -> None:
+    def __init__(self, over: grpc.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
         self._requests: queue.SimpleQueue[pb.Request | None] = queue.SimpleQueue()
-        self.call = SourceStub(over).Exchange(iter(self._requests.get, None), timeout=60)
+        requests = iter(self._requests.get, None)
+        self.call = SourceStub(over).Exchange(requests, timeout=60, metadata=metadata)
 
     def __enter__(self) -> Peer:
         return self

@@ -27,7 +27,7 @@ from driftline.arrays import Floats, Integers
 from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.errors import LimitExceeded, MalformedMessage
 from driftline.key_order import Key, KeyOrder, KeyRange, Keys, key_bytes, key_text
-from driftline.limits import NAMED_BODY_BYTES_MAX, NAMED_BYTES_MAX, UNIT_KEYS_PER_MESSAGE
+from driftline.limits import NAMED_BODY_BYTES_SENT, NAMED_BYTES_MAX, UNIT_KEYS_PER_MESSAGE
 from driftline.named_keys import Ranks
 from driftline.ranges import short_digests
 from driftline.types import Recipe
@@ -285,7 +285,7 @@ def _units(
     order = np.arange(len(rows.where))
     if longest * len(order) <= _SORTED_BYTES_MAX:
         order = KeyOrder(recipe).sorted(keys_of(batch))
-    most = min(NAMED_BODY_BYTES_MAX // (longest + _PREFIX_BYTES), UNIT_KEYS_PER_MESSAGE)
+    most = min(NAMED_BODY_BYTES_SENT // (longest + _PREFIX_BYTES), UNIT_KEYS_PER_MESSAGE)
     classes = class_of(rows.likely)[order]
     for number in np.unique(classes):
         at, size = order[classes == number], min(int(plan.rows[number]), most)

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Protocol, Self, cast
 
 import grpc
+from driftline import pieces
 from driftline import wire_pb2 as pb
 from driftline.activity import Activity, NotKnown
 from driftline.activity_messages import from_message
@@ -328,7 +329,8 @@ class ExchangeCall:
         self._requests: queue.SimpleQueue[pb.Request | None] = queue.SimpleQueue()
         self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
         self._cancelled = threading.Event()
-        self._call = stub.Exchange(iter(self._requests.get, None), metadata=metadata())
+        said = (*metadata(), pieces.METADATA)
+        self._call = stub.Exchange(iter(self._requests.get, None), metadata=said)
         threading.Thread(target=self._read, name="driftline-replies", daemon=True).start()
 
     @property
@@ -367,7 +369,7 @@ class Stream:
 
     def __init__(self, link: Link, call: Call) -> None:
         self._link, self._call = link, call
-        self._meter = Meter()
+        self._meter, self._joined = Meter(), pieces.Joined()
         self._advance = Advance(time.monotonic())
         self._sent_at: float | None = None  # the first request, after which a snapshot begins
 
@@ -417,6 +419,21 @@ class Stream:
             DriftlineError: the source refused.
         """
         address, where = self._link.source.address, f"source {self._link.source.name}"
+        while (reply := self._joined.add(self._message(address, where))) is None:
+            pass
+        check_reply(reply)
+        now = time.monotonic()
+        self._meter.add(reply, now)
+        if not self._advance.accepts(reply, now):
+            raise SourceUnreachable(
+                f"{address} reported progress for {NO_ADVANCE_S:,.0f} s but read no row.",
+                where=where,
+                remedy="Ask its DBA to check the database and silence_timeout_s.",
+            )
+        return reply
+
+    def _message(self, address: str, where: str) -> pb.Reply:
+        """Return the next message: a reply, or a piece of one. Raises as `receive`."""
         try:
             reply = self._call.take(NO_PROGRESS_S)
         except queue.Empty:
@@ -432,15 +449,6 @@ class Stream:
         if reply is None:
             raise MalformedMessage("The source ended the exchange in the middle of a relation.")
         self._link.bytes_received += reply.ByteSize() + _FRAMING_BYTES
-        check_reply(reply)
-        now = time.monotonic()
-        self._meter.add(reply, now)
-        if not self._advance.accepts(reply, now):
-            raise SourceUnreachable(
-                f"{address} reported progress for {NO_ADVANCE_S:,.0f} s but read no row.",
-                where=where,
-                remedy="Ask its DBA to check the database and silence_timeout_s.",
-            )
         return reply
 
     @property
