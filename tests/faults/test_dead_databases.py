@@ -26,8 +26,10 @@ from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, channel, opening
+from tests.harness.family import FAMILY
+from tests.harness.mysql_server import own_server
 from tests.harness.relay import Relay
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import FamilyServer, PostgreSQL
 
 pytestmark = pytest.mark.slow  # waits for deadlines of stopped servers
 
@@ -44,41 +46,41 @@ SILENT = {
 
 
 @pytest.fixture(scope="module")
-def own(request: pytest.FixtureRequest) -> Iterator[PostgreSQL | MariaDB]:
+def own(request: pytest.FixtureRequest) -> Iterator[PostgreSQL | FamilyServer]:
     """A server that may be stopped: nobody else uses it."""
-    if request.param == "mariadb":
-        request.getfixturevalue("mariadb")  # says so where there is none
-        made = MariaDB()
+    if request.param in FAMILY:
+        request.getfixturevalue(request.param)  # says so where there is none
+        made = own_server(request.param)
         with closing(made.admin()) as admin, admin.cursor() as cursor:
             cursor.execute("CREATE DATABASE erp")
             cursor.execute("CREATE TABLE erp.numbers (id INT PRIMARY KEY)")
             cursor.executemany("INSERT INTO erp.numbers VALUES (%s)", [(n,) for n in range(9000)])
-        server: PostgreSQL | MariaDB = made
+        server: PostgreSQL | FamilyServer = made
     else:
         server = PostgreSQL()
     with server:
         yield server
 
 
-def database_of(server: PostgreSQL | MariaDB) -> str:
-    return "erp" if isinstance(server, MariaDB) else "postgres"
+def database_of(server: PostgreSQL | FamilyServer) -> str:
+    return "erp" if isinstance(server, FamilyServer) else "postgres"
 
 
-def kind_of(server: PostgreSQL | MariaDB) -> str:
-    return "mariadb" if isinstance(server, MariaDB) else "postgresql"
+def kind_of(server: PostgreSQL | FamilyServer) -> str:
+    return "mariadb" if isinstance(server, FamilyServer) else "postgresql"
 
 
-def user_of(server: PostgreSQL | MariaDB) -> str:
-    return "root" if isinstance(server, MariaDB) else "postgres"
+def user_of(server: PostgreSQL | FamilyServer) -> str:
+    return "root" if isinstance(server, FamilyServer) else "postgres"
 
 
 SOAK = pytest.mark.soak  # as good as the others, and longer
-BOTH = pytest.mark.parametrize("own", ["postgresql", "mariadb"], indirect=True)
+BOTH = pytest.mark.parametrize("own", ["postgresql", *FAMILY], indirect=True)
 ONLY_POSTGRESQL = pytest.mark.parametrize("own", ["postgresql"], indirect=True)
 
 
 @contextmanager
-def stopped(server: PostgreSQL | MariaDB) -> Iterator[None]:
+def stopped(server: PostgreSQL | FamilyServer) -> Iterator[None]:
     """All processes of a server take no step."""
     assert server._process is not None
     parent = server._process.pid
@@ -123,22 +125,22 @@ def relation(query: str) -> Relation:
     return Relation("slow", query=query, key=("id",))
 
 
-def url_of(server: PostgreSQL | MariaDB, address: str | None = None) -> str:
+def url_of(server: PostgreSQL | FamilyServer, address: str | None = None) -> str:
     """Over the socket, or over TCP as somebody who needs no password there."""
     if address is None:
         return server.url(user_of(server), database_of(server))
-    scheme = "mysql+pymysql" if isinstance(server, MariaDB) else "postgresql+psycopg"
+    scheme = "mysql+pymysql" if isinstance(server, FamilyServer) else "postgresql+psycopg"
     return f"{scheme}://{user_of(server)}@{address}/{database_of(server)}"
 
 
-def recipe_of(server: PostgreSQL | MariaDB, query: str) -> bytes:
+def recipe_of(server: PostgreSQL | FamilyServer, query: str) -> bytes:
     with closing(connect(url_of(server), None, Limits()).open()) as session:
         return session.describe(relation(query)).recipe.id
 
 
-def sessions(server: PostgreSQL | MariaDB) -> int:
+def sessions(server: PostgreSQL | FamilyServer) -> int:
     """The agent's sessions at the server."""
-    if isinstance(server, MariaDB):
+    if isinstance(server, FamilyServer):
         sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'erp'"
         with closing(server.admin()) as admin, admin.cursor() as cursor:
             cursor.execute(sql)
@@ -176,7 +178,7 @@ def until(is_so: Callable[[], bool], within_s: float, what: str) -> None:
 
 @BOTH
 def test_a_server_that_stops_in_mid_scan_is_given_up(
-    own: PostgreSQL | MariaDB, tmp_path: Path
+    own: PostgreSQL | FamilyServer, tmp_path: Path
 ) -> None:
     query = SLOW[kind_of(own)]
     recipe = recipe_of(own, query)
@@ -192,7 +194,7 @@ def test_a_server_that_stops_in_mid_scan_is_given_up(
 @SOAK
 @BOTH
 def test_a_line_to_the_database_that_swallows_everything_is_given_up(
-    own: PostgreSQL | MariaDB, tmp_path: Path
+    own: PostgreSQL | FamilyServer, tmp_path: Path
 ) -> None:
     query = SLOW[kind_of(own)]
     recipe = recipe_of(own, query)
@@ -207,7 +209,7 @@ def test_a_line_to_the_database_that_swallows_everything_is_given_up(
 
 @BOTH
 def test_a_busy_database_is_waited_for_and_then_it_is_not(
-    own: PostgreSQL | MariaDB, tmp_path: Path
+    own: PostgreSQL | FamilyServer, tmp_path: Path
 ) -> None:
     """Its server answers: only `silence_timeout_s` ends a statement from which nothing comes."""
     query = SILENT[kind_of(own)]
@@ -248,7 +250,7 @@ def test_a_backend_that_stopped_is_given_up(own: PostgreSQL, tmp_path: Path) -> 
 
 
 @BOTH
-def test_a_stopped_server_is_not_waited_for_at_the_door(own: PostgreSQL | MariaDB) -> None:
+def test_a_stopped_server_is_not_waited_for_at_the_door(own: PostgreSQL | FamilyServer) -> None:
     engine = connect(url_of(own, f"127.0.0.1:{own.port}"), None, Limits(connect_s=2))
     with stopped(own):
         began = time.monotonic()
@@ -258,7 +260,7 @@ def test_a_stopped_server_is_not_waited_for_at_the_door(own: PostgreSQL | MariaD
 
 
 @BOTH
-def test_who_reads_outside_of_an_exchange_gives_up_too(own: PostgreSQL | MariaDB) -> None:
+def test_who_reads_outside_of_an_exchange_gives_up_too(own: PostgreSQL | FamilyServer) -> None:
     """`total`, `check` and the reader processes have nobody who watches them."""
     engine = connect(url_of(own), None, Limits(silence_s=1, connect_s=2))
     with closing(engine.open()) as session:
@@ -269,7 +271,7 @@ def test_who_reads_outside_of_an_exchange_gives_up_too(own: PostgreSQL | MariaDB
 
 
 @BOTH
-def test_rows_that_come_slowly_are_handed_out_as_they_come(own: PostgreSQL | MariaDB) -> None:
+def test_rows_that_come_slowly_are_handed_out_as_they_come(own: PostgreSQL | FamilyServer) -> None:
     """Progress means rows: those of a filter that finds few are not kept for a whole batch."""
     query = {
         "postgresql": "SELECT g AS id, pg_sleep(0.4)::text || repeat('x', 9000) AS x"
@@ -296,10 +298,12 @@ list(session.scan(shape))
 
 @SOAK
 @pytest.mark.parametrize(
-    ("own", "queries"), [("postgresql", SILENT), ("mariadb", SLOW)], indirect=["own"]
+    ("own", "queries"),
+    [("postgresql", SILENT), *((engine, SLOW) for engine in FAMILY)],
+    indirect=["own"],
 )
 def test_a_session_is_gone_soon_after_its_agent(
-    own: PostgreSQL | MariaDB, queries: dict[str, str]
+    own: PostgreSQL | FamilyServer, queries: dict[str, str]
 ) -> None:
     """Killed in the middle of a statement, it says goodbye to nobody. PostgreSQL looks at its
     client while it computes, MariaDB when it writes."""

@@ -24,17 +24,22 @@ from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
 from source_agent.server.service import start
 from tests.harness.agents import Peer, Recorded, channel, opening
-from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
+from tests.harness.family import FAMILY
+from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite, of_family
 
 pytestmark = pytest.mark.slow  # waits for statements to end
 
 ENDED_S_MAX = 2.0
+ASLEEP = "SELECT a.id + SLEEP(3600) AS id FROM items AS a"
+JOINING = (
+    "SELECT COUNT(*) AS id FROM items AS a JOIN items AS b JOIN items AS c"
+    " JOIN items AS d JOIN items AS e WHERE a.id + b.id + c.id + d.id + e.id > 7"
+)
 SLOW = {  # hours, each
     "postgresql": "SELECT g AS id, (pg_sleep(3600) IS NULL) AS slept"
     " FROM generate_series(1, 9) AS g",
-    "mariadb": "SELECT a.id + SLEEP(3600) AS id FROM items AS a",
-    "mariadb, joining": "SELECT COUNT(*) AS id FROM items AS a JOIN items AS b JOIN items AS c"
-    " JOIN items AS d JOIN items AS e WHERE a.id + b.id + c.id + d.id + e.id > 7",
+    **dict.fromkeys(FAMILY, ASLEEP),
+    **{f"{engine}, joining": JOINING for engine in FAMILY},
     "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1e15)"
     " SELECT max(i) AS id FROM n",
 }
@@ -49,8 +54,8 @@ def slow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Legac
     made: OfPostgreSQL | OfMariaDB | OfSQLite
     if name == "sqlite":
         made = OfSQLite(tmp_path / "legacy.sqlite")
-    elif name == "mariadb":
-        made = OfMariaDB(request.getfixturevalue("mariadb"))
+    elif name in FAMILY:
+        made = of_family(request.getfixturevalue(name))
     else:
         made = OfPostgreSQL(request.getfixturevalue("postgresql"))
     made.run("CREATE TABLE items (id BIGINT NOT NULL PRIMARY KEY)")
@@ -69,7 +74,7 @@ def running(legacy: Any) -> int:
         sql = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND datname = %s"
         with legacy.server.superuser("postgres") as connection:
             return int(connection.execute(sql, (legacy.database,)).fetchone()[0])
-    if legacy.name == "mariadb":
+    if legacy.name in FAMILY:
         sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE info IS NOT NULL AND db=%s"
         with legacy.server.admin() as connection, connection.cursor() as cursor:
             cursor.execute(sql, (legacy.database,))
@@ -193,7 +198,7 @@ def test_a_server_that_takes_no_cancellation_keeps_nobody_waiting(
         thread.join(ENDED_S_MAX)
         assert not thread.is_alive()
         assert isinstance(raised[0], errors.DriftlineError)
-    if legacy.name == "mariadb":
+    if legacy.name in FAMILY:
         legacy.run(*(f"KILL QUERY {i}" for i in statements(legacy)))
 
 

@@ -26,7 +26,15 @@ from psycopg import errors as psycopg_errors
 from tests.fixtures.clock import Daily
 from tests.fixtures.databases import require_mariadb
 from tests.harness.absent import absent, set_up
-from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, ServedLegacy
+from tests.harness.family import FAMILY
+from tests.harness.legacy import (
+    LEGACIES,
+    Legacy,
+    MariaLegacy,
+    PostgresLegacy,
+    ServedLegacy,
+    of_family,
+)
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.servers import PostgreSQL, PostgreSQLWithLanguages, postgresql_programs
@@ -46,7 +54,7 @@ LAST_WITH_TOO_OLD = 16  # release of PostgreSQL
 RATE_MIN = 1000.0  # transactions a second, on a quiet machine
 RATE_MIN_ANYWHERE = 200.0  # on one that runs other tests
 DDL = "id INTEGER PRIMARY KEY NOT NULL, amount INTEGER, note VARCHAR(100)"
-ENGINES = ("postgresql", "mariadb", "sqlite")
+ENGINES = ("postgresql", *FAMILY, "sqlite")
 EVERYTHING = Options(accept_schema=True, allow_shrink=True)
 WAIT_S_MAX = 60.0
 YEAR = 365  # days
@@ -73,14 +81,17 @@ CHANGES: list[tuple[str, str, Sequence[str], str | None]] = [
     ("postgresql", "widen", ["ALTER TABLE t ALTER COLUMN amount TYPE bigint"], "RECIPE"),
     ("postgresql", "narrow", ["ALTER TABLE t ALTER COLUMN amount TYPE smallint"], "RECIPE"),
     ("postgresql", "key", ["ALTER TABLE t ALTER COLUMN id TYPE varchar(20)"], "RECIPE"),
-    ("mariadb", "widen", ["ALTER TABLE t MODIFY amount BIGINT"], "RECIPE"),
-    ("mariadb", "narrow", ["ALTER TABLE t MODIFY amount SMALLINT"], "RECIPE"),
-    ("mariadb", "key", ["ALTER TABLE t MODIFY id VARCHAR(20)"], "RECIPE"),
+    *((e, "widen", ["ALTER TABLE t MODIFY amount BIGINT"], "RECIPE") for e in FAMILY),
+    *((e, "narrow", ["ALTER TABLE t MODIFY amount SMALLINT"], "RECIPE") for e in FAMILY),
+    *((e, "key", ["ALTER TABLE t MODIFY id VARCHAR(20)"], "RECIPE") for e in FAMILY),
     *((e, "emptied", ["DELETE FROM t"], "SHRANK") for e in ENGINES),
-    *((e, "truncated", ["TRUNCATE TABLE t"], "SHRANK") for e in ("postgresql", "mariadb")),
+    *((e, "truncated", ["TRUNCATE TABLE t"], "SHRANK") for e in ("postgresql", *FAMILY)),
     *((e, "swapped", SWAP, None) for e in ENGINES),
     ("postgresql", "partitioned", PARTITIONED, None),
-    ("mariadb", "partitioned", ["ALTER TABLE t PARTITION BY HASH (id) PARTITIONS 4"], None),
+    *(
+        (e, "partitioned", ["ALTER TABLE t PARTITION BY HASH (id) PARTITIONS 4"], None)
+        for e in FAMILY
+    ),
 ]
 
 
@@ -202,7 +213,7 @@ def test_the_table_changes_in_mid_scan(
 
 @pytest.mark.parametrize("is_in_scan", [False, True], ids=["between", "in-mid-scan"])
 @pytest.mark.parametrize("method", ["sketch", "range"])
-@pytest.mark.parametrize("engine", ["mariadb", "postgresql"])
+@pytest.mark.parametrize("engine", [*FAMILY, "postgresql"])
 def test_the_collation_of_the_key_changes(
     engine: str, method: str, is_in_scan: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -243,9 +254,9 @@ def test_the_collation_of_the_key_changes(
 
 def with_collations(request: pytest.FixtureRequest, engine: str) -> tuple[ServedLegacy, str, str]:
     """Return a database, the type of a text key, and the change by which it sorts differently."""
-    if engine == "mariadb":
+    if engine in FAMILY:
         text = "VARCHAR(20) COLLATE utf8mb4"
-        made: ServedLegacy = MariaLegacy(request.getfixturevalue("mariadb"))
+        made: ServedLegacy = of_family(request.getfixturevalue(engine))
         return made, f"{text}_bin", f"MODIFY id {text}_general_ci"
     made = PostgresLegacy(request.getfixturevalue("postgresql_with_languages"))
     return made, 'text COLLATE "de-x-icu"', 'ALTER COLUMN id TYPE text COLLATE "C"'

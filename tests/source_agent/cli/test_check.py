@@ -28,9 +28,10 @@ from source_agent.engines.shapes import Relation
 from source_agent.server.service import start
 from tests.harness import forks
 from tests.harness.agents import configuration, make_orders
+from tests.harness.family import FAMILY
 from tests.harness.forks import SOURCE
 from tests.harness.pair import environment
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import FamilyServer, MariaDB, PostgreSQL
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
@@ -301,9 +302,11 @@ def statements_of(script: str) -> list[str]:
     return [sql.strip() for sql in kept.split(";") if sql.strip()]
 
 
+@pytest.mark.parametrize("kind", FAMILY)
 def test_the_script_of_mariadb_makes_no_account_that_anybody_can_use(
-    mariadb: MariaDB, database: str, tmp_path: Path
+    request: pytest.FixtureRequest, kind: str, database: str, tmp_path: Path
 ) -> None:
+    mariadb: FamilyServer = request.getfixturevalue(kind)
     mariadb.create_database(database)
     script = printed(tmp_path, mariadb.tcp_url("reader", database))
     with mariadb.admin(database) as root, root.cursor() as cursor:
@@ -324,7 +327,7 @@ def test_the_script_of_mariadb_makes_no_account_that_anybody_can_use(
     mariadb.drop_database(database)
 
 
-def login(mariadb: MariaDB, database: str, password: str) -> pymysql.Connection:
+def login(mariadb: FamilyServer, database: str, password: str) -> pymysql.Connection:
     return pymysql.connect(
         host=mariadb.host,
         port=mariadb.port,

@@ -21,9 +21,10 @@ from source_agent.config import SourceConfig, load
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
 from tests.harness import forks
+from tests.harness.family import FAMILY
 from tests.harness.forks import SOURCE
 from tests.harness.pair import environment
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import FamilyServer, PostgreSQL
 
 # {q} quotes a name, {t} is the schema or database of the second place.
 TABLES = [
@@ -46,7 +47,7 @@ class Place:
         self.name, self.url, self.password, self.second = name, url, password, second
 
 
-@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+@pytest.fixture(params=["postgresql", *FAMILY, "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     name = f"i{uuid.uuid4().hex[:10]}"
     login = f"l{name}"
@@ -77,7 +78,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         with server.superuser() as admin:
             admin.execute(f"DROP ROLE {login}")
         return
-    assert isinstance(server, MariaDB)
+    assert isinstance(server, FamilyServer)
     server.create_database(second)
     with server.admin(name) as root, root.cursor() as cursor:
         for sql in [*TABLES, SECOND.format(t=second)]:

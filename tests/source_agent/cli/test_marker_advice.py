@@ -19,6 +19,7 @@ from source_agent.engines.interface import Engine, MarkedRead
 from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
+from tests.harness.family import FAMILY, spelled_as
 from tests.harness.legacies import KINDS
 
 AWARE = {"postgresql": "timestamptz", "mariadb": "timestamp", "sqlite": "DATETIME"}
@@ -34,10 +35,10 @@ insecure = true
 """
 
 
-@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+@pytest.fixture(params=["postgresql", *FAMILY, "sqlite"])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made = KINDS[request.param](request, tmp_path)
-    null, name = made.null, made.name
+    null, name = made.null, spelled_as(made.name)
     made.run(
         f"CREATE TABLE bare (id bigint PRIMARY KEY, updated_at {AWARE[name]}{null})",
         f"CREATE TABLE kept (id bigint PRIMARY KEY, n int NOT NULL, last_change {NAIVE[name]}"
@@ -106,7 +107,7 @@ def test_markers_are_suggested_with_the_way_they_are_read(
     assert next(iter(lines)) == (XMIN if xmin else time)
     assert kept.flags == ["is_deleted"]
     assert (kept.marker, kept.marker_read) == (None, None)
-    slow = f'marker = {{ column = "updated_at", late = "15m"{ZONE[legacy.name]} }}'
+    slow = f'marker = {{ column = "updated_at", late = "15m"{ZONE[spelled_as(legacy.name)]} }}'
     assert [(m.line, m.read) for m in bare.markers if m.line != XMIN] == [
         (slow, "by a scan of the table")
     ]
@@ -134,7 +135,7 @@ def test_the_identity_of_the_database_is_what_marks_carry(
         "mariadb": ["host", "port", "server id", "data directory", "database"],
         "sqlite": ["device", "inode"],
     }
-    assert list(report.identity) == names[legacy.name]
+    assert list(report.identity) == names[spelled_as(legacy.name)]
     relation = Relation("kept", table="kept", marker=Marker("row_version"))
     with closing(legacy.connect().open()) as session:
         mark = session.mark(session.describe(relation))
@@ -189,7 +190,7 @@ def test_a_column_that_is_not_granted_is_named_so(legacy: Legacy, tmp_path: Path
         legacy.drop_login(login)
     assert kept.error is None
     by_column = [found for found in kept.markers if found.line != XMIN]
-    if legacy.name == "mariadb":  # its catalogue does not show the columns at all
+    if legacy.name in FAMILY:  # its catalogue does not show the columns at all
         assert by_column == []
         return
     assert [found.read for found in by_column] == ["not by this login"] * 2
