@@ -164,16 +164,15 @@ class FamilySession(SnapshotSession):
         return types.reads_plainly(self, shape.relation)
 
     def describe(self, relation: Relation) -> Shape:
-        before = self._unlocked.get(source_of(relation))
+        before = self._unlocked.get(source := source_of(relation))
         if isinstance(before, DatabaseUnavailable):
             raise before  # someone had the lock for too long
+        if before is not None and innodb.lock(self.ask, source) is None:
+            raise types.replaced(self.product, relation)  # it could not be read then, and can now
         try:
-            shape = types.describe(self, relation)
+            return types.describe(self, relation)
         except pymysql.Error as error:
             raise translate(self.product, error, relation) from error
-        if before is not None:  # what could not be read then can be now
-            raise types.replaced(self.product, relation)
-        return shape
 
     def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
         try:
