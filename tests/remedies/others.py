@@ -89,6 +89,15 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
 # By tests that are elsewhere for what they start.
 _ENGINES = "tests/source_agent/engines"
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "tests/pair/refresh/test_broken_text.py::test_no_refresh_publishes_it_or_misses_its_change": (
+        (
+            "Have the text corrected at the source, or published as bytes by a query:"
+            " textsend(col::text) on PostgreSQL."
+        ),
+    ),
+    "tests/pair/refresh/test_broken_text.py::test_a_name_that_is_not_utf8_is_named": (
+        "Have its owner rename or replace it (ALTER … RENAME).",
+    ),
     f"{_ENGINES}/test_postgresql_settings.py::test_a_server_that_hides_damage_is_refused": (
         "As a superuser: ALTER ROLE the agent's role SET … = off.",
     ),

@@ -22,10 +22,9 @@ from tests.source_agent.engines.dump.folders import Accounts
 COLUMNS = '[columns]\nid = "int8"\nv = "text"\n'
 GOOD = b"id,v\n1,x\n"
 FIXED = 'kind = "fixed"\nheader = true\n' + COLUMNS + "[widths]\nid = 2\nv = 2\n"
-MYSQL = (
-    'Write escape = "postgresql" for COPY in text format, or escape = "none" if a backslash is'
-    " always a backslash. Escapes of MySQL (OUTFILE, mysqldump --tab) are not read: let the agent"
-    " read the database, or deliver CSV with quotes that are doubled."
+ESCAPES = (
+    'Write escape = "postgresql" for COPY in text format, escape = "mysql" for OUTFILE and'
+    ' mysqldump --tab, or escape = "none" if a backslash is always a backslash.'
 )
 AGAIN = "Deliver it again, and mark it as complete only then."
 Change = Callable[[Accounts], Any]
@@ -104,13 +103,20 @@ CASES: list[tuple[str, str, bytes, tuple[Change, ...]]] = [
         (written('encoding = "utf-8"\n' + COLUMNS), written('encoding = "cp1252"\n' + COLUMNS)),
     ),
     (
-        MYSQL,
+        ESCAPES,
         'null = "\\\\N"\n' + COLUMNS,
         GOOD,
         (
             written('null = "\\\\N"\nescape = "none"\n' + COLUMNS),
             written('null = "\\\\N"\nescape = "postgresql"\nquote = ""\n' + COLUMNS),
+            written('null = "\\\\N"\nescape = "mysql"\n' + COLUMNS),
         ),
+    ),
+    (
+        'Write null = "\\\\N".',
+        'escape = "mysql"\nnull = ""\n' + COLUMNS,
+        GOOD,
+        (written('escape = "mysql"\nnull = "\\\\N"\n' + COLUMNS),),
     ),
     (
         'Write quote = "".',

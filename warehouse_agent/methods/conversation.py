@@ -181,8 +181,7 @@ class Talk:
                 raise SourceUnreachable(
                     f"The source has not ended after {EXCHANGE_S_MAX / 3600:,.0f} h.",
                     where=self.terms.relation,
-                    remedy="Refresh it in tiles (`incremental`), or check what runs at the source's"
-                    " address; what arrived is kept.",
+                    remedy="Check what runs at the source's address; nothing was published.",
                 )
             kind = reply.WhichOneof("message")
             if kind == "progress":

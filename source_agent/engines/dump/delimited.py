@@ -4,6 +4,10 @@ Rows without quotes are split all at once: each line end becomes a field of its 
 field in its place is one, each row has the right number of fields. Rows with quotes are matched one
 by one with a pattern of the whole row. So a NULL is told from a quoted text that looks like one.
 
+MySQL puts a backslash before a separator, a quote and a line end that belong to a value. Such a
+sequence becomes one byte that no text in UTF-8 has, the rows are split as others, and the values
+get their characters back. There every line end without a backslash ends a row.
+
 Invariant: what is neither is refused with its line; no byte of a file is skipped.
 Rejected: `csv` of Python, which cannot tell "" from nothing, takes stray quotes as they are, and is
 slower. Arrow's CSV, which guesses less than most and still needs Arrow.
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -28,6 +33,14 @@ _ESCAPE: Final = re.compile(rb"\\(.?)", re.DOTALL)
 _ESCAPED: Final = {
     b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
     b"\\": b"\\",
+}  # fmt: skip
+# What MySQL's escapes stand for while rows are split: bytes that no text in UTF-8 has. A value
+# that is `_NULL_MARK` alone is a NULL.
+_SEPARATOR_MARK, _QUOTE_MARK, _END_MARK = b"\xf9", b"\xfa", b"\xfb"
+_CR_MARK, _NULL_MARK, _BACKSLASH_MARK = b"\xfc", b"\xfd", b"\xfe"
+_OF_MYSQL: Final = {  # doubled backslashes first: each that is left then begins another escape
+    b"\\": _BACKSLASH_MARK, b"0": b"\0", b"b": b"\b", b"n": _END_MARK, b"r": _CR_MARK,
+    b"t": b"\t", b"Z": b"\x1a", b"N": _NULL_MARK, b"\n": _END_MARK, b"\r": _CR_MARK,
 }  # fmt: skip
 _ONE_END: Final = "Write the file with one kind of line end."
 
@@ -67,9 +80,23 @@ class _Parser:
         self._fields = len(format.names)
         self._row = _row_pattern(format, self._fields)
         self._end = b""  # the file's line end: that of its first line
+        self._null, self._is_mysql = format.null, format.escape == "mysql"
+        if self._is_mysql:
+            self._null = _NULL_MARK if format.null else None
+            own = {format.separator: _SEPARATOR_MARK}
+            if format.quote:
+                own[format.quote] = _QUOTE_MARK
+            if format.separator == b"\t":
+                own[b"t"] = _SEPARATOR_MARK
+            self._marks = {**_OF_MYSQL, **own}
+            of = (_SEPARATOR_MARK, _QUOTE_MARK, _END_MARK, _CR_MARK, _BACKSLASH_MARK)
+            given = (format.separator, format.quote or b'"', b"\n", b"\r", b"\\")
+            self._given = bytes.maketrans(b"".join(of), b"".join(given))
 
     def cut(self, data: bytes) -> int:
         """Return the end of the last row: behind a line end with an even number of quotes."""
+        if self._is_mysql:
+            return _last_end(data)
         quote = self._format.quote
         at = data.rfind(b"\n")
         if not quote or at < 0 or data.count(quote, 0, at) % 2 == 0:
@@ -91,6 +118,54 @@ class _Parser:
 
     def block(self, lines: Lines) -> Block:
         """Return the columns of some rows."""
+        if not self._is_mysql:
+            return self._split(lines)
+        found = self._split(self._marked(lines))
+        has_marks = b"\\" in lines.data or b"\r" in lines.data
+        return self._given_back(found) if has_marks else found
+
+    def _marked(self, lines: Lines) -> Lines:
+        """Return rows with marks in place of MySQL's escapes and of carriage returns."""
+        data = lines.data
+        if b"\\" in data:
+            for one, mark in self._marks.items():
+                data = data.replace(b"\\" + one, mark)
+            if (at := data.find(b"\\")) >= 0:
+                raise refused(
+                    self._name,
+                    lines.first + _line_ends(data[:at]),
+                    f"A backslash is in front of {data[at + 1 : at + 2]!r}, which MySQL does not"
+                    " write",
+                    'Set `escape` in the format as the file is written; "none" if a backslash is'
+                    " one.",
+                )
+        data = data.replace(b"\r", _CR_MARK)
+        rows = data.count(b"\n")
+        if data.count(_CR_MARK + b"\n") == rows:
+            raise refused(
+                self._name,
+                lines.first,
+                "Every row ends with a carriage return: the line's, or the last column's",
+                "Write the file with LINES TERMINATED BY '\\n', and another column last.",
+            )
+        return Lines(data, lines.first, rows)
+
+    def _given_back(self, block: Block) -> Block:
+        """Return a block with the characters of its values in place of marks."""
+        for column in block.columns:
+            if _NULL_MARK in b"".join(filter(None, column)):
+                row = next(row for row, v in enumerate(column) if v and _NULL_MARK in v)
+                raise refused(
+                    self._name,
+                    int(block.place(row).removeprefix("line ")),
+                    "A value holds \\N beside other text, or `null` is not set",
+                    'Write null = "\\\\N", or deliver it again.',
+                )
+        given = self._given
+        columns = [[v and v.translate(given) for v in column] for column in block.columns]
+        return replace(block, columns=columns)
+
+    def _split(self, lines: Lines) -> Block:
         data = lines.data
         if self._format.quote and self._format.quote in data:
             return self._quoted(lines)
@@ -112,10 +187,11 @@ class _Parser:
         if len(fields) != rows * width + 1 or ends.count(b"\n") != rows:
             raise self._wrong_number(lines)
         del fields[-1]
-        null = self._format.null
-        columns = [nulls(fields[at::width], null) for at in self._wanted]
-        if self._format.escape != "none" and b"\\" in lines.data:
+        columns = [nulls(fields[at::width], self._null) for at in self._wanted]
+        if self._format.escape == "postgresql" and b"\\" in lines.data:
             columns = [self._unescaped(column, lines) for column in columns]
+        if _END_MARK in lines.data:
+            return Block(rows, columns, _places(lines.data.splitlines(keepends=True), lines.first))
         return Block(rows, columns, lambda row: f"line {lines.first + row}")
 
     def _unescaped(self, column: Column, lines: Lines) -> Column:
@@ -136,7 +212,7 @@ class _Parser:
 
     def _quoted(self, lines: Lines) -> Block:
         records = list(_records(lines.data, self._format.quote))
-        quote, null = self._format.quote, self._format.null
+        quote, null = self._format.quote, self._null
         twice = quote * 2
         rows: list[list[bytes | None]] = []
         line = lines.first
@@ -153,7 +229,7 @@ class _Parser:
                 else:
                     row.append(inner.replace(twice, quote) if twice in inner else inner)
             rows.append(row)
-            line += record.count(b"\n")
+            line += _line_ends(record)
         columns: list[Column] = [list(column) for column in zip(*rows, strict=True)]
         return Block(len(rows), columns, _places(records, lines.first))
 
@@ -177,10 +253,12 @@ class _Parser:
         raise AssertionError("some line has another end")
 
     def _wrong_number(self, lines: Lines) -> ValueDoesNotFit:
-        for number, line in enumerate(lines.data.split(self._end)):
+        number = lines.first
+        for line in lines.data.split(self._end):
             found = line.count(self._format.separator) + 1
             if found != self._fields:
-                return self._number(found, lines.first + number)
+                return self._number(found, number)
+            number += 1 + line.count(_END_MARK)
         raise AssertionError("some line has another number of fields")
 
     def _number(self, found: int, line: int) -> ValueDoesNotFit:
@@ -203,6 +281,17 @@ class _Parser:
             " quote, or a carriage return outside of quotes",
             "Quote the value and double its quotes, or set `quote` in the format.",
         )
+
+
+def _last_end(data: bytes) -> int:
+    """Return the end of the last row of MySQL: behind a line end that no backslash escapes."""
+    if b"\\\n" in data:
+        data = data.replace(b"\\\\", b"..").replace(b"\\\n", b"..")
+    return data.rfind(b"\n") + 1
+
+
+def _line_ends(record: bytes) -> int:
+    return record.count(b"\n") + record.count(_END_MARK)
 
 
 def _is_escaped(value: bytes) -> bool:
@@ -266,7 +355,7 @@ def _generic_fields(row: bytes, format: Format) -> list[str] | None:
 
 def _places(records: Sequence[bytes], first: int) -> Callable[[int], str]:
     def place(row: int) -> str:
-        before = sum(record.count(b"\n") for record in records[:row])
+        before = sum(map(_line_ends, records[:row]))
         return f"line {first + before}"
 
     return place

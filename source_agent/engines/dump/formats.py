@@ -26,7 +26,7 @@ _TEXT_ONLY: Final = (
 )  # fmt: skip
 _SEPARATORS: Final = frozenset(",;|\t:!#$%&*/@^_~\x01\x1c\x1d\x1e\x1f")
 _SIGNS: Final = (".", ",")
-ESCAPES: Final = ("none", "postgresql")
+ESCAPES: Final = ("none", "postgresql", "mysql")
 KINDS: Final = ("csv", "fixed", "parquet")
 
 
@@ -144,15 +144,16 @@ def _escape(top: TomlTable) -> str:
             "null",
             "A file with this NULL usually has other escapes behind backslashes, too, which would"
             " be read as they stand.",
-            'Write escape = "postgresql" for COPY in text format, or escape = "none" if a backslash'
-            " is always a backslash. Escapes of MySQL (OUTFILE, mysqldump --tab) are not read:"
-            " let the agent read the database, or deliver CSV with quotes that are doubled.",
+            'Write escape = "postgresql" for COPY in text format, escape = "mysql" for OUTFILE and'
+            ' mysqldump --tab, or escape = "none" if a backslash is always a backslash.',
         )
     found = top.text("escape", default="none")
     if found not in ESCAPES:
         raise top.error("escape", f"{found!r} is no kind of escapes.", nearest(found, ESCAPES))
-    if found != "none" and top.values.get("quote") != "":
-        raise top.error("escape", "Text with escapes has no quotes.", 'Write quote = "".')
+    if found == "postgresql" and top.values.get("quote") != "":
+        raise top.error("escape", "COPY in text format has no quotes.", 'Write quote = "".')
+    if found == "mysql" and top.values.get("null", "\\N") != "\\N":
+        raise top.error("null", "A NULL of MySQL is \\N.", 'Write null = "\\\\N".')
     return found
 
 

@@ -173,3 +173,8 @@ def test_a_name_that_is_not_utf8_is_named(postgresql: PostgreSQL, encoding: str)
                     failing()
                 assert "xe9" in caught.value.message
                 assert "RENAME" in caught.value.remedy
+        database.write(b'ALTER TABLE c RENAME "n\xe9" TO n; ALTER TABLE "t\xe9" RENAME TO u')
+        database.declare(encoding)
+        with closing(engine.open()) as session:
+            assert read(session, Relation("c", table="c")) == []
+        assert len(engine.listed()) == 3

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,101 @@ def test_copy_of_postgresql_is_the_table(postgresql: PostgreSQL, tmp_path: Path)
     accounts.put(data)
     assert sorted(map(tuple, accounts.read()), key=str) == sorted(shown, key=str)
     assert len(shown) == len(every)
+
+
+OUTFILE = """
+separator = %s
+quote = %s
+null = "\\\\N"
+escape = "mysql"
+header = false
+[columns]
+id = "int8"
+name = "text"
+at = "timestamp"
+more = "text"
+n = "numeric(9,2)"
+"""
+OF_TWO = (OUTFILE % ('"\\t"', '""')).split("at =")[0]
+WAYS = {  # as the server writes them: clause, separator, quote
+    "as mysqldump --tab": ("", "\t", ""),
+    "enclosed": ("FIELDS TERMINATED BY ',' ENCLOSED BY '\"'", ",", '"'),
+    "optionally": ("FIELDS TERMINATED BY ';' OPTIONALLY ENCLOSED BY '\"'", ";", '"'),
+    "single quotes": ("FIELDS TERMINATED BY '|' OPTIONALLY ENCLOSED BY ''''", "|", "'"),
+}
+MORE = ["\0", "\x1a", "\\0", "'", ";", "|", "\\\n", "\r\n", '\\"', "b", "t", "Z", "n"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_outfile_of_mariadb_is_the_table(mariadb: MariaDB, tmp_path: Path, way: str) -> None:
+    clause, separator, quote = WAYS[way]
+    every: list[str | None] = [*texts(), *MORE]
+    r = random.Random(len(every))
+    every += ["".join(r.choices(PIECES + MORE, k=r.randint(0, 7))) for _ in range(800)]
+    rows = [
+        (i, text, None if i % 5 else "2020-02-29 01:02:03", every[-i - 1], f"{i}.25")
+        for i, text in enumerate(every)
+    ]
+    file = tmp_path / "out"
+    tmp_path.chmod(0o777)
+    legacy = OfMariaDB(mariadb)
+    try:
+        legacy.run(
+            "CREATE TABLE t (id int, name text, at datetime, more text, n decimal(9,2))"
+            " CHARACTER SET utf8mb4"
+        )
+        legacy.insert("t", rows)
+        legacy.run(f"SELECT * FROM t INTO OUTFILE '{file}' CHARACTER SET utf8mb4 {clause}")
+    finally:
+        legacy.close()
+    accounts = Accounts(tmp_path / "read", OUTFILE % (json.dumps(separator), json.dumps(quote)))
+    accounts.put(file.read_bytes())
+    found = sorted(accounts.read(), key=lambda row: int(row[0] or 0))
+    assert found == [[str(i), *others] for i, *others in rows]
+
+
+def test_escapes_that_other_writers_of_mysqls_form_use(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path, OF_TWO)
+    accounts.put(b"1\ta\\tb\\nc\\rd\\be\\Zf\\0g\r\n2\t\\N\n3\t\\\\N\n")
+    assert accounts.read() == [["1", "a\tb\nc\rd\be\x1af\0g\r"], ["2", None], ["3", "\\N"]]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"3\ta\\Nb\n", r"\\N beside other text.*line 4"),
+        (b"3\t\\a\n", "in front of b'a'.*line 4"),
+        (b'3\t\\"\n', "in front of b'\"'.*line 4"),
+        (b"3\t\\", "line 4, has no end"),
+        (b"3\ta\tb\n", "3 fields.*line 4"),
+        (b"3\n", "1 fields.*line 4"),
+        (b"x\ty\n", "line 4"),
+    ],
+    ids=ascii,
+)
+def test_what_has_no_one_meaning_is_refused_with_its_line(
+    tmp_path: Path, line: bytes, why: str
+) -> None:
+    accounts = Accounts(tmp_path, OF_TWO)
+    accounts.put(b"1\ta\\\nb\\\\\n2\tb\n" + line)
+    with pytest.raises(errors.ValueDoesNotFit) as caught:
+        accounts.read()
+    assert re.search(why, f"{caught.value.message} {caught.value.details}"), caught.value
+
+
+def test_line_ends_that_may_be_the_last_columns_are_refused(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path, OF_TWO)
+    accounts.put(b"1\ta\r\n2\tb\r\n")
+    with pytest.raises(errors.ValueDoesNotFit, match="carriage return"):
+        accounts.read()
+
+
+def test_a_long_run_of_backslashes_takes_no_longer(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path, OF_TWO)
+    accounts.put(b"1\t" + b"\\" * 20_000_000 + b"\n2\t" + b"\\\n" * 5_000_000 + b"\n")
+    started = time.thread_time()
+    assert [len(row[1] or "") for row in accounts.read()] == [10_000_000, 5_000_000]
+    assert time.thread_time() - started < 4
 
 
 def test_outfile_of_mariadb_is_refused_where_it_has_escapes(
