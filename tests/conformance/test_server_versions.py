@@ -26,6 +26,8 @@ VERSIONS: Final = [
     "sqlite=3.54",
 ]  # fmt: skip
 SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18", "firebird=4"]
+USUAL: Final = ["postgresql=18", "mariadb=10.11", "firebird=3", "sqlite=3.40"]
+PAGES: Final = ("docs/guarantees.md", "docs/dba-guide.md", "README.md")
 PARTS: Final = {
     "postgresql": (
         "tests/conformance/test_markers.py",
@@ -107,6 +109,22 @@ def run(server: str, *arguments: str) -> str:
         absent(server.upper(), done.stdout[-2000:], is_required_in_ci=could_be_installed())
     assert done.returncode == 0, done.stdout[-20_000:]
     return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_the_versions_that_are_run_and_no_others(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (said,) = [
+        line for line in text.splitlines() if "MariaDB 10.11" in line and "SQLite 3." in line
+    ]
+    number = r"[0-9][0-9.]*[0-9]"
+    listed = rf"(PostgreSQL|MariaDB|Firebird|SQLite) ({number}(?:(?:, | and ){number})*)"
+    named = {
+        f"{engine.lower()}={one.removesuffix('.0')}"
+        for engine, numbers in re.findall(listed, said)
+        for one in re.split(", | and ", numbers)
+    }
+    assert named == {*USUAL, *SOAK}
 
 
 @pytest.mark.starts
