@@ -22,6 +22,7 @@ RECEIVE_BYTES_MAX_SOURCE = 4 << 20  # what the source takes in one message
 MESSAGE_PARTS_MAX = 1 << 14  # fields of one to the source: bounds of 64 ranges of 128 key columns
 COUNTED_BYTES_MIN = 64 << 10  # smaller messages take 4 MB of memory, whatever they hold
 RECEIVE_BYTES_MAX_WAREHOUSE = 80 << 20  # a frame of one largest row, incompressible
+REPLY_PARTS_MAX = 1 << 20  # fields of one to the warehouse: 80 MB; 170,000 relations have as many
 
 # Rows.
 ROW_BYTES_MAX = 64 << 20  # decision 10: a larger value is refused by table, key and column

@@ -44,9 +44,11 @@ from driftline.limits import (
     HEALTH_RPCS_PER_CLIENT_MAX,
     LOCAL_LOG_S,
     LOCAL_REFERENCES_MAX,
+    MESSAGE_PARTS_MAX,
     NAME_BYTES_MAX,
     OPEN_S,
 )
+from driftline.message_parts import check_parts
 from driftline.peer_text import one_line
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
@@ -54,7 +56,6 @@ from grpc_health.v1 import health, health_pb2
 from source_agent.budgets.budget import Stopped
 from source_agent.budgets.places import fixed_places
 from source_agent.scan.processors import machine
-from source_agent.server.message_parts import check_parts
 
 # Trailing metadata of a call that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
@@ -130,7 +131,7 @@ def parsed(requests: Iterator[bytes], kind: type[_P]) -> Iterator[_P]:
     """
     try:
         for data in requests:
-            check_parts(data, kind)
+            check_parts(data, kind, MESSAGE_PARTS_MAX)
             try:
                 message = kind.FromString(data)
             except DecodeError:

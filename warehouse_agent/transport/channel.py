@@ -38,6 +38,7 @@ from google.protobuf.message import DecodeError
 
 from warehouse_agent.config import Source
 from warehouse_agent.planning.candidates import Allowance
+from warehouse_agent.transport.bounded_replies import BoundedReplies, given
 from warehouse_agent.transport.certificates import certificates
 from warehouse_agent.transport.handshake import diagnose, proxy_between
 from warehouse_agent.transport.own_process import metadata
@@ -99,7 +100,8 @@ class Link:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._channel = self._opened()
-        self._stub: SourceStub = SourceStub(self._channel)  # type: ignore[no-untyped-call]
+        bounded = BoundedReplies(self._channel)
+        self._stub: SourceStub = SourceStub(bounded)  # type: ignore[no-untyped-call]
         self._agreed: Agreement | None = None
         self._relations: frozenset[str] | None = None
         self._allowances: dict[str, Allowance] = {}
@@ -188,7 +190,7 @@ class Link:
             is_beside = self._stream is not None and not self._stream.is_abandoned
             wait_s = NO_PROGRESS_S if is_beside else CONTROL_S
             try:
-                reply: pb.DescribeReply = self._stub.Describe(request, timeout=wait_s)
+                reply: pb.DescribeReply = given(self._stub.Describe(request, timeout=wait_s))
             except grpc.RpcError as error:
                 raise self._meaning(error, relation) from None
             finally:
@@ -213,9 +215,8 @@ class Link:
         with self._describing:
             is_beside = self._stream is not None and not self._stream.is_abandoned
             try:
-                reply: pb.ActivityReply = self._stub.Activity(
-                    request, timeout=NO_PROGRESS_S if is_beside else CONTROL_S
-                )
+                wait_s = NO_PROGRESS_S if is_beside else CONTROL_S
+                reply: pb.ActivityReply = given(self._stub.Activity(request, timeout=wait_s))
             except grpc.RpcError as error:
                 if cast("grpc.Call", error).code() is grpc.StatusCode.UNIMPLEMENTED:
                     return dict.fromkeys(relations, _OLDER)

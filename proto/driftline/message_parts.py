@@ -10,12 +10,11 @@ Rejected: a smaller limit of bytes. The bounds of 64 ranges of large keys are a 
 
 from __future__ import annotations
 
-from driftline.errors import MalformedMessage
-from driftline.limits import COUNTED_BYTES_MIN, MESSAGE_PARTS_MAX
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from source_agent.printable import counted
+from driftline.errors import MalformedMessage
+from driftline.limits import COUNTED_BYTES_MIN
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
@@ -26,8 +25,8 @@ class _NoMessage(Exception):
     """The bytes end too early, or no field begins where one should."""
 
 
-def check_parts(data: bytes, kind: type[Message]) -> None:
-    """Raise MalformedMessage if a message of this kind has more than MESSAGE_PARTS_MAX parts.
+def check_parts(data: bytes, kind: type[Message], most: int) -> None:
+    """Raise MalformedMessage if a message of this kind has more than `most` parts.
 
     A part is a field, as often as it is there, or a byte of packed numbers. Bytes that are no
     message pass: the parser refuses them.
@@ -47,10 +46,9 @@ def check_parts(data: bytes, kind: type[Message]) -> None:
                     left.append((at - length, at, field.message_type))
                 elif length and field is not None and field.type not in _WHOLE:
                     parts += length
-                if parts > MESSAGE_PARTS_MAX:
+                if parts > most:
                     raise MalformedMessage(
-                        f"A {kind.__name__} of {counted(len(data), 'byte')} has more than"
-                        f" {MESSAGE_PARTS_MAX:,} parts."
+                        f"A {kind.__name__} of {len(data):,} bytes has more than {most:,} parts."
                     )
     except _NoMessage:
         return

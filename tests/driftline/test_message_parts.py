@@ -9,12 +9,15 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
 from driftline.limits import COUNTED_BYTES_MIN, KEY_BYTES_MAX, MESSAGE_PARTS_MAX, PART_RANGES_MAX
+from driftline.message_parts import check_parts as check_parts_of
 from google.protobuf.message import Message
-
-from source_agent.server.message_parts import check_parts
 
 MANY = MESSAGE_PARTS_MAX + 1
 BYTES = COUNTED_BYTES_MIN
+
+
+def check_parts(data: bytes, kind: type[Message]) -> None:
+    check_parts_of(data, kind, MESSAGE_PARTS_MAX)
 
 
 def _open(**fields: object) -> pb.Request:
