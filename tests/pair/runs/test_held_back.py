@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,31 @@ from warehouse_agent.views.selection import select
 ROWS = 40_000
 
 
+@contextmanager
+def orders(
+    spark: SparkSession,
+    folder: Path,
+    note: Callable[[int], object] = lambda n: f"note {n}",
+    type: str = "TEXT",
+) -> Iterator[Pair]:
+    """A pair over one table of SQLite, whose second column is what `note` makes of a number."""
+    legacy = SqliteLegacy(folder / "erp.db")
+    legacy.execute(f"CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note {type})")
+    legacy.many("INSERT INTO orders VALUES (?, ?)", [(n, note(n)) for n in range(ROWS)])
+    with Pair(spark, legacy, folder / "pair", {"orders": 'table = "orders"'}) as pair:
+        yield pair
+    legacy.close()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each batch after the second be slow."""
+    monkeypatch.setattr(feedback, "WINDOW_S", 0.0)
+    monkeypatch.setattr(feedback, "WINDOWS_MIN", 1)
+    monkeypatch.setattr(feedback, "SLOWER", 0.0)
+
+
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("is_on", [True, False])
 def test_report_history_and_audit_say_it(
     spark: SparkSession,
@@ -38,13 +64,7 @@ def test_report_history_and_audit_say_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(feedback, "WINDOW_S", 0.0)
-    monkeypatch.setattr(feedback, "WINDOWS_MIN", 1)
-    monkeypatch.setattr(feedback, "SLOWER", 0.0)
-    legacy = SqliteLegacy(tmp_path / "erp.db")
-    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
-    legacy.many("INSERT INTO orders VALUES (?, ?)", [(n, f"note {n}") for n in range(ROWS)])
-    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
+    with orders(spark, tmp_path) as pair:
         pair.limits = f"feedback = {str(is_on).lower()}"
         pair.restart()
         (report,) = pair.reports()
@@ -67,7 +87,6 @@ def test_report_history_and_audit_say_it(
         history(pair.config(), "orders", 20, as_json=True)
         told = json.loads(capsys.readouterr().out)
         assert told["held_back_s"] == report.held_back_s
-    legacy.close()
 
 
 def test_a_source_on_this_machine_knows_its_warehouse(
@@ -82,17 +101,14 @@ def test_a_source_on_this_machine_knows_its_warehouse(
         return with_warehouse(self, process)
 
     monkeypatch.setattr(Others, "with_warehouse", seen)
-    legacy = SqliteLegacy(tmp_path / "erp.db")
-    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
-    legacy.many("INSERT INTO orders VALUES (?, ?)", [(n, f"note {n}") for n in range(ROWS)])
-    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
+    with orders(spark, tmp_path) as pair:
         pair.refresh("orders")
         monkeypatch.setattr("source_agent.server.handlers.machine", lambda: "another machine")
         pair.refresh("orders")
-    legacy.close()
     assert known == [os.getpid(), None]
 
 
+@pytest.mark.usefixtures("slow")
 def test_while_it_reads_a_source_says_that_it_is_held_back(
     spark: SparkSession,
     tmp_path: Path,
@@ -100,17 +116,10 @@ def test_while_it_reads_a_source_says_that_it_is_held_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Before rows, so that the line is not taken to be slow; and `plan` says it afterwards."""
-    monkeypatch.setattr(feedback, "WINDOW_S", 0.0)
-    monkeypatch.setattr(feedback, "WINDOWS_MIN", 1)
-    monkeypatch.setattr(feedback, "SLOWER", 0.0)
     monkeypatch.setattr("source_agent.server.conversation.HELD_NEWS_S", 1e-9)
     for where in ("plan", "progress"):
         monkeypatch.setattr(f"warehouse_agent.cli.{where}.HELD_BACK_SHOWN_S", 1e-9)
-    legacy = SqliteLegacy(tmp_path / "erp.db")
-    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note BLOB)")
-    rows = [(n, os.urandom(100)) for n in range(ROWS)]
-    legacy.many("INSERT INTO orders VALUES (?, ?)", rows)
-    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
+    with orders(spark, tmp_path, lambda _: os.urandom(100), "BLOB") as pair:
         pair.limits = ""
         pair.restart()
         config, heard, display = pair.config(), list[RowsRead](), Display()
@@ -131,4 +140,3 @@ def test_while_it_reads_a_source_says_that_it_is_held_back(
         found = forecast(pair.store, config.fragments["orders"])
         assert found.held_back_s == report.held_back_s
         assert "the source held the last refresh back for" in found.text()
-    legacy.close()
