@@ -89,6 +89,7 @@ SINCE = {
     "failed",
     "state",
     "alarms",
+    "late_s",
     "last_s",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 

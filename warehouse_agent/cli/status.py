@@ -88,6 +88,7 @@ class Status:
     put_off_until: str | None = None  # its source reads nothing before; null: it does
     state: str | None = None  # in the terms of monitoring: ok, warning, critical, unknown
     alarms: list[str] | None = None  # why it is not ok; null: it is
+    late_s: float | None = None  # since a refresh went well, if it is late; null: it is not
 
     def cells(self, now: datetime) -> tuple[str, ...]:
         """Return a row of the table, under HEADINGS; only the name if nothing is published."""
@@ -187,6 +188,7 @@ def _judged(
         put_off_until=known.put_off_until,
         state=alarms.worst([one.state for one in wrong] or [State.OK]).word,
         alarms=[one.why for one in wrong] or None,
+        late_s=alarms.late_s(known),
     )
 
 
@@ -234,8 +236,9 @@ def _failed(status: Status, now: datetime) -> list[str]:
     if status.damaged:
         files = counted(status.damaged, "data file")
         lines.append(f"{status.name}: {files} damaged; the next refresh pulls the rows again")
-    late = [why for why in status.alarms or () if why.startswith(alarms.LATE_WORD)]
-    lines += [f"{status.name}: {why}; does `driftline run` or a timer still run?" for why in late]
+    if status.late_s is not None:
+        late = alarms.late_text(status.late_s)
+        lines.append(f"{status.name}: {late}; does `driftline run` or a timer still run?")
     if status.put_off_until is not None:
         lines.append(f"{status.name}: its source reads nothing before {status.put_off_until}")
     return lines

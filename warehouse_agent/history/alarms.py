@@ -20,7 +20,6 @@ from warehouse_agent.storage.store import Store
 
 FAILURES_MAX: Final = 3  # in a row, of a kind that another try may mend
 LATE: Final = 1.5  # times the longest interval: a refresh takes its time, and may fail once
-LATE_WORD: Final = "late"  # with which the alarm begins
 
 
 class State(Enum):
@@ -122,22 +121,22 @@ def alarms(known: Known) -> list[Alarm]:
         found.append(Alarm(State.WARNING, f"{counted(known.damaged, 'data file')} damaged"))
     if known.stale is not None:
         found.append(Alarm(State.WARNING, f"stays behind its inputs: {known.stale}"))
-    if is_late(known):
-        assert known.unseen_s is not None
-        found.append(
-            Alarm(
-                State.WARNING,
-                f"{LATE_WORD}: no refresh went well for {known.unseen_s / 3600:,.0f} hours",
-            )
-        )
+    if (late := late_s(known)) is not None:
+        found.append(Alarm(State.WARNING, late_text(late)))
     return sorted(found, key=lambda one: -_WORST.index(one.state))
 
 
-def is_late(known: Known) -> bool:
-    """Return True if no refresh went well for longer than the timing that is asked for allows."""
+def late_s(known: Known) -> float | None:
+    """Return for how many seconds no refresh went well, if that is longer than the timing that is
+    asked for allows; None: it is not late."""
     if known.unseen_s is None or known.interval_s is None or known.put_off_until:
-        return False
-    return known.unseen_s > LATE * known.interval_s
+        return None
+    return known.unseen_s if known.unseen_s > LATE * known.interval_s else None
+
+
+def late_text(seconds: float) -> str:
+    """Return what is said of a table that is late for so many seconds."""
+    return f"late: no refresh went well for {seconds / 3600:,.0f} hours"
 
 
 def worst(states: Iterable[State]) -> State:

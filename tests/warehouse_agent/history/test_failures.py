@@ -110,6 +110,8 @@ def failed(times: int = 1, *, safe_to_retry: bool = False) -> Failure:
 def test_the_state_of_a_table(known: Known, state: State) -> None:
     found = alarms.alarms(known)
     assert alarms.worst([one.state for one in found] or [State.OK]) is state
+    late = [one.why for one in found if one.why.startswith("late: ")]
+    assert late == ([] if (s := alarms.late_s(known)) is None else [alarms.late_text(s)])
 
 
 def test_the_worst_state_counts() -> None:
