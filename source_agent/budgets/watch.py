@@ -55,8 +55,8 @@ class Watch:
             return DatabaseUnavailable(
                 f"The database has delivered nothing for {silent_s:.0f} s, although a statement"
                 " runs (database.silence_timeout_s).",
-                remedy="Find out what the agent's session waits for. Raise silence_timeout_s if a"
-                " statement needs longer before its first row.",
+                remedy="Find out what the agent's session waits for. Raise"
+                " database.silence_timeout_s if a statement needs longer before its first row.",
                 abroad=OPEN,
             )
         if silent_s < PROBE_AFTER_S:

@@ -15,7 +15,7 @@ from warehouse_agent.config import Source
 def served(calls: Mapping[str, grpc.RpcMethodHandler]) -> Iterator[Source]:
     """Serve these calls by name; yield where."""
     server = grpc.server(ThreadPoolExecutor(2))
-    handler = grpc.method_handlers_generic_handler("driftline.Source", calls)
+    handler = grpc.method_handlers_generic_handler("driftline.Source", dict(calls))
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -253,12 +253,15 @@ class PostgreSQL(Server):
 
     def has_tool(self, name: str) -> bool:
         """Return True if the server came with a program; not every package has all."""
-        return (Path(self._binary).parent / name).exists()
+        return self.tool(name).exists()
+
+    def tool(self, name: str) -> Path:
+        """Return where a program of the server's release is."""
+        return Path(self._binary).parent / name
 
     def run_tool(self, name: str, *arguments: str) -> None:
         """Run a program of the server's own while it does not run, as the owner of its data."""
-        program = str(Path(self._binary).parent / name)
-        command = [program, "-D", str(self.folder / "data"), *arguments]
+        command = [str(self.tool(name)), "-D", str(self.folder / "data"), *arguments]
         subprocess.run(command, user=self._user, cwd=self.folder, check=True, capture_output=True)
 
     def start(self) -> None:

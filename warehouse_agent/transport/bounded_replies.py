@@ -27,7 +27,7 @@ _REPLIES: Final[dict[str, type[Message]]] = {
 
 @dataclass(frozen=True, slots=True)
 class BoundedReplies:
-    """What `SourceStub` needs of a channel."""
+    """A channel for `SourceStub`, which needs no more of it."""
 
     channel: grpc.Channel
 

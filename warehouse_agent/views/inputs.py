@@ -43,7 +43,7 @@ def load(file: Path | str) -> WarehouseConfig:
         where = f"{config.file.name}: views.{view.name}.query"
         names, query = [], query_of(view, where)
         for number, occurrence in enumerate(query.occurrences):
-            one = _meant(occurrence.reference, config, where)
+            one = _meant(occurrence.reference, config, where, view.name)
             if isinstance(one, Fragment):
                 known = fragments.get(one.name, one)
                 if not known.is_kept:  # of another relation, and called like this one
@@ -80,13 +80,18 @@ def inputs_of(views: Mapping[str, View]) -> dict[str, tuple[str, ...]]:
     return {name: view.inputs for name, view in views.items()}
 
 
-def _meant(reference: tuple[str, ...], config: WarehouseConfig, where: str) -> str | Fragment:
-    """Return the name of the fragment or view that a table means, or its kept fragment."""
+def _meant(
+    reference: tuple[str, ...], config: WarehouseConfig, where: str, view: str
+) -> str | Fragment:
+    """Return the name of the fragment or view that a table means, or its kept fragment.
+
+    view: whose query names the table.
+    """
     written = ".".join(reference)
-    known = (*config.fragments, *config.views)
     if len(reference) == 1:
-        if written in known:
+        if written in config.fragments or written in config.views:
             return written
+        known = [name for name in (*config.fragments, *config.views) if name != view]
         raise ConfigurationError(
             f"There is no fragment or view called {written!r}.",
             where=where,

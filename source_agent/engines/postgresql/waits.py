@@ -279,8 +279,8 @@ class ResultSocket:
 def _silence_error(seconds: float) -> DatabaseUnavailable:
     return DatabaseUnavailable(
         f"PostgreSQL has sent nothing for {seconds:g} s, though a statement runs.",
-        remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s where"
-        " a statement needs longer before its first row.",
+        remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s if a"
+        " statement needs longer before its first row.",
         abroad=OPEN,
     )
 

@@ -12,14 +12,13 @@ from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from driftline.errors import DriftlineError
 
 from tests.harness.nobody import NOBODY, as_nobody, give, only_root, open_folder
-from tests.remedies.site import Site
+from tests.remedies.site import Site, rewrite
 from tests.remedies.told import told
 from tests.warehouse_agent.planning.test_flip import fragment
 from warehouse_agent.cli import doctor, verify
@@ -347,18 +346,6 @@ def test_damage_that_could_not_be_noted(site: Site) -> None:
     site.check()
 
 
-def damaged(site: Site, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Write a data file of the newest version again, with the size that the log has of it."""
-    path = Path(DeltaTable(str(site.table)).file_uris()[0])
-    pq.write_table(change(pq.read_table(path)), path)
-    for entry in site.log.glob("*.json"):
-        lines = [json.loads(line) for line in entry.read_text().splitlines()]
-        for line in lines:
-            if "add" in line and path.name in line["add"]["path"]:
-                line["add"]["size"] = path.stat().st_size
-        entry.write_text("\n".join(map(json.dumps, lines)))
-
-
 AGAIN = "Run the command again; `driftline verify` names files that are missing or damaged."
 CHANGES: list[Callable[[pa.Table], pa.Table]] = [
     lambda rows: rows.slice(1),
@@ -371,7 +358,7 @@ CHANGES: list[Callable[[pa.Table], pa.Table]] = [
 def test_a_data_file_that_is_not_as_it_was_written(
     site: Site, change_of: Callable[[pa.Table], pa.Table]
 ) -> None:
-    damaged(site, change_of)
+    rewrite(site.table, change_of)
     change(site)
     with mock.patch.object(repair, "found", return_value={}):  # as when the disk reads again
         told(site.fault(), AGAIN)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from driftline.errors import ProofFailed, RecipeChanged
+from driftline.errors import ProofFailed, RecipeChanged, WarehouseUnavailable
 
 from warehouse_agent.columns.view_layout import ViewLayout
+from warehouse_agent.spark.executors import DATA_FILE
 from warehouse_agent.storage.data_files import rows_of, written_files
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
@@ -110,21 +111,36 @@ def verified(
     Raises:
         RecipeChanged: the view means something else now; refresh it first.
         ProofFailed: rows differ; the details count them and show some.
+        WarehouseUnavailable: a file cannot be read.
     """
     asked = replace(published.layout.recipe, query=query.text)
     refuse_changed(name, published.layout, replace(published.layout, recipe=asked))
     rows, layout = evaluated(spark, name, query, inputs)
     refuse_changed(name, published.layout, layout)
     old = rows_of(spark, published.layout, published.uris())
-    if found := differences(old, rows, layout, name):
+    try:
+        found = differences(old, rows, layout, name)
+    except WarehouseUnavailable as error:
+        file = error.details.get(DATA_FILE, "").rpartition("/")[2]
+        if any(f.path.endswith(f"/{file}") for f in published.files):  # none of its inputs'
+            error.where = name
+            error.remedy = _anew(name)
+        raise
+    if found:
         was, java = published.record.java, java_of(spark)
         why = f" Java {was or '?'} computed them, and this is Java {java}, whose texts may differ."
         raise ProofFailed(
             f"The published rows are not those that the query gives: {found}."
             f"{why if was != java else ''}",
             where=name,
-            remedy=f"Run `driftline verify {name} --repair`: it computes the view anew. Report it"
-            " if nobody changed files.",
+            remedy=_anew(name),
             details=found.details,
         )
     return published.rows
+
+
+def _anew(name: str) -> str:
+    return (
+        f"Run `driftline verify {name} --repair`: it computes the view anew. Report it if nobody"
+        " changed files."
+    )
