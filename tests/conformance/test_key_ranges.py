@@ -25,7 +25,7 @@ from source_agent.engines.mysql_family import session as mariadb
 from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite import session as sqlite
-from tests.harness.family import FAMILY, spelled_as
+from tests.harness.family import FAMILY, as_mariadb, spelled_as
 from tests.harness.legacies import KINDS, MARIADB_PLAN
 
 TEXT = {"postgresql": 'varchar(40) COLLATE "C"', "mariadb": "varchar(40) COLLATE utf8mb4_bin"}
@@ -169,7 +169,10 @@ def plans(legacy: Legacy, session: Any, shape: Shape, within: KeyRange) -> list[
         sqls = sqlite._between(shape, within)
         return [session.ask("EXPLAIN QUERY PLAN " + sql, *values) for sql, values in sqls]
     if legacy.name in FAMILY:
-        return [session.ask(MARIADB_PLAN + sql, *v) for sql, v in mariadb._between(shape, within)]
+        return [
+            [as_mariadb(row) for row in session.ask(MARIADB_PLAN + sql, *values)]
+            for sql, values in mariadb._between(shape, within)
+        ]
     settings = postgresql.key_bounds(shape, within) | {"enable_seqscan": "off"}
     session.ask(postgresql.KEY_BOUNDS, list(settings), list(settings.values()))
     return [session.ask("EXPLAIN " + postgresql.between_sql(shape, within))]

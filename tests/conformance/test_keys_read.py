@@ -21,7 +21,7 @@ from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite import session as sqlite
 from tests.conformance.test_key_ranges import BYTES, RELATION, composite, drawn, text, text_of
-from tests.harness.family import FAMILY, spelled_as
+from tests.harness.family import FAMILY, as_mariadb, spelled_as
 from tests.harness.legacies import KINDS, MARIADB_PLAN, OfPostgreSQL
 from tests.harness.servers import PostgreSQL
 
@@ -132,7 +132,7 @@ def plans(legacy: Legacy, session: Any, shape: Shape, keys: list[Key]) -> list[A
         return [tuple(row) for row in session.ask("EXPLAIN QUERY PLAN " + sql, *values)]
     if legacy.name in FAMILY:
         sql, bound = mariadb._named(shape, keys)
-        return [tuple(row) for row in session.ask(MARIADB_PLAN + sql, *bound, 1000)]
+        return [as_mariadb(row) for row in session.ask(MARIADB_PLAN + sql, *bound, 1000)]
     settings = postgresql.named_keys(shape, keys) | {"enable_seqscan": "off"}
     session.ask(postgresql.KEY_BOUNDS, list(settings), list(settings.values()))
     return [tuple(row) for row in session.ask("EXPLAIN " + postgresql.keys_sql(shape))]

@@ -7,7 +7,8 @@ versioning, sequences, `uuid`, `inet6`, Aria, KILL of a user) is tested with `"m
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 FAMILY: Final = ("mariadb", "mysql")
 # Without padding: of the bytes, and of the letters.
@@ -29,6 +30,11 @@ def of_mysql(sql: str) -> str:
     for theirs, ours in _COLLATIONS.items():
         sql = sql.replace(theirs, ours)
     return _SEQUENCE.sub(_counted, sql)
+
+
+def as_mariadb(row: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a row of EXPLAIN without two columns that MySQL's has: partitions, and filtered."""
+    return (*row[:3], *row[4:-2], row[-1]) if len(row) == 12 else tuple(row)
 
 
 def _counted(name: re.Match[str]) -> str:
