@@ -91,15 +91,19 @@ _FAMILY: list[Compared] = [
     ("longtext COLLATE utf8mb4_general_ci", "text", ORDER, TEXTS, LITERALS),
 ]  # fmt: skip
 _COLLATIONS = ("utf8mb4_general_ci", "utf8mb4_bin", "utf8mb4_swedish_ci")
-_OF_MARIADB = (*_COLLATIONS, "utf8mb4_nopad_bin", "utf8mb4_unicode_nopad_ci")
-_OF_MYSQL = (*_COLLATIONS, "utf8mb4_0900_bin", "utf8mb4_0900_ai_ci", "utf8mb4_de_pb_0900_as_cs")
-MARIADB, MYSQL = (
-    [
-        *_FAMILY,
-        *((f"varchar(20) COLLATE {one}", "text", ORDER, TEXTS, LITERALS) for one in collations),
-    ]
-    for collations in (_OF_MARIADB, _OF_MYSQL)
-)
+
+
+def _texts(*collations: str) -> list[Compared]:
+    return [(f"varchar(20) COLLATE {one}", "text", ORDER, TEXTS, LITERALS) for one in collations]
+
+
+MARIADB = [*_FAMILY, *_texts(*_COLLATIONS, "utf8mb4_nopad_bin", "utf8mb4_unicode_nopad_ci")]
+MYSQL = [
+    *(case for case in _FAMILY if case[0] != "datetime"),
+    # It rounds what MariaDB truncates, and refuses what would be beyond the last second.
+    ("datetime", "timestamp", ORDER, _quoted(MOMENTS[:-1]), MOMENTS),
+    *_texts(*_COLLATIONS, "utf8mb4_0900_bin", "utf8mb4_0900_ai_ci", "utf8mb4_de_pb_0900_as_cs"),
+]
 SQLITE: list[Compared] = [
     ("integer", "int8", ORDER, INT8, INT8),
     ("bigint", "int8", ORDER, INT8, INT8),
