@@ -29,6 +29,7 @@ ROW_BYTES_MAX = 64 << 20  # decision 10: a larger value is refused by table, key
 COLUMNS_MAX = 4096  # more than any of the three engines allows in a table
 KEY_BYTES_MAX = 8192  # a key is held, compared and printed
 NAME_BYTES_MAX = 1024  # of a relation; longer names are refused
+FOLLOWING_MAX = 256  # relations that an `Open` names; a statement each, before the snapshot
 
 # Derivations: far more than a query has, and little to check before anything is read.
 DERIVATION_COMPARISONS_MAX = 64

@@ -29,6 +29,7 @@ PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
 
 SINCE = "since"
 CHECKSUM = "checksum"
+FOLLOWING = "following"
 
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
 # changes gets a new name.
@@ -39,6 +40,7 @@ FEATURES: Mapping[str, str] = {
     CHECKSUM: "rows compared by a checksum that the source maintains",
     "references": "foreign keys between published relations, said by every description",
     "keys": "parts of a relation whose rows are named by their keys",
+    FOLLOWING: "relations that are to follow in a stream, locked before its snapshot",
 }
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error

@@ -616,6 +616,7 @@ class Open(_message.Message):
     DERIVATION_FIELD_NUMBER: _builtins.int
     BETWEEN_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
+    FOLLOWING_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -665,6 +666,10 @@ class Open(_message.Message):
     def since(self) -> Global___Since:
         """absent: no mark is wanted"""
 
+    @_builtins.property
+    def following(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """relations that are to follow in the stream"""
+
     def __init__(
         self,
         *,
@@ -686,10 +691,11 @@ class Open(_message.Message):
         derivation: Global___Derivation | None = ...,
         between: Global___Between | None = ...,
         since: Global___Since | None = ...,
+        following: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "derivation", b"derivation", "grouping", b"grouping", "since", b"since", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "count", b"count", "derivation", b"derivation", "features", b"features", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "count", b"count", "derivation", b"derivation", "features", b"features", "following", b"following", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

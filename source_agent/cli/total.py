@@ -126,7 +126,7 @@ def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
             f"The receipt is of {receipt.relation!r}, which {config.path.name} does not publish.",
             remedy=nearest(receipt.relation, tuple(config.relations)),
         )
-    session = engine.open()
+    session = engine.open((), (published.relation,))
     try:
         shape = session.describe(published.relation)
         if receipt.derivation is not None:

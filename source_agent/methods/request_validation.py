@@ -30,6 +30,7 @@ from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.key_digests import HASH_BYTES
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
+    FOLLOWING_MAX,
     GROUP_KEYS_MAX,
     MARK_BYTES_MAX,
     NAMED_BYTES_MAX,
@@ -86,10 +87,13 @@ def parse_opening(opening: pb.Open, shape: Shape) -> ParsedOpening:
 
 
 def check_release(request: pb.Request) -> None:
-    """Raise VersionMismatch if an `Open` has an unknown protocol, feature or field."""
+    """Raise VersionMismatch if an `Open` has an unknown protocol, feature or field, LimitExceeded
+    if it names more relations that follow than a session locks."""
     check_protocol(request.open.protocol)
     check_fields(request)
     check_features(request.open.features)
+    if len(request.open.following) > FOLLOWING_MAX:
+        raise LimitExceeded(f"An opening names at most {FOLLOWING_MAX} relations that follow.")
 
 
 def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:

@@ -76,6 +76,14 @@ class AgentState:
         served = self.config.relations.values()
         return [s.relation for s in served if s.activity and s.admits(client.names)]
 
+    def named(self, names: Iterable[str], client: Client) -> list[Relation]:
+        """Return the relations of these names that this client may have, each once.
+
+        Other names are passed over, so that nothing tells which of them exist.
+        """
+        served = (self.config.relations.get(name) for name in dict.fromkeys(names))
+        return [s.relation for s in served if s is not None and s.admits(client.names)]
+
     def published(self, client: Client) -> list[Relation]:
         """Return the relations that this client may have."""
         return [s.relation for s in self.config.relations.values() if s.admits(client.names)]

@@ -104,6 +104,7 @@ class Conversation:
         self._tally = Tally()
         self._shape: Shape | None = None  # of the relation that is answered
         self._derive: frozenset[Part] = frozenset()  # what may be chosen of it
+        self._following: tuple[str, ...] = ()  # relations that were announced for this stream
         self._idle_s = state.config.database.limits.idle_s
         self._sharded = ("", b"", b"")  # the newest comparison: relation, fragment key and salt
         self._read_by_key = 0  # rows that its parts had
@@ -284,6 +285,7 @@ class Conversation:
     def _compare(self, opening: pb.Open, entry: AuditEntry) -> None:
         served = self._state.served_relation(opening.relation, opening.protocol, self._client)
         self._is_accepted, self._derive = True, served.derive
+        self._following = tuple(opening.following) or self._following
         derivation = derivation_of(opening, served, entry)
         governor, label = self._state.governor, self._client.label
         governor.check()
@@ -321,12 +323,14 @@ class Conversation:
                     raise Stopped
                 self._check_place()
 
-    def _open_session(self) -> GovernedSession:
+    def _open_session(self, served: ServedRelation) -> GovernedSession:
         if self._session is None:
             if self._stopping.is_set():
                 raise Stopped
+            state, client = self._state, self._client
+            named = state.named((served.relation.name, *self._following), client)
             session = GovernedSession(
-                self._state.engine.open(self._state.probed(self._client)),
+                state.engine.open(state.probed(client), named),
                 self._state.governor,
                 self._stopping,
                 self._check_age,
@@ -346,14 +350,14 @@ class Conversation:
     ) -> tuple[GovernedSession, Shape]:
         """Return session and shape; renew a session that died, or does not cover the relation."""
         was_open = self._session is not None
-        session = self._open_session()
+        session = self._open_session(served)
         try:
             return session, described(session, served, derivation)
         except (DatabaseUnavailable, SnapshotLost):
             if not was_open:
                 raise
         self._close_session()
-        session = self._open_session()
+        session = self._open_session(served)
         return session, described(session, served, derivation)
 
     def _close_session(self) -> None:

@@ -118,7 +118,7 @@ class Attempt:
                 case ours:
                     ready.append((job, p, ours))
         while ready:
-            with link.stream() as stream:
+            with link.stream(job.fragment.relation for job, _, _ in ready) as stream:
                 ready = self._exchange(link, stream, ready)
             if len(self.failed) < len(self._jobs):  # else the source was not reached at all
                 with contextlib.suppress(DriftlineError):  # the note may be lost

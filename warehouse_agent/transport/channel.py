@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Protocol, Self, cast
 
@@ -31,8 +31,14 @@ from driftline.errors import (
     SourceUnreachable,
     VersionMismatch,
 )
-from driftline.limits import CONTROL_S, NO_ADVANCE_S, NO_PROGRESS_S, RECEIVE_BYTES_MAX_WAREHOUSE
-from driftline.negotiation import Agreement, agree, is_negotiable
+from driftline.limits import (
+    CONTROL_S,
+    FOLLOWING_MAX,
+    NO_ADVANCE_S,
+    NO_PROGRESS_S,
+    RECEIVE_BYTES_MAX_WAREHOUSE,
+)
+from driftline.negotiation import FOLLOWING, Agreement, agree, is_negotiable
 from driftline.wire_pb2_grpc import SourceStub
 from google.protobuf.message import DecodeError
 
@@ -236,9 +242,16 @@ class Link:
             self.describe("")
         return self._agreed or Agreement()
 
-    def stream(self) -> Stream:
-        """Begin a new exchange."""
-        self._stream = Stream(self, self._begun())
+    def has(self, feature: str) -> bool:
+        """Return True if the source named a feature; ask it once, if it named none yet. Raises as
+        `describe`."""
+        if self._agreed is None:
+            self.relations()
+        return feature in self.features
+
+    def stream(self, relations: Iterable[str] = ()) -> Stream:
+        """Begin a new exchange, about these relations one after the other."""
+        self._stream = Stream(self, self._begun(), relations)
         return self._stream
 
     def _begun(self) -> Call:
@@ -368,8 +381,9 @@ class ExchangeCall:
 class Stream:
     """One exchange: send requests, receive replies; a context manager."""
 
-    def __init__(self, link: Link, call: Call) -> None:
+    def __init__(self, link: Link, call: Call, relations: Iterable[str] = ()) -> None:
         self._link, self._call = link, call
+        self._relations = tuple(dict.fromkeys(relations))
         self._meter, self._joined = Meter(), pieces.Joined()
         self._advance = Advance(time.monotonic())
         self._sent_at: float | None = None  # the first request, after which a snapshot begins
@@ -404,8 +418,16 @@ class Stream:
         return self._link.bytes_sent + self._link.bytes_received
 
     def send(self, request: pb.Request) -> None:
-        """Send a request."""
+        """Send a request; the first one names the relations that are to follow in the stream.
+
+        Raises:
+            DriftlineError: the source was asked whether it takes their names, as `Link.describe`.
+        """
         if self._sent_at is None:
+            following = [name for name in self._relations if name != request.open.relation]
+            if following and self._link.has(FOLLOWING):
+                request.open.features.append(FOLLOWING)
+                request.open.following.extend(following[:FOLLOWING_MAX])
             self._sent_at = time.monotonic()
         self._link.bytes_sent += request.ByteSize() + _FRAMING_BYTES
         self._call.put(request)

@@ -10,7 +10,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,11 +188,11 @@ def test_sources_are_compared_side_by_side(sources: Sources) -> None:
     met: list[str] = []
     real = channel.Link.stream
 
-    def stream(link: channel.Link) -> channel.Stream:
+    def stream(link: channel.Link, relations: Iterable[str] = ()) -> channel.Stream:
         if link.source.name not in met:
             met.append(link.source.name)
             meet.wait()
-        return real(link)
+        return real(link, relations)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel.Link, "stream", stream)

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ from driftline.errors import DatabaseRefused, DatabaseUnavailable, DriftlineErro
 from source_agent.budgets.watch import PROBE_AFTER_S, Watch
 from source_agent.engines.conformance.reads import Read, rows_of
 from source_agent.engines.interface import Limits, Pulse, Session
-from source_agent.engines.mariadb import warnings
+from source_agent.engines.mysql_family import warnings
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Fingerprint, Relation
 from source_agent.scan.reader import Reader, Tally
@@ -45,7 +45,7 @@ def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
     made.close()
 
 
-def rows(url: str, relation: Relation, **limits: float) -> list[Read]:
+def rows(url: str, relation: Relation, **limits: Any) -> list[Read]:
     with closing(connect(url, None, Limits(**limits)).open()) as session:
         return rows_of(session, session.describe(relation))
 
