@@ -26,7 +26,7 @@ VERSIONS: Final = [
     "sqlite=3.54",
 ]  # fmt: skip
 SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18", "firebird=4"]
-USUAL: Final = ["postgresql=18", "mariadb=10.11", "firebird=3", "sqlite=3.40"]
+USUAL: Final = ["postgresql=18", "mariadb=10.11", "mysql=9.7", "firebird=3", "sqlite=3.40"]
 PAGES: Final = ("docs/guarantees.md", "docs/dba-guide.md", "README.md")
 PARTS: Final = {
     "postgresql": (
@@ -118,7 +118,7 @@ def test_a_page_names_the_versions_that_are_run_and_no_others(page: str) -> None
         line for line in text.splitlines() if "MariaDB 10.11" in line and "SQLite 3." in line
     ]
     number = r"[0-9][0-9.]*[0-9]"
-    listed = rf"(PostgreSQL|MariaDB|Firebird|SQLite) ({number}(?:(?:, | and ){number})*)"
+    listed = rf"(PostgreSQL|MariaDB|MySQL|Firebird|SQLite) ({number}(?:(?:, | and ){number})*)"
     named = {
         f"{engine.lower()}={one.removesuffix('.0')}"
         for engine, numbers in re.findall(listed, said)

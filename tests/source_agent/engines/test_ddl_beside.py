@@ -135,7 +135,7 @@ class Bench:
         """Exchange once with DDL at a point, and judge what came. Returns what became of each."""
         self._made()
         before = self.state()
-        after = {name: [(i, str(int(v or 0) + 1), tag) for i, v, tag in rows]
+        after: State = {name: [(i, str(int(v or 0) + 1), tag) for i, v, tag in rows]
                  for name, rows in before.items()}  # fmt: skip
         change = ("BEGIN", "UPDATE t SET v = v + 1", "UPDATE u SET v = v + 1", "COMMIT")
         self.hook = Hook(self.family, at, (*change, DDL[ddl].format(t=changed)))
