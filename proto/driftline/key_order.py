@@ -111,7 +111,10 @@ def key_text(key: bytes, recipe: Recipe) -> Key:
     found, at = [], 0
     for column in recipe.key:
         length = int.from_bytes(key[at : at + 4], "big", signed=True)
-        found.append(decode_string(column.type, key[at + 4 : at + 4 + max(length, 0)]))
+        try:
+            found.append(decode_string(column.type, key[at + 4 : at + 4 + max(length, 0)]))
+        except ValueDoesNotFit as error:
+            raise MalformedMessage(f"A key is none: {error.message}") from None
         at += 4 + max(length, 0)
     if at != len(key):
         raise MalformedMessage("The bytes of a key have another length than its columns.")

@@ -29,7 +29,7 @@ ROW_BYTES_MAX = 64 << 20  # decision 10: a larger value is refused by table, key
 COLUMNS_MAX = 4096  # more than any of the three engines allows in a table
 KEY_BYTES_MAX = 8192  # a key is held, compared and printed
 NAME_BYTES_MAX = 1024  # of a relation; longer names are refused
-FOLLOWING_MAX = 256  # relations that an `Open` names; a statement each, before the snapshot
+FOLLOWING_RELATIONS_MAX = 256  # that an `Open` names; a statement each, before the snapshot
 
 # Derivations: far more than a query has, and little to check before anything is read.
 DERIVATION_COMPARISONS_MAX = 64
@@ -102,8 +102,8 @@ LOCAL_LOG_S = 3600.0  # between two lines of the log about one error whose text 
 LOCAL_REFERENCES_MAX = 1024  # remembered for that: some 150 KB
 
 SAMPLES_MAX = 10  # keys shown in an error
-READS_COMPARED = 1_000  # rows of `check --reads`: some 50 statements by index, under a second
-READS_COMPARED_MAX = 1_000_000  # that a DBA may ask for: keys of the sample are in memory
+ROWS_COMPARED = 1_000  # rows of `check --reads`: some 50 statements by index, under a second
+ROWS_COMPARED_MAX = 1_000_000  # that a DBA may ask for: keys of the sample are in memory
 REPEATED_BATCHES_MAX = 100  # batches in which a repeatable key comes again: more has no end
 REFERENCES_MAX = 256  # foreign keys in a description: few tables have ten
 POLICIES_MAX = 100  # row security policies that are named; the digest covers all

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import click
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
-from driftline.limits import READS_COMPARED, READS_COMPARED_MAX
+from driftline.limits import ROWS_COMPARED, ROWS_COMPARED_MAX
 from driftline.peer_text import escape_in
 
 from source_agent.failpoints import Point
@@ -178,7 +178,7 @@ def serve(config: Path, port_file: Path | None) -> None:
     help="Instead, compare what is read of it with the driver's own values; repeatable.",
 )  # fmt: skip
 @click.option(
-    "--rows", type=click.IntRange(1, READS_COMPARED_MAX), default=READS_COMPARED,
+    "--rows", type=click.IntRange(1, ROWS_COMPARED_MAX), default=ROWS_COMPARED,
     show_default=True, help="Rows that --reads compares of each, about.",
 )  # fmt: skip
 @click.pass_obj

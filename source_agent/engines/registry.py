@@ -50,7 +50,7 @@ KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
     "postgresql": EngineKind("postgresql", "source_agent.engines.postgresql.engine", "psycopg"),
     "mariadb": EngineKind("mariadb", _FAMILY, "pymysql"),
     "mysql": EngineKind("mysql", _FAMILY, "pymysql"),
-    "sqlite": EngineKind("sqlite", "source_agent.engines.sqlite.session", is_file=True),
+    "sqlite": EngineKind("sqlite", "source_agent.engines.sqlite.engine", is_file=True),
     "firebird": EngineKind("firebird", "source_agent.engines.firebird.engine", "firebird.driver"),
     "generic": EngineKind("generic", "source_agent.engines.generic.engine", has_dialect=True),
     "dump": EngineKind("dump", "source_agent.engines.dump.engine", is_file=True, has_files=True),

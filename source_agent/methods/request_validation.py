@@ -30,7 +30,7 @@ from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.key_digests import HASH_BYTES
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
-    FOLLOWING_MAX,
+    FOLLOWING_RELATIONS_MAX,
     GROUP_KEYS_MAX,
     MARK_BYTES_MAX,
     NAMED_BYTES_MAX,
@@ -92,8 +92,10 @@ def check_release(request: pb.Request) -> None:
     check_protocol(request.open.protocol)
     check_fields(request)
     check_features(request.open.features)
-    if len(request.open.following) > FOLLOWING_MAX:
-        raise LimitExceeded(f"An opening names at most {FOLLOWING_MAX} relations that follow.")
+    if len(request.open.following) > FOLLOWING_RELATIONS_MAX:
+        raise LimitExceeded(
+            f"An opening names at most {FOLLOWING_RELATIONS_MAX} relations that follow."
+        )
 
 
 def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:

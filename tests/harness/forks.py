@@ -39,7 +39,7 @@ ORDER_BYTES_MAX = 1 << 17  # words and environment; a socket's buffer has more
 _OF_PACKAGES = ("pandas", "pyspark.sql.classic.dataframe")
 _OF_SOURCE = (
     *("cli.main", "cli.check", "cli.enroll", "cli.explain", "cli.grants", "cli.init", "cli.total"),
-    *("engines.mysql_family.engine", "engines.postgresql.session", "engines.sqlite.session"),
+    *("engines.mysql_family.engine", "engines.postgresql.session", "engines.sqlite.engine"),
     "server.service",
 )
 _OF_WAREHOUSE = (

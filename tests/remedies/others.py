@@ -95,6 +95,9 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
 # By tests that are elsewhere for what they start.
 _ENGINES = "tests/source_agent/engines"
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    f"{_ENGINES}/test_mysql.py::test_a_package_that_a_login_needs_is_named": (
+        "pip install 'driftline[mysql]', or connect with TLS (`ssl_ca` in the URL).",
+    ),
     "tests/pair/refresh/test_broken_text.py::test_no_refresh_publishes_it_or_misses_its_change": (
         (
             "Have the text corrected at the source, or published as bytes by a query:"

@@ -199,6 +199,7 @@ def test_an_authority_that_exists(tmp_path: Path) -> None:
     assert len(enroll(tmp_path / "d", source_names=["d"], authority=certs)) == 3
 
 
+@pytest.mark.starts
 def test_an_authority_that_cannot_sign(tmp_path: Path) -> None:
     old, locked, unlocked = tmp_path / "old", tmp_path / "locked", tmp_path / "unlocked"
     enroll(old, source_names=["a"], now=datetime(2001, 1, 1, tzinfo=UTC))
@@ -413,6 +414,7 @@ def test_a_folder_of_the_demonstration(tmp_path: Path) -> None:
     assert (tmp_path / "another" / "log").is_dir()
 
 
+@pytest.mark.starts
 def test_a_child_of_the_demonstration_that_fails(tmp_path: Path) -> None:
     log = tmp_path / "log"
     words = [sys.executable, "-c", "print(*range(99), sep='\\n'); raise SystemExit(3)"]

@@ -248,7 +248,7 @@ URLS: list[tuple[str, str, tuple[str, ...]]] = [
     ("Write it as sqlite:////path/to/file.", "sqlite://", ("sqlite:////path/to/file",)),
     ("Write it as dump:////path/to/folder.", "dump://", ("dump:////path/to/folder",)),
     (
-        "Write it as mariadb://user@host/database.",
+        "Write it as …://user@host/database.",
         "mariadb://user@host",
         ("mariadb://user@host/database",),
     ),

@@ -33,7 +33,7 @@ from driftline.errors import (
 )
 from driftline.limits import (
     CONTROL_S,
-    FOLLOWING_MAX,
+    FOLLOWING_RELATIONS_MAX,
     NO_ADVANCE_S,
     NO_PROGRESS_S,
     RECEIVE_BYTES_MAX_WAREHOUSE,
@@ -427,7 +427,7 @@ class Stream:
             following = [name for name in self._relations if name != request.open.relation]
             if following and self._link.has(FOLLOWING):
                 request.open.features.append(FOLLOWING)
-                request.open.following.extend(following[:FOLLOWING_MAX])
+                request.open.following.extend(following[:FOLLOWING_RELATIONS_MAX])
             self._sent_at = time.monotonic()
         self._link.bytes_sent += request.ByteSize() + _FRAMING_BYTES
         self._call.put(request)

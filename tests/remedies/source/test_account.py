@@ -55,6 +55,7 @@ def test_a_file_of_sqlite_that_may_not_be_read(folder: Path) -> None:
         assert columns(file) == 1
 
 
+@pytest.mark.starts
 def test_a_writer_that_ended_without_closing_the_file(folder: Path) -> None:
     """While it wrote the index of -wal, which is damaged here, and another has the file open."""
     file = folder / "erp.db"

@@ -21,7 +21,7 @@ from driftline import frames
 from driftline import wire_pb2 as pb
 from driftline.columns import join
 from driftline.errors import RecipeChanged, SnapshotLost
-from driftline.limits import FOLLOWING_MAX
+from driftline.limits import FOLLOWING_RELATIONS_MAX
 from driftline.negotiation import FOLLOWING
 from driftline.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub
@@ -294,7 +294,7 @@ def test_names_that_a_client_may_not_have_are_passed_over(bench: Bench) -> None:
         assert peer.until("finished")[-1].finished.count == len(IDS)
         locked = [sql for sql in bench.hook.said if sql.startswith("SELECT EXISTS")]
         assert len(locked) == 3, "two before the snapshot, and one by describing"
-        asked.open.following.extend(["u"] * FOLLOWING_MAX)
+        asked.open.following.extend(["u"] * FOLLOWING_RELATIONS_MAX)
         peer.send(asked)
         assert peer.reply().refused.code == "LIMIT"
         peer.end()

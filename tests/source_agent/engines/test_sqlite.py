@@ -312,7 +312,7 @@ import os, sys
 from pathlib import Path
 from driftline.errors import DriftlineError
 from source_agent.engines.interface import Limits
-from source_agent.engines.sqlite.session import SqliteEngine
+from source_agent.engines.sqlite.engine import SqliteEngine
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
