@@ -150,7 +150,7 @@ def _judged(meeting: Meeting, types: Mapping[exp.Expr, str]) -> Rounded | None:
     if len(known) > 1 and meeting.loses(known):
         return Rounded(
             meeting.node,
-            f"Spark would round {shown}: their common type needs more than {DIGITS_MAX} digits",
+            f"Spark would round {shown}: {_needed(meeting, known)}, and a decimal has {DIGITS_MAX}",
             "CAST the operands to decimals of fewer digits: what does not fit in front of the"
             " point fails then, and you choose what is rounded behind it.",
         )
@@ -171,6 +171,14 @@ def _sum(digits: Sequence[Digits]) -> bool:
 
 def _product(digits: Sequence[Digits]) -> bool:
     return _loses(sum(d.whole for d in digits) + 1, sum(d.fraction for d in digits))
+
+
+def _needed(meeting: Meeting, digits: Sequence[Digits]) -> str:
+    """Return how many digits the result of a meeting would need."""
+    result = {_product: "their product", _sum: "their sum"}.get(meeting.loses, "their common type")
+    total = sum if meeting.loses is _product else max
+    count = total(d.whole for d in digits) + total(d.fraction for d in digits)
+    return f"{result} needs {count + (meeting.loses is not _common)} digits"
 
 
 def _loses(whole: int, fraction: int) -> bool:

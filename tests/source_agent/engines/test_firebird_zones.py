@@ -178,3 +178,45 @@ def test_a_limit_that_a_trigger_sets_is_named(legacy: Any, event: str) -> None:
         with pytest.raises(DatabaseRefused, match="longer than the database") as refused:
             read(session, busy)
         assert "SET STATEMENT TIMEOUT of a trigger" in refused.value.remedy
+
+
+@pytest.mark.parametrize("kind", ["TIMESTAMP", "TIME"])
+def test_the_two_casts_of_the_remedy_tell_all_times_with_a_zone_apart(
+    legacy: Any, kind: str
+) -> None:
+    """Every zone that the server knows, and offsets, at instants around changes of the clock."""
+    moments = [
+        *(f"2024-10-27 {hour:02}:30:00.{part:04}" for hour in (0, 1, 2, 23) for part in (0, 1)),
+        *("0001-01-02 00:00:00", "1883-11-18 17:00:00", "2024-03-10 07:30:00.9999"),
+        "9999-12-30 23:59:59.9999",
+    ]
+    offsets = ["+00:00", "-00:01", "+01:00", "+13:59", "-13:59"]
+    legacy.run(
+        'CREATE TABLE "u" ("at" TIMESTAMP, "z" VARCHAR(60))',
+        f'CREATE TABLE "t" ("id" INT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,'
+        f' "u" {kind}, "z" VARCHAR(60), "v" {kind} WITH TIME ZONE)',
+        *(f"INSERT INTO \"u\" VALUES ('{moment}', NULL)" for moment in moments),
+        *(f"INSERT INTO \"u\" VALUES (NULL, '{offset}')" for offset in offsets),
+        f"""INSERT INTO "t" ("u", "z", "v")
+        SELECT CAST(a."at" AS {kind}), z."z",
+          CAST(CAST(CAST(a."at" AS {kind}) AS VARCHAR(60)) || ' UTC' AS {kind} WITH TIME ZONE)
+            AT TIME ZONE z."z"
+        FROM (SELECT "at" FROM "u" WHERE "at" IS NOT NULL) a CROSS JOIN
+          (SELECT "z" FROM "u" WHERE "z" IS NOT NULL
+           UNION ALL SELECT TRIM(RDB$TIME_ZONE_NAME) FROM RDB$TIME_ZONES) z""",
+    )
+    with session_of(legacy) as session:
+        with pytest.raises(ConfigurationError) as caught:
+            session.describe(Relation("t", table="t"))
+        casts = [part.split(" shows")[0] for part in str(caught.value.remedy).split("CAST(")[1:]]
+        shown = ", ".join(
+            f'CAST({cast.split(" the instant")[0].replace("…", chr(34) + "v" + chr(34))} AS "c{i}"'
+            for i, cast in enumerate(casts)
+        )
+        query = f'SELECT "id", CAST("u" AS VARCHAR(60)) || \' \' || "z" AS "is", {shown} FROM "t"'
+        rows = read(session, Relation("q", query=query, key=("id",)))
+    known: dict[tuple[str | None, ...], str | None] = {}
+    for _, held, *texts in rows:
+        assert known.setdefault(tuple(texts), held) == held, texts
+    assert len(rows) >= len(moments) * 600
+    assert len(known) == len({held for _, held, *_ in rows})

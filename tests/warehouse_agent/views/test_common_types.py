@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from driftline.errors import ViewFailed
 from driftline.types import Column, Recipe, parse_type
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, ArithmeticException
 
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.views.common_types import DOUBLE_DIGITS, rounded
@@ -66,14 +67,21 @@ def an_expression(chance: random.Random, depth: int) -> str:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("whole = cents", "Spark would round DECIMAL(38,0) and DECIMAL(10,2)"),
+        (
+            "whole = cents",
+            "Spark would round DECIMAL(38,0) and DECIMAL(10,2): their common type needs 40 digits",
+        ),
         ("cents <=> (whole)", "Spark would round"),
         ("i8 IN (1, fine)", "Spark would round"),
         ("i4 BETWEEN 1 AND fine", "Spark would round INT and DECIMAL(38,38)"),
         ("coalesce(fine, 0)", "Spark would round"),
         ("nullifzero(fine)", "Spark would round"),
         ("wide * money", "Spark would round"),
-        ("fine + cents", "Spark would round"),
+        (
+            "money * money",
+            "Spark would round DECIMAL(19,4): their product needs 39 digits, and a decimal has 38",
+        ),
+        ("fine + cents", "Spark would round DECIMAL(38,38) and DECIMAL(10,2): their sum needs 47"),
         ("i8 = half", None),
         ("money * cents", None),
         ("whole + whole", None),  # too great a number is an error
@@ -124,6 +132,31 @@ def test_a_join_of_decimals(spark: SparkSession, condition: str, place: str | No
         evaluated_over(own, "v", query, recipe, inputs, rows)
     assert raised.value.where == f"views.v.query, {place}"
     assert "CAST the operands" in str(raised.value.remedy)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("product", ["money * money", "try_multiply(money, money)"])
+def test_a_product_of_amounts_is_exact_as_the_remedy_says(
+    spark: SparkSession, product: str
+) -> None:
+    """One operand of one digit less is enough, and what it does not hold is an error."""
+    own = session_of(spark)
+    narrowed = product.replace("money", "CAST(money AS DECIMAL(18,4))", 1)
+    for value, fits in (
+        ("99999999999999.9999", True),
+        ("-0.0001", True),
+        ("999999999999999.9999", False),
+    ):
+        own.sql(f"SELECT CAST('{value}' AS DECIMAL(19,4)) AS money").createOrReplaceTempView("t")
+        assert refused(product, own) is not None
+        assert refused(narrowed, own) is None
+        found = own.sql(f"SELECT {narrowed} AS x FROM t")
+        if fits:
+            exact = Context(prec=60).multiply(Decimal(value), Decimal(value))
+            assert found.collect()[0].x == exact
+        else:
+            with pytest.raises(ArithmeticException):
+                found.collect()
 
 
 @pytest.mark.spark
