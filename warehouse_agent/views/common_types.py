@@ -175,7 +175,10 @@ def _product(digits: Sequence[Digits]) -> bool:
 
 def _needed(meeting: Meeting, digits: Sequence[Digits]) -> str:
     """Return how many digits the result of a meeting would need."""
-    result = {_product: "their product", _sum: "their sum"}.get(meeting.loses, "their common type")
+    if meeting.loses is _product:
+        result = "their product"
+    else:
+        result = "their sum" if meeting.loses is _sum else "their common type"
     total = sum if meeting.loses is _product else max
     count = total(d.whole for d in digits) + total(d.fraction for d in digits)
     return f"{result} needs {count + (meeting.loses is not _common)} digits"
