@@ -82,7 +82,7 @@ def test_intervals_hold_the_rate_in_many_fits(dispersion: float) -> None:
     assert 0.92 <= coverage(dispersion, 2000) <= 0.97
 
 
-@pytest.mark.parametrize("hours", [1, 6, 24])
+@pytest.mark.parametrize("hours", [pytest.param(1, marks=pytest.mark.slow), 6, 24])
 def test_hours_in_which_nothing_was_found_have_a_bound(hours: float) -> None:
     """About that of the rule of three: 3 over the hours that were seen."""
     idle = remembered(np.where(OFFICE, 8.0, 0.0), every(hours), np.random.default_rng(5))
