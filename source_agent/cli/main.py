@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from driftline.debug_option import Commands
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 from driftline.limits import ROWS_COMPARED, ROWS_COMPARED_MAX
 from driftline.peer_text import escape_in
@@ -34,6 +35,7 @@ INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 # of every block: 6 % of a scan of SQLite. Rows are in no cycle.
 GC_OBJECTS = 10_000
 _SILENT = "NONE"  # of GRPC_VERBOSITY
+_DEBUG_HELP = "Log more and show tracebacks."
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -56,31 +58,20 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.exit()
 
 
-def _say_more(_context: click.Context, _: click.Parameter, debug: bool) -> None:
-    if debug:
-        logging.getLogger().setLevel(logging.DEBUG)
-        if os.environ.get("GRPC_VERBOSITY") == _SILENT:
-            del os.environ["GRPC_VERBOSITY"]
+def _say_more() -> None:
+    logging.getLogger().setLevel(logging.DEBUG)
+    if os.environ.get("GRPC_VERBOSITY") == _SILENT:
+        del os.environ["GRPC_VERBOSITY"]
 
 
-class _Commands(click.Group):
-    """Commands that take --debug behind their names as well, where errors say to run with it."""
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command, with the option."""
-        help = "Log more and show tracebacks."
-        option = click.Option(
-            ["--debug"], is_flag=True, expose_value=False, callback=_say_more, help=help
-        )
-        cmd.params.append(option)
-        super().add_command(cmd, name)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands, say_more=_say_more, debug_help=_DEBUG_HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
 @click.option(
     "--config", type=_FILE, default=Path("source.toml"), show_default=True, help="Settings file."
 )
-@click.option("--debug", is_flag=True, help="Log more and show tracebacks.")
+@click.option("--debug", is_flag=True, help=_DEBUG_HELP)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
     help="Show the version and exit.",

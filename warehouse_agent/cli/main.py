@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from driftline.debug_option import Commands
 from driftline.peer_text import escape_in
 from driftline.settings import duration_s
 
@@ -35,6 +36,7 @@ USAGE = 2
 INTERRUPTED = 130
 CHECK, CHECK_UNKNOWN = "--check", 3  # of `status`: what hinders it tells nothing of the tables
 
+_DEBUG_HELP = "Show tracebacks, and what Spark and gRPC write."
 _log = logging.getLogger("driftline")
 
 
@@ -50,27 +52,18 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
         context.exit()
 
 
-def _say_more(_context: click.Context, _: click.Parameter, debug: bool) -> None:
-    if debug:
-        for handler in logging.getLogger().handlers:
-            handler.removeFilter(foreign_output.is_ours)
-        _log.setLevel(logging.DEBUG)
+def _say_more() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.removeFilter(foreign_output.is_ours)
+    _log.setLevel(logging.DEBUG)
 
 
-class _Commands(click.Group):
-    """Commands that take --debug behind their names as well, where errors say to run with it."""
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command, with the option."""
-        help = "Show tracebacks, and what Spark and gRPC write."
-        option = click.Option(
-            ["--debug"], is_flag=True, expose_value=False, callback=_say_more, help=help
-        )
-        cmd.params.append(option)
-        super().add_command(cmd, name)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    say_more=_say_more,
+    debug_help=_DEBUG_HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -78,7 +71,7 @@ class _Commands(click.Group):
     show_default=True,
     help="The data engineer's file.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks, and what Spark and gRPC write.")
+@click.option("--debug", is_flag=True, help=_DEBUG_HELP)
 @click.option(
     "--version",
     is_flag=True,
