@@ -167,8 +167,10 @@ def test_other_warnings_of_the_owners_expressions_refuse_nothing(maria: OfMariaD
     constant = "SELECT id, v FROM n WHERE id < CAST('9x' AS signed)"
     with session_of(maria) as session:
         shape = session.describe(Relation("q", query=constant, key=("id",)))
-        assert "the server warns: " in (cost := engine_of(maria).scan_cost(shape)), cost
-        assert "1292" in cost
+        cost = engine_of(maria).scan_cost(shape)
+        if not session.product.plans_by_running:  # else nothing is planned, so nothing evaluated
+            assert "the server warns: " in cost
+            assert "1292" in cost
         assert len(flat(session.scan(shape))) == 2
 
 
