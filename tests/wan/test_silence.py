@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from tests.wan import link as wan
-from tests.wan.test_pair import NOTE_BYTES, ROWS, Site
+from tests.wan.test_pair import NOTE_BYTES, PORT, ROWS, Site
 
 ERROR_S_MAX = 30.0
 RESUMED_S_MAX = 5.0
 RESUMED_BYTES = 20_000  # more than a handshake and an opening
 LOOK_S = 0.02
+ESTABLISHED = "01"  # in /proc/net/tcp
 
 pytestmark = [
     pytest.mark.wan,
@@ -120,5 +121,31 @@ def test_it_is_noticed_and_gone_on_with(silence: str, is_timed: bool, tmp_path: 
             if is_timed:
                 assert error_s <= ERROR_S_MAX
                 assert resumed_s <= RESUMED_S_MAX
+        finally:
+            site.close()
+
+
+@pytest.mark.soak
+def test_a_warehouse_that_is_gone_is_left(tmp_path: Path) -> None:
+    """Nothing is acknowledged; the connection ends, and with it the snapshot of the database."""
+    with wan.Link(rtt_ms=100, rate_mbit=10) as link:
+        site = Site(tmp_path, link)
+        try:
+            site.serve()
+            process = site.start_refresh()
+            _until(lambda: link.counters().to_warehouse_bytes > ROWS * NOTE_BYTES // 3, 90)
+            link.cut(wan.BOTH)
+            process.kill()
+            sockets = Path(f"/proc/{site._started[0].pid}/net/tcp")
+            end = f":{PORT:04X} "  # of this side of a connection; its state is before the queues
+
+            def is_left() -> bool:
+                lines = [line.split() for line in sockets.read_text().splitlines() if end in line]
+                return not any(state == ESTABLISHED for _, _, _, state, *_ in lines)
+
+            assert not is_left()
+            left_s = _until(is_left, 2 * ERROR_S_MAX)
+            print(f"left after {left_s:.1f} s")
+            assert left_s <= ERROR_S_MAX
         finally:
             site.close()

@@ -58,11 +58,12 @@ from warehouse_agent.transport.throughput import Advance, Meter
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
-    # A peer that stops leaves bytes on the line, and silence is counted from the last of them: with
-    # 20 s a stopped source was noticed after 32 s. A source allows pings every 5 s.
-    ("grpc.keepalive_time_ms", 15_000),
+    # A ping is sent if nothing comes, which means that no row is in its way. A peer that stops
+    # leaves bytes on the line, silence is counted from the last of them, and 10 s more are needed
+    # to say why: in all less than 30 s. A source allows pings every 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 6_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
     # gRPC would measure the line by pings, whose answers wait behind rows: on a slow line for
