@@ -63,7 +63,8 @@ _NEVER = "never"
 class Database:
     """The URL and password of the database, and the time limits of a session.
 
-    `password` is the one that was read with the file; `password_now` reads it again.
+    `password` is the one that was read with the file; `password_now` reads it again. `pooler`: the
+    URL leads to a connection pooler of PostgreSQL, as the DBA declares.
     """
 
     url: str
@@ -71,6 +72,7 @@ class Database:
     limits: Limits
     password_file: Path | None
     password_now: Callable[[], str | None] = field(repr=False, compare=False)
+    pooler: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +216,14 @@ def _database(table: TomlTable) -> Database:
         idle_s=table.number("idle_timeout_s", default=Limits().idle_s),
         connect_s=table.number("connect_timeout_s", default=Limits().connect_s),
         silence_s=_silence(table),
-        pooler=table.flag("pooler"),
     )
-    if limits.pooler and parsed.get_backend_name() != "postgresql":
+    pooler = table.flag("pooler")
+    if pooler and parsed.get_backend_name() != "postgresql":
         raise table.error("pooler", "It is for PostgreSQL only.", "Name the server itself.")
     url = parsed.render_as_string(hide_password=False)
     password_now = partial(table.password, "password_file", _LOGIN)
-    return Database(url, password_now(), limits, table.optional_path("password_file"), password_now)
+    file_of = table.optional_path("password_file")
+    return Database(url, password_now(), limits, file_of, password_now, pooler)
 
 
 def _silence(table: TomlTable) -> float:

@@ -131,7 +131,8 @@ def missing(request: Request) -> Missing:
     given = request.url or config.database.url
     asked = replace(request, url=given)
     if request.url is None and request.password_file is None:
-        engine = connect(given, config.database.password, config.database.limits)
+        of = config.database
+        engine = connect(given, of.password, of.limits, pooler=of.pooler)
     else:
         engine, _ = _connected(asked, _checked(asked, given))
     every = engine.listed()

@@ -47,7 +47,8 @@ def _connected(path: Path) -> tuple[SourceConfig, Engine]:
 
     config = load(path)
     database = config.database
-    return config, connect(database.url, database.password, database.limits)
+    given = database.url, database.password, database.limits
+    return config, connect(*given, pooler=database.pooler)
 
 
 def _version(context: click.Context, _: click.Parameter, value: bool) -> None:

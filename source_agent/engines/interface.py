@@ -44,7 +44,6 @@ class Limits:
     """The DBA's budgets for one session, in seconds; None is no limit.
 
     `silence_s`: the longest time in which a database that is being read may deliver nothing.
-    `pooler`: the URL leads to a connection pooler, whose server sessions are other clients' too.
     """
 
     statement_s: float | None = None
@@ -52,7 +51,6 @@ class Limits:
     idle_s: float = 120.0
     connect_s: float = 10.0
     silence_s: float = DATABASE_SILENCE_S
-    pooler: bool = False
 
 
 @dataclass(frozen=True, slots=True)

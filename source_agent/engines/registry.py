@@ -117,18 +117,21 @@ def not_run(release: str) -> str:
     )
 
 
-def connect_anew(url: str, password: Callable[[], str | None], limits: Limits) -> Engine:
+def connect_anew(
+    url: str, password: Callable[[], str | None], limits: Limits, *, pooler: bool = False
+) -> Engine:
     """Return what `connect` does, with a password that is read at each connection."""
-    return CurrentPassword(lambda secret: connect(url, secret, limits), password)
+    return CurrentPassword(lambda secret: connect(url, secret, limits, pooler=pooler), password)
 
 
-def connect(url: str, password: str | None, limits: Limits) -> Engine:
+def connect(url: str, password: str | None, limits: Limits, *, pooler: bool = False) -> Engine:
     """Return the engine that a URL names; nothing is contacted yet.
 
     Args:
         url: the DBA's `database.url`.
         password: used instead of the URL's; None leaves it to the URL and the driver's own files.
         limits: for the sessions of the engine.
+        pooler: a connection pooler of PostgreSQL is declared to be in front of the database.
 
     Raises:
         ConfigurationError: not a URL, an unknown database or driver, a driver not installed, or an
@@ -160,7 +163,8 @@ def connect(url: str, password: str | None, limits: Limits) -> Engine:
         )
     if kind.driver:
         _import_driver(kind)
-    engine: Engine = import_module(kind.opens).from_url(parsed, password, limits)
+    declared = {"pooler": True} if pooler else {}  # for PostgreSQL only, as `config` checks
+    engine: Engine = import_module(kind.opens).from_url(parsed, password, limits, **declared)
     return engine
 
 

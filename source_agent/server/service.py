@@ -344,7 +344,8 @@ def start(
     """Listen and answer until `stop`. Raises ConfigurationError for address and certificates."""
     if engine is None:
         database = config.database
-        engine = connect_anew(database.url, database.password_now, database.limits)
+        given = database.url, database.password_now, database.limits
+        engine = connect_anew(*given, pooler=database.pooler)
     if governor is None:
         governor = Governor(config.budget, is_beside=is_beside(config.database.url))
     audit = Audit(config.server.audit_file)

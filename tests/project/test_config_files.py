@@ -147,7 +147,7 @@ def test_a_pooler_is_declared_for_postgresql_alone(tmp_path: Path) -> None:
     rest = '[server]\nlisten = "127.0.0.1:1"\ninsecure = true\n'
     for pooler in (True, False):
         text = f'[database]\nurl = "postgresql://a@b/c"\npooler = {str(pooler).lower()}\n{rest}'
-        assert load_source(tmp_path, text).database.limits.pooler is pooler
+        assert load_source(tmp_path, text).database.pooler is pooler
     with pytest.raises(ConfigurationError, match="for PostgreSQL only") as caught:
         load_source(tmp_path, f'[database]\nurl = "mysql://a@b/c"\npooler = true\n{rest}')
     assert caught.value.where == "source.toml: database.pooler"

@@ -26,12 +26,15 @@ from source_agent.engines.shapes import Relation, Shape
 
 
 class PostgresqlEngine:
-    """Implement `interface.Engine`. `parameters` are libpq's, the password among them."""
+    """Implement `interface.Engine`. `parameters` are libpq's, the password among them.
+
+    `pooler`: the URL leads to a connection pooler, whose server sessions are other clients' too.
+    """
 
     name = "postgresql"
 
-    def __init__(self, parameters: dict[str, str], limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, parameters: dict[str, str], limits: Limits, *, pooler: bool = False) -> None:
+        self._limits, self._is_pooled = limits, pooler
         options = parameters.get("options", "")
         self._parameters = {
             "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
@@ -50,8 +53,9 @@ class PostgresqlEngine:
         probed: Sequence[Relation] = (),
         named: Sequence[Relation] = (),  # noqa: ARG002
     ) -> PostgresqlSession:
-        session = PostgresqlSession(self._parameters, self._limits, probed=probed)
-        self._limits = session.limits
+        pooler = self._is_pooled
+        session = PostgresqlSession(self._parameters, self._limits, probed=probed, pooler=pooler)
+        self._is_pooled = bool(session.pooler)
         return session
 
     @contextlib.contextmanager
@@ -101,7 +105,9 @@ class PostgresqlEngine:
         return access.templates(shapes)
 
 
-def from_url(url: URL, password: str | None, limits: Limits) -> PostgresqlEngine:
+def from_url(
+    url: URL, password: str | None, limits: Limits, *, pooler: bool = False
+) -> PostgresqlEngine:
     """Return the engine that a URL names, for `registry.connect`."""
     named = {
         "host": url.host,
@@ -113,4 +119,4 @@ def from_url(url: URL, password: str | None, limits: Limits) -> PostgresqlEngine
     given = {name: value for name, value in named.items() if value}
     # A repeated parameter is a list, separated by commas as libpq reads it.
     parameters = {name: ",".join(values) for name, values in url.normalized_query.items()}
-    return PostgresqlEngine(parameters | given, limits)
+    return PostgresqlEngine(parameters | given, limits, pooler=pooler)

@@ -80,6 +80,7 @@ class PostgresqlSession(SnapshotSession):
         snapshot: str | None = None,
         probed: Sequence[Relation] = (),
         held: Mapping[str, str] | None = None,
+        pooler: bool = False,
     ) -> None:
         """Open a session.
 
@@ -88,16 +89,15 @@ class PostgresqlSession(SnapshotSession):
             snapshot: one that another session has exported and still holds; None takes a new one.
             held: settings to have like that session, by name.
             probed: relations whose activity is read before that.
+            pooler: the server's sessions are other clients' too, as is known or was declared.
 
         Raises DatabaseUnavailable, DatabaseRefused.
         """
         super().__init__()
         self._parameters, self._described = parameters, dict[str, Shape]()
         self._exported: tuple[str, str] | None = None  # the snapshot's name and transactions
-        self._connection = waits.connect(parameters, pooler=limits.pooler)
-        self.limits = limits
-        if self._connection.is_pooled:
-            self.limits, self.pooler = replace(limits, pooler=True), settings.POOLED
+        self.limits, self._connection = limits, waits.connect(parameters, pooler=pooler)
+        self.pooler = settings.POOLED if self._connection.is_pooled else ""
         self.pulse, self.release = self._connection.pulse, self._connection.release
         self.backend = self._connection.pgconn.backend_pid
         try:
@@ -211,7 +211,8 @@ class PostgresqlSession(SnapshotSession):
             return replace(shape, row_security=policies.NOTHING_HIDDEN)
         source, is_query = sql.name_of(shape), shape.relation.table is None
         relation = None if is_query else self.ask(sql.RESOLVED, source)[0][0]
-        with contextlib.closing(PostgresqlSession(self._parameters, self.limits)) as session:
+        given = self._parameters, self.limits
+        with contextlib.closing(PostgresqlSession(*given, pooler=bool(self.pooler))) as session:
             found = policies.policies(session.ask, relation)
         named = policies.note(found, is_query=is_query)
         if all(policy.is_own for policy in found.policies):

@@ -157,7 +157,8 @@ def test_a_declared_pooler_is_never_sent_options(
         '[relations.t]\ntable = "t"\n[relations.v]\ntable = "v"\nkey = ["id"]\n'
     )
     config = load(file)
-    report = check.check(config, connect(config.database.url, None, config.database.limits))
+    of = config.database
+    report = check.check(config, connect(of.url, None, of.limits, pooler=of.pooler))
     assert "unsupported" not in logged(pooler)
     assert not report.failed, check.as_text(report)
     assert f"  note     {settings.POOLED}" in check.as_text(report)
