@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -136,6 +137,22 @@ def test_an_empty_member_has_the_text_of_no_member(maria: OfMariaDB, written: st
                 session.describe(relation)
         remedy = Relation("q", query="SELECT id, CAST(v AS unsigned) AS n FROM t", key=("id",))
         assert sorted(read(session, remedy)) == [["1", "1"], ["2", "2"], ["3", "0"]]
+
+
+def test_the_number_that_a_refusal_recommends_tells_all_members(maria: OfMariaDB) -> None:
+    """A SET has up to 64: a double holds 53 of them."""
+    members = ", ".join(["''", *(f"'m{n}'" for n in range(1, 64))])
+    maria.run(
+        f"CREATE TABLE t (id int PRIMARY KEY, v set({members}))",
+        "INSERT INTO t VALUES (1, 'm63'), (2, 'm63,m1')",
+    )
+    with session_of(maria) as session:
+        with pytest.raises(errors.ConfigurationError) as caught:
+            session.describe(Relation("t", table="t"))
+        number = re.search("selects (.+), the number", caught.value.remedy)
+        assert number is not None, caught.value.remedy
+        query = Relation("q", query=f"SELECT id, {number[1]} AS n FROM t", key=("id",))
+        assert len({row[1] for row in read(session, query)}) == 2
 
 
 def test_members_with_quotes_are_not_empty(maria: OfMariaDB) -> None:
