@@ -21,10 +21,9 @@ from source_agent.engines.own_values.comparison import (
     compare,
     not_compared,
 )
-from source_agent.engines.own_values.reading import HasOwnValues
+from source_agent.engines.own_values.reading import own_values_of, why_none
 from source_agent.printable import VALUE_CHARACTERS_MAX, counted
 
-_NO_OWN_VALUES = "the engine does not show what its driver returns"
 _SHOWN = 3  # differences of a column
 
 
@@ -46,11 +45,11 @@ def check_reads(
         session = engine.open()
         try:
             shape = session.describe(config.relations[name].relation)
-            if isinstance(engine, HasOwnValues):
-                found[name] = compare(session, engine.own_values(session), shape, rows)
+            own = own_values_of(engine, session)
+            if own is None:
+                found[name] = not_compared(shape, why_none(engine))
             else:
-                why = getattr(engine, "no_own_values", _NO_OWN_VALUES)
-                found[name] = not_compared(shape, why)
+                found[name] = compare(session, own, shape, rows)
         finally:
             session.close()
     return found

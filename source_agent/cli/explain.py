@@ -20,7 +20,7 @@ from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
 from source_agent.cli import marker_advice
 from source_agent.config import SourceConfig
 from source_agent.engines.interface import Engine, Session
-from source_agent.engines.own_values.reading import HasOwnValues
+from source_agent.engines.own_values.reading import own_values_of
 from source_agent.engines.predicates import (
     COLUMNS,
     EQUALITY,
@@ -77,8 +77,8 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
                 session = _renewed(engine, session)
             texts = engine.templates(shapes) + refused
             texts += _advised(engine, session, shapes[0])
-            if isinstance(engine, HasOwnValues):
-                texts += engine.own_values(session).statements(shapes[0])
+            if (own := own_values_of(engine, session)) is not None:
+                texts += own.statements(shapes[0])
             for parts in (published.derive - {Part.ROWS}, published.derive):
                 if parts:  # all columns are some of them, but all rows are without a condition
                     texts += engine.templates([slotted(shapes[0], parts)])

@@ -13,8 +13,8 @@ import pytest
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.plain_values import Fixed, Raw
-from source_agent.engines.sqlite import session
-from source_agent.engines.sqlite.values import ENCODERS
+from source_agent.engines.sqlite import session, types
+from source_agent.engines.sqlite.values import ENCODERS, read_sql
 from tests.harness.legacies import OfSQLite
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -23,6 +23,17 @@ Break = Callable[[pytest.MonkeyPatch], None]
 def _encoding(form: str, encoder: Any) -> Break:
     """Another encoder for the columns of one form."""
     return lambda patch: patch.setitem(ENCODERS, form, lambda _: encoder)
+
+
+def _expression(form: str, read: str) -> Break:
+    """Another read expression for the columns of one form."""
+    sound = read_sql
+
+    def broken(column: str, its: str, encoding: str) -> str:
+        found = sound(column, its, encoding)
+        return read.format(found) if its == form else found
+
+    return lambda patch: patch.setattr(types, "read_sql", broken)
 
 
 def _without_snapshot(patch: pytest.MonkeyPatch) -> None:
@@ -41,6 +52,8 @@ BROKEN: dict[str, Break] = {
     "pads": _encoding("text", rows.variable(lambda v: bytes(v).ljust(3))),
     "decodes": _encoding("text", rows.variable(lambda v: v.decode("latin1").encode())),
     "reads_text_from_bytes": _encoding("blob", Raw(rows.check_utf8)),
+    "reads_fifteen_digits": _expression("real", "CAST(printf('%.15g', {}) AS REAL)"),
+    "reads_trimmed_text": _expression("text", "rtrim({})"),
     "misses_the_snapshot": _without_snapshot,
     "ignores_interrupt": _without_interrupt,
 }

@@ -1,20 +1,24 @@
 """Own values: what a scan sends is what the driver itself returns for the column (`check --reads`).
 
-An engine that shows no values of its driver (`HasOwnValues`) is reported as not compared.
+An engine that shows no values of its driver (`own_values_of`) is reported as not compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import pairwise
 
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Case, Legacy
+from source_agent.engines.conformance.reads import filled
 from source_agent.engines.own_values.comparison import Comparison, compare
-from source_agent.engines.own_values.reading import HasOwnValues
+from source_agent.engines.own_values.reading import own_values_of
+from source_agent.engines.own_values.sampling import sample
 from source_agent.engines.shapes import Relation
 
 _ROWS = 100
+_QUOTED = ("a", "it's", '"', "%s", "?", "\\\\", "é", "~")
 
 
 def _filled(legacy: Legacy, cases: Sequence[Case]) -> list[str]:
@@ -45,9 +49,8 @@ def _compared(legacy: Legacy, relation: Relation, rows: int = _ROWS) -> Comparis
     engine = legacy.connect()
     with closing(engine.open()) as session:
         shape = session.describe(relation)
-        if not isinstance(engine, HasOwnValues):
-            return None
-        return compare(session, engine.own_values(session), shape, rows)
+        own = own_values_of(engine, session)
+        return None if own is None else compare(session, own, shape, rows)
 
 
 def _wrong(found: Comparison) -> list[str]:
@@ -79,3 +82,46 @@ def test_reads_are_what_the_driver_returns(legacy: Legacy) -> None:
         assert of_query is not None
         assert _wrong(of_query) == []
         assert of_query.rows == found.rows
+
+
+def test_a_sample_is_from_all_places_of_the_key(legacy: Legacy) -> None:
+    """Check that the first and the last key are in it, and that no large part is without a row."""
+    filled(legacy, 1000)
+    if Capability.KEYS in legacy.lacks:
+        return
+    engine = legacy.connect()
+    with closing(engine.open()) as session:
+        shape = session.describe(Relation("items", table="items"))
+        own = own_values_of(engine, session)
+        if own is None:
+            return
+        chosen = sample(own, shape, 100)
+        found = compare(session, own, shape, 100)
+    keys = sorted(key[0] for key in chosen.keys or ())
+    assert (keys[0], keys[-1]) == (0, 2997)
+    assert 50 <= len(keys) <= 150
+    assert max(b - a for a, b in pairwise(keys)) < 500
+    assert _wrong(found) == []
+    assert found.rows == len(keys)
+    assert "by its index" in found.how
+
+
+def test_rows_are_found_by_a_key_of_text(legacy: Legacy) -> None:
+    """Check values that a text of SQL must quote."""
+    if Capability.SQL in legacy.lacks or Capability.KEYS in legacy.lacks:
+        return
+    columns = f'"k" {legacy.text_key} NOT NULL PRIMARY KEY, "v" VARCHAR(9){legacy.null}'
+    legacy.run(legacy.sql(f'CREATE TABLE "named" ({columns})'))
+    legacy.insert("named", [(f"{_QUOTED[i % len(_QUOTED)]}{i:03}", f"v{i} ") for i in range(300)])
+    found = _compared(legacy, Relation("named", table="named"), 60)
+    assert found is None or (_wrong(found), found.rows >= 30) == ([], True)
+
+
+def test_without_an_index_the_first_rows_are_compared(legacy: Legacy) -> None:
+    """Check a key that no index has: the report says it."""
+    filled(legacy, 300)
+    if Capability.SQL in legacy.lacks:
+        return
+    found = _compared(legacy, Relation("items", table="items", key=("name",)), 50)
+    assert found is None or (_wrong(found), found.rows) == ([], 50)
+    assert found is None or "no index" in found.how

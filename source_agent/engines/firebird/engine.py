@@ -69,7 +69,7 @@ class FirebirdEngine:
             return attempted(types.describe, session, relation, DatabaseError)
 
     def own_values(self, session: FirebirdSession) -> FirebirdValues:
-        """Return what `HasOwnValues` asks for."""
+        """Return what `own_values_of` asks for."""
         return FirebirdValues(session._asked, session._read)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:

@@ -98,7 +98,7 @@ class GenericEngine:
         return list(dict.fromkeys(issued))
 
     def own_values(self, session: GenericSession) -> GenericValues:
-        """Return what `HasOwnValues` asks for."""
+        """Return what `own_values_of` asks for."""
         dialect = self._connector.dialect
         quote = dialect.identifier_preparer.quote
         return GenericValues(session.fetch, session._read, quote, dialect.paramstyle)

@@ -112,7 +112,7 @@ class FamilyEngine:
         return [*described, *rows]
 
     def own_values(self, session: FamilySession) -> FamilyValues:
-        """Return what `HasOwnValues` asks for."""
+        """Return what `own_values_of` asks for."""
         return FamilyValues(
             session._connection,
             session._rows,

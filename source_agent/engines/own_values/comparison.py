@@ -107,7 +107,9 @@ class Comparison:
     @property
     def is_compared(self) -> bool:
         """True if there was nothing to compare, or a column was compared."""
-        return self.rows == 0 or any(column.is_compared for column in self.columns)
+        if any(column.is_compared for column in self.columns):
+            return True
+        return self.rows == 0 and not any(column.not_compared for column in self.columns)
 
 
 def not_compared(shape: Shape, why: str) -> Comparison:

@@ -1,6 +1,6 @@
 """Read bare columns as the driver itself decodes them, in the snapshot of a session.
 
-An engine has an `OwnValues` for its sessions (`HasOwnValues`), so that `comparison` can set its
+An engine has an `OwnValues` for its sessions (`own_values_of`), so that `comparison` can set its
 read expressions and its encoders against something that has passed through neither: the column as
 it is, decoded by the driver. An engine that has none is reported as not compared.
 
@@ -14,9 +14,9 @@ mistakes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final
 
 from driftline.key_order import Key
 
@@ -172,10 +172,15 @@ def beside_key(shape: Shape, names: Sequence[DriverKey]) -> list[str]:
     return [c.name for c in shape.recipe.columns[shape.recipe.key_columns :] if c.name in found]
 
 
-@runtime_checkable
-class HasOwnValues(Protocol):
-    """An engine whose driver's own values can be read. It is no part of `Engine`: one without it
-    is reported as not compared."""
+def own_values_of(engine: object, session: object) -> OwnValues | None:
+    """Return the reads of a session of an engine: of its `own_values(session)`. None: it has none.
 
-    def own_values(self, session: Any) -> OwnValues:
-        """Return the reads of one of the engine's sessions."""
+    The method is no part of `interface.Engine`, so that engines of other packages can do without.
+    """
+    made: Callable[[object], OwnValues] | None = getattr(engine, "own_values", None)
+    return None if made is None else made(session)
+
+
+def why_none(engine: object) -> str:
+    """Return why an engine shows no values of its driver: its `no_own_values`, if it says so."""
+    return str(getattr(engine, "no_own_values", "the engine does not show what its driver returns"))

@@ -43,8 +43,8 @@ def sample(own: OwnValues, shape: Shape, rows: int) -> Sample:
     if len(first) <= rows:
         return Sample(_distinct(first), f"every row{note}")
     part = max(1, rows // PARTS)
-    found, last = first[:part], _last(own, shape, first, part)
-    found += last
+    last = _last(own, shape, first, part)
+    found = [*first[: part if last else rows], *last]
     if last:
         for point in _between(first[0][0], last[0][0]):
             values = [own.bindable(point), *own.limited(part)]

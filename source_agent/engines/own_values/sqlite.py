@@ -18,7 +18,7 @@ from source_agent.engines.shapes import Shape
 
 INDEX_LIST: Final = "PRAGMA main.index_list({name})"
 INDEX_INFO: Final = "PRAGMA main.index_xinfo({name})"
-_TAGS: Final = {int: "i:", float: "r:", str: "t:", bytes: "b:"}
+_TAGS: Final = {int: "i:", float: "r:", str: "t:"}
 
 
 def _text(data: bytes) -> str:
@@ -88,14 +88,9 @@ class SqliteValues(OwnValues):
             return f"x:{data.hex()}"
         if is_text and published is not None and published.startswith("x:"):
             raise NotComparable("SQLite gives other bytes than it stores")
-        shown = (
-            value.hex()
-            if isinstance(value, bytes)
-            else repr(value)
-            if isinstance(value, float)
-            else str(value)
-        )
-        return _TAGS[type(value)] + shown
+        if isinstance(value, bytes):
+            return f"b:{value.hex()}"
+        return _TAGS[type(value)] + (value if is_text else repr(value))
 
 
 def _is_utf8(data: bytes) -> bool:

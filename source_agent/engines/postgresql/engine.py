@@ -91,7 +91,7 @@ class PostgresqlEngine:
             return attempted(types.describe, session, relation, Error)
 
     def own_values(self, session: PostgresqlSession) -> PostgresqlValues:
-        """Return what `HasOwnValues` asks for."""
+        """Return what `own_values_of` asks for."""
         together = {"synchronize_seqscans": "off"}
         return PostgresqlValues(
             session,

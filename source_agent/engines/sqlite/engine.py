@@ -78,7 +78,7 @@ class SqliteEngine:
         return [*issued, *(view_sql(relation.query) if relation.query is not None else ())]
 
     def own_values(self, session: SqliteSession) -> SqliteValues:
-        """Return what `HasOwnValues` asks for."""
+        """Return what `own_values_of` asks for."""
         return SqliteValues(session._connection, session._begin, session._errors, session._read)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:

@@ -29,6 +29,7 @@ from driftline.errors import (
     DatabaseUnavailable,
     SnapshotLost,
 )
+from driftline.key_order import Key
 from driftline.types import DeclaredType
 from driftline.values import string_encoder
 from sqlalchemy.engine import URL
@@ -36,6 +37,7 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
+from source_agent.engines.own_values.reading import DriverKey, OwnValues
 from source_agent.engines.relations import (
     Access,
     ReadColumn,
@@ -193,6 +195,26 @@ class DuckdbSession(SnapshotSession):
         self._connection.close()
 
 
+class DuckdbValues(OwnValues):
+    """Read bare columns as duckdb returns them, for `check --reads`; an engine can do without."""
+
+    def __init__(self, session: DuckdbSession) -> None:
+        self._session = session
+
+    def fetch(self, shape: Shape, sql: str, values: Sequence[object], most: int) -> list[DriverKey]:
+        return self._session._connection.execute(sql, values).fetchmany(most)
+
+    def read(
+        self, shape: Shape, keys: Sequence[DriverKey], published: Sequence[Key]
+    ) -> Iterator[Rows]:
+        return self._session._read(shape, self.read_sql(shape), *self.bound(keys))
+
+    def plain(self, shape: Shape, number: int, value: Any, published: str | None) -> Any:
+        if isinstance(value, bytes) and shape.recipe.columns[number].type.kind == "text":
+            return "".join(chr(b) if 31 < b < 127 else f"\\x{b:02X}" for b in value)
+        return value
+
+
 class DuckdbEngine:
     """Implements `interface.Engine`."""
 
@@ -211,6 +233,9 @@ class DuckdbEngine:
 
     def scan_cost(self, shape: Shape) -> str:
         return f"rows unknown in a file of {self._path.stat().st_size / 2**20:,.1f} MiB"
+
+    def own_values(self, session: DuckdbSession) -> DuckdbValues:
+        return DuckdbValues(session)
 
     def warnings(self, shape: Shape) -> list[str]:
         return column_warnings(shape, lambda column, _: spark_warning(column, has_nan=False))

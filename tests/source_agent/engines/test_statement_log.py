@@ -1,8 +1,8 @@
 """`explain` is complete: whatever a real server logs of the agent's login is one of its templates.
 
-The agent runs as its own processes, as a DBA would run it: `check`, `explain`, `total` and a
-`serve` that is asked for descriptions, for a table and for a tile of it. The server's statement log
-is switched on for the agent's login, and read by this test alone.
+The agent runs as its own processes, as a DBA would run it: `check`, also with `--reads`, `explain`,
+`total` and a `serve` that is asked for descriptions, for a table and for a tile of it. The server's
+statement log is switched on for the agent's login, and read by this test alone.
 """
 
 from __future__ import annotations
@@ -338,6 +338,9 @@ def test_every_statement_of_the_log_is_a_template(
     assert checked.stdout.endswith(f"\n{served} of {served + 4} relations can be served\n")
     differs = command(tmp_path, "total", "--receipt", receipt(tmp_path))
     assert "The table may have changed since" in differs.stdout, differs
+    named = [f"--reads={name}" for name in ("orders", "filtered", "days", "asked", "loose")]
+    compared = command(tmp_path, "check", *named, "--rows=50")
+    assert compared.returncode == 0, compared
     use(config)
     seen = set(server.statements())
     assert len(seen) > 20
