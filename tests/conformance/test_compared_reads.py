@@ -6,6 +6,7 @@ real server described. Mistakes of encoders: `broken_engines`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,10 +18,15 @@ import pytest
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.own_values.comparison import Comparison, compare
 from source_agent.engines.own_values.reading import DriverKey, own_values_of
+from source_agent.engines.own_values.sampling import sample
 from source_agent.engines.relations import plan_of
 from source_agent.engines.shapes import Consistency, Relation, Shape
-from tests.harness.legacies import KINDS, OfSQLite
+from tests.harness.legacies import KINDS, OfPostgreSQL, OfSQLite
+from tests.harness.servers import PostgreSQL
 
+pytestmark = pytest.mark.starts
+
+FLUSHED_S_MAX = 20.0  # until the statistics of a session that has ended are there
 FLOATS = [
     "0.1",
     "0.30000000000000004",
@@ -302,3 +308,50 @@ def test_a_writer_between_two_reads_is_no_difference(tmp_path: Path) -> None:
         assert not found.differs, found
         broken = _broken(shape, FAULTS["sqlite: trimmed text"])
         assert compare(session, own, broken, 100).differs, "it is there again at a second look"
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "mariadb", "mysql", "sqlite"])
+def test_both_ends_of_an_indexed_column_are_in_the_sample(
+    engine: str, make: Callable[[str], Legacy]
+) -> None:
+    legacy = make(engine)
+    legacy.run(
+        "CREATE TABLE big (id BIGINT NOT NULL PRIMARY KEY, n INT, other INT)",
+        "CREATE INDEX by_n ON big (n)",
+    )
+    legacy.insert("big", [(n, n % 1000, n % 1000) for n in range(5000)])
+    legacy.run("UPDATE big SET n = 99999 WHERE id = 2345", "UPDATE big SET n = -5 WHERE id = 3456")
+    legacy.analyze("big")
+    with closing(legacy.connect().open()) as session:
+        own = own_values_of(legacy.connect(), session)
+        assert own is not None
+        found = sample(own, session.describe(Relation("big", table="big")), 50)
+    keys = {key[0] for key in found.keys or ()}
+    assert {0, 4999, 2345, 3456} <= keys
+    assert len(keys) < 100
+    assert found.how == "from first to last key, by its index, and both ends of n"
+
+
+def test_a_sample_by_index_scans_no_table(postgresql: PostgreSQL) -> None:
+    legacy = OfPostgreSQL(postgresql)
+    try:
+        legacy.run(
+            "CREATE TABLE big (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), t text, n numeric)",
+            "INSERT INTO big SELECT gen_random_uuid(), repeat('x', 300), n"
+            " FROM generate_series(1, 20000) n",
+            "CREATE INDEX ON big (n)",
+            "ANALYZE big",
+        )
+        found = _compared(legacy, Relation("big", table="big"), rows=200)
+        assert not found.differs
+        assert 100 <= found.rows <= 300
+        with postgresql.superuser(legacy.database) as connection:
+            connection.execute("SELECT pg_stat_force_next_flush()")
+            sql = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = 'big'"
+            deadline = time.monotonic() + FLUSHED_S_MAX
+            while (read := connection.execute(sql).fetchone() or (0, 0))[1] < found.rows:
+                assert time.monotonic() < deadline, read
+                time.sleep(0.05)
+        assert read[0] <= 3, "of the statements that made it"
+    finally:
+        legacy.close()
