@@ -20,6 +20,7 @@ from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.dump.folder import Folder
 from source_agent.engines.dump.session import DumpSession
 from source_agent.engines.interface import Engine, Limits, Listed, Privilege
+from source_agent.engines.own_values.dump import DumpValues
 from source_agent.engines.shapes import Relation, Shape
 
 if TYPE_CHECKING:  # the warehouse's reader of files needs no URL
@@ -32,7 +33,6 @@ class DumpEngine:
     """Implement `interface.Engine`."""
 
     name = "dump"
-    no_own_values = "a file has no driver: its own text is what is read"
 
     def __init__(self, path: str, limits: Limits) -> None:
         self._path, self._limits = Path(path), limits
@@ -93,6 +93,10 @@ class DumpEngine:
 
     def attempts(self, relation: Relation) -> list[str]:  # noqa: ARG002 - there is no SQL
         return []
+
+    def own_values(self, session: DumpSession) -> DumpValues:
+        """Return what `own_values_of` asks for."""
+        return DumpValues(session.fields, session.format_of)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:  # noqa: ARG002 - there is no SQL
         return []

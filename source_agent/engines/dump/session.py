@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from driftline.arrays import Bools, Positions
@@ -198,6 +198,14 @@ class DumpSession(SnapshotSession):
     def delivery_of(self, shape: Shape) -> Delivery:
         """Return the files that a described relation is read from."""
         return self._source(shape.relation).delivery
+
+    def fields(self, shape: Shape) -> Iterator[Sequence[Sequence[Any]]]:
+        """Yield the columns of each block of rows, as the file's parser has them."""
+        return (block.columns for block in self._blocks(shape))
+
+    def format_of(self, shape: Shape) -> formats.Format:
+        """Return the format of the files that a described relation is read from."""
+        return self._source(shape.relation).format
 
     def _source(self, relation: Relation) -> _Source:
         files = relation.files

@@ -42,6 +42,9 @@ class OwnValues(ABC):
     equals: ClassVar[str] = "="
     at_least: ClassVar[str] = ">="
     reads_backwards: ClassVar[bool] = True  # an index gives the last keys first, as cheaply
+    stored: ClassVar[str] = (  # which rows are compared where no index helps
+        "no index of its key can be used, so they are the first that the database gives"
+    )
     cost: ClassVar[str] = ""  # what the limits of a statement do not bound, for the report
 
     @abstractmethod

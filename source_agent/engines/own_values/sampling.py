@@ -35,9 +35,9 @@ class Sample:
 def sample(own: OwnValues, shape: Shape, rows: int) -> Sample:
     """Return the sample of a relation, of about `rows` rows."""
     if not _has_index(own, shape):
-        what = "no index of its key can be used, so they are the first that the database gives"
         more = "; a view or a query may be computed as a whole for it"
-        return Sample(None, what + ("" if shape.vouched else more))
+        is_table = shape.vouched or shape.relation.files is not None
+        return Sample(None, own.stored + ("" if is_table else more))
     first = own.fetch(shape, own.keys_sql(shape), own.limited(rows + 1), rows + 1)
     note = f"; {own.cost}" if own.cost else ""
     if len(first) <= rows:

@@ -123,7 +123,7 @@ def test_an_engine_that_shows_no_values_of_its_driver(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del folder
-    from source_agent.engines.sqlite.session import SqliteEngine
+    from source_agent.engines.sqlite.engine import SqliteEngine
 
     monkeypatch.delattr(SqliteEngine, "own_values")
     done = check("--reads", "orders")
