@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +13,8 @@ from driftline import errors
 
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.interface import Limits
-from source_agent.engines.mysql_family.sql import EXPLAIN, lock_sql, source_of
+from source_agent.engines.mysql_family.session import FamilySession
+from source_agent.engines.mysql_family.sql import BEGIN_LATER, EXPLAIN, lock_sql, source_of
 from source_agent.engines.mysql_family.types import COLUMNS, CREATION, INDEXES, TABLE
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Consistency, Relation
@@ -104,6 +106,49 @@ def test_a_relation_that_cannot_be_locked_stops_no_other(family: OfMariaDB) -> N
                 session.describe(others[1])
             assert len(read(session, U)) == 2, "it was not named"
     family.drop_login(login)
+
+
+def test_locks_in_the_way_of_others_are_taken_again(
+    family: OfMariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another session has what a query reads, and waits for a table that is locked already: the
+    server ends the wait of the one that has less to lose."""
+    family.run("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (7)")
+    query = Relation("q", query="SELECT id FROM a", key=("id",))
+    renamed = "RENAME TABLE a TO b, t TO s, s TO t, b TO a"
+    other = threading.Thread(target=family.run, args=(renamed,), daemon=True)
+    issued: list[str] = []
+    ask = FamilySession.ask
+
+    def asked(session: FamilySession, sql: str, *values: object) -> list[tuple[str | None, ...]]:
+        issued.append(sql)
+        if sql == lock_sql(source_of(query)) and other.ident is None:
+            other.start()
+            time.sleep(0.5)
+        return ask(session, sql, *values)
+
+    monkeypatch.setattr(FamilySession, "ask", asked)
+    with closing(family.connect().open((), [T, query])) as session:
+        other.join(10)
+        monkeypatch.undo()
+        assert not other.is_alive(), "its tables were unlocked"
+        assert issued.count(BEGIN_LATER) == 2
+        assert read(session, query) == [["7"]]
+        assert len(read(session, T)) == 2
+
+
+def test_the_owners_limit_of_rows_stops_no_snapshot(family: OfMariaDB) -> None:
+    """Even one row of a table may be refused by it; the read itself tells why."""
+    rows = ", ".join(f"({number}, 0)" for number in range(3, 20_000))
+    family.run(f"INSERT INTO t VALUES {rows}", "ANALYZE TABLE t")
+    family.run("SET GLOBAL sql_big_selects = 0", "SET GLOBAL max_join_size = 9000")
+    try:
+        with closing(family.connect().open((), [T])) as session:
+            assert session.describe(T).vouched
+            with pytest.raises(errors.DatabaseRefused, match="1104"):
+                read(session, T)
+    finally:
+        family.run("SET GLOBAL max_join_size = DEFAULT", "SET GLOBAL sql_big_selects = 1")
 
 
 SLOW = {
