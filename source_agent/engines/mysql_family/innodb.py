@@ -17,6 +17,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, SnapshotLost
@@ -54,12 +55,20 @@ _OF_SERVER: Final = re.compile(r"\b(mysql|information_schema|performance_schema)
 _CALLED: Final = re.compile(r"`\(")
 
 
+class Lock(Enum):
+    """What became of a lock. No error is kept: its traceback would keep the session."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"  # the relation cannot be read
+    HELD = "held"  # by somebody else, for too long
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot that has begun: its time, and what could not be locked before it, by its SQL."""
+    """A snapshot that has begun: its time, and what was not locked before it, by its SQL."""
 
     as_of: str
-    unlocked: Mapping[str, DriftlineError] = field(default_factory=dict)
+    unlocked: Mapping[str, Lock] = field(default_factory=dict)
 
 
 def begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Snapshot:
@@ -95,11 +104,11 @@ def _begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Sna
     stored = [] if catalogue_opens else [s for s, r in tables.items() if _is_table(ask, r)]
     # Nobody plans the subquery of a lock in MySQL. MariaDB may open the snapshot by doing so.
     first = [*tables] if catalogue_opens else stored
-    failed = {source: lock(ask, source) for source in first}
+    locks = {source: lock(ask, source) for source in first}
     as_of = str(ask(AS_OF)[0][0])
     others = [source_of(relation) for relation in named if relation.table is None]
-    failed |= {source: lock(ask, source) for source in [*tables, *others] if source not in failed}
-    unlocked = {source: error for source, error in failed.items() if error is not None}
+    locks |= {source: lock(ask, source) for source in [*tables, *others] if source not in locks}
+    unlocked = {source: became for source, became in locks.items() if became is not Lock.TAKEN}
     for source in first:
         # Without such a table MariaDB's snapshot begins with the first row of a query.
         if source not in unlocked and (source in stored or _is_table(ask, tables[source])):
@@ -109,8 +118,8 @@ def _begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Sna
     return Snapshot(as_of, unlocked)
 
 
-def lock(ask: Ask, source: str) -> DriftlineError | None:
-    """Lock the tables behind a relation until the transaction ends; return why it failed.
+def lock(ask: Ask, source: str) -> Lock:
+    """Lock the tables behind a relation until the transaction ends, if that can be done.
 
     Raises:
         DatabaseUnavailable, SnapshotLost: the session itself is lost.
@@ -118,12 +127,12 @@ def lock(ask: Ask, source: str) -> DriftlineError | None:
     try:
         ask(lock_sql(source))
     except DriftlineError as error:
-        is_its_own = isinstance(error, (DatabaseRefused, ConfigurationError))
-        if not is_its_own and number_of(error) != ER.LOCK_WAIT_TIMEOUT:
-            raise
-        error.__cause__ = error.__context__ = None  # a session that it holds would hold itself
-        return error.with_traceback(None)
-    return None
+        if number_of(error) == ER.LOCK_WAIT_TIMEOUT:
+            return Lock.HELD
+        if isinstance(error, (DatabaseRefused, ConfigurationError)):
+            return Lock.REFUSED
+        raise
+    return Lock.TAKEN
 
 
 def number_of(error: DriftlineError) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 import pymysql
 from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
-from driftline.errors import DatabaseRefused, DatabaseUnavailable, DriftlineError
+from driftline.errors import OPEN, DatabaseRefused, DatabaseUnavailable, DriftlineError
 from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from pymysql.cursors import Cursor, SSCursor
@@ -41,6 +41,7 @@ from source_agent.engines.mysql_family import (
     warnings,
 )
 from source_agent.engines.mysql_family.access import translate
+from source_agent.engines.mysql_family.innodb import Lock
 from source_agent.engines.mysql_family.product import Product, identity_sql
 from source_agent.engines.mysql_family.sql import (
     AS_OF,
@@ -165,9 +166,15 @@ class FamilySession(SnapshotSession):
 
     def describe(self, relation: Relation) -> Shape:
         before = self._unlocked.get(source := source_of(relation))
-        if isinstance(before, DatabaseUnavailable):
-            raise before  # someone had the lock for too long
-        if before is not None and innodb.lock(self.ask, source) is None:
+        if before is Lock.HELD:
+            raise DatabaseUnavailable(
+                "Another session had locked a table that it reads for longer than lock_timeout_s "
+                "when the snapshot was to begin.",
+                where=relation.name,
+                remedy="Try again later.",
+                abroad=OPEN,
+            )
+        if before is not None and innodb.lock(self.ask, source) is Lock.TAKEN:
             raise types.replaced(self.product, relation)  # it could not be read then, and can now
         try:
             return types.describe(self, relation)

@@ -27,7 +27,13 @@ from source_agent.engines.markers import MarkedBy, Marker, definition_of, marked
 from source_agent.engines.mysql_family import innodb
 from source_agent.engines.mysql_family.activity import is_created_after
 from source_agent.engines.mysql_family.product import Product
-from source_agent.engines.mysql_family.sql import MARK, empty_sql, probe_sql, source_of
+from source_agent.engines.mysql_family.sql import (
+    MARK,
+    empty_sql,
+    lock_sql,
+    probe_sql,
+    source_of,
+)
 from source_agent.engines.mysql_family.values import TEXT, Described, can_page, column, marking
 from source_agent.engines.relations import (
     Access,
@@ -251,10 +257,12 @@ def reads_plainly(session: Catalogue, relation: Relation) -> bool:
 def describe(session: Catalogue, relation: Relation) -> Shape:
     """Return what `Session.describe` returns. Raises ConfigurationError, SnapshotLost."""
     refuse_types(relation, session.product.name)
-    error = innodb.lock(session.ask, source_of(relation))  # if it was not, before the snapshot
+    source = source_of(relation)
+    lock = innodb.lock(session.ask, source)  # if it was not, before the snapshot
     made = _described(session, relation)
-    if error is not None:
-        raise error
+    if lock is not innodb.Lock.TAKEN:
+        session.ask(lock_sql(source))  # tells why it cannot
+        raise replaced(session.product, relation)
     return made
 
 
