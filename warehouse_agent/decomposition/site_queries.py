@@ -73,9 +73,11 @@ class Dialect:
         return _KEYWORDS.get(column.type.kind, "") + "'" + text.replace("'", "''") + "'"
 
 
+_FAMILY: Final = Dialect("CAST(CONVERT({} USING utf8mb4) AS BINARY)", "`", escapes=True)
 _DIALECTS: Final = {
     "postgresql": Dialect('{} COLLATE "C"'),
-    "mariadb": Dialect("CAST(CONVERT({} USING utf8mb4) AS BINARY)", "`", escapes=True),
+    "mariadb": _FAMILY,
+    "mysql": _FAMILY,
     "sqlite": Dialect("{} COLLATE BINARY"),
 }
 _UNKNOWN: Final = Dialect(by_bytes="")

@@ -132,7 +132,8 @@ def column(product: Product, relation: Relation, column: Described) -> ReadColum
             relation,
             column.name,
             f"is {column.written}, in which two numbers have the text ''",
-            f"Publish a query that selects {quoted} + 0, the number, beside it or instead.",
+            f"Publish a query that selects CAST({quoted} AS UNSIGNED), the number, beside it or "
+            "instead.",
         )
     read, declared, form = _reading(product, column, quoted)
     if not form:
