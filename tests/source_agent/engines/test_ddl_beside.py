@@ -140,7 +140,7 @@ class Bench:
         change = ("BEGIN", "UPDATE t SET v = v + 1", "UPDATE u SET v = v + 1", "COMMIT")
         self.hook = Hook(self.family, at, (*change, DDL[ddl].format(t=changed)))
         came: dict[str, State] = {}
-        outcomes = []
+        outcomes: list[str] = []
         try:
             for stream in [relations] if "tile" not in relations else [("0",), ("1",)]:
                 outcomes += self._exchange(stream, came)

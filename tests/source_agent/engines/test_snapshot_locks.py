@@ -46,7 +46,7 @@ def _is_open(family: OfMariaDB, sql: str, *values: object) -> bool:
         family.run("INSERT INTO t VALUES (3, 3)")
         ((count,),) = session.ask("SELECT COUNT(*) FROM t")
     family.run("DELETE FROM t WHERE id = 3")
-    return count == "2"
+    return bool(count == "2")
 
 
 def test_what_opens_a_snapshot(family: OfMariaDB) -> None:
