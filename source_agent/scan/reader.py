@@ -174,7 +174,7 @@ class Reader:
     def _blocks(
         self, source: Iterator[Rows], recipe: Recipe
     ) -> Iterator[tuple[Rows, Block, Positions]]:
-        """Yield rows, their block and positions; the first row begins the snapshot.
+        """Yield rows, their block and positions; the first row begins the snapshot, or the end.
 
         Raises NullKey, and DatabaseRefused if the same keys come again and again.
         """
@@ -190,6 +190,8 @@ class Reader:
             if (row := repeats.add(where, self._repeats_max)) is not None:
                 raise never_ending(rows[row], self.shape, recipe, "again")
             yield rows, block, where
+        if not self._has_begun:  # a read without rows is one: what comes later is compared with it
+            self._begin()
 
     @property
     def _repeats_max(self) -> int:

@@ -56,7 +56,7 @@ _CALLED: Final = re.compile(r"`\(")
 
 
 class Lock(Enum):
-    """What became of a lock. No error is kept: its traceback would keep the session."""
+    """The outcome of a lock. No error is kept: its traceback would keep the session."""
 
     TAKEN = "taken"
     REFUSED = "refused"  # the relation cannot be read

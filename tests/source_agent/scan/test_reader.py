@@ -101,6 +101,17 @@ def test_the_snapshot_of_the_first_row_is_the_one_that_is_compared(source: Asked
         reader.check_snapshot()
 
 
+def test_a_read_without_rows_begins_the_snapshot_too(tmp_path: Path) -> None:
+    with asked_source(tmp_path, []) as source:
+        reader = source.reader()
+        assert keys(reader.scan()) == []
+        reader.pause()
+        insert(source, 5000)
+        assert keys(reader.scan()) == [5000]
+        with pytest.raises(SnapshotLost):
+            reader.check_snapshot(agrees=False)
+
+
 def test_other_columns_than_were_described_are_a_lost_snapshot(source: AskedSource) -> None:
     reader = source.reader()
     reader.pause()
