@@ -6,6 +6,7 @@ another connection of this one. It checks SQL privileges of whatever user it is 
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
@@ -78,6 +79,10 @@ class OfFirebird(Legacy):
         place = server.dsn(self._path) if server else str(self._path)
         login = {"user": USER, "password": self.password}
         driver.create_database(place, **login, charset="UTF8").close()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # With its first connection the library took them, to end all connections of the
+            # process, also for tests that follow one which sends itself a signal.
+            signal.signal(number, signal.getsignal(number))
         with driver.connect(place, **login) as owner:
             owner.execute_immediate("ALTER DATABASE SET DEFAULT CHARACTER SET UTF8")
             owner.commit()
