@@ -346,7 +346,8 @@ def test_a_sample_by_index_scans_no_table(postgresql: PostgreSQL) -> None:
         assert not found.differs
         assert 100 <= found.rows <= 300
         with postgresql.superuser(legacy.database) as connection:
-            connection.execute("SELECT pg_stat_force_next_flush()")
+            if postgresql.release >= 15:  # an older server sends its counts by itself
+                connection.execute("SELECT pg_stat_force_next_flush()")
             sql = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = 'big'"
             deadline = time.monotonic() + FLUSHED_S_MAX
             while (read := connection.execute(sql).fetchone() or (0, 0))[1] < found.rows:
