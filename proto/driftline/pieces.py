@@ -17,7 +17,8 @@ from google.protobuf.message import DecodeError
 
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
-from driftline.limits import PIECE_BYTES_MIN, RECEIVE_BYTES_MAX_WAREHOUSE
+from driftline.limits import PIECE_BYTES_MIN, RECEIVE_BYTES_MAX_WAREHOUSE, REPLY_PARTS_MAX
+from driftline.message_parts import check_parts
 
 METADATA: Final = ("driftline-joins", "pieces")  # of a call whose client joins pieces
 
@@ -47,7 +48,7 @@ class Joined:
     def add(self, message: pb.Reply) -> pb.Reply | None:
         """Return the reply that ends with this message; None: more pieces are to come.
 
-        Raises MalformedMessage: pieces are not those of one reply.
+        Raises MalformedMessage: pieces are not those of one reply, or it has too many parts.
         """
         if message.WhichOneof("message") != "piece":
             if self._held:
@@ -62,9 +63,10 @@ class Joined:
             raise MalformedMessage("The pieces of a reply are too many.")
         if not piece.last:
             return None
-        held, self._held = self._held, bytearray()
+        held, self._held = bytes(self._held), bytearray()
+        check_parts(held, pb.Reply, REPLY_PARTS_MAX)  # as of a reply that comes whole
         try:
-            whole = pb.Reply.FromString(bytes(held))
+            whole = pb.Reply.FromString(held)
         except DecodeError:
             raise MalformedMessage("The pieces of a reply are no reply.") from None
         if whole.WhichOneof("message") == "piece":

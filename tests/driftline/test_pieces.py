@@ -8,7 +8,12 @@ import pytest
 from driftline import pieces
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
-from driftline.limits import MESSAGE_BYTES_MAX, PIECE_BYTES_MIN, RECEIVE_BYTES_MAX_WAREHOUSE
+from driftline.limits import (
+    MESSAGE_BYTES_MAX,
+    PIECE_BYTES_MIN,
+    RECEIVE_BYTES_MAX_WAREHOUSE,
+    REPLY_PARTS_MAX,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,3 +73,13 @@ def test_no_more_is_held_than_the_largest_reply() -> None:
     assert [joined.add(one) for _ in range(most)] == [None] * most
     with pytest.raises(MalformedMessage, match="too many"):
         joined.add(one)
+
+
+def test_a_reply_of_very_many_parts_is_refused_before_it_is_parsed() -> None:
+    """As one that comes whole (`bounded_replies`): each empty part takes 2 bytes here."""
+    data = pb.Reply(progress=pb.Progress()).SerializeToString() * (REPLY_PARTS_MAX + 1)
+    joined, size = pieces.Joined(), MESSAGE_BYTES_MAX
+    *before, last = [data[at : at + size] for at in range(0, len(data), size)]
+    assert [joined.add(piece(one)) for one in before] == [None] * len(before)
+    with pytest.raises(MalformedMessage, match="more than 1,048,576 parts"):
+        joined.add(piece(last, last=True))

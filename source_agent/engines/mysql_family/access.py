@@ -76,7 +76,7 @@ BIG_SELECTS = "SELECT @@SESSION.sql_big_selects"
 CATALOGUE: Final = (*rights.STATEMENTS, LISTED, UNIQUE, SIZE, BIG_SELECTS)
 
 # Server and client error numbers: mysqld_error.h, errmsg.h.
-_REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1184, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
+_REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1184, 1251, 1698, 1862, 2054, 2059, 2061}
 _NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
 _DENIED: Final = re.compile(r"for table ((?:`(?:[^`]|``)+`\.)?`(?:[^`]|``)+`)")
 _BEYOND: Final = "(error 1104)"

@@ -37,7 +37,7 @@ class FamilyEngine:
     """Implement `interface.Engine`."""
 
     def __init__(self, url: URL, password: str | None, limits: Limits) -> None:
-        self._named = self._product = _PRODUCTS[url.get_backend_name()]
+        self._product = _PRODUCTS[url.get_backend_name()]
         parameters = {name: ",".join(values) for name, values in url.normalized_query.items()}
         host, port = url.host or "localhost", url.port or 3306
         self._limits, self._database = limits, url.database or ""

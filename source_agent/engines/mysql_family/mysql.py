@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from source_agent.engines.mysql_family.product import Product
+from source_agent.engines.mysql_family.product import Product, Variable
 
-_GENERATED_KEY: Final = "show_gipk_in_create_table_and_information_schema"
-# Variables, with the release that has them.
-_SINCE: Final = {
-    "block_encryption_mode": 50717,
-    "windowing_use_high_precision": 80002,
-    "default_collation_for_utf8mb4": 80011,
-    "use_secondary_engine": 80013,
-}
+_VARIABLES: Final = (
+    Variable("block_encryption_mode", 50717, "'aes-128-ecb'"),
+    Variable("windowing_use_high_precision", 80002, "ON"),
+    # A login may not set it: owners who change it in a read are refused.
+    Variable("default_collation_for_utf8mb4", 80011, ""),
+    Variable("use_secondary_engine", 80013, "OFF"),  # the tables, not a copy that follows them
+    # Of the catalogue: statistics as they are now, and a generated key is a key.
+    Variable("information_schema_stats_expiry", 80003, "0", is_watched=False),
+    Variable("show_gipk_in_create_table_and_information_schema", 80030, "ON", is_watched=False),
+)
 
 
 def _number(quoted: str) -> str:
@@ -27,29 +29,13 @@ def _number(quoted: str) -> str:
 MYSQL: Final = Product(
     name="MySQL",
     scheme="mysql",
-    settings=(
-        "SET SESSION /*!50717 block_encryption_mode = 'aes-128-ecb', */ sql_auto_is_null = 0",
-        "SET SESSION /*!80002 windowing_use_high_precision = ON, */ sql_auto_is_null = 0",
-        # Statistics as they are now, and a generated key is a key.
-        "SET SESSION /*!80003 information_schema_stats_expiry = 0, */ sql_auto_is_null = 0",
-        f"SET SESSION /*!80030 {_GENERATED_KEY} = ON, */ sql_auto_is_null = 0",
-        # The tables themselves, not a copy that follows them.
-        "SET SESSION /*!80013 use_secondary_engine = OFF, */ sql_auto_is_null = 0",
-    ),
-    watched={
-        name: f"COALESCE(/*!{release} @@SESSION.{name}, */ '')" for name, release in _SINCE.items()
-    },
+    comment="!",
+    variables=_VARIABLES,
     statement_timeout="SET SESSION max_execution_time = "
     "CAST(LEAST(COALESCE(NULLIF(@@SESSION.max_execution_time, 0), %s), %s) AS UNSIGNED)",
     units_per_s=1000,
     grants_timeout="",
-    identity={
-        "host": "@@hostname",
-        "port": "@@port",
-        "server": "@@server_uuid",
-        "data directory": "@@datadir",
-        "database": "DATABASE()",
-    },
+    server=("server", "@@server_uuid"),
     number=_number,
     number_text=_number,
     ended_at_once="",

@@ -16,18 +16,32 @@ TOLD_APART: Final = "SELECT 1 /*M! + 1 */, VERSION() LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
+class Variable:
+    """A session variable of one product, since a release, on which what is read depends.
+
+    `value` is what it is set to, as SQL; empty: it stays. `is_watched`: it is compared after each
+    read.
+    """
+
+    name: str
+    since: int
+    value: str
+    is_watched: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """A server that speaks MySQL's protocol.
 
     Attributes:
         name: for people, such as `MariaDB`.
         scheme: of its URLs, and the engine's name.
-        settings: statements that pin what text forms and the meaning of a query depend on.
-        watched: the expressions of variables of it alone that are compared after each read.
+        comment: what follows `/*` where only it executes a comment, before a release.
+        variables: those that it alone has.
         statement_timeout: the statement that tightens the limit of time of a SELECT.
         units_per_s: of that limit.
         grants_timeout: the option of CREATE USER for it, followed by seconds; empty: none.
-        identity: the expressions that tell this server from another one, by names for people.
+        server: the name, for people, of the variable that tells a server from another one, and SQL.
         number: the read expression of a FLOAT or DOUBLE, from a quoted column.
         number_text: that of its text.
         ended_at_once: what follows LIMIT to end a statement at its first row; empty: nothing does.
@@ -41,12 +55,12 @@ class Product:
 
     name: str
     scheme: str
-    settings: tuple[str, ...]
-    watched: Mapping[str, str]
+    comment: str
+    variables: tuple[Variable, ...]
     statement_timeout: str
     units_per_s: int
     grants_timeout: str
-    identity: Mapping[str, str]
+    server: tuple[str, str]
     number: Callable[[str], str]
     number_text: Callable[[str], str]
     ended_at_once: str
@@ -55,6 +69,33 @@ class Product:
     refused_logins: frozenset[int]
     plans_by_running: bool
     catalogue_opens: bool
+
+    @property
+    def pinning(self) -> str:
+        """The statement that sets its variables."""
+        own = (self._own(v, f"{v.name} = {v.value},") for v in self.variables if v.value)
+        return f"SET SESSION {' '.join(own)} sql_auto_is_null = 0"
+
+    @property
+    def watched(self) -> Mapping[str, str]:
+        """The expressions of variables that are compared after each read, by name."""
+        own = (v for v in self.variables if v.is_watched)
+        return {v.name: f"COALESCE({self._own(v, f'@@SESSION.{v.name},')} '')" for v in own}
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """The expressions that tell this server from another one, by names for people."""
+        name, variable = self.server
+        return {
+            "host": "@@hostname",
+            "port": "@@port",
+            name: variable,
+            "data directory": "@@datadir",
+            "database": "DATABASE()",
+        }
+
+    def _own(self, variable: Variable, sql: str) -> str:
+        return f"/*{self.comment}{variable.since} {sql} */"
 
 
 def identity_sql(product: Product) -> str:

@@ -94,7 +94,7 @@ def statements(product: Product) -> tuple[str, ...]:
     pinning = (
         *DRIVER,
         *SETTINGS,
-        *product.settings,
+        product.pinning,
         *ATTEMPTED,
         *TIMEOUTS,
         product.statement_timeout,
@@ -115,7 +115,7 @@ def pin(ask: Ask, product: Product, limits: Limits) -> Shown:
 
 
 def _set(ask: Ask, product: Product) -> None:
-    for sql in (*SETTINGS, *product.settings):
+    for sql in (*SETTINGS, product.pinning):
         ask(sql)
     for sql in ATTEMPTED:
         with contextlib.suppress(DatabaseRefused):
