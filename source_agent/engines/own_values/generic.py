@@ -7,20 +7,15 @@ part: the database may sort all keys for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from driftline.key_order import Key
-
-from source_agent.engines.interface import Rows
-from source_agent.engines.own_values.reading import PLACE, DriverKey, OwnValues
-from source_agent.engines.shapes import Shape
+from source_agent.engines.own_values.reading import PLACE, Fetch, Read, SessionValues
 
 _MARKS: Final = {"qmark": "?", "numeric": ":{}", "numeric_dollar": "${}"}
-Fetch = Callable[[Shape, str, Sequence[object], int], list[tuple[Any, ...]]]
 
 
-class GenericValues(OwnValues):
+class GenericValues(SessionValues):
     """Read as the driver does.
 
     Args:
@@ -36,11 +31,12 @@ class GenericValues(OwnValues):
     def __init__(
         self,
         fetch: Fetch,
-        read: Callable[[Shape, str, Sequence[object]], Iterator[Rows]],
+        read: Read,
         quote_name: Callable[[str], str],
         style: str,
     ) -> None:
-        self._fetch, self._read, self._quote, self._style = fetch, read, quote_name, style
+        super().__init__(fetch, read)
+        self._quote, self._style = quote_name, style
 
     def quote(self, name: str) -> str:
         return self._quote(name)
@@ -48,12 +44,3 @@ class GenericValues(OwnValues):
     def text(self, sql: str) -> str:
         mark, (first, *rest) = _MARKS.get(self._style, "%s"), sql.split(PLACE)
         return first + "".join(mark.format(n) + piece for n, piece in enumerate(rest, 1))
-
-    def fetch(self, shape: Shape, sql: str, values: Sequence[object], most: int) -> list[DriverKey]:
-        return self._fetch(shape, sql, values, most)
-
-    def read(
-        self, shape: Shape, keys: Sequence[DriverKey], published: Sequence[Key]
-    ) -> Iterator[Rows]:
-        del published
-        return self._read(shape, self.read_sql(shape), self.bound(keys))

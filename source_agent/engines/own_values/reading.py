@@ -34,6 +34,10 @@ class NotComparable(Exception):
     """A value of the driver that has no published form here; the text says why."""
 
 
+Fetch = Callable[[Shape, str, Sequence[object], int], list[tuple[Any, ...]]]
+Read = Callable[[Shape, str, Sequence[object]], Iterator[Rows]]
+
+
 class OwnValues(ABC):
     """Base: the reads of one session, whose SQL has double quotes, `?` and LIMIT."""
 
@@ -167,6 +171,27 @@ class OwnValues(ABC):
         """Return a shape that reads its first columns as they are."""
         reads = tuple(self.column(shape, number) for number in range(columns))
         return replace(shape, plan=replace(plan_of(shape), reads=reads))
+
+
+class SessionValues(OwnValues):
+    """Reads by two functions of a session.
+
+    Args:
+        fetch: executes a statement; returns some of its rows.
+        read: executes a SELECT of a shape as the session's reads do.
+    """
+
+    def __init__(self, fetch: Fetch, read: Read) -> None:
+        self._fetch, self._read = fetch, read
+
+    def fetch(self, shape: Shape, sql: str, values: Sequence[object], most: int) -> list[DriverKey]:
+        return self._fetch(shape, sql, values, most)
+
+    def read(
+        self, shape: Shape, keys: Sequence[DriverKey], published: Sequence[Key]
+    ) -> Iterator[Rows]:
+        del published
+        return self._read(shape, self.read_sql(shape), self.bound(keys))
 
 
 def beside_key(shape: Shape, names: Sequence[DriverKey]) -> list[str]:
