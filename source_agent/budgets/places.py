@@ -95,8 +95,10 @@ class Places:
             held = self._held(client)
             want = {c for c in self._waiting.values() if self._held(c) < held}
             most_s = WAITED_S_MAX if held == 1 else WAITED_BESIDE_S_MAX
-            # A place that is given up already, by whomever, is for one of them.
-            if len(want) <= self._given_up.total() or waited_s < most_s:
+            # A place that is given up already, by whomever, is for one of them; so is one that
+            # is free since then, until the one that waits for it has noticed.
+            coming = self._given_up.total() + max(self._most() - self._taken.total(), 0)
+            if len(want) <= coming or waited_s < most_s:
                 return False
             place.is_given_up = True
             self._given_up[client] += 1

@@ -526,6 +526,23 @@ def test_a_place_is_given_up_for_a_client_that_holds_fewer() -> None:
         assert not held._given_up
 
 
+def test_a_place_that_became_free_is_for_who_waits_before_it_has_noticed() -> None:
+    """Between one holder's end and the waiting client's next look, a second place was given up."""
+    held = Places(lambda: 2, lambda: NotNow("no place"))
+    asked: list[bool] = []
+    with ExitStack() as stack, waiters(held) as waiting:
+        leaving = stack.enter_context(ExitStack())
+        one = leaving.enter_context(held.taken("a"))
+        other = stack.enter_context(held.taken("a"))
+        waiting.add("b")
+        assert one.is_wanted(MUCH)
+        with held._changed:  # nobody can notice anything while this is held
+            leaving.close()
+            asked.append(other.is_wanted(MUCH))
+        assert waiting.got.get(timeout=5) == "b"
+    assert asked == [False]
+
+
 def test_a_place_is_not_given_up_for_a_client_that_holds_as_many() -> None:
     held = Places(lambda: 2, lambda: NotNow("no place"))
     with held.taken("a") as one, held.taken("b") as other, waiters(held) as waiting:
