@@ -39,8 +39,8 @@ from driftline.x509 import read_der
 from warehouse_agent.cli.init import size_and_key
 from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
+from warehouse_agent.history.known import rows_of_part
 from warehouse_agent.refresh import derivation, schema_change
-from warehouse_agent.refresh.prepare import rows_of_part
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.spark import cluster, java, session

@@ -23,22 +23,21 @@ from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUn
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, Proof
-from warehouse_agent.history import intervals, marks, record
+from warehouse_agent.history import intervals, record
+from warehouse_agent.history.known import Situation, forecasts, foretold_partition, marker_of
 from warehouse_agent.methods.registry import refreshes
-from warehouse_agent.planning import choice, notes, prices
+from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.choice import NAMES, Method
-from warehouse_agent.planning.groups import group_selection
 from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Objective
-from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
-from warehouse_agent.refresh.prepare import rows_of_part
+from warehouse_agent.refresh import auxiliary_table, derivation, repair, schema_change
 from warehouse_agent.report import HELD_BACK_SHOWN_S, counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.schedule import processes
 from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
-from warehouse_agent.storage import data_files, formats, row_security
+from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -181,13 +180,19 @@ def rows_forecast(
 def know(
     store: Store, fragment: Fragment, reply: pb.DescribeReply | None, source_error: str | None
 ) -> Known:
-    """Collect the inputs of a prediction from the store and the source's reply."""
+    """Collect the inputs of a prediction from the store and the source's reply.
+
+    Raises:
+        WarehouseUnavailable: the published table cannot be read, or most of its files are missing.
+    """
     base = formats.head(store, fragment.name)
     noted = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
+    if base is not None:
+        base = repair.taken_for_lost(store, fragment.name, base, noted)
+    staged = Staging(store, fragment.name).frame_bytes()
     description = reply.description if reply is not None else None
     described = derivation.recipe_now(reply, fragment, base) if reply is not None else None
     published = base.layout.recipe if base is not None else None
-    recipe = published or described
     changes: list[str] = []
     if published and described and published.id != described.id:
         changes = list(schema_change.column_changes(published, described)) or [
@@ -196,40 +201,26 @@ def know(
     if base is not None and description is not None:
         before = row_security.known(base, noted)
         changes += row_security.changes(before, PolicyDigests.from_message(description))
-    rows = base.rows if base else None
-    bounds = data_files.bounds(base.files) if base else None
-    integer_key = recipe is not None and recipe.integer_key
-    ends = knots(noted, bounds) if integer_key and rows else []
-    partition = choice.partition_for(ends, rows or 0, integer_key=bool(ends))
-    expected = description.rows_expected if description is not None else 0
-    line = record.line(store, fragment.source, noted)
-    columns = len(recipe.columns) if recipe else 1
-    allowance = allowances(reply).get(fragment.relation) if reply is not None else None
-    now = datetime.now(UTC)
-    return Known(
-        name=fragment.name,
-        version=base.version if base else None,
-        rows=rows,
-        rows_expected=expected or None,
-        prices=prices.from_notes(noted, columns, level=line.level(rows or 0)),
-        partition=partition,
-        integer_key=integer_key,
-        bounds=bounds,
-        line=line,
-        now=now,
-        forced=fragment.method,
-        read_at_most=rows_of_part(fragment, allowance, now) if rows else None,
+    at = Situation(
+        fragment=fragment,
+        base=base,
+        recipe=published or described,
+        notes=noted,
         runs=tuple(record.runs(store, fragment.name)),
-        files=tuple((f.rows, f.size) for f in base.files) if base else (),
-        staged_bytes=Staging(store, fragment.name).frame_bytes(),
+        line=record.line(store, fragment.source, noted),
+        now=datetime.now(UTC),
+        allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
+        marker=_marker_state(fragment, base, noted, reply, staged),
+        rows_told=None if description is None else description.rows_expected or None,
+    )
+    files = base.sound if base is not None else ()
+    partition = foretold_partition(noted, None if base is None else base.layout, files)
+    tiled = auxiliary_table.tiled(store, fragment, base) if at.is_pass else None
+    return replace(
+        at.known(files, partition, tiled),
+        staged_bytes=staged,
         source_error=source_error,
         schema_changes=tuple(changes),
-        tiled=auxiliary_table.tiled(store, fragment, base),
-        named_key_bytes=group_selection.named_key_bytes(recipe, noted) if recipe else None,
-        allowance=allowance,
-        marker=_marker_state(fragment, base, noted, reply)
-        if fragment.proof is Proof.KEYS
-        else None,
     )
 
 
@@ -238,39 +229,32 @@ def _marker_state(
     base: Snapshot | None,
     noted: dict[str, object],
     reply: pb.DescribeReply | None,
+    staged_bytes: int,
 ) -> MarkerState | None:
     """Return what is known of a marker; None: all rows are to be proven.
 
     A source that does not answer is taken to give marks.
     """
-    if fragment.proof is not Proof.KEYS:
-        return None
     features = None if reply is None else reply.features
-    found = marks.state(noted, base, audit_s=fragment.audit_s, features=features)
-    if found.is_known and reply is not None and not reply.description.HasField("marker"):
-        return replace(found, mark=b"", why="the source's DBA names no marker of this relation")
-    return found
-
-
-def knots(noted: dict[str, object], bounds: tuple[int, int] | None) -> list[int]:
-    """Return quantiles of the integer keys: noted ones, or those of evenly spread keys."""
-    if (quantiles := notes.knots(noted, "quantiles")) or bounds is None:
-        return quantiles
-    first, last = bounds
-    return [first + (last - first) * i // choice.QUANTILES for i in range(choice.QUANTILES + 1)]
+    found = marker_of(fragment, base, noted, features=features, staged_bytes=staged_bytes)
+    is_named = reply is None or reply.description.HasField("marker")
+    if found is None or is_named or not found.is_known:
+        return found
+    return replace(found, mark=b"", why="the source's DBA names no marker of this relation")
 
 
 def predict(known: Known) -> Forecast:
     """Price the candidates, choose one and say why."""
     rows, floor = known.rows or 0, None
-    expected = record.changes_expected(list(known.runs), rows, known.now)
-    if expected is None:
+    changes, expected = forecasts(known)
+    if changes is None:
         changed, origin, interval = round(rows * choice.CHANGE_SHARE), "assumed", None
     else:
-        changed, count = min(expected.median, rows), len(known.runs) - 1
-        interval = expected.low, expected.median, expected.high
+        changed, count = min(changes.median, rows), len(known.runs) - 1
+        interval = changes.low, changes.median, changes.high
         origin = f"after the last {'refresh' if count == 1 else f'{count} refreshes'}"
-    candidates, chosen = refreshes(known, expected, max(changed, 1))
+    differing = changed if expected is None else min(expected.median, rows)
+    candidates, chosen = refreshes(known, expected, max(differing, 1))
     if known.rows is not None and not known.prices.guessed:
         floor = choice.floor_bytes(known.rows, changed, known.prices.row)
     return Forecast(

@@ -56,6 +56,8 @@ POISSON = 3 / math.pi**2  # a logistic of this squared scale over d has the vari
 # Probabilities: of the interval `low` to `high`, of each tail if they are equal, of a tail at most.
 INTERVAL, TAIL, TAIL_MAX = 0.8, 0.1, 0.18
 TIME_MIN_S = 1.0  # a clock may be set back
+LOST_SCALE = 0.02  # of ln d for lost rows, whose number is known
+LOST_UNCHANGED = -30.0  # ln P(d = 0) if rows were lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,22 @@ def expect(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
         np.append(locations, PRIOR_LOCATION * log_rows),
         np.append(scales, PRIOR_SCALE * log_rows),
         w / w.sum(),
+    )
+
+
+def with_lost(expected: Expected | None, lost: int, rows: int) -> Expected | None:
+    """Return the forecast of the rows that differ, changed and lost, among `rows` of ours."""
+    if not lost:
+        return expected
+    found = expect((), rows=rows, elapsed_s=1.0) if expected is None else expected
+    more = np.log(np.exp(np.minimum(found.locations, 40.0)) + lost)
+    scales = found.scales * np.exp(found.locations - more)  # the scales of d stay as they were
+    p = found.unchanged
+    return Expected(
+        LOST_UNCHANGED,
+        np.append(more, np.log(lost)),
+        np.append(np.maximum(scales, LOST_SCALE), LOST_SCALE),
+        np.append(found.weights * (1 - p), p),
     )
 
 

@@ -13,6 +13,7 @@ reduced as far as was ever measured, and one from fewer rows than came since is 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warehouse_agent.planning.network import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL
@@ -57,7 +58,7 @@ class Prices:
         return rows * self.copied / math.pow(max(grown, 1.0), CROWD)
 
 
-def from_notes(notes: dict[str, object], columns: int, *, level: int) -> Prices:
+def from_notes(notes: Mapping[str, object], columns: int, *, level: int) -> Prices:
     """Return the learned prices for a zstd `level`; derive or guess what was not learned."""
     few, few_rows = number(notes, "few_bytes") or 0.0, number(notes, "few_rows")
     copied, row = number(notes, "copied_row_bytes"), number(notes, "row_bytes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -27,18 +27,15 @@ from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.ranges import Partition
 
 from warehouse_agent.columns.layout import Layout
-from warehouse_agent.config import Fragment, Proof
+from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import Point
-from warehouse_agent.history import marks, record
+from warehouse_agent.history import record
+from warehouse_agent.history.known import Situation, forecasts, marker_of, noted_knots
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
-from warehouse_agent.planning import choice, notes, prices
+from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Allowance, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
-from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.groups import group_selection
-from warehouse_agent.planning.markers.state import MarkerState
-from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import auxiliary_table, derivation, leftovers, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
@@ -54,8 +51,6 @@ from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps
 
 Describe = Callable[[str], pb.DescribeReply]
 Features = Collection[str]  # of a source
-
-AGAIN_BYTES = 32 << 20  # of staged frames: fewer come again rather than that a marker is not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,41 +110,28 @@ def prepare(
     """
     base = repair.published(job)
     record.complete(job.store, job.name, base)
-    layout, rows_expected = _layout(job, base, describe)
+    layout, told = _layout(job, base, describe)
     if (wanted := job.fragment.incremental) is not None:
         _check_key(layout, job.name)
     fragment_key = _fragment_key(job, base)
-    earlier, now = record.runs(job.store, job.name), datetime.now(UTC)
-    stamp = _stamp(base, earlier, now)
-    marker = _marker(job, base, layout, features=features)
-    files, tiles, budget, lost, asked = base.sound if base else (), None, None, 0, None
-    partition: Partition
-    # A pass compares a published version: a first load and other columns take one exchange.
-    if wanted and base and any(f.rows for f in files) and not job.options.accept_schema:
+    at = _situation(job, base, layout, told, allowance, features)
+    earlier = list(at.runs)
+    rows_expected = base.rows if told is None and base is not None else told or 0
+    stamp = _stamp(base, earlier, at.now)
+    files, tiles = base.sound if base else (), None
+    if wanted and base and at.is_pass:
         tiles = auxiliary_table.take_up(job, base, wanted, earlier)
-        rows, salt = base.rows, tiles.salt
+        salt = tiles.salt
         partition = tiles.tiling.partition(0)  # of any tile: a pass is priced by its tiles
     else:
-        budget = _budget(job, base, layout, allowance)
         if base and schema_change.differs(layout, base.layout):
             files = _restate(job, base, layout)
-        files = _take_up(job, base, layout, files, stamp, is_part=budget is not None)
-        rows, salt = sum(f.rows for f in files), Salt.fresh()
+        files = _take_up(job, base, layout, files, stamp, is_part=at.read_at_most is not None)
+        salt = Salt.fresh()
         partition = _partition(job, layout, files)
-        lost = repair.to_be_told(base, files) if base else 0
-        asked = rows_expected if lost or not (base or files) else None
-    known = replace(
-        _known(job, base, layout, files, partition, allowance),
-        rows_expected=asked,
-        read_at_most=budget,
-        runs=tuple(earlier),
-        tiled=tiles.tiled if tiles else None,
-        rows_lost=lost,
-        marker=marker,
-    )
+    known = at.known(files, partition, tiles.tiled if tiles else None)
     known.check_allowed()
-    changes = record.changes_expected(earlier, rows, now)
-    expected = repair.grown(changes, lost, rows)
+    changes, expected = forecasts(known)
     _expect_steps(job, base, earlier, changes, size=int(rows_expected * known.prices.copied))
     ours: OurSide | Pass | None = tiles
     if ours is None:
@@ -181,122 +163,61 @@ def _expect_steps(
         job.steps.begin()
 
 
-def _marker(
-    job: Job, base: Snapshot | None, layout: Layout, *, features: Features
-) -> MarkerState | None:
-    """Return what is known of the marker; None: all rows are to be proven."""
-    if job.fragment.proof is not Proof.KEYS:
-        return None
-    found = marks.state(
-        job.remembered(),
-        base,
-        audit_s=job.fragment.audit_s,
-        features=features,
-        is_trusted=job.options.trust_marker,
-    )
-    failed = job.report.error  # of the attempt before
-    if failed is not None and failed["code"] == ProofFailed.code:
-        return replace(found, mark=b"", why="the proof of another attempt failed")
-    is_same = base is None or not schema_change.differs(layout, base.layout)
-    if is_same and not job.options.accept_schema:
-        return _beside_staged(job, base, found)
-    return replace(found, mark=b"", why="the columns or rows of the relation changed")
-
-
-def _beside_staged(job: Job, base: Snapshot | None, found: MarkerState) -> MarkerState:
-    """Return the marker as it may be used beside what unfinished exchanges staged.
-
-    Staged rows may be of another relation, database or instant, and only a comparison of all rows
-    would notice: a refresh by a marker compares keys, and an audit is of the version as it stands.
-    So they are dropped, and come again. Many, and those that replace lost files, are kept for the
-    sake of progress, and the mark is not used.
-    """
-    if base is None or not found.mark:
-        return found
-    staged = job.staging.frame_bytes()
-    if staged > (0 if base.lost else AGAIN_BYTES):
-        return replace(found, mark=b"", why="rows that a cut exchange staged are compared again")
-    if staged:
-        job.staging.clear()
-    return found
-
-
-def _known(
+def _situation(
     job: Job,
     base: Snapshot | None,
     layout: Layout,
-    files: Sequence[DataFile],
-    partition: Partition,
+    told: int | None,
     allowance: Allowance | None,
-) -> Known:
-    """Return what the cost model knows of our side and of the line."""
-    remembered, rows = job.remembered(), sum(f.rows for f in files)
-    line = record.line(job.store, job.fragment.source, remembered)
-    is_torn = base is not None and bool(base.lost)
-    if is_torn:  # pull the lost rows, and as few others as possible
-        line = replace(line, objective=Objective.BYTES)
-    priced = prices.from_notes(remembered, len(layout.names), level=line.level(rows))
-    if is_torn:  # a price learnt from other rows must not make a full copy look cheap
-        priced = replace(priced, copied=max(priced.copied, priced.row))
-    return Known(
-        name=job.name,
-        version=base.version if base else None,
-        rows=rows if base or files else None,
-        rows_expected=None,
-        prices=priced,
-        partition=partition,
-        integer_key=layout.recipe.integer_key,
-        bounds=data_files.bounds(files),
-        line=line,
+    features: Features,
+) -> Situation:
+    """Read what is remembered of the fragment; drop few staged rows where a marker is used."""
+    noted = job.remembered()
+    differs = base is not None and schema_change.differs(layout, base.layout)
+    is_other = differs or job.options.accept_schema
+    withdrawn, failed = "", job.report.error  # of the attempt before
+    if failed is not None and failed["code"] == ProofFailed.code:
+        withdrawn = "the proof of another attempt failed"
+    elif is_other:
+        withdrawn = "the columns or rows of the relation changed"
+    staged = job.staging.frame_bytes() if job.fragment.proof is Proof.KEYS else 0
+    marker = marker_of(
+        job.fragment,
+        base,
+        noted,
+        features=features,
+        staged_bytes=staged,
+        is_trusted=job.options.trust_marker,
+        withdrawn=withdrawn,
+    )
+    if staged and base is not None and marker is not None and marker.mark:
+        job.staging.clear()
+    return Situation(
+        fragment=job.fragment,
+        base=base,
+        recipe=layout.recipe,
+        notes=noted,
+        runs=tuple(record.runs(job.store, job.name)),
+        line=record.line(job.store, job.fragment.source, noted),
         now=datetime.now(UTC),
-        forced=job.fragment.method,
-        read_at_most=None,
-        runs=(),
-        files=tuple((f.rows, f.size) for f in files),
-        named_key_bytes=group_selection.named_key_bytes(layout.recipe, remembered),
+        is_other=is_other,
         allowance=allowance,
+        marker=marker,
+        rows_told=told or None,
     )
 
 
-def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout, int]:
-    """Return the layout of the new version, and how many rows the source is expected to have."""
+def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout, int | None]:
+    """Return the layout of the new version, and the source's estimate of its rows; None: it was not
+    asked."""
     if base is None or job.options.accept_schema:
         reply = describe(job.fragment.relation)
         return derivation.described(reply, job.fragment, base), reply.description.rows_expected
     if derivation.has_other_wishes(job, base):
         reply = describe(job.fragment.relation)
-        return derivation.followed(reply, job.fragment, base), base.rows
+        return derivation.followed(reply, job.fragment, base), None
     schema_change.check_carriers(base.layout, job.fragment)
-    return base.layout, base.rows
-
-
-def rows_of_part(fragment: Fragment, allowance: Allowance | None, now: datetime) -> int | None:
-    """Return how many rows of a published version a refresh compares by key; None: all of them.
-
-    allowance: what the source allows; None: it did not say.
-    """
-    is_grouped = fragment.method in {None, Method.GROUP} and fragment.incremental is None
-    if fragment.proof is not Proof.PART or not is_grouped:
-        return None
-    if allowance is None:
-        return fragment.read_at_most
-    return allowance.part(fragment.read_at_most, now)
-
-
-def _budget(
-    job: Job, base: Snapshot | None, layout: Layout, allowance: Allowance | None
-) -> int | None:
-    """Return how many rows of the source are compared by key; None: all rows are compared.
-
-    All rows are compared if those left out would be missing (a first version, an empty one, lost
-    files), lack values of new columns, or fall under policies that no longer apply.
-    """
-    is_new = (
-        base is None or not base.rows or base.lost or schema_change.differs(layout, base.layout)
-    )
-    if is_new or job.options.accept_schema:
-        return None
-    return rows_of_part(job.fragment, allowance, datetime.now(UTC))
+    return base.layout, None
 
 
 def _outlook(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> Outlook | None:
@@ -376,7 +297,7 @@ def _take_up(
     if is_part and base and row_security.may_hide(base, job.remembered()):
         job.staging.clear()
         return files
-    if not is_part:  # all rows are compared, whatever relation these are of (`_beside_staged`)
+    if not is_part:  # all rows are compared, whatever relation these are of (`marker_of`)
         wanted = {key: wanted[key] for key in ("base_version", "recipe")}
     folders = job.staging.leftovers(wanted)
     if not folders:
@@ -389,13 +310,11 @@ def _take_up(
 
 
 def _partition(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> Partition:
-    rows, remembered = sum(f.rows for f in files), job.remembered()
-    if not layout.recipe.integer_key or not rows:
-        return choice.partition_for([], rows, integer_key=layout.recipe.integer_key)
-    is_of_key = remembered.get("key") == layout.names[0]
-    knots = notes.knots(remembered, "quantiles") if is_of_key else []
-    counted = int(notes.number(remembered, "quantiles_rows") or 0)
-    if choice.outgrown(knots, counted, rows, data_files.bounds(files)):
+    rows, is_integer = sum(f.rows for f in files), layout.recipe.integer_key
+    if not is_integer or not rows:
+        return choice.partition_for([], rows, integer_key=is_integer)
+    knots = noted_knots(job.remembered(), layout, rows, data_files.bounds(files))
+    if knots is None:
         shares = [i / choice.QUANTILES for i in range(choice.QUANTILES + 1)]
         knots = quantiles.samples_of(job.steps, files, layout).quantiles(shares)
         job.remember(quantiles=knots, quantiles_rows=rows, key=layout.names[0])

@@ -20,21 +20,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
 
 from warehouse_agent.history.record import DAMAGED
-from warehouse_agent.planning import sketch_size
-from warehouse_agent.planning.change_forecast import Expected, expect
 from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, failures
-from warehouse_agent.storage import data_files, formats
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage, quantiles
@@ -43,8 +40,6 @@ from warehouse_agent.tasks.quantiles import Samples
 from warehouse_agent.tasks.steps import Steps
 
 MISSING_SHARE_MAX = 0.5  # of a version's files; a refresh does not pull more of them unasked
-_GROWN_SCALE = 0.02  # scale of ln d for the lost rows, whose number is known
-_UNCHANGED = -30.0  # ln P(d = 0) if rows were lost
 # Texts of Spark's own reader about a file that it cannot read.
 _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE", "parquet", "Parquet", "PATH_NOT_FOUND")
 
@@ -66,15 +61,39 @@ def published(job: Job) -> Snapshot | None:
     base = restored.checked(job, head)
     if base is None:
         return None
-    wrong = file_damage.absent(job.store, job.name, base.files)
-    if not job.options.repair:
-        _refuse_many(job.name, base, wrong)
+    wrong = absent(job.store, job.name, base, accepts_many=job.options.repair)
     told = {path for fragment, path in job.options.suspects if fragment == job.name}
     noted = _noted(job.remembered()).keys() | told
     if suspects := [f for f in base.files if f.path in noted and f.path not in wrong]:
         wrong |= file_damage.examine(job.steps, job.store, job.name, base.layout, suspects)
     job.examined.update(wrong, (f.path for f in suspects))
     return replace(base, lost=tuple(f for f in base.files if f.path in wrong))
+
+
+def absent(
+    store: Store, name: str, version: Snapshot, *, accepts_many: bool = False
+) -> dict[str, str]:
+    """Return what is wrong with files of a version that are missing or have another size, by path.
+
+    Raises:
+        WarehouseUnavailable: a folder cannot be listed, or most files are missing and that is not
+            accepted.
+    """
+    wrong = file_damage.absent(store, name, version.files)
+    if not accepts_many:
+        _refuse_many(name, version, wrong)
+    return wrong
+
+
+def taken_for_lost(
+    store: Store, name: str, version: Snapshot, notes: Mapping[str, object]
+) -> Snapshot:
+    """Return a version without the files that a refresh would find lost, for a forecast.
+
+    No file is read: those that are noted as damaged are taken to be so still. Raises as `absent`.
+    """
+    wrong = {**_noted(notes), **absent(store, name, version)}
+    return replace(version, lost=tuple(f for f in version.files if f.path in wrong))
 
 
 def note_failure(job: Job, error: DriftlineError) -> None:
@@ -129,34 +148,6 @@ def left(job: Job, base: Snapshot | None) -> dict[str, object]:
     noted = _noted(job.remembered())
     files = {path: noted[path] for path in noted if path in there - job.examined}
     return {DAMAGED: {"files": files} if files else None}
-
-
-def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
-    """Return the number of lost rows that a comparison must find.
-
-    Rows outside the bounds of the files' integer keys are not counted: the source sends them
-    anyway.
-    """
-    ends = data_files.bounds(files)
-    if ends is None or sketch_size.embedding_for(max(base.rows, 1), ends).base is None:
-        return base.rows_lost
-    return sum(f.rows for f in base.lost if f.meets(*ends))
-
-
-def grown(expected: Expected | None, lost: int, rows: int) -> Expected | None:
-    """Return the forecast of the rows that differ, changed and lost, among `rows`."""
-    if not lost:
-        return expected
-    found = expect((), rows=rows, elapsed_s=1.0) if expected is None else expected
-    more = np.log(np.exp(np.minimum(found.locations, 40.0)) + lost)
-    scales = found.scales * np.exp(found.locations - more)  # the scales of d stay as they were
-    p = found.unchanged
-    return Expected(
-        _UNCHANGED,
-        np.append(more, np.log(lost)),
-        np.append(np.maximum(scales, _GROWN_SCALE), _GROWN_SCALE),
-        np.append(found.weights * (1 - p), p),
-    )
 
 
 def positions(steps: Steps, base: Snapshot, samples: int) -> Samples:

@@ -24,11 +24,12 @@ from tests.fixtures.clock import Daily
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from tests.samples.prices import flat
-from warehouse_agent.cli.plan import Forecast, forecast, knots, know, predict
+from warehouse_agent.cli.plan import Forecast, forecast, know, predict
 from warehouse_agent.config import Source, select
 from warehouse_agent.history import record
+from warehouse_agent.history.known import even_knots
 from warehouse_agent.methods.registry import modelled
-from warehouse_agent.planning import prices
+from warehouse_agent.planning import notes, prices
 from warehouse_agent.planning.candidates import Known, expected_slots
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
@@ -300,10 +301,11 @@ def test_whatever_notes_say_a_plan_comes_out(
         noted["address"] = source.address
         store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
         line = record.line(store, source, remembered)
+    knots = notes.knots(remembered, "quantiles") or even_knots((1, 4 * ROWS))
     told = dataclasses.replace(
         KNOWN,
         prices=prices.from_notes(remembered, 9, level=line.level(ROWS)),
-        partition=partition_for(knots(remembered, (1, 4 * ROWS)), ROWS, integer_key=True),
+        partition=partition_for(knots, ROWS, integer_key=True),
         line=line,
         runs=tuple(record.parse("\n".join(map(json.dumps, runs)).encode())),
         forced=forced,

@@ -13,10 +13,10 @@ from driftline.limits import GROUP_KEYS_MAX
 from tests.warehouse_agent.cli.test_plan import ROWS, known
 from warehouse_agent.cli.plan import predict
 from warehouse_agent.config import Fragment, Proof, Source
+from warehouse_agent.history.known import rows_of_part
 from warehouse_agent.planning.candidates import Allowance
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental, Tiled
-from warehouse_agent.refresh.prepare import rows_of_part
 from warehouse_agent.transport.channel import allowances
 
 NOW = known().now
