@@ -1,0 +1,220 @@
+"""What a prediction depends on: `plan` has what the refresh after it then has, on real tables.
+
+The one that a refresh has is taken from inside of it. What differs is named: when it was made, and
+what only one of the two asks the source for (`history.known`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driftline.errors import WarehouseUnavailable
+
+from tests.harness.legacy import LEGACIES, Legacy
+from tests.harness.no_spark import NoSpark
+from tests.harness.pair import Pair
+from tests.pair.since.rig import BY_VERSION
+from warehouse_agent.cli import plan
+from warehouse_agent.config import Fragment
+from warehouse_agent.history import known as history_known
+from warehouse_agent.history.known import even_knots, forecasts
+from warehouse_agent.methods.registry import opening_for
+from warehouse_agent.planning.candidates import Known
+from warehouse_agent.planning.choice import partition_for
+from warehouse_agent.planning.network import Objective
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.refresh.prepare import prepare
+from warehouse_agent.runs import attempt
+from warehouse_agent.storage.formats import head
+
+ROWS = 2000
+# Of the moment, or asked for by one of the two alone.
+ONE_ALONE = {"now", "rows_expected", "allowance", "staged_bytes", "source_error", "schema_changes"}
+PART = 'require = "fuzzy"\nread_at_most = 1000'
+TILES = 'require = "fuzzy"\nincremental = { rows = 300, pause_s = 0.001 }'
+KEYS = 'proof = "keys"'
+
+
+@dataclass
+class Orders:
+    """A pair over the table `orders`, and what its refreshes knew."""
+
+    pair: Pair
+    legacy: Legacy
+    used: list[Known]
+
+    @property
+    def fragment(self) -> Fragment:
+        return self.pair.config().fragments["orders"]
+
+    def lines(self, text: str) -> None:
+        self.pair.fragment_lines["orders"] = text
+
+    def foretold(self) -> Known:
+        reply, error = plan._describe(self.fragment)
+        assert reply is not None, error
+        return plan.know(self.pair.store, self.fragment, reply, None)
+
+    def refreshed(self, options: Options | None = None) -> Known:
+        self.pair.refresh("orders", options=options)
+        return self.used[-1]
+
+    def change(self, first: int, count: int) -> None:
+        """Update some rows honestly, and insert as many behind the last one."""
+        keys = [row[0] for row in self.legacy.rows("orders")]
+        version = max(row[2] for row in self.legacy.rows("orders")) + 1
+        wanted = sorted(keys)[first : first + count]
+        self.legacy.many(
+            "UPDATE orders SET note = ?, version = ? WHERE id = ?",
+            [(f"changed {version} {key}", version, key) for key in wanted],
+        )
+        top = max(keys)
+        self.legacy.many(
+            "INSERT INTO orders VALUES (?, ?, ?)",
+            [(top + 3 * (i + 1), f"new {i}", version) for i in range(count)],
+        )
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def orders(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Orders]:
+    legacy = LEGACIES[request.param](request, tmp_path)
+    legacy.execute(
+        "CREATE TABLE orders (id BIGINT PRIMARY KEY, note TEXT, version BIGINT NOT NULL)"
+        if request.param == "postgresql"
+        else "CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT, version INTEGER NOT NULL)"
+    )
+    legacy.many(
+        "INSERT INTO orders VALUES (?, ?, ?)", [(3 * i, f"note {i * i}", i) for i in range(ROWS)]
+    )
+    used = list[Known]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        found = prepare(*args, **options)
+        used.append(found.known)
+        return found
+
+    monkeypatch.setattr(attempt, "prepare", noted)
+    published = {"orders": f'table = "orders"\nmarker = {BY_VERSION}'}
+    with Pair(NoSpark(), legacy, tmp_path / "pair", published) as pair:
+        yield Orders(pair, legacy, used)
+    legacy.close()
+
+
+def same(foretold: Known, used: Known, *but: str) -> None:
+    """All that both know is the same, and so is what follows from it."""
+    for field in fields(Known):
+        if field.name not in ONE_ALONE.union(but):
+            assert getattr(foretold, field.name) == getattr(used, field.name), field.name
+    assert foretold.now < used.now
+    assert used.allowance in (None, foretold.allowance)
+    assert foretold.scope == used.scope
+    openings = [opening_for(one, forecasts(one)[1]) for one in (foretold, used)]
+    assert openings[0] is openings[1]
+
+
+def test_a_first_load(orders: Orders) -> None:
+    foretold, used = orders.foretold(), orders.refreshed()
+    same(foretold, used)
+    assert used.rows is None
+    assert foretold.rows_expected == used.rows_expected
+
+
+@pytest.mark.parametrize("lines", ["", PART, TILES, KEYS, 'method = "range"', 'method = "full"'])
+def test_later_refreshes(orders: Orders, lines: str) -> None:
+    """The first one computes quantiles; then they are noted, and the next plan has them."""
+    orders.lines(lines)
+    orders.refreshed()
+    orders.change(7, 20)
+    foretold, used = orders.foretold(), orders.refreshed()
+    same(foretold, used, "partition")
+    even = partition_for(even_knots(foretold.bounds), ROWS, integer_key=True)
+    assert foretold.partition == even
+    orders.change(40, 10)
+    foretold, used = orders.foretold(), orders.refreshed()
+    same(foretold, used, *(["partition"] if lines == TILES else []))
+    assert used.runs
+    assert (used.tiled is not None) == (lines == TILES)
+    assert (used.read_at_most is not None) == (lines == PART)
+    assert (used.marker is not None) == (lines == KEYS)
+
+
+def test_quantiles_that_a_refresh_computes_anew_are_not_foretold_by(orders: Orders) -> None:
+    orders.refreshed()
+    orders.refreshed()
+    noted = orders.foretold().partition
+    top = 3 * ROWS
+    orders.legacy.many(
+        "INSERT INTO orders VALUES (?, ?, ?)",
+        [(top + 3 * i, "bulk", ROWS + i) for i in range(ROWS)],
+    )
+    orders.refreshed()
+    foretold = orders.foretold()
+    assert foretold.partition != noted
+    even = partition_for(even_knots(foretold.bounds), 2 * ROWS, integer_key=True)
+    assert foretold.partition == even
+    same(foretold, orders.refreshed(), "partition")
+
+
+@pytest.mark.parametrize("lines", ["", PART, TILES, KEYS])
+def test_a_version_that_lost_a_file(orders: Orders, lines: str) -> None:
+    """Both pull the lost rows, and as few others as possible."""
+    orders.lines(lines)
+    orders.refreshed()
+    orders.change(100, 30)
+    orders.refreshed()
+    base = head(orders.pair.store, "orders")
+    assert base is not None
+    assert len(base.files) > 1
+    smallest = min(base.files, key=lambda file: file.rows)
+    (orders.pair.warehouse / "orders" / smallest.path).unlink()
+    foretold, used = orders.foretold(), orders.refreshed()
+    same(foretold, used, "partition")
+    assert used.line.objective is Objective.BYTES
+    assert used.read_at_most is None
+    assert used.rows == base.rows - smallest.rows
+    assert (used.rows_lost > 0) == (lines != TILES), "a pass prices all rows"
+    orders.pair.check("orders")
+
+
+def test_a_version_that_lost_most_files_is_refused_by_both(orders: Orders) -> None:
+    orders.refreshed()
+    base = head(orders.pair.store, "orders")
+    assert base is not None
+    for file in base.files:
+        (orders.pair.warehouse / "orders" / file.path).unlink()
+    with pytest.raises(WarehouseUnavailable) as refused:
+        orders.foretold()
+    assert orders.pair.error("orders")["message"] == refused.value.message
+
+
+def test_rows_that_a_cut_exchange_staged_withdraw_the_mark(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.lines(KEYS)
+    orders.refreshed()
+    orders.change(5, 5)
+    orders.refreshed()
+    assert orders.foretold().marker is not None
+    staged = orders.pair.warehouse / "_driftline" / "staging" / "orders" / "exchange-1"
+    staged.mkdir(parents=True)
+    (staged / "000000.frames").write_bytes(b"frames")
+    monkeypatch.setattr(history_known, "AGAIN_BYTES", 0)
+    foretold, used = orders.foretold(), orders.refreshed()
+    same(foretold, used)
+    assert used.marker is not None
+    assert not used.marker.mark
+    assert used.marker.why == "rows that a cut exchange staged are compared again"
+
+
+def test_an_estimate_counts_where_columns_are_accepted(orders: Orders) -> None:
+    """The source is asked then, so its estimate is known to the refresh as well."""
+    orders.refreshed()
+    used = orders.refreshed(Options(accept_schema=True))
+    assert used.rows_expected == orders.foretold().rows_expected
+    assert used.rows == ROWS
