@@ -215,7 +215,7 @@ def know(
     )
     files = base.sound if base is not None else ()
     partition = foretold_partition(noted, None if base is None else base.layout, files)
-    tiled = auxiliary_table.tiled(store, fragment, base) if at.is_pass else None
+    tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
     return replace(
         at.known(files, partition, tiled),
         staged_bytes=staged,

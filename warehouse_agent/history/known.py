@@ -32,7 +32,7 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.groups import group_selection
 from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.planning.tiling import Tiled
+from warehouse_agent.planning.tiling import Incremental, Tiled
 from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.table import Snapshot
@@ -68,14 +68,15 @@ class Situation:
     rows_told: int | None = None
 
     @property
-    def is_pass(self) -> bool:
-        """Return True if all rows are compared tile by tile.
+    def pass_over(self) -> tuple[Snapshot, Incremental] | None:
+        """Return the version that is compared tile by tile, and its tiles; None: one exchange.
 
         A pass compares a published version: a first load and other columns take one exchange.
         """
-        if self.fragment.incremental is None or self.base is None or self.is_other:
-            return False
-        return any(file.rows for file in self.base.sound)
+        base, wanted = self.base, self.fragment.incremental
+        if wanted is None or base is None or self.is_other:
+            return None
+        return (base, wanted) if any(file.rows for file in base.sound) else None
 
     @property
     def read_at_most(self) -> int | None:

@@ -25,7 +25,7 @@ import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +91,7 @@ class Pass:
     """A pass over one published version: our side of all tiles, and the results of finished tiles.
 
     `outcomes` are by tile, in the order in which they were finished; the first `resumed_at` of them
-    are of earlier attempts. `compared`, `rest` and `notes` are those of `OurSide`.
+    are of earlier attempts.
 
     Without locks another command may compare the same tiles, or begin another pass: the frames of
     each exchange have a folder of their own, which the result of a tile names, beside the salt.
@@ -106,9 +106,6 @@ class Pass:
     resumed_at: int = 0
     _frames: dict[int, _Frames] = field(default_factory=dict)  # by tile
     _latest: datetime | None = None  # that a tile said
-    rest: ClassVar[Digest] = Digest()
-    updates_left: ClassVar[float] = 0.0
-    notes: ClassVar[Mapping[str, object]] = {}
 
     @property
     def tiling(self) -> Tiling:

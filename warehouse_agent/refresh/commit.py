@@ -105,7 +105,7 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
             shipped=shipped,
             changed=changed,
             is_copy=out.is_copy,
-            level=p.known.line.level(p.ours.compared.count),
+            level=p.known.line.level(p.compared.count),
         )
         noted = _notes(job, proven.compared, done.version, record, changed=record.rows_changed)
         job.remember(**learnt, **noted)
@@ -176,12 +176,12 @@ def _notes(
     noted |= row_security.note(compared.found.row_security, version)
     noted |= derivation.note(job, p.layout) | marks.note(version, record, marking)
     said, left = job.report, None
-    if p.is_part:
-        left = Left(p.ours.rest.count, said.updates_left, said.allowed)
+    if p.part is not None:
+        left = Left(p.part.rest.count, said.updates_left, said.allowed)
     if left is not None or job.remembered().get(PART) is not None:
         noted |= note_left(version, left)
     speed = marks.KEYS_PER_S if compared.found.by_marker else "rows_per_s"
-    return noted | dict(p.ours.notes) | ({} if rate is None else {speed: rate})
+    return noted | dict(p.notes) | ({} if rate is None else {speed: rate})
 
 
 def _checked(job: Job, compared: Compared) -> Checked:
@@ -194,9 +194,9 @@ def _checked(job: Job, compared: Compared) -> Checked:
     p, out = compared.prepared, compared.found
     proof = proof_of(p, out).value
     now = Checked(out.as_of, out.checked_at, out.consistency, out.activity, proof)
-    if p.base is None or (not p.is_part and accepts(job, out)):
+    if p.base is None or (p.part is None and accepts(job, out)):
         return now
     before = checked(job.remembered(), p.base)
-    if p.is_part:
+    if p.part is not None:
         return before
     return replace(before, checked_at=now.checked_at, proof=weaker(before.proof, proof))

@@ -37,7 +37,7 @@ from warehouse_agent.failpoints import Point
 from warehouse_agent.planning import choice, proof_diagnosis
 from warehouse_agent.refresh import repair, schema_change
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.prepare import Prepared
+from warehouse_agent.refresh.prepare import Prepared, PreparedPass
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import counted
 from warehouse_agent.storage import row_security
@@ -114,7 +114,8 @@ def write_and_prove(job: Job, compared: Compared) -> Proven:
     try:
         return _proven(job, compared)
     except (MalformedMessage, ValueDoesNotFit, DuplicateKey, TableShrank):
-        if compared.is_resumed:
+        # The next attempt would take up finished tiles without comparing them again.
+        if isinstance(compared.prepared, PreparedPass):
             job.staging.clear()
         raise
 
@@ -154,7 +155,7 @@ def _says_all(p: Prepared, out: Outcome, base: Snapshot) -> bool:
 
 def proof_of(p: Prepared, out: Outcome) -> Proof:
     """Return what a comparison proves of the version that it leads to."""
-    if p.is_part:
+    if p.part is not None:
         return Proof.PART
     return Proof.KEYS if out.by_marker else Proof.TOTAL
 
@@ -169,8 +170,8 @@ def _refuse_shrunk(job: Job, p: Prepared, out: Outcome) -> None:
     if p.layout.recipe.rows != p.base.layout.recipe.rows:
         return
     before, after, of = p.base.rows, out.theirs.count, ""
-    if p.is_part and not choice.shrank(before, after):
-        before, after = p.ours.compared.count, after - p.ours.rest.count
+    if p.part is not None and not choice.shrank(before, after):
+        before, after = p.part.compared.count, after - p.part.rest.count
         of = " of those that were compared"
     if choice.shrank(before, after):
         raise TableShrank(
@@ -322,7 +323,7 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: Applied) -> proof_diagn
     before = applied.before
     return proof_diagnosis.Parts(
         theirs=out.theirs,
-        ours=p.ours.compared + p.ours.rest,
+        ours=p.total,
         came=out.came,
         shipped=digest(applied.shipped),
         stayed=digest((*applied.rewritten, *applied.kept)),

@@ -25,14 +25,14 @@ from warehouse_agent.history.marks import Marking
 from warehouse_agent.methods import key_sums
 from warehouse_agent.planning.markers.state import AUDITS_MISSED, KEYS_SHOWN, Audit, MarkerState
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.prepare import Prepared
+from warehouse_agent.refresh.prepare import PreparedWhole
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import MarkerUse, Outcome
 from warehouse_agent.tasks.scan import read_batches
 
 
-def marking(job: Job, p: Prepared, found: Outcome) -> Marking | None:
+def marking(job: Job, p: PreparedWhole, found: Outcome) -> Marking | None:
     """Return the mark that the version of a comparison has; None: all rows are to be proven.
 
     Changes that this comparison found are not counted yet (`with_changes`).
@@ -68,7 +68,7 @@ def with_changes(marking: Marking | None, found: Outcome, changed: int) -> Marki
 
 
 def _audited(
-    job: Job, p: Prepared, found: Outcome, state: MarkerState, used: MarkerUse | None
+    job: Job, p: PreparedWhole, found: Outcome, state: MarkerState, used: MarkerUse | None
 ) -> Audit:
     """Return the audit that a comparison of all rows is; the one before, if it is none."""
     before = state.audit
@@ -91,7 +91,7 @@ def _audited(
     )
 
 
-def _missed(job: Job, p: Prepared, used: MarkerUse) -> tuple[int, tuple[str, ...]]:
+def _missed(job: Job, p: PreparedWhole, used: MarkerUse) -> tuple[int, tuple[str, ...]]:
     """Return how many of the rows that the source named differ from ours, and some of their keys.
 
     At most UNMARKED_ROWS_MAX are named; of more, the share among those is taken for all.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import ClassVar
 
 from driftline import key_order
 from driftline import wire_pb2 as pb
-from driftline.digests import Salt
+from driftline.digests import Digest, Salt
 from driftline.errors import (
     ConfigurationError,
     MalformedMessage,
@@ -35,7 +36,8 @@ from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Allowance, Known
-from warehouse_agent.planning.change_forecast import Expected, Run
+from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.tiling import Incremental
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import auxiliary_table, derivation, leftovers, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
@@ -53,9 +55,9 @@ Describe = Callable[[str], pb.DescribeReply]
 Features = Collection[str]  # of a source
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Our side of a refresh, before anything is compared.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """What every scope has before anything is compared.
 
     Attributes:
         base: the version that readers see, without its lost files.
@@ -64,7 +66,6 @@ class Prepared:
         expected: the forecast of rows that differ: changed and lost ones.
         rows_expected: rows at the source, for progress only.
         stamp: for the statistics of the rows that this refresh writes.
-        ours: our side of one exchange, or the tiles of a pass.
     """
 
     base: Snapshot | None
@@ -77,12 +78,56 @@ class Prepared:
     expected: Expected | None
     rows_expected: int
     stamp: Stamp
-    ours: OurSide | Pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedWhole(_Begun):
+    """Our side of one exchange: all rows, or a part."""
+
+    ours: OurSide
 
     @property
-    def is_part(self) -> bool:
-        """Return True if some rows are not compared."""
-        return self.known.read_at_most is not None
+    def part(self) -> OurSide | None:
+        """Return our side if some rows are not compared; None: all are."""
+        return None if self.known.read_at_most is None else self.ours
+
+    @property
+    def compared(self) -> Digest:
+        """Return the digest of our rows that are compared."""
+        return self.ours.compared
+
+    @property
+    def total(self) -> Digest:
+        """Return the digest of all of our rows."""
+        return self.ours.compared + self.ours.rest
+
+    @property
+    def notes(self) -> Mapping[str, object]:
+        """Return notes to keep once the refresh is done."""
+        return self.ours.notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPass(_Begun):
+    """Our side of a pass over a published version, in tiles; some may be compared already."""
+
+    base: Snapshot
+    tiles: Pass
+    part: ClassVar[None] = None
+    notes: ClassVar[Mapping[str, object]] = {}
+
+    @property
+    def compared(self) -> Digest:
+        """Return the digest of our rows that are compared: of all."""
+        return self.tiles.compared
+
+    @property
+    def total(self) -> Digest:
+        """Return the digest of all of our rows."""
+        return self.tiles.compared
+
+
+Prepared = PreparedWhole | PreparedPass
 
 
 def expect_spark(steps: Steps, store: Store, name: str) -> None:
@@ -111,34 +156,58 @@ def prepare(
     base = repair.published(job)
     record.complete(job.store, job.name, base)
     layout, told = _layout(job, base, describe)
-    if (wanted := job.fragment.incremental) is not None:
+    if job.fragment.incremental is not None:
         _check_key(layout, job.name)
     fragment_key = _fragment_key(job, base)
     at = _situation(job, base, layout, told, allowance, features)
-    earlier = list(at.runs)
-    rows_expected = base.rows if told is None and base is not None else told or 0
-    stamp = _stamp(base, earlier, at.now)
-    files, tiles = base.sound if base else (), None
-    if wanted and base and at.is_pass:
-        tiles = auxiliary_table.take_up(job, base, wanted, earlier)
-        salt = tiles.salt
-        partition = tiles.tiling.partition(0)  # of any tile: a pass is priced by its tiles
-    else:
-        if base and schema_change.differs(layout, base.layout):
-            files = _restate(job, base, layout)
-        files = _take_up(job, base, layout, files, stamp, is_part=at.read_at_most is not None)
-        salt = Salt.fresh()
-        partition = _partition(job, layout, files)
-    known = at.known(files, partition, tiles.tiled if tiles else None)
+    match at.pass_over:
+        case version, wanted:
+            return _prepared_pass(job, at, version, wanted, fragment_key)
+        case None:
+            return _prepared_whole(job, at, layout, told, fragment_key)
+
+
+def _prepared_pass(
+    job: Job, at: Situation, base: Snapshot, wanted: Incremental, fragment_key: bytes
+) -> PreparedPass:
+    """Resume the pass over a version, or begin one."""
+    tiles = auxiliary_table.take_up(job, base, wanted, at.runs)
+    # Of any tile: a pass is priced by its tiles.
+    known = at.known(base.sound, tiles.tiling.partition(0), tiles.tiled)
     known.check_allowed()
     changes, expected = forecasts(known)
-    _expect_steps(job, base, earlier, changes, size=int(rows_expected * known.prices.copied))
-    ours: OurSide | Pass | None = tiles
-    if ours is None:
-        outlook, noted = _outlook(base, changes, stamp), job.remembered()
-        copy = WorkingCopy(job.steps, job.name, layout, files, salt, job.phase, outlook, noted)
-        ours = opening_for(known, expected).plan(known, expected).reduce(copy)
-    return Prepared(
+    _expect_steps(job, known, changes)
+    return PreparedPass(
+        base=base,
+        layout=base.layout,
+        files=base.sound,
+        salt=tiles.salt,
+        fragment_key=fragment_key,
+        known=known,
+        changes=changes,
+        expected=expected,
+        rows_expected=base.rows,
+        stamp=_stamp(at),
+        tiles=tiles,
+    )
+
+
+def _prepared_whole(
+    job: Job, at: Situation, layout: Layout, told: int | None, fragment_key: bytes
+) -> PreparedWhole:
+    """Build the working copy, and reduce it to our side of one exchange."""
+    base, stamp, salt = at.base, _stamp(at), Salt.fresh()
+    files = _working_copy(job, at, layout, stamp)
+    known = at.known(files, _partition(job, layout, files))
+    known.check_allowed()
+    changes, expected = forecasts(known)
+    rows_expected = (base.rows if base else 0) if told is None else told
+    _expect_steps(job, known, changes, size=int(rows_expected * known.prices.copied))
+    outlook = _outlook(base, changes, stamp)
+    copy = WorkingCopy(
+        job.steps, job.name, layout, files, salt, job.phase, outlook, job.remembered()
+    )
+    return PreparedWhole(
         base=base,
         layout=layout,
         files=files,
@@ -149,17 +218,15 @@ def prepare(
         expected=expected,
         rows_expected=rows_expected,
         stamp=stamp,
-        ours=ours,
+        ours=opening_for(known, expected).plan(known, expected).reduce(copy),
     )
 
 
-def _expect_steps(
-    job: Job, base: Snapshot | None, earlier: list[Run], changes: Expected | None, *, size: int
-) -> None:
+def _expect_steps(job: Job, known: Known, changes: Expected | None, *, size: int = 0) -> None:
     """Begin to start Spark if a step is expected to need it; `size`: bytes of a first load."""
-    if base is None:
+    if known.version is None:
         job.steps.expect(size)
-    elif record.needed_spark(earlier, changes):
+    elif record.needed_spark(list(known.runs), changes):
         job.steps.begin()
 
 
@@ -230,11 +297,12 @@ def _outlook(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> O
     return stamp.view if changes is not None else replace(stamp.view, share=choice.CHANGE_SHARE)
 
 
-def _stamp(base: Snapshot | None, earlier: list[Run], now: datetime) -> Stamp:
-    """Return the stamp of the rows that this refresh writes, after these earlier ones."""
-    elapsed_s = (now - earlier[-1].at).total_seconds() if earlier else None
+def _stamp(at: Situation) -> Stamp:
+    """Return the stamp of the rows that this refresh writes, after earlier ones."""
+    earlier = list(at.runs)
+    elapsed_s = (at.now - earlier[-1].at).total_seconds() if earlier else None
     pasts = record.pasts(earlier)
-    return row_statistics.stamp_for(base, pasts, at_s=now.timestamp(), elapsed_s=elapsed_s)
+    return row_statistics.stamp_for(at.base, pasts, at_s=at.now.timestamp(), elapsed_s=elapsed_s)
 
 
 def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
@@ -277,28 +345,20 @@ def _check_key(layout: Layout, name: str) -> None:
         )
 
 
-def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
-    """Write the published rows under a changed recipe, with new fingerprints."""
-    place = (job.steps, job.store, job.name, job.folder("restated"))
-    return tuple(restate(*place, base.sound, base.layout, layout, job.key_file))
-
-
-def _take_up(
-    job: Job,
-    base: Snapshot | None,
-    layout: Layout,
-    files: tuple[DataFile, ...],
-    stamp: Stamp,
-    *,
-    is_part: bool,
-) -> tuple[DataFile, ...]:
-    """Return the working copy: the files with what unfinished exchanges staged merged into them."""
+def _working_copy(job: Job, at: Situation, layout: Layout, stamp: Stamp) -> tuple[DataFile, ...]:
+    """Return the published rows in the columns of the next version, with what unfinished exchanges
+    staged merged into them."""
+    base = at.base
+    files = () if base is None else base.sound
+    if base is not None and schema_change.differs(layout, base.layout):
+        place = (job.steps, job.store, job.name, job.folder("restated"))
+        files = tuple(restate(*place, files, base.layout, layout, job.key_file))
     wanted = job.note(base, layout)
-    if is_part and base and row_security.may_hide(base, job.remembered()):
+    if at.read_at_most is None:  # all rows are compared, whatever relation these are of
+        wanted = {key: wanted[key] for key in ("base_version", "recipe")}
+    elif base and row_security.may_hide(base, job.remembered()):
         job.staging.clear()
         return files
-    if not is_part:  # all rows are compared, whatever relation these are of (`marker_of`)
-        wanted = {key: wanted[key] for key in ("base_version", "recipe")}
     folders = job.staging.leftovers(wanted)
     if not folders:
         return files

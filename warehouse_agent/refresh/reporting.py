@@ -14,8 +14,7 @@ from warehouse_agent.methods.registry import predicted
 from warehouse_agent.methods.since import SinceSide
 from warehouse_agent.refresh import derivation
 from warehouse_agent.refresh.auxiliary_table import Pass
-from warehouse_agent.refresh.prepare import Prepared
-from warehouse_agent.refresh.whole import Compared
+from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
 from warehouse_agent.report import Report
 from warehouse_agent.tasks.difference import Outcome
 
@@ -39,20 +38,19 @@ def prepared(report: Report, p: Prepared) -> None:
         report.resumed_at = scope.tiles_done
 
 
-def exchanged(report: Report, done: Compared) -> None:
+def exchanged(report: Report, p: PreparedWhole, found: Outcome) -> None:
     """Note the result of one exchange, and its cost at the source."""
-    p, found = done.prepared, done.found
     compared(report, found)
     report.marker = _marker(p, found)
     report.round_trips += found.round_trips
     report.source_scans, report.source_rows_read = found.scans, found.rows_read
     report.held_back_s, report.snapshot_s = found.held_back_s, found.snapshot_s
-    if p.is_part:
-        report.rows_left = p.ours.rest.count
-        report.updates_left = round(p.ours.updates_left, 2)
+    if p.part is not None:
+        report.rows_left = p.part.rest.count
+        report.updates_left = round(p.part.updates_left, 2)
 
 
-def _marker(p: Prepared, found: Outcome) -> dict[str, object] | None:
+def _marker(p: PreparedWhole, found: Outcome) -> dict[str, object] | None:
     """Return how a marker was used, or why not; None: all rows are to be proven anyway."""
     state, used = p.known.marker, found.marker
     if state is None:

@@ -30,10 +30,9 @@ from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tile_pause import TilePause
-from warehouse_agent.planning.tiling import KeyTiling, Tiling
-from warehouse_agent.refresh.auxiliary_table import Pass
+from warehouse_agent.planning.tiling import KeyTiling
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.prepare import Prepared
+from warehouse_agent.refresh.prepare import PreparedPass
 from warehouse_agent.refresh.whole import Compared, converse
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.data_files import DataFile
@@ -53,9 +52,7 @@ from warehouse_agent.transport.channel import Link, Stream
 Progress = Callable[[pb.Progress], None]
 
 
-def walk(
-    job: Job, p: Prepared, tiles: Pass, link: Link, sleep: Callable[[float], None]
-) -> Compared:
+def walk(job: Job, p: PreparedPass, link: Link, sleep: Callable[[float], None]) -> Compared:
     """Compare the tiles that are left, with a pause between two of them.
 
     The pause may adapt to how fast the source answers.
@@ -67,6 +64,7 @@ def walk(
     Raises:
         DriftlineError: whatever ends an exchange; finished tiles are kept.
     """
+    tiles = p.tiles
     left = deque(tiles.left())
     compared, repeated = 0, set[int]()
 
@@ -91,7 +89,7 @@ def walk(
         try:
             with link.stream() as stream:
                 writer = tiles.writer(tile)
-                found = _compare(job, p, tiles, tile, writer, stream, report)
+                found = _compare(job, p, tile, writer, stream, report)
                 again = tiles.forget_later(found.as_of, repeated)
                 tiles.finish(tile, found, writer)
         except DriftlineError as error:
@@ -113,21 +111,21 @@ def walk(
     if measured is not None:
         with contextlib.suppress(DriftlineError):  # the note may be lost
             record.note_line(job.store, link, measured)
-    return Compared(p, _outcome_of_all(job, p, tiles), tiles.staged(), is_resumed=True)
+    return Compared(p, _outcome_of_all(job, p), tiles.staged())
 
 
 def _compare(
     job: Job,
-    p: Prepared,
-    tiles: Pass,
+    p: PreparedPass,
     tile: int,
     writer: Writer,
     stream: Stream,
     progress: Progress,
 ) -> Outcome:
     """Compare a tile; return what it found."""
+    tiles = p.tiles
     bounds, sums = tiles.tiling.bounds(tile), tiles.sums.of(tile)
-    copy = _copy_of(job, p, tiles.tiling, tile)
+    copy = _copy_of(job, p, tile)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
     rows = ours.compared.count
     try:
@@ -143,13 +141,14 @@ def _compare(
             remedy="Install the same release on both sides.",
         )
     told = (o.row_security for o in tiles.outcomes.values() if o.row_security)
-    known = row_security.known(p.base, job.remembered()) if p.base else None
+    known = row_security.known(p.base, job.remembered())
     row_security.refuse_changed(known or next(told, None), found.row_security, job.name)
     return found
 
 
-def _copy_of(job: Job, p: Prepared, tiling: Tiling, tile: int) -> WorkingCopy:
+def _copy_of(job: Job, p: PreparedPass, tile: int) -> WorkingCopy:
     """Return our rows of a tile."""
+    tiling = p.tiles.tiling
     copy = WorkingCopy(job.steps, job.name, p.layout, p.files, p.salt, job.phase)
     if isinstance(tiling, KeyTiling):
         inside = InKeyTiles.between(tiling.recipe, *tiling.keys_around(tile))
@@ -163,11 +162,9 @@ def _is_near(tiling: KeyTiling, file: DataFile, tiles: Sequence[int]) -> bool:
     return any(first <= tile <= last for tile in tiles)
 
 
-def _emptied(
-    job: Job, prepared: Prepared, p: Pass, tiles: list[int], listed: Listing
-) -> Difference:
+def _emptied(job: Job, p: PreparedPass, tiles: list[int], listed: Listing) -> Difference:
     """Return that all our rows of some tiles, and listed rows of others, are replaced."""
-    tiling = p.tiling
+    tiling = p.tiles.tiling
     if isinstance(tiling, KeyTiling):
         # A hash says nothing of the tile: the rows are listed, in one step.
         is_chosen = np.zeros(len(tiling), np.bool_)
@@ -175,8 +172,8 @@ def _emptied(
         inside = InKeyTiles(tiling.recipe, tiling.keys, tuple(is_chosen.tolist()))
         found = list_rows(
             job.steps,
-            prepared.files,
-            prepared.layout,
+            p.files,
+            p.layout,
             np.zeros_like,
             p.salt,
             inside=inside,
@@ -185,14 +182,15 @@ def _emptied(
         return ListedRows(Listing.joined([listed, found]))
     # By their bounds, not row by row: the driver holds none of these rows.
     zones = [*map(tiling.bounds, tiles)]
-    rows = sum(p.sums.digest(tile).count for tile in tiles)
+    rows = sum(p.tiles.sums.digest(tile).count for tile in tiles)
     return Zones(Emptied.of(zones, rows), listed)
 
 
-def _outcome_of_all(job: Job, prepared: Prepared, p: Pass) -> Outcome:
+def _outcome_of_all(job: Job, p: PreparedPass) -> Outcome:
     """Return what the pass found: the outcomes of all tiles as one."""
-    found = [p.outcomes[tile] for tile in range(len(p.tiling))]
-    ours = [p.sums.digest(tile) for tile in range(len(p.tiling))]
+    tiles = p.tiles
+    found = [tiles.outcomes[tile] for tile in range(len(tiles.tiling))]
+    ours = [tiles.sums.digest(tile) for tile in range(len(tiles.tiling))]
     whole = [tile for tile, out in enumerate(found) if isinstance(out.difference, Everything)]
     listed = Listing.joined(
         [o.difference.rows for o in found if isinstance(o.difference, ListedRows)]
@@ -204,7 +202,7 @@ def _outcome_of_all(job: Job, prepared: Prepared, p: Pass) -> Outcome:
     elif whole and len(whole) == sum(1 for digest in ours if digest.count):
         method, difference = Method.FULL, Everything()
     elif whole:
-        difference = _emptied(job, prepared, p, whole, listed)
+        difference = _emptied(job, p, whole, listed)
     return Outcome(
         difference,
         method,

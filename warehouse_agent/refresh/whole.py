@@ -20,7 +20,7 @@ from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.refresh import marker_audit
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.prepare import Prepared
+from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.staging import Writer
 from warehouse_agent.transport.channel import Stream
@@ -32,20 +32,18 @@ ROWS_TIMED = 10_000  # fewer rows tell how long a round trip takes, not how fast
 class Compared:
     """The result of a comparison, and the URIs of the staged frames that belong to it.
 
-    `rows_per_s` is how fast the source read; None: it cannot be told. `is_resumed`: the next
-    attempt would take up what is staged without comparing it again, as finished tiles. `marking`:
-    the mark of the version that this becomes; None: the source was not asked for one.
+    `rows_per_s` is how fast the source read; None: it cannot be told. `marking`: the mark of the
+    version that this becomes; None: the source was not asked for one.
     """
 
     prepared: Prepared
     found: Outcome
     staged: list[str]
     rows_per_s: float | None = None
-    is_resumed: bool = False
     marking: Marking | None = None
 
 
-def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
+def exchange(job: Job, p: PreparedWhole, stream: Stream) -> Compared:
     """Compare our side over a stream, stage what comes, and measure how fast the source read.
 
     Raises:
@@ -54,9 +52,10 @@ def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
     carried = stream.bytes_carried
     with job.phase("exchange") as spent:
         writer = job.staging.begin(job.note(p.base, p.layout))
-        found = converse(job, p, ours, stream, writer, job.rows_read, rows_expected=p.rows_expected)
+        rows = p.rows_expected
+        found = converse(job, p, p.ours, stream, writer, job.rows_read, rows_expected=rows)
     carried, rate = stream.bytes_carried - carried, None
-    if not p.is_part:  # a part is read by its keys
+    if p.part is None:  # a part is read by its keys
         rate = rows_per_s(p.known.line, found, spent.seconds, carried)
     # Rows in no unit came before the totals were known: if these are equal, we have the rows.
     staged = [] if found.is_equal else writer.uris()

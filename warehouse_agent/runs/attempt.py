@@ -31,13 +31,17 @@ from warehouse_agent.events import (
 )
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import marks, record
-from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.refresh import derivation, repair, reporting, schema_change, tiled, whole
-from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.prepare import Prepared, expect_spark, prepare
+from warehouse_agent.refresh.prepare import (
+    Prepared,
+    PreparedPass,
+    PreparedWhole,
+    expect_spark,
+    prepare,
+)
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Report
 from warehouse_agent.runs import preflight
@@ -47,7 +51,7 @@ from warehouse_agent.transport.channel import Link, Stream
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
 
-_Ready = tuple[Job, Prepared, OurSide]  # to be compared in one exchange
+_Ready = tuple[Job, PreparedWhole]  # to be compared in one exchange
 
 
 class Attempt:
@@ -112,13 +116,13 @@ class Attempt:
         ready: list[_Ready] = []
         prepared, self._prepared = self._prepared, []
         for job, p in prepared:
-            match p.ours:
-                case Pass() as tiles:
-                    self._walk(link, job, p, tiles)
-                case ours:
-                    ready.append((job, p, ours))
+            match p:
+                case PreparedPass():
+                    self._walk(link, job, p)
+                case PreparedWhole():
+                    ready.append((job, p))
         while ready:
-            with link.stream(job.fragment.relation for job, _, _ in ready) as stream:
+            with link.stream(job.fragment.relation for job, _ in ready) as stream:
                 ready = self._exchange(link, stream, ready)
             if len(self.failed) < len(self._jobs):  # else the source was not reached at all
                 with contextlib.suppress(DriftlineError):  # the note may be lost
@@ -162,27 +166,27 @@ class Attempt:
                 flipped = self._command.flips.committed(job.fragment, job.report.version)
                 job.report.warehouse_version = flipped
 
-    def _walk(self, link: Link, job: Job, p: Prepared, tiles: Pass) -> None:
+    def _walk(self, link: Link, job: Job, p: PreparedPass) -> None:
         """Compare a fragment tile by tile."""
         with self._comparing(link, job):
             try:
                 with job.phase("exchange"):
-                    done = tiled.walk(job, p, tiles, link, self._command.sleep)
+                    done = tiled.walk(job, p, link, self._command.sleep)
             finally:
-                reporting.walked(job.report, tiles)
+                reporting.walked(job.report, p.tiles)
             reporting.compared(job.report, done.found)
             self._compared[job.name] = done
 
     def _exchange(self, link: Link, stream: Stream, ready: list[_Ready]) -> list[_Ready]:
         """Compare one after the other; return those left if the stream cannot be used again."""
-        for number, (job, p, ours) in enumerate(ready):
+        for number, (job, p) in enumerate(ready):
             with self._comparing(link, job):
-                done = self._compared[job.name] = whole.exchange(job, p, ours, stream)
-                reporting.exchanged(job.report, done)
+                done = self._compared[job.name] = whole.exchange(job, p, stream)
+                reporting.exchanged(job.report, p, done.found)
             left = ready[number + 1 :]
             error = self.failed.get(job.name)
             if isinstance(error, SourceUnreachable):
-                self.failed.update({other.name: error for other, _, _ in left})
+                self.failed.update({other.name: error for other, _ in left})
                 return []
             if stream.is_abandoned:
                 return left

@@ -23,7 +23,7 @@ from warehouse_agent.config import Source
 from warehouse_agent.events import Event, PhaseStarted, RefreshCommitted
 from warehouse_agent.refresh import finish, whole
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.prepare import Prepared
+from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
 from warehouse_agent.runs import attempt, batch
 from warehouse_agent.runs.source_run import LINK_IDLE_S_MAX
 from warehouse_agent.transport.channel import Link, Stream
@@ -199,7 +199,7 @@ def test_bytes_are_those_of_the_fragment(
     carried = dict.fromkeys(NAMES, 0)
     real = whole.exchange
 
-    def exchange(job: Job, p: Prepared, ours: object, stream: Stream) -> object:
+    def exchange(job: Job, p: PreparedWhole, stream: Stream) -> object:
         send, receive = stream.send, stream.receive
 
         def counted_send(request: object) -> None:
@@ -213,7 +213,7 @@ def test_bytes_are_those_of_the_fragment(
 
         stream.send, stream.receive = counted_send, counted_receive  # type: ignore[method-assign, assignment]
         try:
-            return real(job, p, ours, stream)  # type: ignore[arg-type]
+            return real(job, p, stream)
         finally:
             stream.send, stream.receive = send, receive  # type: ignore[method-assign]
 

@@ -20,11 +20,10 @@ from tests.harness.pair import Pair, expect_equal
 from warehouse_agent.config import select
 from warehouse_agent.history.record import CHECKED
 from warehouse_agent.refresh import finish
-from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import ProvenEqual, ProvenVersion, write_and_prove
 from warehouse_agent.refresh.job import Job, Options
-from warehouse_agent.refresh.prepare import Prepared, prepare
+from warehouse_agent.refresh.prepare import Prepared, PreparedWhole, prepare
 from warehouse_agent.refresh.whole import Compared, exchange
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import Store
@@ -66,9 +65,9 @@ def prepared(job: Job) -> Prepared:
 
 def compared(job: Job, p: Prepared) -> tuple[Compared, int]:
     """What the exchange found, and how many bytes came."""
-    assert not isinstance(p.ours, Pass)
+    assert isinstance(p, PreparedWhole)
     with Link(job.fragment.source) as link, link.stream() as stream:
-        found = exchange(job, p, p.ours, stream)
+        found = exchange(job, p, stream)
         return found, link.bytes_received
 
 
