@@ -9,7 +9,7 @@ them before it is compared; then our rows of the units that differ are listed on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -161,10 +161,7 @@ class GroupSide:
     def open(self, talk: Talk) -> Step:
         """Open with units, and compare those that differ row by row."""
         found = self.compare(talk)
-        if self.grouped.part is None:
-            return found
-        # The rows that were not compared are older.
-        return replace(found, theirs=found.theirs + self.rest, consistency="fuzzy")
+        return found if self.grouped.part is None else found.beside(self.rest)
 
     def compare(self, talk: Talk) -> Outcome:
         """Return the outcome of the rows that are compared."""

@@ -36,7 +36,7 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.groups import shards as planning
 from warehouse_agent.planning.groups.group_selection import CLASS_EDGES, GroupPlan, Selection
 from warehouse_agent.report import counted
-from warehouse_agent.tasks.difference import BelowKeys, Equal, ListedRows, Outcome
+from warehouse_agent.tasks.difference import EXACT, BelowKeys, Equal, ListedRows, Outcome, joined
 from warehouse_agent.tasks.digests import InKeyTiles, keys_of, numbers, tasks_for, with_keys
 from warehouse_agent.tasks.quantiles import sample_keys
 from warehouse_agent.tasks.scan import Function, Piece, scan
@@ -45,7 +45,6 @@ from warehouse_agent.tasks.steps import size_of_digests
 SAMPLES_MIN = 4096  # of keys, from which the bounds of shards are taken
 ROWS_MAX = 1 << 62  # that the shards of all rows may read: no limit
 NOBODY = Selection(len(CLASS_EDGES) + 2, 0.0)  # no row is chosen for being likely
-_EXACT = "exact"
 _COUNTED = pa.schema(
     [
         *((name, pa.binary()) for name in ("counts", "sizes", "compared", "rest")),
@@ -139,8 +138,7 @@ class ShardedSide:
         one = _joined(found)
         if self.shards.chosen.part is None:
             return one
-        # The rows that were not compared are older.
-        return replace(one, theirs=one.theirs + self.rest, consistency="fuzzy")
+        return one.beside(self.rest)
 
 
 def reduce(
@@ -271,35 +269,17 @@ def _counted(copy: WorkingCopy, part: PartRows | None, bounds: tuple[bytes, ...]
 
 def _check_snapshot(first: Outcome, found: Outcome) -> None:
     """Raise SnapshotLost unless two shards were read in one snapshot, under the same policies."""
-    is_exact = first.consistency == found.consistency == _EXACT
+    is_exact = first.consistency == found.consistency == EXACT
     if (is_exact and first.as_of != found.as_of) or first.row_security != found.row_security:
         raise SnapshotLost("The source began another snapshot between two shards of a comparison.")
 
 
 def _joined(found: Sequence[Outcome]) -> Outcome:
     """Return the outcomes of all shards as one."""
-    one = found[0]
-    weaker = (outcome.consistency for outcome in found if outcome.consistency != _EXACT)
-    if all(isinstance(outcome.difference, Equal) for outcome in found):
-        difference: Equal | BelowKeys = Equal()
-    else:
+    difference: Equal | BelowKeys = Equal()
+    if not all(isinstance(outcome.difference, Equal) for outcome in found):
         difference = _below(np.unique(np.concatenate([_replaced(outcome) for outcome in found])))
-    return replace(
-        one,
-        difference=difference,
-        method=Method.GROUP,
-        consistency=next(weaker, _EXACT),
-        theirs=sum((outcome.theirs for outcome in found), Digest()),
-        came=sum((outcome.came for outcome in found), Digest()),
-        checked_at=found[-1].checked_at,
-        changed=any(outcome.changed for outcome in found),
-        vouched=all(outcome.vouched for outcome in found),
-        scans=sum(outcome.scans for outcome in found),
-        rows_read=sum(outcome.rows_read for outcome in found),
-        round_trips=sum(outcome.round_trips for outcome in found),
-        frame_bytes=sum(outcome.frame_bytes for outcome in found),
-        held_back_s=sum(outcome.held_back_s for outcome in found),
-    )
+    return joined(found, difference, Method.GROUP, is_one_snapshot=True)
 
 
 def _replacing(found: Outcome) -> Outcome:

@@ -12,11 +12,12 @@ from driftline.activity import to_json
 
 from warehouse_agent.methods.registry import predicted
 from warehouse_agent.methods.since import SinceSide
+from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh import derivation
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
 from warehouse_agent.report import Report
-from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.difference import Equal, Outcome, joined
 
 
 def prepared(report: Report, p: Prepared) -> None:
@@ -75,12 +76,13 @@ def _marker(p: PreparedWhole, found: Outcome) -> dict[str, object] | None:
 def walked(report: Report, tiles: Pass) -> None:
     """Note the tiles that this attempt finished, also if it failed after them."""
     report.tiles_done = len(tiles.outcomes)
-    for found in list(tiles.outcomes.values())[tiles.resumed_at :]:
-        report.round_trips += found.round_trips
-        report.source_scans += found.scans
-        report.source_rows_read += found.rows_read
-        report.held_back_s += found.held_back_s
-        report.snapshot_s = max(report.snapshot_s or 0.0, found.snapshot_s)
+    if new := list(tiles.outcomes.values())[tiles.resumed_at :]:
+        spent = joined(new, Equal(), Method.RANGE, is_one_snapshot=False)
+        report.round_trips += spent.round_trips
+        report.source_scans += spent.scans
+        report.source_rows_read += spent.rows_read
+        report.held_back_s += spent.held_back_s
+        report.snapshot_s = max(report.snapshot_s or 0.0, spent.snapshot_s)
 
 
 def compared(report: Report, found: Outcome) -> None:

@@ -23,7 +23,6 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import DriftlineError, VersionMismatch
 
-from warehouse_agent.config import Require
 from warehouse_agent.events import RowsRead
 from warehouse_agent.history import record
 from warehouse_agent.methods.interface import WorkingCopy
@@ -44,6 +43,7 @@ from warehouse_agent.tasks.difference import (
     ListedRows,
     Outcome,
     Zones,
+    joined,
 )
 from warehouse_agent.tasks.digests import InKeyTiles, Listing, list_rows
 from warehouse_agent.tasks.staging import Writer
@@ -203,16 +203,5 @@ def _outcome_of_all(job: Job, p: PreparedPass) -> Outcome:
         method, difference = Method.FULL, Everything()
     elif whole:
         difference = _emptied(job, p, whole, listed)
-    return Outcome(
-        difference,
-        method,
-        theirs=sum((o.theirs for o in found), Digest()),
-        as_of=min(o.as_of for o in found),
-        checked_at=max(o.checked_at for o in found),
-        consistency=found[0].consistency if len(found) == 1 else Require.FUZZY.value,
-        changed=any(o.changed for o in found),
-        vouched=all(o.vouched for o in found),
-        frame_bytes=sum(o.frame_bytes for o in found),
-        row_security=found[-1].row_security,
-        activity=min(found, key=lambda out: out.as_of).activity,
-    )
+    one = joined(found, difference, method, is_one_snapshot=False)
+    return replace(one, came=Digest())  # the results of finished tiles do not tell it

@@ -1,12 +1,14 @@
 """The result of a comparison: which of our rows are replaced by the rows that came.
 
 `Difference` is one of five cases, so that mypy names each place where a further case is missing. An
-`Outcome` adds what the source said at the end. Both are immutable, and know no method.
+`Outcome` adds what the source said at the end. Both are immutable, and know no method. Outcomes of
+tiles and of shards become one here (`joined`), and nowhere else.
 """
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -19,6 +21,8 @@ from driftline.named_keys import KeyMap
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.tasks.digests import Listing
+
+EXACT, FUZZY = "exact", "fuzzy"  # of `Finished.consistency`
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +166,51 @@ class Outcome:
     def is_copy(self) -> bool:
         """Return True if all rows came: a load, or a table that was not worth comparing."""
         return self.method is Method.FULL or isinstance(self.difference, Everything)
+
+    def beside(self, rest: Digest) -> Outcome:
+        """Return the outcome of a part as that of all rows: the `rest` of ours stays as it is.
+
+        These rows were not compared, so they are older.
+        """
+        return replace(self, theirs=self.theirs + rest, consistency=FUZZY)
+
+
+def joined(
+    found: Sequence[Outcome], difference: Difference, method: Method, *, is_one_snapshot: bool
+) -> Outcome:
+    """Return the outcomes of exchanges that compared different rows of a relation as one.
+
+    What was spent is added up. The rows are as old as those of the earliest instant, and proven
+    when the last exchange was. Pure, and associative but for the difference, which the caller knows
+    how to join.
+
+    Args:
+        found: at least one, in the order of the rows.
+        is_one_snapshot: all exchanges read one snapshot; else several are of different instants.
+    """
+    earliest = min(found, key=lambda one: one.as_of)
+    weaker = [one.consistency for one in found if one.consistency != EXACT]
+    if len(found) > 1 and not is_one_snapshot:
+        weaker.insert(0, FUZZY)
+    policies = [one.row_security for one in found if one.row_security is not None]
+    return Outcome(
+        difference,
+        method,
+        theirs=sum((one.theirs for one in found), Digest()),
+        as_of=earliest.as_of,
+        checked_at=max(one.checked_at for one in found),
+        consistency=next(iter(weaker), EXACT),
+        changed=any(one.changed for one in found),
+        vouched=all(one.vouched for one in found),
+        came=sum((one.came for one in found), Digest()),
+        scans=sum(one.scans for one in found),
+        rows_read=sum(one.rows_read for one in found),
+        round_trips=sum(one.round_trips for one in found),
+        frame_bytes=sum(one.frame_bytes for one in found),
+        answered_s=found[0].answered_s,
+        held_back_s=sum(one.held_back_s for one in found),
+        snapshot_s=max(one.snapshot_s for one in found),
+        row_security=policies[-1] if policies else None,
+        activity=earliest.activity,
+        marker=next((one.marker for one in found if one.marker is not None), None),
+    )
