@@ -1,9 +1,10 @@
 """MariaDB and MySQL: every right of the login, from what SHOW GRANTS says of it.
 
-SHOW GRANTS names all that a login holds: its own, by its default role and the roles of that role,
-by PUBLIC (MariaDB 10.11), by mandatory roles (MySQL). A role that is no default one is shown only
-while it is active, so each is made active once, in the read-only session of `check`; MySQL shows
-its rights as the login's own. information_schema shows none of these.
+SHOW GRANTS names what a login holds itself and by PUBLIC (MariaDB 10.11), its roles, and what an
+active role holds, with the roles of that role. So it is asked without a role, then with each role,
+in the read-only session of `check`. MySQL shows a role's rights merged with the login's own, under
+the login's name: what is not there without the role is by the role. A mandatory role (MySQL) is
+every login's. information_schema shows none of these.
 
 Grants to an anonymous account at the level of a database count for every login, and no login is
 shown them: a database that it sees although no grant names it is a note.
@@ -12,10 +13,10 @@ shown them: a database that it sees although no grant names it is a note.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from source_agent.engines.interface import Ask, Privilege
 from source_agent.engines.relations import quote
@@ -24,26 +25,47 @@ from source_agent.engines.rights.weights import weigh
 SHOWN: Final = "SHOW GRANTS"
 ACTIVATED: Final = "SET ROLE {role}"
 NO_ROLE: Final = "SET ROLE NONE"
+MANDATORY: Final = "SHOW GLOBAL VARIABLES LIKE 'mandatory_roles'"
 DATABASES: Final = """
 SELECT schema_name FROM information_schema.schemata
 WHERE schema_name NOT IN ('information_schema', 'performance_schema') ORDER BY 1"""
-STATEMENTS: Final = (SHOWN, ACTIVATED.format(role="`…`"), NO_ROLE, DATABASES)
+STATEMENTS: Final = (SHOWN, ACTIVATED.format(role="`…`"), NO_ROLE, MANDATORY, DATABASES)
 
 _MARK: Final = "`"
 _WORD: Final = re.compile(r"""(?:`(?:[^`]|``)*`|"(?:[^"]|"")*"|'(?:[^'\\]|''|\\.)*'|[\w*$]+|\S)""")
 _ROUTINES: Final = {"FUNCTION", "PROCEDURE", "PACKAGE", "BODY", "TABLE"}
 _NOTHING: Final = "USAGE"
-_HOST: Final = " @ "  # between name and host of a role, which MariaDB's have not
+_ANY_HOST: Final = "%"
+# Where one of these is granted on everything, the login sees every database (SHOW DATABASES).
+SHOWING: Final = {
+    *("ALL PRIVILEGES", "ALTER", "ALTER ROUTINE", "CREATE", "CREATE ROUTINE"),
+    *("CREATE TEMPORARY TABLES", "CREATE VIEW", "DELETE", "DELETE HISTORY", "DROP", "EVENT"),
+    *("EXECUTE", "INDEX", "INSERT", "LOCK TABLES", "REFERENCES", "SELECT", "SHOW CREATE ROUTINE"),
+    *("SHOW DATABASES", "SHOW VIEW", "TRIGGER", "UPDATE"),
+}
+
+_Role: TypeAlias = tuple[str, ...]  # its name; in MySQL also its host
 
 
 @dataclass(frozen=True, slots=True)
-class _Grant:
-    """A line of SHOW GRANTS. `place`: database and table, `*` is any; empty: roles are granted."""
+class _Right:
+    """A right that a line of SHOW GRANTS gives.
 
-    rights: tuple[str, ...]
+    Attributes:
+        name: as SELECT; of a role: the role's, for people.
+        kind: PROCEDURE and the like; empty: of tables.
+        place: database and table, `*` is any; empty: the right is membership of a role.
+        without: databases that are taken from a right on everything (MySQL's partial revokes).
+        role: by which the login has it; empty: it has it itself, or PUBLIC does.
+        is_public: PUBLIC has it.
+        is_grantable: it can be passed on.
+    """
+
+    name: str
     kind: str
     place: tuple[str, ...]
-    role: str  # to which it is given; empty: the login itself, or PUBLIC
+    without: tuple[str, ...]
+    role: str
     is_public: bool
     is_grantable: bool
 
@@ -67,82 +89,128 @@ def _named(words: list[str]) -> list[list[str]]:
     return found
 
 
-def parse(line: str) -> _Grant | None:
-    """Return what a line of SHOW GRANTS gives; None: it gives nothing, as SET DEFAULT ROLE."""
+def parse(line: str) -> tuple[list[_Right], list[_Role]]:
+    """Return the rights that a line of SHOW GRANTS gives, and the roles that it gives the login."""
     verb, *words = _WORD.findall(line) or [""]
-    if verb != "GRANT" or "TO" not in words:
-        return None
+    if verb != "GRANT" or "TO" not in words:  # SET DEFAULT ROLE
+        return [], []
     to = words.index("TO")
-    before, after = words[:to], words[to + 1 :]
-    grantee, rest = after[0], after[1:]
-    is_account = rest[:1] == ["@"]
-    at = before.index("ON") if "ON" in before else len(before)
-    rights = [" ".join(map(_name, part)) for part in _named(before[:at])]
-    place = before[at + 1 :]
-    kind = " ".join(word for word in place if word in _ROUTINES)
+    before, (grantee, *rest) = words[:to], words[to + 1 :]
     is_public = grantee == "PUBLIC"
-    return _Grant(
-        rights=tuple(rights),
-        kind=kind,
+    is_role = rest[:1] != ["@"] and not is_public
+    at = before.index("ON") if "ON" in before else len(before)
+    given = _named(before[:at])
+    place = before[at + 1 :]
+    roles = [] if place else [_role(part) for part in given]
+    right = _Right(
+        name="",
+        kind=" ".join(word for word in place if word in _ROUTINES),
         place=tuple(_name(word) for word in place if word not in _ROUTINES | {"."}),
-        role="" if is_account or is_public else _name(grantee),
+        without=(),
+        role=_name(grantee) if is_role else "",
         is_public=is_public,
         is_grantable="OPTION" in rest,
     )
+    names = map(_shown, roles) if roles else (" ".join(map(_name, part)) for part in given)
+    return [replace(right, name=name) for name in names], [] if is_role else roles
+
+
+def _role(words: Sequence[str]) -> _Role:
+    """Return a role from the words of its name: `r`, `r`@`%`, or without quotes."""
+    at = words.index("@") if "@" in words else len(words)
+    parts = words[:at], words[at + 1 :]
+    return tuple("".join(map(_name, part)) for part in parts if part)
+
+
+def _shown(role: _Role) -> str:
+    """Return a role's name for people."""
+    return "@".join(part for part in role[: 1 if role[1:] == (_ANY_HOST,) else None])
+
+
+def _taken(lines: list[str]) -> dict[str, list[str]]:
+    """Return the databases that REVOKE lines take from a right on everything, by right."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        verb, *words = _WORD.findall(line) or [""]
+        if verb == "REVOKE" and "ON" in words:
+            at = words.index("ON")
+            for part in _named(words[:at]):
+                found.setdefault(" ".join(part), []).append(_name(words[at + 1]))
+    return found
+
+
+def _is_everything(right: _Right) -> bool:
+    return right.place == ("*", "*")
+
+
+def _held(ask: Ask) -> tuple[list[_Right], list[_Role]]:
+    """Return the rights that the session has with its active role, and the login's roles."""
+    lines = [str(row[0]) for row in ask(SHOWN)]
+    taken = _taken(lines)
+    parsed = [parse(line) for line in lines]
+    rights = [
+        replace(right, without=tuple(taken.get(right.name, ())) if _is_everything(right) else ())
+        for given, _ in parsed
+        for right in given
+    ]
+    return rights, [role for _, roles in parsed for role in roles]
 
 
 def privileges(ask: Ask, published: Set[tuple[str, str]], *, has_queries: bool) -> list[Privilege]:
     """List what the login may do, for `Engine.privileges`; `published` are database and table."""
-    lines = [str(row[0]) for row in ask(SHOWN)]
-    own = [grant for grant in map(parse, lines) if grant is not None]
-    roles = [r for grant in own if not grant.place and not grant.role for r in grant.rights]
-    of_roles = []
+    ask(NO_ROLE)
+    own, roles = _held(ask)
+    mandatory = {
+        (*role, _ANY_HOST)[:2]
+        for _, names in ask(MANDATORY)
+        for role in map(_role, filter(None, _named(_WORD.findall(names or ""))))
+    }
+    found = [_weighed(right, published, has_queries=has_queries) for right in own]
     for role in roles:
-        ask(ACTIVATED.format(role="@".join(quote(part, _MARK) for part in role.split(_HOST))))
-        shown = [str(row[0]) for row in ask(SHOWN)]
-        more = [grant for line in shown if line not in lines and (grant := parse(line))]
-        of_roles += [replace(grant, role=grant.role or role.split(_HOST)[0]) for grant in more]
-    if roles:
-        ask(NO_ROLE)
-    grants = list(dict.fromkeys((*own, *of_roles)))
-    found = [p for grant in grants for p in _weighed(grant, published, has_queries=has_queries)]
-    if not any(grant.place[:1] == ("*",) and grant.rights != (_NOTHING,) for grant in grants):
-        found += _unexplained([str(row[0]) for row in ask(DATABASES)], grants)
-    return list(dict.fromkeys(found))
+        ask(ACTIVATED.format(role="@".join(quote(part, _MARK) for part in role)))
+        more, _ = _held(ask)
+        found += [
+            _weighed(
+                replace(right, role=right.role or _shown(role)),
+                published,
+                has_queries=has_queries,
+                mandatory=role in mandatory,
+            )
+            for right in more
+            if right not in own
+        ]
+    ask(NO_ROLE)
+    if not any(_is_everything(right) and right.name in SHOWING for right in own):
+        found += _unexplained([str(row[0]) for row in ask(DATABASES)], own)
+    return list(dict.fromkeys(p for p in found if p is not None))
 
 
 def _weighed(
-    grant: _Grant, published: Set[tuple[str, str]], *, has_queries: bool
-) -> Iterator[Privilege]:
-    """Yield each right of a grant."""
-    weighed = partial(weigh, role=grant.role, public=grant.is_public)
-    if not grant.place:
-        if grant.is_grantable:
-            for role in grant.rights:
-                yield weighed(f"may grant membership of role {role.split(_HOST)[0]}")
-        return
-    place = f"{grant.kind.lower()} " if grant.kind else ""
-    place += ".".join(grant.place)
-    if grant.rights == ("PROXY",):
-        place = f"account {'@'.join(part for part in grant.place if part != '@')}"
-    elif grant.place == ("*", "*"):
-        place = "everything"
-    elif grant.place[1:] == ("*",):
-        place = f"every table of {grant.place[0]}"
-    is_published = tuple(grant.place) in published or (has_queries and not grant.kind)
-    is_wide = "*" in grant.place
-    for right in grant.rights:
-        if right == _NOTHING:
-            if grant.is_grantable:
-                yield weighed(f"GRANT OPTION on {place}")
-            continue
-        needed = right == "SELECT" and is_published and not is_wide
-        yield weighed(f"{right} on {place}", needed=needed, grantable=grant.is_grantable)
+    right: _Right, published: Set[tuple[str, str]], *, has_queries: bool, mandatory: bool = False
+) -> Privilege | None:
+    """Return what `check` says of a right; None: nothing."""
+    weighed = partial(weigh, role=right.role, public=right.is_public, mandatory=mandatory)
+    if not right.place:
+        is_said = right.is_grantable
+        return weighed(f"may grant membership of role {right.name}") if is_said else None
+    place = f"{right.kind.lower()} " if right.kind else ""
+    place += ".".join(right.place)
+    if right.name == "PROXY":
+        place = f"account {'@'.join(part for part in right.place if part != '@')}"
+    elif _is_everything(right):
+        place = " but ".join(filter(None, ("everything", ", ".join(right.without))))
+    elif right.place[1:] == ("*",):
+        place = f"every table of {right.place[0]}"
+    if right.name == _NOTHING:
+        return weighed(f"GRANT OPTION on {place}") if right.is_grantable else None
+    is_published = tuple(right.place) in published or (has_queries and not right.kind)
+    needed = right.name == "SELECT" and is_published and "*" not in right.place
+    return weighed(f"{right.name} on {place}", needed=needed, grantable=right.is_grantable)
 
 
-def _unexplained(databases: list[str], grants: list[_Grant]) -> Iterator[Privilege]:
+def _unexplained(databases: list[str], rights: list[_Right]) -> Iterator[Privilege]:
     """Yield a note for each database that the login sees and no grant of its names."""
-    patterns = [_pattern(grant.place[0]) for grant in grants if grant.place]
+    patterns = [_pattern(right.place[0]) for right in rights if right.place]
     for name in databases:
         if not any(pattern.fullmatch(name) for pattern in patterns):
             yield Privilege(
