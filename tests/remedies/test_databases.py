@@ -11,7 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, ValueDoesNotFit
+from driftline.errors import (
+    ConfigurationError,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    DriftlineError,
+    ValueDoesNotFit,
+)
 
 from source_agent.engines.conformance.reads import Read, read, rows_of, session_of
 from source_agent.engines.interface import Limits
@@ -20,9 +26,10 @@ from source_agent.engines.postgresql import waits
 from source_agent.engines.registry import connect
 from source_agent.engines.sessions import foreseen
 from source_agent.engines.shapes import Relation
-from tests.harness.legacies import OfMariaDB, OfPostgreSQL
+from tests.harness.family import FAMILY
+from tests.harness.legacies import OfMariaDB, OfMySQL, OfPostgreSQL, of_family
 from tests.harness.pgbouncer import PgBouncer
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import PostgreSQL
 from tests.remedies.told import told
 
 Case = tuple[str, Relation, tuple[Relation, ...]]
@@ -40,9 +47,10 @@ def pg(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
-    made = OfMariaDB(mariadb)
+@pytest.fixture(scope="module", params=FAMILY)
+def maria(request: pytest.FixtureRequest) -> Iterator[OfMariaDB]:
+    """MariaDB, and MySQL, whose remedies are the same."""
+    made = of_family(request.getfixturevalue(request.param))
     made.run(
         "CREATE TABLE t (id int PRIMARY KEY, b longblob)",
         "INSERT INTO t VALUES (1, 'a'), (7, REPEAT('x', 700000))",
@@ -111,6 +119,7 @@ def carry_out(reading: Callable[[Relation], list[Read]], case: Case) -> None:
         assert reading(relation)
 
 
+@pytest.mark.mariadb_alone  # HEX of MySQL has no limit
 def test_a_value_larger_than_a_packet(maria: OfMariaDB) -> None:
     large = replace(T, as_text=("b",))
     maria.run(f"SET GLOBAL max_allowed_packet = {1 << 20}")
@@ -149,15 +158,37 @@ def test_a_limit_of_rows_of_the_owner(maria: OfMariaDB) -> None:
         maria.run("SET GLOBAL max_join_size = DEFAULT")
 
 
+def test_no_statement_may_be_prepared(maria: OfMariaDB) -> None:
+    """MariaDB is not asked to prepare any."""
+    maria.run("SET GLOBAL max_prepared_stmt_count = 0")
+    try:
+        if not isinstance(maria, OfMySQL):
+            assert _read(maria, T)
+            return
+        with pytest.raises(DatabaseUnavailable) as caught:
+            _read(maria, T)
+        told(
+            caught.value,
+            "Raise max_prepared_stmt_count of the server, or find out which client closes none of"
+            " its prepared statements: the agent prepares one for the columns of each relation, and"
+            " closes it at once.",
+        )
+        maria.run("SET GLOBAL max_prepared_stmt_count = 1")
+        assert _read(maria, T)
+    finally:
+        maria.run("SET GLOBAL max_prepared_stmt_count = DEFAULT")
+
+
 def test_a_login_that_mariadb_refuses(maria: OfMariaDB) -> None:
     login = f"l{maria.database}"
     password = maria.server.create_login(login)
+    published = replace(T, columns=("id",))
     maria.run(f"GRANT SELECT ON {maria.database}.t TO '{login}'@'%'")
     url = maria.server.tcp_url(login, maria.database)
 
-    def ids(password: str) -> list[Read]:
+    def ids(password: str, relation: Relation = published) -> list[Read]:
         with closing(connect(url, password, Limits()).open()) as session:
-            return rows_of(session, session.describe(replace(T, columns=("id",))))
+            return rows_of(session, session.describe(relation))
 
     with pytest.raises(DatabaseRefused) as caught:
         ids("not-it")
@@ -172,6 +203,15 @@ def test_a_login_that_mariadb_refuses(maria: OfMariaDB) -> None:
     grant = printed.removeprefix("As an administrator: ").rstrip(".")
     maria.run(grant.replace("the agent", f"'{login}'@'%'"))
     assert ids(password)
+    maria.run(f"REVOKE SELECT ON {maria.database}.t FROM '{login}'@'%'",
+              f"GRANT SELECT (b) ON {maria.database}.t TO '{login}'@'%'")  # fmt: skip
+    query = Relation("q", query="SELECT id FROM t", key=("id",))
+    with pytest.raises(DatabaseRefused) as caught:
+        ids(password, query)  # a column alone is not granted
+    printed = told(caught.value, "As an administrator: GRANT SELECT ON … TO the agent.")
+    grant = printed.removeprefix("As an administrator: ").rstrip(".")
+    maria.run(grant.replace("the agent", f"'{login}'@'%'"))
+    assert ids(password, query)
     maria.run(f"DROP USER '{login}'@'%'")
 
 

@@ -78,7 +78,8 @@ CATALOGUE: Final = (*rights.STATEMENTS, LISTED, UNIQUE, SIZE, BIG_SELECTS)
 # Server and client error numbers: mysqld_error.h, errmsg.h.
 _REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1184, 1251, 1698, 1862, 2054, 2059, 2061}
 _NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
-_DENIED: Final = re.compile(r"for table ((?:`(?:[^`]|``)+`\.)?`(?:[^`]|``)+`)")
+# MariaDB writes the table as SQL does; MySQL its name alone, as both do for a column.
+_DENIED: Final = re.compile(r"(?:for|in) table (?:((?:`(?:[^`]|``)+`\.)?`(?:[^`]|``)+`)|'(.+)'$)")
 _BEYOND: Final = "(error 1104)"
 _PLAN_HIDDEN: Final = "(error 1345)"  # of a view, to a login without SELECT on its tables
 _NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
@@ -104,10 +105,16 @@ _TOO_BIG: Final = (
     "limit, which the agent keeps. Raise max_join_size, or set sql_big_selects = 1 for the agent's "
     "login (init_connect) or the server."
 )
+_TOO_MANY_PREPARED: Final = (
+    "Raise max_prepared_stmt_count of the server, or find out which client closes none of its "
+    "prepared statements: the agent prepares one for the columns of each relation, and closes it "
+    "at once."
+)
 _ERRORS: Final[tuple[tuple[set[int], type[DriftlineError], str], ...]] = (
     (_NOT_FOUND, ConfigurationError, "Correct the table or the query in the file."),
     ({1969, 3024}, DatabaseRefused, _TIMED_OUT),
     ({1104}, DatabaseRefused, _TOO_BIG),
+    ({1461}, DatabaseUnavailable, _TOO_MANY_PREPARED),
     ({1205}, DatabaseUnavailable, "Someone holds a lock on it; try again later."),
     ({1213, 1412, 1020, 1033}, SnapshotLost, ""),
     (_UNAVAILABLE, DatabaseUnavailable, _TRY_LATER),
@@ -178,10 +185,7 @@ def translate(product: Product, error: Error, relation: Relation | None = None) 
     message = f"{product.name} says: {text} (error {number})."
     brief = f"{product.name} says: error {number}, {error_name(number)}."
     if number in _NOT_GRANTED:
-        named = _DENIED.search(text)
-        what = named[1] if named else relation.table if relation else None
-        what = what or "every table it reads"
-        remedy = f"As an administrator: GRANT SELECT ON {what} TO the agent."
+        remedy = f"As an administrator: GRANT SELECT ON {_denied(text, relation)} TO the agent."
         return DatabaseRefused(
             message,
             where=where,
@@ -212,6 +216,17 @@ def translate(product: Product, error: Error, relation: Relation | None = None) 
             abroad=brief,
         )
     return DatabaseRefused(message, where=where, abroad=brief)
+
+
+def _denied(text: str, relation: Relation | None) -> str:
+    """Return the table, as SQL, of which an error says that the login may not read it."""
+    table = relation.table if relation else None
+    if (named := _DENIED.search(text)) is None:
+        return table or "every table it reads"
+    if named[1]:
+        return named[1]
+    is_its = table is not None and split_name(table, MARK)[-1] == named[2]
+    return table if table and is_its else quote(named[2], MARK)
 
 
 def privileges(ask: Ask, relations: Sequence[Relation], database: str) -> list[Privilege]:

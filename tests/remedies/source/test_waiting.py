@@ -19,8 +19,9 @@ from source_agent.engines.mysql_family import warnings
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Fingerprint, Relation
 from source_agent.scan.reader import Reader, Tally
-from tests.harness.legacies import OfMariaDB, OfPostgreSQL
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.family import FAMILY
+from tests.harness.legacies import OfMariaDB, OfPostgreSQL, of_family
+from tests.harness.servers import PostgreSQL
 from tests.harness.staged import KEY, SALT
 from tests.remedies.told import told
 from tests.source_agent.budgets.test_watch import Silent
@@ -38,9 +39,9 @@ def pg(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def maria(mariadb: MariaDB) -> Iterator[OfMariaDB]:
-    made = OfMariaDB(mariadb)
+@pytest.fixture(scope="module", params=FAMILY)
+def maria(request: pytest.FixtureRequest) -> Iterator[OfMariaDB]:
+    made = of_family(request.getfixturevalue(request.param))
     yield made
     made.close()
 
@@ -84,7 +85,7 @@ def test_postgresql_is_silent(pg: OfPostgreSQL) -> None:
 
 
 def test_mariadb_is_silent(maria: OfMariaDB) -> None:
-    slow = query("SELECT CAST(SLEEP(2) + 1 AS INT) AS id")
+    slow = query("SELECT CAST(SLEEP(2) + 1 AS SIGNED) AS id")
     with pytest.raises(DatabaseUnavailable) as caught:
         rows(maria.url, slow, silence_s=1.0)
     told(caught.value, WAITS)
@@ -111,7 +112,7 @@ def test_more_warnings_than_mariadb_lists(
     """What it lists is made little, not the warnings many."""
     monkeypatch.setattr(warnings, "LISTED_MAX", 3)
     maria.run("CREATE TABLE w (id int PRIMARY KEY)", "INSERT INTO w SELECT seq FROM seq_1_to_5")
-    text = "SELECT id, CAST({} AS INT) AS n FROM w"
+    text = "SELECT id, CAST({} AS SIGNED) AS n FROM w"
     with pytest.raises(DatabaseRefused) as caught:
         rows(maria.url, query(text.format("CONCAT(id, 'x')")))
     told(caught.value, "Write the query, view or `where` so that it raises none, with CAST.")
