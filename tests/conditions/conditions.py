@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.harness.fault_rig import SESSION_S_MAX
-from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy, of_family
+from tests.harness.servers import FamilyServer, PostgreSQL
 from tests.harness.tls_pair import TlsPair
 
 ROWS = 300
@@ -27,7 +27,9 @@ ROWS = 300
 class Bench:
     """The fixtures of one test, made when they are asked for."""
 
-    def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
+    def __init__(self, request: pytest.FixtureRequest, folder: Path, engine: str) -> None:
+        """`engine`: of the condition, where several have it."""
+        self.engine = engine
         self.folder = folder
         self.has_converged = False
         self._request = request
@@ -58,11 +60,11 @@ class Bench:
             made.close()
 
     @contextmanager
-    def mariadb(
-        self, server: MariaDB | None = None, rows: int = ROWS, note_bytes: int = 0
+    def family(
+        self, server: FamilyServer | None = None, rows: int = ROWS, note_bytes: int = 0
     ) -> Iterator[MariaLegacy]:
-        """A database of MariaDB with `orders(id, note)`."""
-        made = MariaLegacy(server or self.fixture("mariadb"))
+        """A database of MariaDB or MySQL, the test's, with `orders(id, note)`."""
+        made = of_family(server or self.fixture(self.engine))
         try:
             fill(made, rows, note_bytes)
             yield made
@@ -106,7 +108,8 @@ Provoke = Callable[[Bench], Iterator[TlsPair]]
 class Cause:
     """One row of the table, and how its condition is made.
 
-    `says`: words that the error must have in its place, message or remedy.
+    `says`: words that the error must have in its place, message or remedy. `engines`: each has it;
+    empty for one that the condition names.
     """
 
     condition: str
@@ -114,6 +117,7 @@ class Cause:
     exit: int
     is_retried: bool
     says: tuple[str, ...]
+    engines: tuple[str, ...]
     provoke: Provoke
 
     def provoked(self, bench: Bench) -> AbstractContextManager[TlsPair]:
@@ -124,12 +128,17 @@ CAUSES: list[Cause] = []
 
 
 def cause(
-    condition: str, code: str, exit_code: int, *says: str, retried: bool
+    condition: str,
+    code: str,
+    exit_code: int,
+    *says: str,
+    retried: bool,
+    engines: tuple[str, ...] = (),
 ) -> Callable[[Provoke], Provoke]:
     """Register a condition under its words in docs/errors.md."""
 
     def register(provoke: Provoke) -> Provoke:
-        CAUSES.append(Cause(condition, code, exit_code, retried, says, provoke))
+        CAUSES.append(Cause(condition, code, exit_code, retried, says, engines, provoke))
         return provoke
 
     return register

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conditions.conditions import Bench, cause
+from tests.harness.family import FAMILY
 from tests.harness.legacy import MariaLegacy, PostgresLegacy
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import FamilyServer, PostgreSQL
 from tests.harness.standby import Standby
 from tests.harness.tls_pair import TlsPair
 
@@ -208,11 +209,11 @@ def cancelled(bench: Bench) -> Iterator[TlsPair]:
 
 
 @cause(
-    "a connection of MariaDB is killed", "DATABASE_UNAVAILABLE", 4, "MariaDB says",
-    retried=True,
+    "a connection of MariaDB or MySQL is killed", "DATABASE_UNAVAILABLE", 4, " says",
+    retried=True, engines=FAMILY,
 )  # fmt: skip
 def killed(bench: Bench) -> Iterator[TlsPair]:
-    with bench.mariadb() as legacy, _asleep(bench, legacy, legacy.kill_readers) as pair:
+    with bench.family() as legacy, _asleep(bench, legacy, legacy.kill_readers) as pair:
         yield pair
         bench.converge(pair)
 
@@ -236,11 +237,12 @@ def restarted(bench: Bench) -> Iterator[TlsPair]:
         yield from _restarted(bench, legacy, crash, server.start)
 
 
-@cause("MariaDB restarts", "DATABASE_UNAVAILABLE", 4, "MariaDB says", retried=True)
-def mariadb_restarted(bench: Bench) -> Iterator[TlsPair]:
+@cause("MariaDB or MySQL restarts", "DATABASE_UNAVAILABLE", 4, " says", retried=True,
+       engines=FAMILY)  # fmt: skip
+def family_restarted(bench: Bench) -> Iterator[TlsPair]:
     """Its administrator stops it in mid-scan, and starts it again."""
-    server: MariaDB = bench.fixture("own_mariadb")
-    with bench.mariadb(server) as legacy:
+    server: FamilyServer = bench.fixture(f"own_{bench.engine}")
+    with bench.family(server) as legacy:
         yield from _restarted(bench, legacy, server.stop, server.start)
 
 

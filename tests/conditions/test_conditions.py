@@ -21,6 +21,7 @@ from tests.conditions import warehouse as causes_warehouse
 from tests.conditions.conditions import CAUSES, Bench, Cause
 from tests.faults import test_stderr as test_noise
 from tests.fixtures.databases import require_mariadb
+from tests.harness.mysql_server import MySQL
 from tests.harness.servers import MariaDB, PostgreSQL
 
 pytestmark = pytest.mark.slow  # each cause starts or stops a process, or waits for a deadline
@@ -58,12 +59,27 @@ def own_mariadb() -> Iterator[MariaDB]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def own_mysql(mysql: MySQL) -> Iterator[MySQL]:
+    """A server that a condition may stop; the other one says so where there is none."""
+    del mysql
+    with MySQL() as server:
+        yield server
+
+
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    return Bench(request, tmp_path)
+def bench(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> Bench:
+    return Bench(request, tmp_path, engine)
 
 
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.condition)
+@pytest.mark.parametrize(
+    ("cause", "engine"),
+    [
+        pytest.param(cause, engine, id=" of ".join(filter(None, (cause.condition, engine))))
+        for cause in CAUSES
+        for engine in cause.engines or ("",)
+    ],
+)
 def test_the_cause_is_said(cause: Cause, bench: Bench) -> None:
     with cause.provoked(bench) as pair:
         found = pair.attempt()

@@ -14,17 +14,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from driftline.failpoints import Failpoint
 
 from source_agent.failpoints import Point as SourcePoint
 from tests.harness.fault_rig import KillRig, Violation
-from tests.harness.legacy import MariaLegacy, PostgresLegacy, ServedLegacy, SqliteLegacy
+from tests.harness.legacy import (
+    MariaLegacy,
+    MysqlLegacy,
+    PostgresLegacy,
+    ServedLegacy,
+    SqliteLegacy,
+)
+from tests.harness.mysql_server import MySQL
 from tests.harness.servers import MariaDB, PostgreSQL
 from warehouse_agent.failpoints import Point as WarehousePoint
 
-ENGINES = ("sqlite", "postgresql", "mariadb")
+IN_EVERY_RUN = ("sqlite", "postgresql", "mariadb")  # they take turns
+ENGINES = (*IN_EVERY_RUN, "mysql")
 RUNS = 50
 
 
@@ -70,16 +79,18 @@ def label(kill: Kill) -> str:
 @contextmanager
 def rigs(
     legacies: Mapping[str, Callable[[Path], ServedLegacy]], folder: Path
-) -> Iterator[dict[str, KillRig]]:
-    """Yield a rig for each engine; `legacies` makes their databases."""
+) -> Iterator[Callable[[str], KillRig]]:
+    """Yield what returns the rig of an engine, made at its first use by one of `legacies`."""
     with ExitStack() as stack:
-        made = {}
-        for engine, make in legacies.items():
+
+        @cache
+        def rig_of(engine: str) -> KillRig:
             below = folder / engine
             below.mkdir()
-            rig = KillRig(make(below), below / "pair", seed=ENGINES.index(engine))
-            made[engine] = stack.enter_context(rig)
-        yield made
+            rig = KillRig(legacies[engine](below), below / "pair", seed=ENGINES.index(engine))
+            return stack.enter_context(rig)
+
+        yield rig_of
 
 
 def main() -> None:
@@ -90,18 +101,20 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         postgresql = stack.enter_context(PostgreSQL())
         mariadb = stack.enter_context(MariaDB())
+        mysql = stack.enter_context(MySQL())
         legacies: Mapping[str, Callable[[Path], ServedLegacy]] = {
             "sqlite": lambda below: SqliteLegacy(below / "erp.db"),
             "postgresql": lambda _: PostgresLegacy(postgresql),
             "mariadb": lambda _: MariaLegacy(mariadb),
+            "mysql": lambda _: MysqlLegacy(mysql),
         }
-        made = stack.enter_context(rigs(legacies, folder))
+        rig_of = stack.enter_context(rigs(legacies, folder))
         for run in range(runs):
             for at, kill in enumerate(KILLS):
                 engine = ENGINES[(at + run) % len(ENGINES)]
                 nth = 1 + run // len(ENGINES) % kill.times
                 try:
-                    is_reached = made[engine].kill(kill.point, kill.what, nth=nth)
+                    is_reached = rig_of(engine).kill(kill.point, kill.what, nth=nth)
                     counts[kill.point.value if is_reached else "not reached"] += 1
                 except Violation as violation:
                     violations.append(f"{label(kill)}:{nth}, {engine}, run {run}: {violation}")

@@ -19,7 +19,9 @@ from source_agent.config import load
 from source_agent.engines.interface import Engine, Limits, Session
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.family import FAMILY
+from tests.harness.mysql_server import MySQL
+from tests.harness.servers import FamilyServer, PostgreSQL
 
 ROLE_LIMITS_MS = {
     "statement_timeout": 700,
@@ -117,49 +119,58 @@ def test_a_reader_process_keeps_the_limits_of_the_role(
             connection.execute("DROP TABLE wide")
 
 
-def test_limits_of_an_account_are_not_lifted(mariadb: MariaDB) -> None:
-    mariadb.create_login("strict")
-    with closing(mariadb.admin()) as admin, admin.cursor() as cursor:
-        cursor.execute("ALTER USER strict@'%' WITH MAX_STATEMENT_TIME 0.7")
-        cursor.execute("SELECT @@GLOBAL.wait_timeout, @@GLOBAL.net_write_timeout")
-        ((wait_s, write_s),) = cursor.fetchall()
-        tight = {
-            "lock_wait_timeout": 2,
-            "innodb_lock_wait_timeout": 3,
-            "wait_timeout": 7,
-            "net_write_timeout": 13,
-            "idle_transaction_timeout": 11,
-            "idle_readonly_transaction_timeout": 12,
-        }
-        before = {}
-        for name, seconds in tight.items():
-            cursor.execute(f"SELECT @@GLOBAL.{name}")
-            before[name] = cursor.fetchone()[0]
-            cursor.execute(f"SET GLOBAL {name} = {seconds}")
+@pytest.mark.parametrize("name", FAMILY)
+def test_limits_of_an_account_are_not_lifted(request: pytest.FixtureRequest, name: str) -> None:
+    """Those of a MySQL are the server's: its accounts have none of time."""
+    server: FamilyServer = request.getfixturevalue(name)
+    server.create_login("strict")
+    is_mysql = isinstance(server, MySQL)
+    statement = "max_execution_time" if is_mysql else "max_statement_time"
+    tight: dict[str, float] = {
+        "lock_wait_timeout": 2,
+        "innodb_lock_wait_timeout": 3,
+        "wait_timeout": 7,
+        "net_write_timeout": 13,
+    }
+    if not is_mysql:
+        tight |= {"idle_transaction_timeout": 11, "idle_readonly_transaction_timeout": 12}
+    with closing(server.admin()) as admin, admin.cursor() as cursor:
+
+        def globally(limit: str) -> Any:
+            cursor.execute(f"SELECT @@GLOBAL.{limit}")
+            return cursor.fetchone()[0]
+
+        before = {limit: globally(limit) for limit in tight}
         try:
+            for limit, seconds in tight.items():
+                cursor.execute(f"SET GLOBAL {limit} = {seconds:g}")
+            limited = "ALTER USER strict@'%' WITH MAX_STATEMENT_TIME 0.7"
+            cursor.execute("SET GLOBAL max_execution_time = 700" if is_mysql else limited)
             cursor.execute("ALTER USER strict@'%' IDENTIFIED BY ''")
-            url = mariadb.url("strict", "information_schema")
+            url = server.url("strict", "information_schema")
             with closing(engine(url).open()) as session:
-                assert in_force(session) == {**tight, "max_statement_time": 0.7}
+                assert in_force(session) == {**tight, statement: 0.7}
             with closing(engine(url, statement_s=60, lock_s=60, idle_s=600).open()) as session:
-                assert in_force(session) == {**tight, "max_statement_time": 0.7}
+                assert in_force(session) == {**tight, statement: 0.7}
             with closing(engine(url, statement_s=0.5, lock_s=1, idle_s=5).open()) as session:
                 assert in_force(session) == tight | {
-                    "max_statement_time": 0.5,
+                    statement: 0.5,
                     "lock_wait_timeout": 1,
                     "innodb_lock_wait_timeout": 1,
                     "wait_timeout": 5,
                 }
         finally:
-            for name, seconds in before.items():
-                cursor.execute(f"SET GLOBAL {name} = {seconds}")
+            for limit, seconds in before.items():
+                cursor.execute(f"SET GLOBAL {limit} = {seconds}")
+            if is_mysql:
+                cursor.execute("SET GLOBAL max_execution_time = DEFAULT")
             cursor.execute("DROP USER strict@'%'")
-    with closing(engine(mariadb.url("root", "mysql"), statement_s=60).open()) as session:
+    with closing(engine(server.url("root", "mysql"), statement_s=60).open()) as session:
         found = in_force(session)
-        assert found["max_statement_time"] == 60
+        assert found[statement] == 60
         assert found["lock_wait_timeout"] == found["innodb_lock_wait_timeout"] == Limits().lock_s
-        assert found["wait_timeout"] == min(Limits().idle_s, wait_s)
-        assert found["net_write_timeout"] == write_s
+        assert found["wait_timeout"] == min(Limits().idle_s, before["wait_timeout"])
+        assert found["net_write_timeout"] == before["net_write_timeout"]
 
 
 def test_check_shows_the_limits_in_force(
