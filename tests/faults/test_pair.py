@@ -34,12 +34,13 @@ from source_agent import config as source_configure
 from source_agent.cli.enroll import enroll
 from source_agent.server.service import start
 from tests import ROOT
+from tests.harness.family import FAMILY
 from tests.harness.forks import WAREHOUSE, run
-from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy, of_family
 from tests.harness.no_locks import without_locks
 from tests.harness.pair import Pair, SourceProcess, environment, expect_equal
 from tests.harness.relay import Relay
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.servers import PostgreSQL
 from tests.reference.rows import row_bytes
 from warehouse_agent import config as configure
 from warehouse_agent import read
@@ -87,9 +88,9 @@ def postgres(postgresql: PostgreSQL) -> Iterator[PostgresLegacy]:
     made.close()
 
 
-@pytest.fixture
-def maria(mariadb: MariaDB) -> Iterator[MariaLegacy]:
-    made = MariaLegacy(mariadb)
+@pytest.fixture(params=FAMILY)
+def maria(request: pytest.FixtureRequest) -> Iterator[MariaLegacy]:
+    made = of_family(request.getfixturevalue(request.param))
     yield made
     made.close()
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.family import FAMILY
+from tests.harness.legacy import Legacy, PostgresLegacy, SqliteLegacy, of_family
 from tests.wan.site import SCENARIOS, Site, profiles
 
 SEED = int(os.environ.get("WAN_SEED", "6"))
@@ -39,9 +41,9 @@ def _postgresql(request: pytest.FixtureRequest) -> Legacy:
     return legacy
 
 
-def _mariadb(request: pytest.FixtureRequest) -> Legacy:
-    server = request.getfixturevalue("mariadb")
-    legacy = MariaLegacy(server)
+def _family(name: str, request: pytest.FixtureRequest) -> Legacy:
+    server = request.getfixturevalue(name)
+    legacy = of_family(server)
     legacy.url = server.url(legacy.login, legacy.database)
     return legacy
 
@@ -49,7 +51,7 @@ def _mariadb(request: pytest.FixtureRequest) -> Legacy:
 ENGINES: dict[str, Callable[[pytest.FixtureRequest], Legacy]] = {
     "sqlite": _sqlite,
     "postgresql": _postgresql,
-    "mariadb": _mariadb,
+    **{name: partial(_family, name) for name in FAMILY},
 }
 # What every run tries, without a view: that needs Spark, whose start takes longer than all else.
 DEFAULT = {("dsl", "mariadb"), ("lossy", "postgresql")}

@@ -1,4 +1,4 @@
-"""Which URLs name an engine, and what is said about those that do not."""
+"""Which URLs name an engine, what is said of those that do not, which releases the tests run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 from driftline import errors
 
 from source_agent.engines.interface import Limits
-from source_agent.engines.registry import connect
+from source_agent.engines.registry import RUN, connect, not_run
+from tests.harness.server_versions import PACKAGES
+
+# What `tests/setup` installs: no package of another release.
+USUAL = {"postgresql": "18", "mariadb": "10.11", "firebird": "3.0"}
 
 
 def test_databases_that_are_not_there(tmp_path: Path) -> None:
@@ -36,3 +40,27 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(errors.ConfigurationError, match=r"pip install 'driftline\[postgresql\]'"):
         connect("postgresql://u@h/d", None, Limits())
+
+
+def test_every_server_that_the_tests_run_is_known() -> None:
+    run = [(version.engine, version.number) for version in PACKAGES if version.engine != "sqlite"]
+    for engine, number in [*run, *USUAL.items()]:
+        (product,) = (name for name in RUN if name.lower() == engine)
+        assert any(one.startswith(number) for one in RUN[product]), (engine, number)
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ("MySQL 9.7.4", ""),
+        ("PostgreSQL 18.1", ""),
+        ("SQLite 3.40", ""),
+        ("", ""),
+        ("MySQL 8.0.36", "MySQL 9.7"),
+        ("MariaDB 10.1.48", "MariaDB 10.11, 11.8"),
+        ("PostgreSQL 19beta1", "14, 15, 16, 17, 18"),
+    ],
+)
+def test_a_server_that_no_test_runs_is_told(release: str, said: str) -> None:
+    assert said in not_run(release)
+    assert bool(said) == bool(not_run(release))

@@ -6,14 +6,17 @@ import json
 import random
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from driftline import errors
 from hypothesis import settings
 
-from tests.harness.legacies import OfMariaDB, OfPostgreSQL
-from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.family import FAMILY
+from tests.harness.legacies import OfPostgreSQL, of_family
+from tests.harness.mysql_server import own_server
+from tests.harness.servers import FamilyServer, PostgreSQL
 from tests.source_agent.engines.dump.folders import Accounts
 
 COPY = """
@@ -96,8 +99,19 @@ WAYS = {  # as the server writes them: clause, separator, quote
 MORE = ["\0", "\x1a", "\\0", "'", ";", "|", "\\\n", "\r\n", '\\"', "b", "t", "Z", "n"]
 
 
+@pytest.fixture(scope="module", params=FAMILY)
+def exporter(request: pytest.FixtureRequest) -> Iterator[FamilyServer]:
+    """A server that may write a file wherever its system user may."""
+    shared: FamilyServer = request.getfixturevalue(request.param)
+    if request.param == "mariadb":
+        yield shared
+        return
+    with own_server("mysql", ["--secure-file-priv="]) as server:
+        yield server
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_outfile_of_mariadb_is_the_table(mariadb: MariaDB, tmp_path: Path, way: str) -> None:
+def test_outfile_is_the_table(exporter: FamilyServer, tmp_path: Path, way: str) -> None:
     clause, separator, quote = WAYS[way]
     every: list[str | None] = [*texts(), *MORE]
     r = random.Random(len(every))
@@ -108,7 +122,7 @@ def test_outfile_of_mariadb_is_the_table(mariadb: MariaDB, tmp_path: Path, way: 
     ]
     file = tmp_path / "out"
     tmp_path.chmod(0o777)
-    legacy = OfMariaDB(mariadb)
+    legacy = of_family(exporter)
     try:
         legacy.run(
             "CREATE TABLE t (id int, name text, at datetime, more text, n decimal(9,2))"
@@ -168,11 +182,9 @@ def test_a_long_run_of_backslashes_takes_no_longer(tmp_path: Path) -> None:
     assert time.thread_time() - started < 4
 
 
-def test_outfile_of_mariadb_is_refused_where_it_has_escapes(
-    mariadb: MariaDB, tmp_path: Path
-) -> None:
+def test_outfile_is_refused_where_it_has_escapes(exporter: FamilyServer, tmp_path: Path) -> None:
     """A zero byte, and a line end behind a backslash, are none of COPY's; nothing is guessed."""
-    legacy = OfMariaDB(mariadb)
+    legacy = of_family(exporter)
     try:
         for number, text in enumerate(("a\0b", "a\nb", "a\tb", "plain")):
             file = tmp_path / f"out{number}"
