@@ -16,12 +16,16 @@ _NAME = re.compile(r'"\w+"')
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A relation `name`; `made` before, and `broken` after the agent has described it once."""
+    """A relation `name`; `made` before, and `broken` after the agent has described it once.
+
+    `since`: the first release of PostgreSQL that has it.
+    """
 
     name: str
     toml: str
     made: Sequence[str] = ()
     broken: Sequence[str] = ()
+    since: int = 0
 
 
 _COLUMNS = "(id INT NOT NULL PRIMARY KEY, note VARCHAR(20), zzq_pay INT)"
@@ -43,8 +47,8 @@ def beside() -> list[str]:
     return [_table(f"{SECRET}_{name}") for name in ("salaries", "price_list", "gone", "kept")]
 
 
-def cases(engine: str) -> list[Case]:
-    """The cases of an engine of SQL."""
+def cases(engine: str, release: int) -> list[Case]:
+    """The cases of an engine of SQL; `release` is PostgreSQL's."""
     published = 'columns = ["id", "note"]\nkey = ["id"]'
     found = [
         Case("whole", f'table = "whole"\n{published}', [_table("whole")]),
@@ -84,7 +88,7 @@ def cases(engine: str) -> list[Case]:
                 [_renamed(engine, "renamed", f"{SECRET}_renamed")],
             )
         )
-    found += _OWN[engine]
+    found += [case for case in _OWN[engine] if case.since <= release]
     if engine == "firebird":  # which folds names to upper case
         found = [replace(case, toml=_NAME.sub(lambda m: m[0].upper(), case.toml)) for case in found]
     return found
@@ -113,6 +117,7 @@ _OWN = {
                 _VIEW.replace("AS SELECT", "WITH (security_invoker) AS SELECT"),
                 f"GRANT SELECT ON viewed, {SECRET}_base TO PUBLIC",
             ],
+            since=15,
         ),
         Case(
             "computed",

@@ -123,7 +123,8 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
 
 
 def _made(legacy: Legacy) -> list[Case]:
-    found = cases(spelled_as(legacy.name))
+    release = legacy.server.release if isinstance(legacy, OfPostgreSQL) else 0
+    found = cases(spelled_as(legacy.name), release)
     legacy.run(*beside(), *(sql for case in found for sql in case.made))
     for number in (1, 2):
         legacy.run(f"INSERT INTO {SECRET}_kept VALUES ({number}, 'n', 5)")
