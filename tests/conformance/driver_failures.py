@@ -105,13 +105,31 @@ class Failing:
         patch.setattr(owner, name, failing)
 
 
+class Wrapped:
+    """An object of a driver, each of whose methods may fail."""
+
+    def __init__(self, made: Failing, of: Any) -> None:
+        self._made, self._of = made, of
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._of, name)
+        if not callable(real):
+            return real
+
+        def failing(*arguments: Any, **options: Any) -> Any:
+            self._made.call()
+            return real(*arguments, **options)
+
+        return failing
+
+
 def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
     """Make the calls that connect, execute, describe and fetch fail on demand."""
     made = Failing()
     if engine == "postgresql":
         import psycopg
 
-        from source_agent.engines.postgresql.waits import BoundedConnection
+        from source_agent.engines.postgresql.waits import BoundedConnection, ResultSocket
 
         for name in ("execute", "fetchall"):
             made.wrap(patch, psycopg.Cursor, name)
@@ -122,6 +140,13 @@ def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
             return connect(**options)
 
         patch.setattr(BoundedConnection, "connect", connected)
+        taken = ResultSocket.__init__
+
+        def take(self: Any, pgconn: Any, *arguments: Any) -> None:
+            taken(self, pgconn, *arguments)
+            self.pgconn = Wrapped(made, pgconn)
+
+        patch.setattr(ResultSocket, "__init__", take)
     elif engine == "mariadb":
         from pymysql.cursors import Cursor, SSCursor
 
@@ -136,7 +161,7 @@ def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
 
         made.wrap(patch, session, "connect")
         made.wrap(patch, driver.core.TransactionManager, "begin")
-        for name in ("execute", "fetchone", "fetchall"):
+        for name in ("execute", "fetchone", "fetchmany", "fetchall"):
             made.wrap(patch, driver.Cursor, name)
     else:
         _sqlite(made, patch)
@@ -170,5 +195,5 @@ def _sqlite(made: Failing, patch: pytest.MonkeyPatch) -> None:
 def chosen(
     rng: random.Random, steps: int, errors: list[Callable[[], Exception]]
 ) -> tuple[int, Callable[[], Exception]]:
-    """Draw the step at which a driver fails, and how."""
-    return rng.randrange(steps), rng.choice(errors)
+    """Draw the step at which a driver fails, and how: as often by an error that is not its own."""
+    return rng.randrange(steps), rng.choice(rng.choice((errors, OTHERS)))

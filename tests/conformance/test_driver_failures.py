@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pytest
 from driftline.errors import DatabaseRefused, DriftlineError, InternalError
+from driftline.key_order import KeyRange
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.shapes import Relation
+from source_agent.engines.conformance.reads import flat
+from source_agent.engines.interface import Engine, Session
+from source_agent.engines.markers import Marker
+from source_agent.engines.shapes import Relation, Shape
 from tests.conformance.border_cases import SECRET
-from tests.conformance.driver_failures import chosen, failing, raisers
+from tests.conformance.driver_failures import Failing, chosen, failing, raisers
 from tests.harness.family import spelled_as
 from tests.harness.legacies import KINDS
 
 TRIES, DRIVEN_SOAK = {"sqlite": 400, "firebird": 60, "mariadb": 60, "postgresql": 30}, 20_000
 SERVER_SOAK = 2_000  # of each server
 SEED = 20261129
+Use: TypeAlias = Callable[[Engine, Relation], object]
 
 # A driver also fails when a connection that failed is freed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -45,33 +53,94 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made.close()
 
 
-def _read(legacy: Legacy, name: str) -> list[bytes]:
-    engine = legacy.connect()
-    relation = Relation("items", table=name)
-    with closing(engine.open([relation])) as session:
-        shape = session.describe(relation)
-        return [row for rows in session.scan(shape) for row in rows]
+def _in_session(use: Callable[[Any, Shape], object]) -> Use:
+    """Return a use of a session that has described the relation."""
+
+    def used(engine: Engine, relation: Relation) -> None:
+        with closing(engine.open([relation], [relation])) as session:
+            use(session, session.describe(relation))
+
+    return used
 
 
-def _error(legacy: Legacy, name: str) -> Exception | None:
+def _split(session: Session, shape: Shape) -> None:
+    if (split := session.split(shape, rows_max=1)) is not None:
+        flat(row for part in range(split.parts) for row in split.read(part))
+        split.finish()
+
+
+def _marked(session: Session, shape: Shape) -> None:
+    session.identity()
+    session.running()
+    mark = session.mark(shape)
+    session.marked_read(shape)
+    flat(session.read_marked(shape, mark))
+
+
+RANGE: Final = np.array([1], np.int64), np.array([1], np.int64)
+# What the agent, `check` and `init` ask of a database: each a series of calls of a driver.
+USES: Final[dict[str, Use]] = {
+    "scan": _in_session(lambda session, shape: flat(session.scan(shape, ordered=True))),
+    "key": _in_session(lambda session, shape: flat(session.read_keys(shape, [("1",)]))),
+    "keys": _in_session(
+        lambda session, shape: flat(session.read_between(shape, KeyRange(("0",), ("2",))))
+    ),
+    "ranges": _in_session(lambda session, shape: flat(session.read_ranges(shape, *RANGE))),
+    "hashes": _in_session(lambda session, shape: session.hash_keys(shape, 7)),
+    "references": _in_session(lambda session, shape: session.references(shape, [shape.relation])),
+    "limits": _in_session(lambda session, _: session.time_limits),
+    "parts": _in_session(_split),
+    "mark": _in_session(_marked),
+    "rights": lambda engine, relation: engine.privileges([relation]),
+    "cost": lambda engine, relation: engine.scan_cost(_described(engine, relation)),
+    "notes": lambda engine, relation: engine.warnings(_described(engine, relation)),
+    "listed": lambda engine, _: engine.listed(),
+}
+
+
+LACKED: Final = {"firebird": ("key", "keys", "mark")}  # its order of keys is not that of bytes
+MARKERS: Final = {"postgresql": Marker(""), "mariadb": Marker("ID"), "sqlite": Marker("ID")}
+
+
+def _described(engine: Engine, relation: Relation) -> Shape:
+    with closing(engine.open()) as session:
+        return session.describe(relation)
+
+
+def _error(legacy: Legacy, use: str, relation: Relation) -> Exception | None:
+    marker = MARKERS.get(spelled_as(legacy.name)) if use == "mark" else None
     try:
-        _read(legacy, name)
+        USES[use](legacy.connect(), replace(relation, marker=marker))
     except Exception as error:
         return error
     return None
 
 
+def _steps(legacy: Legacy, relation: Relation, fault: Failing) -> dict[str, int]:
+    """Return how many calls of the driver each use makes."""
+    found = {}
+    lacked = LACKED.get(spelled_as(legacy.name), ())
+    for use in [use for use in USES if use not in lacked]:
+        fault.calls = 0
+        error = _error(legacy, use, relation)
+        assert error is None, (use, error)
+        if fault.calls:  # SQLite has no logins
+            found[use] = fault.calls
+    return found
+
+
 def _try(legacy: Legacy, monkeypatch: pytest.MonkeyPatch, tries: int) -> None:
-    name = "items" if legacy.name == "postgresql" else "ITEMS"
+    relation = Relation("items", table="items" if legacy.name == "postgresql" else "ITEMS")
     rng = random.Random(SEED)
     fault = failing(spelled_as(legacy.name), monkeypatch)
-    assert len(_read(legacy, name)) == 2
-    steps, errors, seen = fault.calls, raisers(spelled_as(legacy.name)), set[str]()
+    steps, errors = _steps(legacy, relation, fault), raisers(spelled_as(legacy.name))
+    seen = set[str]()
     for number in range(tries):
-        at, error = chosen(rng, steps, errors)
-        said = f"try {number}: step {at} of {steps}, {error()!r}"
+        use = rng.choice(list(steps))
+        at, error = chosen(rng, steps[use], errors)
+        said = f"try {number}: {use}, step {at} of {steps[use]}, {error()!r}"
         with fault.armed(at, error):
-            found = _error(legacy, name)
+            found = _error(legacy, use, relation)
         assert found is None or isinstance(found, DriftlineError), (said, found)
         assert not isinstance(found, InternalError), said
         if found is not None:

@@ -7,7 +7,7 @@ the file in this process (embedded), which needs the rights of the operating sys
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from driftline.activity import NotKnown
 from driftline.errors import ConfigurationError
@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings
 from source_agent.engines.firebird import access, sql, types
 from source_agent.engines.firebird.session import Connector, FirebirdSession
-from source_agent.engines.interface import Limits, Listed, Privilege
+from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.own_values.firebird import FirebirdValues
 from source_agent.engines.relations import join_name
 from source_agent.engines.sessions import attempted
@@ -43,12 +43,18 @@ class FirebirdEngine:
         session.activities = {relation.name: _NO_COUNTERS for relation in probed}
         return session
 
-    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[Ask]:
+        """Open a session for a question of the DBA's. Raises DriftlineError."""
         with contextlib.closing(self.open()) as session:
             try:
-                return access.privileges(session.ask, relations)
+                yield session.ask
             except DatabaseError as error:
                 raise access.translate(error) from error
+
+    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
+        with self._asked() as ask:
+            return access.privileges(ask, relations)
 
     def scan_cost(self, shape: Shape) -> str:
         return f"rows unknown: Firebird keeps no count; {shape.relation.name} is read whole"
@@ -60,8 +66,8 @@ class FirebirdEngine:
         return access.grants(relations, login, connections)
 
     def listed(self) -> list[Listed]:
-        with contextlib.closing(self.open()) as session:
-            names = [str(row[0]).rstrip() for row in session.ask(sql.TABLES)]
+        with self._asked() as ask:
+            names = [str(row[0]).rstrip() for row in ask(sql.TABLES)]
         return [Listed("", name, join_name([name])) for name in names]
 
     def attempts(self, relation: Relation) -> list[str]:

@@ -21,7 +21,8 @@ from source_agent.engines.encoding.rows import check_size
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS, BATCH_S, Rows
 from source_agent.engines.postgresql.access import error_of
 from source_agent.engines.postgresql.sql import copy_of
-from source_agent.engines.postgresql.waits import ResultSocket
+from source_agent.engines.postgresql.waits import DRIVER, ResultSocket
+from source_agent.engines.sessions import driven
 from source_agent.engines.shapes import Shape
 
 _HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
@@ -32,16 +33,23 @@ _RESULTS_MAX: Final = 4  # on a broken connection libpq may repeat the state of 
 def copy_rows(
     results: ResultSocket, shape: Shape, select_sql: str, *, on_sent: Callable[[], None]
 ) -> Iterator[Rows]:
-    """Yield the tuples of a SELECT in batches.
+    """Return the tuples of a SELECT in batches.
 
     Args:
         on_sent: called once the statement is sent and can be cancelled; it may raise.
 
     Raises:
         psycopg.Error: the server refused the statement or ended it.
-        DatabaseUnavailable: nothing came for too long.
+        DatabaseUnavailable: nothing came for too long; the driver has no memory left.
+        DatabaseRefused: the driver failed otherwise.
         LimitExceeded: a row is too large.
     """
+    return driven(_copied(results, shape, select_sql, on_sent), DRIVER, Error)
+
+
+def _copied(
+    results: ResultSocket, shape: Shape, select_sql: str, on_sent: Callable[[], None]
+) -> Iterator[Rows]:
     pgconn = results.pgconn
     pgconn.send_query_params(copy_of(select_sql).encode(), None)
     results.flush()
