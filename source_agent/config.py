@@ -16,18 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftline.derivations import Derivation, Part
-from driftline.errors import OPEN, ConfigurationError, DerivationRefused, MalformedMessage
+from driftline.errors import OPEN, ConfigurationError, DerivationRefused
 from driftline.hours import DAY, Hours, overlapping
-from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
-from driftline.settings import (
-    TomlTable,
-    is_loopback,
-    nearest,
-    read,
-    resolve,
-    split_address,
-)
-from driftline.types import parse_type
+from driftline.limits import NAME_BYTES_MAX
+from driftline.settings import is_loopback, nearest, password, read, resolve
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -36,27 +28,17 @@ from source_agent.engines.registry import has_files, is_file
 from source_agent.engines.shapes import Files, Fingerprint, Relation, Shape
 from source_agent.hours import ScanHours
 from source_agent.marker_settings import marker_of
-
-_LOGIN = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
-
-_TOP = ("database", "server", "limits", "relations")
-_DATABASE = (
-    "url", "password_file", "statement_timeout_s", "lock_timeout_s", "idle_timeout_s",
-    "connect_timeout_s", "silence_timeout_s", "pooler",
-)  # fmt: skip
-_SERVER = ("listen", "certificate", "key", "client_ca", "insecure", "audit_file")
-_LIMITS = (
-    "scans_at_once", "readers", "rows_per_second", "bytes_per_second", "pause_file", "quiet_hours",
-    "snapshot_seconds", "activity_seconds", "feedback",
-)  # fmt: skip
-_RELATION = (
-    "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
-    "derive", "scan", "rows_by_key", "activity", "files", "format", "complete", "settle_s",
-    "marker", "markers",
-)  # fmt: skip
-BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
-ACTIVITY_S = 60.0  # between two questions of a client about activity
-_NEVER = "never"
+from source_agent.settings import (
+    ACTIVITY_S,
+    LOGIN,
+    READERS,
+    SCANS_AT_ONCE,
+    DatabaseTable,
+    LimitsTable,
+    RelationTable,
+    ServerTable,
+    SourceFile,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +93,8 @@ class Budget:
     counters are never read. `feedback`: a read is held back while the database answers slowly.
     """
 
-    scans_at_once: int = 2
-    readers: int = 1
+    scans_at_once: int = SCANS_AT_ONCE
+    readers: int = READERS
     rows_per_second: float | None = None
     bytes_per_second: float | None = None
     pause_file: Path | None = None
@@ -182,25 +164,24 @@ class SourceConfig:
 
 def load(path: Path | str) -> SourceConfig:
     """Read source.toml. Raises ConfigurationError with the file, the key and what to do."""
-    top = read(Path(path), _TOP)
-    published = top.tables("relations", _RELATION)
+    top = read(Path(path), SourceFile)
+    published = top.relations
     relations = {name: _served_relation(name, table) for name, table in published.items()}
-    database = _database(top.table("database", _DATABASE))
+    database = _database(top.database)
     for table in published.values():
         _check_kind(table, make_url(database.url))
     return SourceConfig(
         path=top.file,
         database=database,
-        server=_endpoint(top.table("server", _SERVER)),
-        budget=_budget(top.table("limits", _LIMITS, required=False)),
+        server=_endpoint(top.server),
+        budget=_budget(top.limits),
         relations=MappingProxyType(relations),
     )
 
 
-def _database(table: TomlTable) -> Database:
-    url = table.url("url", _LOGIN)
+def _database(table: DatabaseTable) -> Database:
     try:
-        parsed = make_url(url)
+        parsed = make_url(table.url)
     except (ArgumentError, ValueError):
         raise table.error(
             "url",
@@ -211,38 +192,24 @@ def _database(table: TomlTable) -> Database:
     if is_file(parsed) and file and not file.startswith((":", "file:")):
         parsed = parsed.set(database=str(resolve(table.file, file)))
     limits = Limits(
-        statement_s=table.optional_number("statement_timeout_s"),
-        lock_s=table.number("lock_timeout_s", default=Limits().lock_s),
-        idle_s=table.number("idle_timeout_s", default=Limits().idle_s),
-        connect_s=table.number("connect_timeout_s", default=Limits().connect_s),
-        silence_s=_silence(table),
+        statement_s=table.statement_timeout_s,
+        lock_s=table.lock_timeout_s,
+        idle_s=table.idle_timeout_s,
+        connect_s=table.connect_timeout_s,
+        silence_s=table.silence_timeout_s,
     )
-    pooler = table.flag("pooler")
-    if pooler and parsed.get_backend_name() != "postgresql":
+    if table.pooler and parsed.get_backend_name() != "postgresql":
         raise table.error("pooler", "It is for PostgreSQL only.", "Name the server itself.")
-    url = parsed.render_as_string(hide_password=False)
-    password_now = partial(table.password, "password_file", _LOGIN)
-    file_of = table.optional_path("password_file")
-    return Database(url, password_now(), limits, file_of, password_now, pooler)
+    url, file_of = parsed.render_as_string(hide_password=False), table.password_file
+    password_now = partial(password, file_of, LOGIN, table.place("password_file"))
+    return Database(url, password_now(), limits, file_of, password_now, table.pooler)
 
 
-def _silence(table: TomlTable) -> float:
-    seconds = table.number("silence_timeout_s", default=Limits().silence_s)
-    if seconds > DATABASE_SILENCE_S_MAX:
-        raise table.error(
-            "silence_timeout_s",
-            f"A warehouse gives up after {DATABASE_SILENCE_S_MAX:g} s.",
-            f"Write at most {DATABASE_SILENCE_S_MAX:g}.",
-        )
-    return seconds
-
-
-def _endpoint(table: TomlTable) -> Endpoint:
-    host, port = split_address(table, "listen")
-    audit = table.optional_path("audit_file")
-    if not table.flag("insecure"):
-        files = Certificates(table.path("certificate"), table.path("key"), table.path("client_ca"))
-        return Endpoint(host, port, files, audit)
+def _endpoint(table: ServerTable) -> Endpoint:
+    host, port, _ = table.listen
+    if not table.insecure:
+        files = Certificates(table.certificate, table.key, table.client_ca)
+        return Endpoint(host, port, files, table.audit_file)
     if not is_loopback(host):
         raise table.error(
             "insecure",
@@ -253,38 +220,24 @@ def _endpoint(table: TomlTable) -> Endpoint:
     for key in ("certificate", "key", "client_ca"):
         if table.has(key):
             raise table.error(key, "It has no effect with `insecure = true`.", "Remove one.")
-    return Endpoint(host, port, None, audit)
+    return Endpoint(host, port, None, table.audit_file)
 
 
-def _budget(table: TomlTable) -> Budget:
+def _budget(table: LimitsTable) -> Budget:
     return Budget(
-        scans_at_once=table.integer("scans_at_once", default=2, least=1),
-        readers=table.integer("readers", default=1, least=1),
-        rows_per_second=table.optional_number("rows_per_second"),
-        bytes_per_second=table.optional_number("bytes_per_second"),
-        pause_file=table.optional_path("pause_file"),
-        quiet_hours=_hours(table, "quiet_hours"),
-        snapshot_s=table.optional_number("snapshot_seconds"),
-        activity_s=table.number_or("activity_seconds", _NEVER, default=ACTIVITY_S),
-        feedback=table.flag("feedback") or not table.has("feedback"),
+        scans_at_once=table.scans_at_once,
+        readers=table.readers,
+        rows_per_second=table.rows_per_second,
+        bytes_per_second=table.bytes_per_second,
+        pause_file=table.pause_file,
+        quiet_hours=table.quiet_hours,
+        snapshot_s=table.snapshot_seconds,
+        activity_s=table.activity_seconds,
+        feedback=table.feedback,
     )
 
 
-def _hours(table: TomlTable, key: str) -> tuple[Hours, ...]:
-    found = []
-    for text in table.texts(key) or ():
-        hours = Hours.parse(text)
-        if hours is None:
-            raise table.error(
-                key,
-                f"{text!r} is not a time span.",
-                'Write "08:00-18:00", or "22:00-06:00" over midnight; local time.',
-            )
-        found.append(hours)
-    return tuple(found)
-
-
-def _served_relation(name: str, table: TomlTable) -> ServedRelation:
+def _served_relation(name: str, table: RelationTable) -> ServedRelation:
     if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
         raise table.error("", f"A name is 1 to {NAME_BYTES_MAX} bytes of printable text.")
     given = [setting for setting in ("table", "query", "files") if table.has(setting)]
@@ -293,40 +246,37 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         raise table.error("", f"A relation is a `table`, a `query` or `files`; {found}.")
     if table.has("query") and table.has("where"):
         raise table.error("where", "It is for `table` only.", "Put the condition into the query.")
-    columns = table.texts("columns")
-    key = table.texts("key")
-    for setting, names in (("key", key), ("columns", columns)):
-        if names == ():
-            raise table.error(setting, "It is an empty list.", "Remove it or name columns.")
+    columns, key = table.columns, table.key
     for column in key or ():
         if columns is not None and column not in columns:
             raise table.error("key", f"{column!r} is not in `columns`.", nearest(column, columns))
     relation = Relation(
         name=name,
-        table=table.optional_text("table"),
-        query=table.optional_text("query"),
+        table=table.table,
+        query=table.query,
         key=key,
         columns=columns,
-        where=table.optional_text("where"),
-        as_text=table.texts("as_text") or (),
-        types=_types(table),
-        fingerprint=_fingerprint(table),
-        rows_by_key=table.integer("rows_by_key", default=0, least=BY_KEY_LEAST) or None,
+        where=table.where,
+        as_text=table.as_text,
+        types=tuple((column, str(declared)) for column, declared in table.types.items()),
+        fingerprint=table.fingerprint,
+        rows_by_key=table.rows_by_key,
         files=_files(table),
         marker=marker_of(table),
     )
-    allow = table.texts("allow")
+    allow = table.allow
     return ServedRelation(
         relation,
         None if allow is None else frozenset(allow),
-        _derive(table, relation.fingerprint),
+        _derive(table),
         _scan(table),
-        table.flag("activity") or not table.has("activity"),
+        table.activity,
     )
 
 
-def _files(table: TomlTable) -> Files | None:
-    if not table.has("files"):
+def _files(table: RelationTable) -> Files | None:
+    names = table.files
+    if names is None:
         for setting in ("format", "complete", "settle_s"):
             if table.has(setting):
                 raise table.error(setting, "It is for `files` only.", "Remove it.")
@@ -338,15 +288,10 @@ def _files(table: TomlTable) -> Files | None:
             f"A file is complete by its marker (`complete`) or after a time (`settle_s`); {found}.",
             'Write complete = "{file}.done", or settle_s = 300.',
         )
-    return Files(
-        table.text("files"),
-        table.path("format"),
-        table.optional_text("complete"),
-        table.optional_number("settle_s"),
-    )
+    return Files(names, table.format, table.complete, table.settle_s)
 
 
-def _check_kind(table: TomlTable, url: URL) -> None:
+def _check_kind(table: RelationTable, url: URL) -> None:
     """Raise ConfigurationError for a table of a folder, or for files of a database."""
     if table.has("files") != has_files(url):
         what = "files" if table.has("files") else "table" if table.has("table") else "query"
@@ -354,19 +299,9 @@ def _check_kind(table: TomlTable, url: URL) -> None:
         raise table.error(what, f"{url.get_backend_name()} has {has}.", "Correct database.url.")
 
 
-def _scan(table: TomlTable) -> ScanHours | None:
-    remedy = 'Write "never", or hours such as ["22:00-05:00"]; local time.'
-    if isinstance(table.values.get("scan"), str):
-        if (word := table.text("scan")) != _NEVER:
-            raise table.error(
-                "scan", f'{word!r} is neither "{_NEVER}" nor a list of hours.', remedy
-            )
-        return ScanHours(())
-    if not table.has("scan"):
+def _scan(table: RelationTable) -> ScanHours | None:
+    if (spans := table.scan) is None:
         return None
-    spans = _hours(table, "scan")
-    if not spans:
-        raise table.error("scan", "It is an empty list.", remedy)
     if two := overlapping(spans):
         raise table.error("scan", f"{two[0]} and {two[1]} overlap.", "Write one span for both.")
     if sum(span.end - span.start for span in spans) == DAY:
@@ -374,43 +309,11 @@ def _scan(table: TomlTable) -> ScanHours | None:
     return ScanHours(spans)
 
 
-def _derive(table: TomlTable, fingerprint: Fingerprint) -> frozenset[Part]:
-    found = set()
-    known = tuple(part.value for part in Part)
-    for text in table.texts("derive") or ():
-        if text not in known:
-            raise table.error(
-                "derive",
-                f"{text!r} is nothing that a warehouse can choose.",
-                nearest(text, known),
-            )
-        found.add(Part(text))
-    if Part.COLUMNS in found and fingerprint is Fingerprint.DATABASE:
+def _derive(table: RelationTable) -> frozenset[Part]:
+    if Part.COLUMNS in table.derive and table.fingerprint is Fingerprint.DATABASE:
         raise table.error(
             "derive",
             'The database makes fingerprints over all columns (fingerprint = "database").',
             'Write derive = ["rows"], or remove `fingerprint`.',
         )
-    return frozenset(found)
-
-
-def _fingerprint(table: TomlTable) -> Fingerprint:
-    text = table.text("fingerprint", default=Fingerprint.AGENT.value)
-    try:
-        return Fingerprint(text)
-    except ValueError:
-        raise table.error(
-            "fingerprint",
-            f"{text!r} cannot make fingerprints.",
-            nearest(text, tuple(f.value for f in Fingerprint)),
-        ) from None
-
-
-def _types(table: TomlTable) -> tuple[tuple[str, str], ...]:
-    declared = table.text_map("types")
-    for column, text in declared.items():
-        try:
-            parse_type(text)
-        except MalformedMessage as error:
-            raise table.error(f"types.{column}", error.message, "See docs/types.md.") from None
-    return tuple(declared.items())
+    return frozenset(table.derive)

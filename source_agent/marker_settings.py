@@ -7,73 +7,58 @@ and does nothing else (`joins`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from driftline.settings import TomlTable, duration_s, nearest
+from driftline.settings import nearest
 
-from source_agent.engines.markers import Marker, is_known_zone
+from source_agent.engines.markers import Marker
 from source_agent.joins import InnerJoin, NotAnInnerJoin, inner_join
+from source_agent.settings import JoinedMarkerTable, RelationTable
 
-_MARKER = ("column", "late", "zone", "deleted", "xmin", "versioned", "checksum")
-# Markers that no column names, with the keys that they exclude.
-_WITHOUT_COLUMN = {
+# What stands in the place of `column`, and the settings that it excludes.
+_EXCLUDED = {
     "xmin": ("column", "late", "zone", "versioned", "checksum"),
     "versioned": ("column", "zone", "checksum"),
+    "checksum": ("column", "late", "zone"),
 }
-_MARKER_OF_TABLE = ("column", "late", "zone")
 
 
-def marker_of(table: TomlTable) -> Marker | None:
+def marker_of(table: RelationTable) -> Marker | None:
     """Return the marker of a relation's table in the file; None: it has none.
 
     Raises ConfigurationError with the key and what to do.
     """
-    if table.has("markers"):
-        return _markers(table)
-    if not table.has("marker"):
+    if (named := table.markers) is not None:
+        return _markers(table, named)
+    if (inner := table.marker) is None:
         return None
     if table.has("files"):
         raise table.error("marker", "Files are read whole.", "Remove it.")
-    inner = table.table("marker", _MARKER)
-    deleted = inner.optional_text("deleted")
-    for kind, others in _WITHOUT_COLUMN.items():
-        if inner.flag(kind):
-            for key in others:
-                if inner.has(key):
-                    raise inner.error(key, f"It has no meaning beside `{kind}`.", "Remove one.")
-            return Marker("", _late_s(inner), None, deleted, versioned=kind == "versioned")
-    if not inner.has("checksum"):
-        return replace(_marker_of_column(inner), deleted=deleted)
-    for key in ("column", "late", "zone"):
-        if inner.has(key):
-            raise inner.error(key, "It has no meaning beside `checksum`.", "Remove one.")
-    return Marker(inner.text("checksum"), deleted=deleted, checksum=True)
+    deleted, checksum = inner.deleted, inner.checksum
+    given = {"xmin": inner.xmin, "versioned": inner.versioned, "checksum": checksum is not None}
+    for kind, excluded in _EXCLUDED.items():
+        if given[kind] and (both := [key for key in excluded if inner.has(key)]):
+            raise inner.error(both[0], f"It has no meaning beside `{kind}`.", "Remove one.")
+    if inner.xmin or inner.versioned:
+        return Marker("", inner.late, None, deleted, versioned=inner.versioned)
+    if checksum is not None:
+        return Marker(checksum, deleted=deleted, checksum=True)
+    return replace(_marker_of_column(inner), deleted=deleted)
 
 
-def _marker_of_column(inner: TomlTable) -> Marker:
+def _marker_of_column(inner: JoinedMarkerTable) -> Marker:
     """Return the marker of a column, of times or of versions."""
-    late_s, zone = _late_s(inner), inner.optional_text("zone")
-    if zone is not None and not is_known_zone(zone):
-        raise inner.error("zone", f"{zone!r} is no time zone.", 'Write "UTC", or "Europe/Vienna".')
-    return Marker(inner.text("column"), late_s, zone)
+    return Marker(inner.column, inner.late, inner.zone)
 
 
-def _late_s(inner: TomlTable) -> float | None:
-    if (late := inner.optional_text("late")) is None:
-        return None
-    if not (late_s := duration_s(late)):
-        raise inner.error("late", f"{late!r} is no time.", 'Write "15m", or "1h30m".')
-    return late_s
-
-
-def _markers(table: TomlTable) -> Marker:
+def _markers(table: RelationTable, named: Mapping[str, JoinedMarkerTable]) -> Marker:
     """Return the markers of a query's tables. Raises ConfigurationError: it is no inner join."""
-    if not table.has("query") or table.has("marker"):
+    if (query := table.query) is None or table.has("marker"):
         what = "Beside `marker` it" if table.has("marker") else "It"
         raise table.error("markers", f"{what} is for the tables of a `query`.", "Remove one.")
-    named = table.tables("markers", _MARKER_OF_TABLE)
     try:
-        join = inner_join(table.text("query"))
+        join = inner_join(query)
     except NotAnInnerJoin as error:
         raise table.error(
             "markers",
@@ -98,7 +83,7 @@ def _markers(table: TomlTable) -> Marker:
     )
 
 
-def _of_table(join: InnerJoin, name: str, inner: TomlTable) -> Marker:
+def _of_table(join: InnerJoin, name: str, inner: JoinedMarkerTable) -> Marker:
     """Return the marker of a table of a query. Raises ConfigurationError."""
     marker = _marker_of_column(inner)
     selected = {of.lower(): plain for of, plain in join.selected.items()}

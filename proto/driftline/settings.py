@@ -1,44 +1,43 @@
-"""Strict reading of the two agents' TOML files.
+"""Settings of the agents' TOML files: each is declared once, and files are read by that.
 
-The reader of a table lists its keys. An unknown key is refused, with the nearest known one, so a
-misspelt limit never counts as no limit. Each error names the file, the key, what was expected and
-what was found. `config` of either agent puts the values into frozen dataclasses.
+A class below `Table` declares the settings of one table as attributes: what its values are (a
+`Kind`), its meaning, its default. An attribute of the class is the declaration; of a table that was
+read, the value. References, schemas for editors and the comments of `init` are made of the same
+declarations. `setting_kinds` has the kinds that several tables use.
+
+An unknown name is refused, with the nearest known one, so a misspelt limit never counts as no
+limit. Each error names the file, the setting, what was expected and what was found.
 
 Invariants: relative paths start at the file's folder, not at the working directory. A secret comes
 from a file or the environment, never from a command line or a URL, and no message shows one.
 
-Rejected: pydantic (a compiled wheel on the DBA's machine for forty keys).
+Rejected: pydantic (a compiled wheel on the DBA's machine for a hundred settings).
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import date, time
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar, cast, overload
 
 from driftline.errors import ConfigurationError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S", bound="Table")
 
 SECRET_BYTES_MAX = 4096  # a password file is one line; anything longer is the wrong file
 
-# `user:password@` as SQLAlchemy reads it, and the query parameters in which drivers take passwords.
-URL_PASSWORDS: Final = (
-    *("password", "passwd", "pwd", "passfile"),
-    *("sslpassword", "ssl_key_password"),  # of a key file
-)
-_URL_PASSWORD = re.compile(rf"://[^:/]*:[^@]+@|[?&;](?:{'|'.join(URL_PASSWORDS)})=", re.I)
-
 _DURATION = re.compile("(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
-_UNITS_S = (86_400, 3600, 60, 1)
+_UNITS_S: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 _KINDS: dict[type, str] = {
     str: "a string",
@@ -50,9 +49,171 @@ _KINDS: dict[type, str] = {
 }
 
 
-def read(path: Path, keys: Collection[str]) -> TomlTable:
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T_co]):
+    """The values that a setting can have, and how a file writes them.
+
+    Attributes:
+        label: the values in words, bounds included.
+        schema: the same as JSON Schema; of a table, only its type.
+        parse: returns what a value under a key of a table means, or raises ConfigurationError.
+        unit: of a number.
+        table: what declares the settings, if the value is a table of them.
+        each: what the values are, if it is a table by free names; `called`: what references call
+            such a name.
+    """
+
+    label: str
+    schema: Mapping[str, object]
+    parse: Callable[[Table, str, object], T_co]
+    unit: str = ""
+    table: type[Table] | None = None
+    each: Kind[object] | None = None
+    called: str = ""
+
+    def then(self, check: Callable[[Table, str, T_co], T]) -> Kind[T]:
+        """Return this kind, with what `check` makes of a value in its place."""
+        return Kind(
+            self.label,
+            self.schema,
+            lambda table, key, value: check(table, key, self.parse(table, key, value)),
+            *(self.unit, self.table, self.each, self.called),
+        )
+
+    def required(self, meaning: str, when: str = "") -> Setting[T_co]:
+        """Declare a setting that a file must have; `when`: if something else is so."""
+        return Setting(self, meaning, when=when)
+
+    def optional(self, meaning: str, unset: str = "none") -> Setting[T_co | None]:
+        """Declare a setting that is None if the file lacks it; `unset` says what that means."""
+        return Setting(self, meaning, unset=unset)
+
+    def by_default(self, value: object, meaning: str) -> Setting[T_co]:
+        """Declare a setting with a default, given as a file would have it."""
+        return Setting(self, meaning, default=value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting(Generic[T_co]):
+    """A declared setting: an attribute of a class below `Table`, by whose name files know it.
+
+    `meaning` begins with a clause that can stand alone, up to the first `;` or `.`; it may have
+    links of Markdown. For `default`, `unset` and `when` see `Kind`: a setting that has neither of
+    the first two is required.
+    """
+
+    kind: Kind[T_co]
+    meaning: str
+    default: object = None
+    unset: str = ""
+    when: str = ""
+    name: str = field(init=False, default="")
+
+    def __set_name__(self, owner: type[Table], name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+    @overload
+    def __get__(self, table: None, owner: type[Table]) -> Setting[T_co]: ...
+    @overload
+    def __get__(self, table: Table, owner: type[Table]) -> T_co: ...
+    def __get__(self, table: Table | None, owner: type[Table]) -> Setting[T_co] | T_co:
+        """Return the value in a table, or the declaration of the class."""
+        return self if table is None else self._value(table)
+
+    @property
+    def is_required(self) -> bool:
+        """True if every file must have it."""
+        return self.default is None and not self.unset and not self.when
+
+    @property
+    def plain_meaning(self) -> str:
+        """The meaning without links."""
+        return _LINK.sub(r"\1", self.meaning)
+
+    @property
+    def brief(self) -> str:
+        """The clause with which the meaning begins."""
+        return re.split(r"[;.](?: |$)", self.plain_meaning)[0]
+
+    def line(self, value: str, note: str = "") -> str:
+        """Return a line of a file: a value as the file has it, and what the setting means, or a
+        note in its place."""
+        return f"{f'{self.name} = {value}':<35} # {note or self.brief}"
+
+    def _value(self, table: Table) -> T_co:
+        value = table.values.get(self.name, self.default)
+        if value is not None:
+            return self.kind.parse(table, self.name, value)
+        if self.unset:
+            return cast("T_co", None)  # which `Kind.optional` says
+        if self.kind.table is not None:
+            name = table.below(self.name)
+            raise ConfigurationError(
+                f"There is no [{name}].", where=table.place(), remedy="Add the table."
+            )
+        message = f"The setting is missing; it is {self.kind.label}."
+        raise table.error(self.name, message, f"Add `{self.name} = …`.")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of a file. A class below this one declares the settings.
+
+    To read an attribute raises ConfigurationError if the value has the wrong type, is out of bounds
+    or is missing; to make a table, if it has a name that is not declared.
+    """
+
+    declared: ClassVar[Mapping[str, Setting[object]]] = {}  # by name, the class's own ones first
+
+    file: Path
+    name: str
+    values: Mapping[str, object]
+
+    def __init_subclass__(cls) -> None:
+        found: dict[str, Setting[object]] = {}
+        for one in cls.__mro__:
+            for name, value in vars(one).items():
+                if isinstance(value, Setting):
+                    found.setdefault(name, value)
+        assert not any(hasattr(Table, name) for name in found), "the name of an attribute"
+        cls.declared = found
+
+    def __post_init__(self) -> None:
+        known = self.declared
+        for key in self.values:
+            if key not in known:
+                raise self.error(key, f"There is no setting {key!r} here.", nearest(key, known))
+
+    def place(self, key: str = "") -> str:
+        """Return the place of a setting, such as `source.toml: server.listen`, or of the table."""
+        dotted = ".".join(part for part in (self.name, key) if part)
+        return f"{self.file.name}: {dotted}" if dotted else self.file.name
+
+    def below(self, key: str) -> str:
+        """Return the name of the table below `key`."""
+        key = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else f'"{key}"'
+        return f"{self.name}.{key}" if self.name else key
+
+    def error(self, key: str, message: str, remedy: str = "") -> ConfigurationError:
+        """Return an error about the value of `key`."""
+        return ConfigurationError(message, where=self.place(key), remedy=remedy)
+
+    def has(self, key: str) -> bool:
+        """Return True if the file has the setting."""
+        assert key in self.declared, f"{key} is not declared"
+        return key in self.values
+
+    def typed(self, key: str, value: object, kind: type[T]) -> T:
+        """Return a value of this type of TOML; raise ConfigurationError for one of another."""
+        accepted = (int, float) if kind is float else (kind,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise self.error(key, f"It must be {_KINDS[kind]}, not {shown(value)}.")
+        return cast("T", value)  # an int where a float was asked for
+
+
+def read(path: Path, kind: type[S]) -> S:
     """Return the top level of a file; raise ConfigurationError if the file is missing, is not
-    TOML, or holds a key that is not among `keys`."""
+    TOML, or holds a name that `kind` does not declare."""
     try:
         values = tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
@@ -70,7 +231,7 @@ def read(path: Path, keys: Collection[str]) -> TomlTable:
         raise ConfigurationError(f"It is not TOML: {error}.", where=path.name) from None
     except RecursionError:
         raise ConfigurationError("It is nested too deep.", where=path.name) from None
-    return TomlTable(path.absolute(), "", values, keys)
+    return kind(path.absolute(), "", values)
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -81,179 +242,45 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f"Known: {', '.join(sorted(known))}." if known else "None are known here."
 
 
-@dataclass(frozen=True, slots=True)
-class TomlTable:
-    """One table of a file, which may hold only `keys`; None allows any.
-
-    Getters raise ConfigurationError if a value has the wrong type, is out of bounds or is missing.
-    """
-
-    file: Path
-    name: str
-    values: Mapping[str, object]
-    keys: Collection[str] | None
-
-    def __post_init__(self) -> None:
-        if self.keys is None:
-            return
-        for key in self.values:
-            if key not in self.keys:
-                raise self.error(key, f"There is no setting {key!r} here.", nearest(key, self.keys))
-
-    def where(self, key: str = "") -> str:
-        """Return the place of a key, such as `source.toml: server.listen`, or of the table."""
-        dotted = ".".join(part for part in (self.name, key) if part)
-        return f"{self.file.name}: {dotted}" if dotted else self.file.name
-
-    def error(self, key: str, message: str, remedy: str = "") -> ConfigurationError:
-        """Return an error about the value of `key`."""
-        return ConfigurationError(message, where=self.where(key), remedy=remedy)
-
-    def has(self, key: str) -> bool:
-        """Return True if the file has the key."""
-        return key in self.values
-
-    def text(self, key: str, *, default: str | None = None) -> str:
-        """Return a string; it is required if there is no default."""
-        value = self.optional_text(key)
-        value = default if value is None else value
-        if value is None:
-            raise self.error(key, "The setting is missing; it is a string.", f"Add `{key} = …`.")
-        return value
-
-    def optional_text(self, key: str) -> str | None:
-        """Return a string that is not empty, or None."""
-        value = self._get(key, str)
-        if value == "":
-            raise self.error(key, "It is empty.", "Remove the line or give it a value.")
-        return value
-
-    def flag(self, key: str) -> bool:
-        """Return a truth value, False by default."""
-        return bool(self._get(key, bool))
-
-    def integer(self, key: str, *, default: int, least: int | None) -> int:
-        """Return an integer that is at least `least`; None: any."""
-        value = self._get(key, int)
-        if value is not None and least is not None and value < least:
-            raise self.error(key, f"It must be at least {least}, not {value}.")
-        return default if value is None else value
-
-    def optional_number(self, key: str) -> float | None:
-        """Return a positive finite number, or None."""
-        value = self._get(key, float)
-        if value is not None and not 0 < value < math.inf:
-            raise self.error(key, f"It must be more than 0 and finite, not {value:.15g}.")
-        return value
-
-    def number(self, key: str, *, default: float) -> float:
-        """Return a positive finite number."""
-        value = self.optional_number(key)
-        return default if value is None else value
-
-    def number_or(self, key: str, word: str, *, default: float) -> float | None:
-        """Return a positive finite number, or None if the value is this word."""
-        if isinstance(self.values.get(key), str):
-            if self._get(key, str) != word:
-                raise self.error(key, f'It must be a number or "{word}".')
-            return None
-        return self.number(key, default=default)
-
-    def texts(self, key: str) -> tuple[str, ...] | None:
-        """Return a list of different strings, none of them empty, or None."""
-        value = self._get(key, list)
-        if value is None:
-            return None
-        for number, item in enumerate(value, start=1):
-            if not isinstance(item, str) or not item:
-                raise self.error(key, f"Item {number} must be a string, not {_shown(item)}.")
-            if value.count(item) > 1:
-                raise self.error(key, f"{item!r} stands in the list twice.")
-        return tuple(value)
-
-    def text_map(self, key: str) -> dict[str, str]:
-        """Return a table of strings by free names."""
-        table = self.table(key, None, required=False)
-        return {name: table.text(name) for name in table.values}
-
-    def path(self, key: str) -> Path:
-        """Return a path, as `resolve` reads it."""
-        return resolve(self.file, self.text(key))
-
-    def optional_path(self, key: str) -> Path | None:
-        """Return a path, as `resolve` reads it, or None."""
-        value = self.optional_text(key)
-        return None if value is None else resolve(self.file, value)
-
-    def table(self, key: str, keys: Collection[str] | None, *, required: bool = True) -> TomlTable:
-        """Return the table below `key`. If it is missing, return an empty one, or raise
-        ConfigurationError if it is required."""
-        value = self._get(key, dict)
-        if value is None and required:
-            raise ConfigurationError(
-                f"There is no [{self._below(key)}].", where=self.where(), remedy="Add the table."
-            )
-        return TomlTable(self.file, self._below(key), value or {}, keys)
-
-    def tables(self, key: str, keys: Collection[str]) -> dict[str, TomlTable]:
-        """Return the tables `[key.NAME]` by NAME, in the order of the file."""
-        outer = self.table(key, None, required=False)
-        return {name: outer.table(name, keys) for name in outer.values}
-
-    def password(self, key: str, secret: str) -> str | None:
-        """Return the password in the file that `key` names, which others must not be able to read,
-        else the one in DRIFTLINE_PASSWORD_<SECRET>."""
-        path = self.optional_path(key)
-        if path is None:
-            return os.environ.get(environment_name(secret))
-        try:
-            data, exposed = read_secret(path, SECRET_BYTES_MAX + 1)
-        except OSError as error:
-            message = f"The password file {path} cannot be read: {error.strerror}."
-            raise self.error(key, message) from None
-        if exposed:
-            raise self.error(key, f"The password file {path} {exposed}.", f"Run: chmod 600 {path}")
-        if len(data) > SECRET_BYTES_MAX:
-            raise self.error(key, f"{path} holds more than {SECRET_BYTES_MAX} bytes.")
-        try:
-            return data.decode().removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError:
-            raise self.error(key, f"The password in {path} is not UTF-8.") from None
-
-    def url(self, key: str, secret: str) -> str:
-        """Return a URL; one with a password in it is refused."""
-        value = self.text(key)
-        if _URL_PASSWORD.search(value):
-            raise self.error(
-                key,
-                "The URL holds a password, which would end up in copies and logs of this file.",
-                "Remove it from the URL and put it alone into a file named by `password_file`, "
-                f"or into the environment variable {environment_name(secret)}. A TLS key must have "
-                "no passphrase.",
-            )
-        return value
-
-    def _below(self, key: str) -> str:
-        key = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else f'"{key}"'
-        return f"{self.name}.{key}" if self.name else key
-
-    def _get(self, key: str, kind: type[T]) -> T | None:
-        assert self.keys is None or key in self.keys, f"{key} is read but not listed"
-        value = self.values.get(key)
-        if value is None:
-            return None
-        accepted = (int, float) if kind is float else (kind,)
-        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(key, f"It must be {_KINDS[kind]}, not {_shown(value)}.")
-        return value  # type: ignore[return-value]  # an int where a float was asked for
-
-
 def duration_s(text: str) -> int | None:
     """Return a duration, such as `2h`, `1h30m` or `0s`, in seconds; None: it is none."""
     found = _DURATION.fullmatch(text)
     if found is None or not text:
         return None
-    return sum(int(a or 0) * b for a, b in zip(found.groups(), _UNITS_S, strict=True))
+    return sum(int(a or 0) * b for a, b in zip(found.groups(), _UNITS_S.values(), strict=True))
+
+
+def in_units(seconds: int) -> str:
+    """Return a duration as a file has it."""
+    parts = []
+    for unit, size in _UNITS_S.items():
+        amount, seconds = divmod(seconds, size)
+        if amount:
+            parts.append(f"{amount}{unit}")
+    return "".join(parts) or "0s"
+
+
+def password(file: Path | None, secret: str, where: str) -> str | None:
+    """Return the password in a file, which others must not be able to read, else the one in
+    DRIFTLINE_PASSWORD_<SECRET>. Raises ConfigurationError; `where`: who names the file."""
+    if file is None:
+        return os.environ.get(environment_name(secret))
+    try:
+        data, exposed = read_secret(file, SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The password file {file} cannot be read: {error.strerror}.", where=where
+        ) from None
+    if exposed:
+        raise ConfigurationError(
+            f"The password file {file} {exposed}.", where=where, remedy=f"Run: chmod 600 {file}"
+        )
+    if len(data) > SECRET_BYTES_MAX:
+        raise ConfigurationError(f"{file} holds more than {SECRET_BYTES_MAX} bytes.", where=where)
+    try:
+        return data.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"The password in {file} is not UTF-8.", where=where) from None
 
 
 def read_secret(path: Path, bytes_max: int = -1) -> tuple[bytes, str]:
@@ -297,22 +324,16 @@ def is_loopback(host: str) -> bool:
     return host in {"localhost", "::1"} or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
-def split_address(table: TomlTable, key: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT` under `key`; IPv6 is written `[::1]:7443`."""
-    value = table.text(key)
-    found = address_parts(value)
-    if found is None:
-        raise table.error(
-            key,
-            f"{value!r} is not an address.",
-            "Write HOST:PORT, such as 127.0.0.1:7443; between two dots of HOST are 1 to 63 "
-            "characters.",
-        )
-    return found
+class Address(NamedTuple):
+    """A host, without brackets, a port, and how a file has them: `[::1]:7443`."""
+
+    host: str
+    port: int
+    text: str
 
 
-def address_parts(value: str) -> tuple[str, int] | None:
-    """Return host, without brackets, and port of `HOST:PORT`, or None for any other text."""
+def address_parts(value: str) -> Address | None:
+    """Return the parts of `HOST:PORT`, or None for any other text."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+):(\d{1,5})", value)
     if match is None or int(match[2]) > 65535:
         return None
@@ -321,16 +342,17 @@ def address_parts(value: str) -> tuple[str, int] | None:
         host.encode("idna")  # as the socket module does, which would raise the same
     except UnicodeError:
         return None
-    return host, int(match[2])
+    return Address(host, int(match[2]), value)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value, and what it is, for an error."""
     kind = _KINDS.get(type(value), f"a {type(value).__name__}")
-    text = _as_toml(value)
+    text = as_toml(value)
     return f"{kind} ({text if len(text) <= 40 else text[:39] + '…'})"
 
 
-def _as_toml(value: object) -> str:
+def as_toml(value: object) -> str:
     """Return a value about as the file has it."""
     match value:
         case bool():
@@ -338,9 +360,9 @@ def _as_toml(value: object) -> str:
         case date() | time():  # a datetime is a date, too
             return value.isoformat()
         case list():
-            return f"[{', '.join(map(_as_toml, value))}]"
+            return f"[{', '.join(map(as_toml, value))}]"
         case dict():
-            return f"{{{', '.join(f'{k} = {_as_toml(v)}' for k, v in value.items())}}}"
+            return f"{{{', '.join(f'{k} = {as_toml(v)}' for k, v in value.items())}}}"
         case int():
             return hex(value) if value.bit_length() > 128 else str(value)  # str() has a limit
         case _:

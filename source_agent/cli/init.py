@@ -22,7 +22,8 @@ from pathlib import Path
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, UsageError
 from driftline.limits import NAME_BYTES_MAX
 from driftline.peer_text import one_line
-from driftline.settings import URL_PASSWORDS, TomlTable, address_parts, environment_name
+from driftline.setting_kinds import URL_PASSWORDS
+from driftline.settings import address_parts, environment_name, password
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -33,6 +34,7 @@ from source_agent.engines.registry import connect, is_file
 from source_agent.engines.relations import nearest
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.printable import counted
+from source_agent.settings import LOGIN, DatabaseTable, LimitsTable, RelationTable, ServerTable
 
 LISTEN = "127.0.0.1:7443"
 PAUSE_FILE = "PAUSE"
@@ -237,17 +239,18 @@ def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
 
 def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
     """Return the engine, after a first connection, and the password if the user typed it."""
-    password = _password(request)
+    given = request.password_file
+    known = password(given and given.absolute(), LOGIN, "--password-file")
     file = url.database
     if is_file(url) and file and not file.startswith((":", "file:")):
         url = url.set(database=str(request.config.absolute().parent / file))
     text = url.render_as_string(hide_password=False)
-    engine = connect(text, password, Limits())
+    engine = connect(text, known, Limits())
     try:
         engine.open().close()
         return engine, None
     except DatabaseRefused as error:
-        if password is not None:
+        if known is not None:
             raise
         typed = request.ask_password(f"Password of {url.username or 'the login'}")
         if typed is None:
@@ -255,19 +258,11 @@ def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
                 error.message,
                 where=error.where,
                 remedy="Write the password into a file that only you can read and name it with "
-                f"--password-file, or set {environment_name('DATABASE')}.",
+                f"--password-file, or set {environment_name(LOGIN)}.",
             ) from error
     engine = connect(text, typed, Limits())
     engine.open().close()
     return engine, typed
-
-
-def _password(request: Request) -> str | None:
-    values: dict[str, object] = {}
-    if request.password_file is not None:
-        values["password_file"] = str(request.password_file.absolute())
-    table = TomlTable(Path("--password-file"), "", values, None)
-    return table.password("password_file", "DATABASE")
 
 
 def _chosen(every: Sequence[Listed], patterns: Sequence[str]) -> list[Listed]:
@@ -346,22 +341,22 @@ def _text(request: Request, url: URL, kept: tuple[str, bool], proposals: Sequenc
     ]
     if not is_file(url):
         file, is_in_force = kept
-        setting = f"password_file = {_quoted(file)}"
-        why = "# contains only the password; readable only by the agent"
-        lines.append(f"{setting}  {why}" if is_in_force else f"# {setting}  {why}")
+        lines.append(
+            ("" if is_in_force else "# ") + DatabaseTable.password_file.line(_quoted(file))
+        )
     lines += [
         "",
         "[server]",
-        f"listen = {_quoted(request.listen)}",
-        'certificate = "certs/source.pem"    # made by: driftline-source enroll --source-name HOST',
-        'key = "certs/source.key"',
-        'client_ca = "certs/ca.pem"',
-        'audit_file = "audit.jsonl"',
+        ServerTable.listen.line(_quoted(request.listen)),
+        ServerTable.certificate.line('"certs/source.pem"'),
+        ServerTable.key.line('"certs/source.key"'),
+        ServerTable.client_ca.line('"certs/ca.pem"'),
+        ServerTable.audit_file.line('"audit.jsonl"'),
         "",
         "[limits]",
-        f"pause_file = {_quoted(PAUSE_FILE)}    # while this file exists, the agent reads nothing",
+        LimitsTable.pause_file.line(_quoted(PAUSE_FILE)),
         "",
-        "# Each relation is published to every certificate of client_ca, unless it names some:",
+        f"# {RelationTable.allow.brief}; without it, {RelationTable.allow.unset}:",
         '# allow = ["spiffe://driftline/warehouse/warehouse"]',
     ]
     for proposal in proposals:
@@ -382,7 +377,7 @@ def _relation_lines(proposal: Proposal) -> Iterator[str]:
     yield table
     if proposal.listed.key:
         key = ", ".join(map(_quoted, proposal.listed.key))
-        yield f"key = [{key}]    # a unique index; the table has no primary key"
+        yield RelationTable.key.line(f"[{key}]", "a unique index; the table has no primary key")
     yield from map(_comment, (*shape.notes, *shape.notes_local))
 
 

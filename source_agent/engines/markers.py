@@ -35,7 +35,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from hashlib import sha256
 from typing import Final
@@ -438,11 +438,3 @@ def behind_any(marked: MarkedBy, one: Callable[[MarkedBy, int], str]) -> str:
     """Return the condition of rows behind a mark, from that of each marker and its place."""
     found = [one(each, place) for place, each in enumerate(marked.each)]
     return found[0] if len(found) == 1 else f"({' OR '.join(found)})"
-
-
-def is_known_zone(name: str) -> bool:
-    """Return True if this machine knows a time zone of this name."""
-    try:
-        return bool(ZoneInfo(name).utcoffset(datetime.now(UTC)) is not None)
-    except (KeyError, ValueError, OSError):
-        return False

@@ -35,6 +35,7 @@ from driftline import errors
 from driftline.types import WIDTHS, parse_type
 
 from source_agent import config as source_configure
+from source_agent import settings as source_settings
 from source_agent.budgets.audit import AuditEntry
 from source_agent.cli import main as source_cli
 from source_agent.cli.check import check
@@ -54,12 +55,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(1200)  # the first test of `world` waits for all of its commands
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
-TABLES_OF_SOURCE = {
-    "database": source_configure._DATABASE,
-    "server": source_configure._SERVER,
-    "limits": source_configure._LIMITS,
-    "relations.NAME": source_configure._RELATION,
-}
 PROGRAMS = {"driftline": "warehouse_agent.cli", "driftline-source": "source_agent.cli"}
 ROWS = 20_000
 COMMAND_S_MAX = 300
@@ -563,21 +558,20 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    from warehouse_agent.config import file, fragments, sources, views
+    from warehouse_agent.config.file import WarehouseFile
 
-    known = {
-        **TABLES_OF_SOURCE,
-        "warehouse": file.SETTINGS,
-        "sources.NAME": sources.SETTINGS,
-        "fragments.NAME": fragments.SETTINGS,
-        "views.NAME": views.SETTINGS,
+    tables = {
+        f"{name}.NAME" if setting.kind.each else name: declared
+        for file in (source_settings.SourceFile, WarehouseFile)
+        for name, setting in file.declared.items()
+        if (declared := (setting.kind.each or setting.kind).table)
     }
-    expected = {f"{table}.{key}" for table, keys in known.items() for key in keys}
+    expected = {f"{name}.{key}" for name, table in tables.items() for key in table.declared}
     listed = {
         name
         for cells in rows_of_tables(page("operating.md"))
         for name in coded(cells[0])
-        if re.fullmatch(rf"(?:{'|'.join(map(re.escape, known))})\.[a-z_]+", name)
+        if re.fullmatch(rf"(?:{'|'.join(map(re.escape, tables))})\.[a-z_]+", name)
     }
     assert listed == expected
 

@@ -97,6 +97,12 @@ CASES: list[tuple[str, str, bytes, tuple[Change, ...]]] = [
         (written('separator = ","\n' + COLUMNS),),
     ),
     (
+        'Write "\'" or \'"\', or "" for none.',
+        'quote = "x"\n' + COLUMNS,
+        GOOD,
+        tuple(written(f"quote = {quote}\n{COLUMNS}") for quote in ('"\'"', "'\"'", '""')),
+    ),
+    (
         'Write "utf-8", "cp1252" or "utf-16".',
         'encoding = "klingon"\n' + COLUMNS,
         GOOD,

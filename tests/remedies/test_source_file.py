@@ -110,7 +110,7 @@ FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
         QUERY + 'query = "SELECT 1 AS a"\nkey = ["a"]\nwhere = "a > 1"',
         (QUERY + 'query = "SELECT 1 AS a WHERE 1 > 1"\nkey = ["a"]',),
     ),
-    ("Remove it or name columns.", TABLE + "key = []", (TABLE, TABLE + 'key = ["a"]')),
+    ("Remove the line or give it a value.", TABLE + "key = []", (TABLE, TABLE + 'key = ["a"]')),
     ("Remove it.", TABLE + 'format = "a.toml"', (TABLE,)),
     (
         "Remove it.",
@@ -152,7 +152,7 @@ FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
         (TABLE + 'types = { a = "int4" }',),
     ),
     (
-        'Write "UTC", or "Europe/Vienna".',
+        'Write it like "Europe/Vienna" or "UTC".',
         TABLE + f'marker = {{ column = "a", {LATE}, zone = "CET9" }}',
         (
             TABLE + f'marker = {{ column = "a", {LATE}, zone = "UTC" }}',
@@ -160,11 +160,11 @@ FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
         ),
     ),
     (
-        'Write "15m", or "1h30m".',
+        "Write it like 90s, 15m, 1h30m or 1d.",
         TABLE + 'marker = { column = "a", late = "soon" }',
-        (
-            TABLE + 'marker = { column = "a", late = "15m" }',
-            TABLE + 'marker = { column = "a", late = "1h30m" }',
+        tuple(
+            TABLE + f'marker = {{ column = "a", late = "{text}" }}'
+            for text in ("90s", "15m", "1h30m", "1d")
         ),
     ),
     (

@@ -73,9 +73,11 @@ FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
         (TILES, FUZZY + 'method = "sketch"'),
     ),
     (
-        'Write "7d", or "12h".',
+        "Write it like 90s, 15m, 1h30m or 1d.",
         FRAGMENT + 'proof = "keys"\naudit = "week"',
-        (FRAGMENT + 'proof = "keys"\naudit = "7d"', FRAGMENT + 'proof = "keys"\naudit = "12h"'),
+        tuple(
+            FRAGMENT + f'proof = "keys"\naudit = "{text}"' for text in ("90s", "15m", "1h30m", "1d")
+        ),
     ),
     (
         'Write both: the column, and "creation" or "update", the event it is the time of.',
@@ -101,7 +103,7 @@ FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
         (FRAGMENT + 'time_zone = "Europe/Vienna"', FRAGMENT + 'time_zone = "UTC"'),
     ),
     (
-        "Remove the line, or write hours.",
+        "Remove the line or give it a value.",
         HEAD + HOURS.format("[]"),
         (HEAD + TLS, HEAD + HOURS.format('["20:00-06:00"]')),
     ),
@@ -179,7 +181,7 @@ FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
         (START, HEAD + TLS.replace("erp.example", "127.0.0.1")),
     ),
     (
-        "Write …d or less.",
+        "Write … or less.",
         FRAGMENT + "[views.v]\nquery = 'SELECT id FROM orders'\nmax_lag = '9d'",
         (FRAGMENT + "[views.v]\nquery = 'SELECT id FROM orders'\nmax_lag = '{0}'",),
     ),

@@ -11,9 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftline.errors import ConfigurationError
-from driftline.settings import TomlTable, read, resolve
+from driftline.setting_kinds import TEXT, integer, map_of, number, or_word, table_of
+from driftline.settings import Table, read, resolve
 
 from warehouse_agent.config import fragments, sources, views
+from warehouse_agent.config.fragments import FragmentTable
 from warehouse_agent.config.settings import (
     AHEAD,
     EXECUTORS_WAIT_S,
@@ -21,11 +23,56 @@ from warehouse_agent.config.settings import (
     SOURCES_AT_ONCE,
     WarehouseConfig,
 )
+from warehouse_agent.config.sources import SourceTable
+from warehouse_agent.config.views import ViewTable
 
-SETTINGS = ("path", "small_bytes", "ahead", "sources_at_once", "executors_wait_s")
-_TABLES = ("warehouse", "spark", "sources", "fragments", "views")
-_ALL = "all"  # of `ahead`
 _PATH_REFUSED = "*?[]{}\\%"
+
+
+class WarehouseTable(Table):
+    """The warehouse and the command line's resources."""
+
+    path = TEXT.required(
+        "a folder, or any Hadoop path; with `://` one that Spark, pyarrow and delta-rs can all"
+        " reach, each with its own credentials (tested on local disks only). Without"
+        f" `{' '.join(_PATH_REFUSED)}`"
+    )
+    small_bytes = integer("bytes", least=0).by_default(
+        SMALL_BYTES,
+        "the most bytes that a step of a refresh reads or writes without Spark; in the driver's"
+        " process, bytes of rows, uncompressed (in files that Spark or an older release wrote, a"
+        " value that repeats counts once). A step that reads only digests (24 bytes a row) may read"
+        " eight times as much. `0`: every step runs on Spark",
+    )
+    ahead = or_word(integer("fragments", least=1), "all", None, "a number of fragments").by_default(
+        AHEAD,
+        "fragments of a source that are prepared, then compared in one snapshot, then finished"
+        ' together; a *run*. Memory holds two runs. `"all"`: all of a command are one run, which'
+        " needs memory for all of them; see [Order](#order)",
+    )
+    sources_at_once = integer("sources", least=1).by_default(
+        SOURCES_AT_ONCE,
+        "sources that are refreshed side by side; each has one exchange at a time",
+    )
+    executors_wait_s = number("seconds").by_default(
+        EXECUTORS_WAIT_S,
+        "the longest time without an executor; at the start of a session or after all were lost,"
+        " before it is an error. A master has as long to answer. See [Clusters](#clusters)",
+    )
+
+
+class WarehouseFile(Table):
+    """A warehouse.toml: where sources are, and which copies to keep of their relations."""
+
+    warehouse = table_of(WarehouseTable).required("the warehouse and the resources of a command")
+    spark = map_of(TEXT, called="*").by_default(
+        {},
+        "given to the SparkSession unchanged; quote names and values:"
+        ' `"spark.master" = "local[*]"`',
+    )
+    sources = map_of(table_of(SourceTable)).by_default({}, "source agents, by name")
+    fragments = map_of(table_of(FragmentTable)).by_default({}, "copies to keep, by name")
+    views = map_of(table_of(ViewTable)).by_default({}, "queries over them, by name")
 
 
 def load(path: Path | str) -> WarehouseConfig:
@@ -34,39 +81,30 @@ def load(path: Path | str) -> WarehouseConfig:
     Raises:
         ConfigurationError: names the file, the key and what to do.
     """
-    top = read(Path(path), _TABLES)
-    warehouse = top.table("warehouse", SETTINGS)
-    origins = {
-        name: sources.parse(name, table)
-        for name, table in top.tables("sources", sources.SETTINGS).items()
-    }
-    copies = {
-        name: fragments.parse(name, table, origins)
-        for name, table in top.tables("fragments", fragments.SETTINGS).items()
-    }
-    queries = {
-        name: views.parse(name, table)
-        for name, table in top.tables("views", views.SETTINGS).items()
-    }
+    top = read(Path(path), WarehouseFile)
+    warehouse = top.warehouse
+    origins = {name: sources.parse(name, table) for name, table in top.sources.items()}
+    copies = {name: fragments.parse(name, table, origins) for name, table in top.fragments.items()}
+    queries = {name: views.parse(name, table) for name, table in top.views.items()}
     _refuse_twins(top, [*copies, *queries])
     return WarehouseConfig(
         file=top.file,
         path=_place(warehouse),
-        small_bytes=warehouse.integer("small_bytes", default=SMALL_BYTES, least=0),
-        spark=MappingProxyType(top.text_map("spark")),
+        small_bytes=warehouse.small_bytes,
+        spark=MappingProxyType(top.spark),
         sources=MappingProxyType(origins),
         fragments=MappingProxyType(copies),
         views=MappingProxyType(queries),
-        ahead=_ahead(warehouse),
-        sources_at_once=warehouse.integer("sources_at_once", default=SOURCES_AT_ONCE, least=1),
-        executors_wait_s=warehouse.number("executors_wait_s", default=EXECUTORS_WAIT_S),
+        ahead=warehouse.ahead,
+        sources_at_once=warehouse.sources_at_once,
+        executors_wait_s=warehouse.executors_wait_s,
     )
 
 
-def _place(warehouse: TomlTable) -> str:
+def _place(warehouse: WarehouseTable) -> str:
     """Return the path of the warehouse. Raises ConfigurationError: Spark would read a
     character as a pattern, or Delta as an escape (`%`), and find no files or others."""
-    path = warehouse.text("path")
+    path = warehouse.path
     path = path if "://" in path else str(resolve(warehouse.file, path))
     if odd := [character for character in _PATH_REFUSED if character in path]:
         raise warehouse.error(
@@ -77,16 +115,7 @@ def _place(warehouse: TomlTable) -> str:
     return path
 
 
-def _ahead(warehouse: TomlTable) -> int | None:
-    """Return the most fragments that share a snapshot; None: all."""
-    if not isinstance(warehouse.values.get("ahead"), str):
-        return warehouse.integer("ahead", default=AHEAD, least=1)
-    if (text := warehouse.text("ahead")) != _ALL:
-        raise warehouse.error("ahead", f'{text!r} is neither a number of fragments nor "{_ALL}".')
-    return None
-
-
-def _refuse_twins(top: TomlTable, names: Sequence[str]) -> None:
+def _refuse_twins(top: WarehouseFile, names: Sequence[str]) -> None:
     """Refuse two names that are one, or that some file systems take for one folder."""
     seen: dict[str, str] = {}
     for name in names:
@@ -99,4 +128,4 @@ def _refuse_twins(top: TomlTable, names: Sequence[str]) -> None:
             else f"{twin!r} and {name!r} differ only in case; some file systems have one folder "
             "for both."
         )
-        raise ConfigurationError(what, where=top.where("fragments"), remedy="Rename one of them.")
+        raise ConfigurationError(what, where=top.place("fragments"), remedy="Rename one of them.")

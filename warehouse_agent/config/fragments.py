@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from driftline.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
-from driftline.settings import TomlTable, duration_s, nearest
+from driftline.setting_kinds import (
+    TEXT,
+    choice,
+    duration,
+    integer,
+    map_of,
+    number,
+    or_word,
+    table_of,
+)
+from driftline.settings import Table, in_units, nearest
 
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.config import schedule
-from warehouse_agent.config.choices import choice
 from warehouse_agent.config.names import check_name
+from warehouse_agent.config.schedule import TimingTable
 from warehouse_agent.config.settings import (
     AUDIT_S,
     EventKind,
@@ -23,44 +33,98 @@ from warehouse_agent.config.settings import (
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental
 
-SETTINGS = (
-    "source", "relation", "carriers", "method", "require", "proof", "audit", "read_at_most",
-    "incremental", "staging_at_most", "priority", "event_time", "event_kind", *schedule.SETTINGS,
-)  # fmt: skip
 READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
-_INCREMENTAL = ("rows", "pause_s")
 
 
-def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragment:
+class IncrementalTable(Table):
+    """A refresh in tiles."""
+
+    rows = integer("rows", least=1).by_default(Incremental().rows, "about so many rows in a tile")
+    pause_s = or_word(number("seconds"), "auto", None, "a number of seconds").by_default(
+        Incremental().pause_s,
+        'the time between two tiles; `"auto"`: the default, and longer while the database answers'
+        " slowly",
+    )
+
+
+class FragmentTable(TimingTable):
+    """A copy to keep of a relation of a source."""
+
+    source = TEXT.required("a NAME of `sources`")
+    relation = TEXT.optional("the name that the DBA gave it", "NAME")
+    carriers = map_of(choice(Carrier), called="COLUMN").by_default(
+        {}, "types of columns in the table; see [types.md](types.md#carriers)"
+    )
+    method = choice(Method).optional(
+        'how differences are found; `"group"` is for at most 1,048,576 rows and not with'
+        ' `proof = "keys"`, `"since"` with it alone. If too much changed for sketches or ranges,'
+        " the refresh uses another; a first load is `full`",
+        "the cheapest of sketch, range and full",
+    )
+    require = choice(Require).by_default(
+        Require.EXACT.value, "the weakest consistency that may be published"
+    )
+    proof = choice(Proof).optional(
+        'the weakest [proof](guarantees.md#what-a-proof-covers) that may be published; `"total"`:'
+        ' all rows, `"keys"`: all keys and the rows that were read, `"part"`: the rows that were'
+        ' compared. `"part"` needs `require = "fuzzy"`',
+        '`"total"`; `"part"` with `read_at_most`',
+    )
+    audit = duration().by_default(
+        in_units(AUDIT_S),
+        'the longest time between two comparisons of all rows; with `proof = "keys"`'
+        " ([By a marker](#by-a-marker))",
+    )
+    read_at_most = integer("rows", least=READ_AT_LEAST).optional(
+        "rows of the source that a refresh reads at most, by key; see [Parts](#parts)", "all rows"
+    )
+    incremental = table_of(IncrementalTable).optional(
+        'refresh in tiles; `{}` uses the defaults of the next two. Needs `require = "fuzzy"` and an'
+        " indexed key that both sides sort alike: see [below](#refreshing-in-tiles)",
+        "off",
+    )
+    staging_at_most = integer("bytes", least=MESSAGE_BYTES_MAX).optional(
+        "bytes of compressed rows that may wait in staging; a source that sends more is refused"
+        " (`LIMIT`), and its rows are removed",
+        "half of the disk's free space when an exchange begins, at least 64 MiB; no limit on object"
+        " stores",
+    )
+    priority = integer("").by_default(
+        0, "fragments of a source with a higher one are refreshed first"
+    )
+    event_time = TEXT.optional(
+        "a column of type timestamp or timestamptz that says when something happened to the row;"
+        " `fit` and decisions [learn from it](scheduling.md#claimed-times)"
+    )
+    event_kind = choice(EventKind).required(
+        "what it is the time of; the creation of the row, or its last update", "beside `event_time`"
+    )
+
+
+def parse(name: str, table: FragmentTable, sources: Mapping[str, Source]) -> Fragment:
     """Return the fragment of one table. Raises ConfigurationError, with the key."""
     check_name(name, table, "fragment")
-    source = table.text("source")
+    source, relation = table.source, table.relation or name
     if source not in sources:
         raise table.error(
             "source", f"There is no [sources.{source}].", nearest(source, tuple(sources))
         )
-    relation = table.text("relation", default=name)
     if len(relation.encode()) > NAME_BYTES_MAX:
         raise table.error("relation", f"It has more than {NAME_BYTES_MAX} bytes.")
-    carriers = {
-        column: choice(table, f"carriers.{column}", text, Carrier)
-        for column, text in table.text_map("carriers").items()
-    }
-    method, read_at_most = table.optional_text("method"), _read_at_most(table)
-    weakest = Proof.TOTAL if read_at_most is None else Proof.PART
+    weakest = Proof.TOTAL if table.read_at_most is None else Proof.PART
     fragment = Fragment(
         name=name,
         source=sources[source],
         relation=relation,
-        carriers=carriers,
-        method=None if method is None else choice(table, "method", method, Method),
-        require=choice(table, "require", table.text("require", default="exact"), Require),
-        proof=choice(table, "proof", table.text("proof", default=weakest.value), Proof),
-        audit_s=_audit(table),
-        read_at_most=read_at_most,
-        incremental=_incremental(table),
-        staging_at_most=_staging_at_most(table),
-        priority=table.integer("priority", default=0, least=None),
+        carriers=table.carriers,
+        method=table.method,
+        require=table.require,
+        proof=table.proof or weakest,
+        audit_s=table.audit,
+        read_at_most=table.read_at_most,
+        incremental=_incremental(table.incremental),
+        staging_at_most=table.staging_at_most,
+        priority=table.priority,
         timing=schedule.parse(
             name, table, sources[source].time_zone, sources[source].refresh_hours
         ),
@@ -73,14 +137,7 @@ def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragmen
     return fragment
 
 
-def _audit(table: TomlTable) -> int:
-    text = table.text("audit", default=f"{AUDIT_S}s")
-    if not (found := duration_s(text)):
-        raise table.error("audit", f"{text!r} is no time.", 'Write "7d", or "12h".')
-    return found
-
-
-def _event_time(table: TomlTable) -> EventTime | None:
+def _event_time(table: FragmentTable) -> EventTime | None:
     """Return the column that claims times of events; what they are times of must be said."""
     for one, other in (("event_time", "event_kind"), ("event_kind", "event_time")):
         if table.has(one) and not table.has(other):
@@ -89,26 +146,11 @@ def _event_time(table: TomlTable) -> EventTime | None:
                 f"It stands without `{other}`.",
                 'Write both: the column, and "creation" or "update", the event it is the time of.',
             )
-    if not table.has("event_time"):
-        return None
-    kind = choice(table, "event_kind", table.text("event_kind"), EventKind)
-    return EventTime(table.text("event_time"), kind)
+    column = table.event_time
+    return None if column is None else EventTime(column, table.event_kind)
 
 
-def _read_at_most(table: TomlTable) -> int | None:
-    if not table.has("read_at_most"):
-        return None
-    return table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
-
-
-def _staging_at_most(table: TomlTable) -> int | None:
-    if not table.has("staging_at_most"):
-        return None
-    # One frame has up to MESSAGE_BYTES_MAX.
-    return table.integer("staging_at_most", default=MESSAGE_BYTES_MAX, least=MESSAGE_BYTES_MAX)
-
-
-def _check_part(table: TomlTable, fragment: Fragment) -> None:
+def _check_part(table: FragmentTable, fragment: Fragment) -> None:
     """Refuse `read_at_most` with other methods than groups, or where consistency must be exact."""
     if fragment.read_at_most is None:
         return
@@ -128,7 +170,7 @@ def _check_part(table: TomlTable, fragment: Fragment) -> None:
         )
 
 
-def _check_proof(table: TomlTable, fragment: Fragment) -> None:
+def _check_proof(table: FragmentTable, fragment: Fragment) -> None:
     """Refuse `proof = "part"` where consistency must be exact, and a budget that it forbids."""
     if fragment.read_at_most is not None and fragment.proof is not Proof.PART:
         raise table.error(
@@ -144,7 +186,7 @@ def _check_proof(table: TomlTable, fragment: Fragment) -> None:
         )
 
 
-def _check_keys(table: TomlTable, fragment: Fragment) -> None:
+def _check_keys(table: FragmentTable, fragment: Fragment) -> None:
     """Refuse settings of a marker where all rows are proven, or compared in another way."""
     if fragment.proof is not Proof.KEYS:
         for key in ("audit",) if fragment.method is not Method.SINCE else ("audit", "method"):
@@ -162,16 +204,14 @@ def _check_keys(table: TomlTable, fragment: Fragment) -> None:
         raise table.error("proof", "Groups compare every row.", "Remove `proof`, or `method`.")
 
 
-def _incremental(table: TomlTable) -> Incremental | None:
-    if not table.has("incremental"):
+def _incremental(table: IncrementalTable | None) -> Incremental | None:
+    if table is None:
         return None
-    inner, default = table.table("incremental", _INCREMENTAL), Incremental()
-    rows = inner.integer("rows", default=default.rows, least=1)
-    pause_s = inner.number_or("pause_s", "auto", default=default.pause_s)
-    return Incremental(rows, pause_s or default.pause_s, adapts=pause_s is None)
+    pause_s = table.pause_s
+    return Incremental(table.rows, pause_s or Incremental().pause_s, adapts=pause_s is None)
 
 
-def _check_incremental(table: TomlTable, fragment: Fragment) -> None:
+def _check_incremental(table: FragmentTable, fragment: Fragment) -> None:
     """Refuse `incremental` with other methods than ranges, or where consistency must be exact."""
     if fragment.incremental is None:
         return

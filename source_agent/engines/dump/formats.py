@@ -12,22 +12,100 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from driftline.errors import MalformedMessage
-from driftline.settings import TomlTable, nearest, read
-from driftline.types import DeclaredType, parse_type
+from driftline.setting_kinds import COLUMN_TYPE, FLAG, TEXT, integer, map_of, one_of, written
+from driftline.settings import Table, nearest, read
+from driftline.types import DeclaredType
 
-_KEYS: Final = (
-    "kind", "separator", "quote", "encoding", "null", "decimal", "true", "false", "header",
-    "last_line_end", "columns", "widths", "escape",
-)  # fmt: skip
 _CSV_ONLY: Final = ("separator", "quote", "escape")
 _TEXT_ONLY: Final = (
     *_CSV_ONLY, "encoding", "null", "decimal", "true", "false", "header", "last_line_end", "widths",
 )  # fmt: skip
 _SEPARATORS: Final = frozenset(",;|\t:!#$%&*/@^_~\x01\x1c\x1d\x1e\x1f")
-_SIGNS: Final = (".", ",")
 ESCAPES: Final = ("none", "postgresql", "mysql")
 KINDS: Final = ("csv", "fixed", "parquet")
+
+
+def _codec(name: str) -> str | None:
+    try:
+        found = codecs.lookup(name).name
+        io.TextIOWrapper(io.BytesIO(), encoding=found)  # refuses codecs of bytes, such as zlib
+    except LookupError:
+        return None
+    return found
+
+
+def _null(text: str) -> bytes | None:
+    is_plain = text == text.strip() and "\n" not in text and "\r" not in text
+    return text.encode() if is_plain else None
+
+
+class FormatTable(Table):
+    """The notation of the files of a relation."""
+
+    kind = one_of({kind: kind for kind in KINDS}).by_default(
+        "csv",
+        'how files are written; `"fixed"`: in fixed width, `"parquet"` needs'
+        " `pip install '.[dump]'` and has only `columns` beside it",
+    )
+    columns = map_of(COLUMN_TYPE, "types by column", called="COLUMN").required(
+        "all columns of the file in its order, with [types](types.md#dump-files)"
+    )
+    separator = written(
+        "one ASCII character",
+        lambda text: text.encode() if text in _SEPARATORS else None,
+        lack="is not allowed.",
+        remedy=f"Write one of {', '.join(sorted(map(ascii, _SEPARATORS)))}.",
+    ).by_default(",", "CSV: the character between two values")
+    quote = written(
+        "one ASCII character",
+        lambda text: text.encode() if text in {"", '"', "'"} else None,
+        lack="is not allowed.",
+        remedy='Write "\'" or \'"\', or "" for none.',
+        is_any=True,
+    ).by_default(
+        '"',
+        'CSV: the character around a value; `""` for none. Quotes within quotes are doubled; quoted'
+        " values may hold line breaks",
+    )
+    escape = one_of({escape: escape for escape in ESCAPES}).optional(
+        'how backslashes are read; `"postgresql"`: COPY in text format (separator tab,'
+        ' `quote = ""`), `"mysql"`: `SELECT … INTO OUTFILE` and `mysqldump --tab` with their'
+        " default `ESCAPED BY`, lines that end with LF and `CHARACTER SET utf8mb4` (or another"
+        ' `encoding`), enclosed (`quote`) or not (`quote = ""`), `"none"`: a backslash is always a'
+        " backslash. Other escapes are refused, and so are binary columns: deliver `HEX(c)`",
+        '`"none"`; required with `null = "\\\\N"`',
+    )
+    widths = map_of(integer("characters", least=1), called="COLUMN").required(
+        "fixed width: characters of each column; blanks around a value are cut, of text only those"
+        " behind it",
+        'with `kind = "fixed"`',
+    )
+    encoding = written(
+        "a codec of Python",
+        _codec,
+        lack="is no encoding.",
+        remedy='Write "utf-8", "cp1252" or "utf-16".',
+    ).by_default("utf-8", 'the encoding of texts; `"utf-8-sig"`: UTF-8 with a byte-order mark')
+    null = written(
+        "a string", _null, lack="has blanks at its ends, or a line break.", is_any=True
+    ).optional(
+        'the text of a NULL; a quoted text is never NULL, so `""` and nothing differ, as'
+        " PostgreSQL's COPY writes them"
+    )
+    decimal = written(
+        '`"."` or `","`',
+        lambda text: text if text in {".", ","} else None,
+        lack="is no decimal sign.",
+        remedy='Write "." or ",".',
+    ).by_default(".", "the decimal sign; without separators of thousands")
+    true = TEXT.by_default("true", "the text of a true value")
+    false = TEXT.by_default("false", "the text of a false value")
+    header = FLAG.optional(
+        "the first line has exactly the names of `columns`", "`true`; fixed width: `false`"
+    )
+    last_line_end = FLAG.by_default(
+        True, "the last line ends as all do; `false`: that of a whole file may lack its line end"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +136,9 @@ class Format:
 
 def load(path: Path) -> Format:
     """Read a description. Raises ConfigurationError with the file, the key and what to do."""
-    top = read(path, _KEYS)
-    kind = top.text("kind", default="csv")
-    if kind not in KINDS:
-        raise top.error("kind", f"{kind!r} is no kind of file.", nearest(kind, KINDS))
-    declared = top.text_map("columns")
-    if not declared:
+    top = read(path, FormatTable)
+    kind = top.kind
+    if not top.values.get("columns"):
         raise top.error("columns", "No column is named.", 'Write [columns] and id = "int8", ….')
     if kind == "parquet":
         _refuse(top, _TEXT_ONLY, "Parquet says it itself")
@@ -71,75 +146,35 @@ def load(path: Path) -> Format:
         _refuse(top, _CSV_ONLY, "a file of fixed width has none")
     if kind == "csv":
         _refuse(top, ("widths",), 'it is for kind = "fixed"')
+    header, declared = top.header, top.columns
     return Format(
         file=top.file.name,
         kind=kind,
         names=tuple(declared),
-        types=tuple(_type(top, name, text) for name, text in declared.items()),
-        separator=_character(top, "separator", ","),
-        quote=_character(top, "quote", '"'),
-        encoding=_encoding(top),
-        null=_null(top),
+        types=tuple(declared.values()),
+        separator=top.separator,
+        quote=top.quote,
+        encoding=top.encoding,
+        null=top.null,
         escape=_escape(top) if kind == "csv" else "none",
-        decimal=_decimal(top),
+        decimal=top.decimal,
         truth=_truth(top),
-        header=_flag(top, "header", default=kind == "csv"),
-        last_line_end=_flag(top, "last_line_end", default=True),
+        header=kind == "csv" if header is None else header,
+        last_line_end=top.last_line_end,
         widths=_widths(top, tuple(declared)) if kind == "fixed" else (),
     )
 
 
-def _refuse(top: TomlTable, keys: tuple[str, ...], why: str) -> None:
+def _refuse(top: FormatTable, keys: tuple[str, ...], why: str) -> None:
     for key in keys:
         if top.has(key):
             raise top.error(key, f"It has no effect: {why}.", "Remove it.")
 
 
-def _type(top: TomlTable, name: str, text: str) -> DeclaredType:
-    try:
-        return parse_type(text)
-    except MalformedMessage as error:
-        raise top.error(f"columns.{name}", error.message, "See docs/types.md.") from None
-
-
-def _character(top: TomlTable, key: str, default: str) -> bytes:
-    if key == "quote" and top.values.get(key) == "":
-        return b""
-    text = top.text(key, default=default)
-    allowed = _SEPARATORS if key == "separator" else {'"', "'"}
-    if text not in allowed:
-        shown = ", ".join(sorted(ascii(c) for c in allowed))
-        raise top.error(key, f"{text!r} is not allowed.", f"Write one of {shown}.")
-    return text.encode()
-
-
-def _encoding(top: TomlTable) -> str:
-    name = top.text("encoding", default="utf-8")
-    try:
-        found = codecs.lookup(name).name
-        io.TextIOWrapper(io.BytesIO(), encoding=found)  # refuses codecs of bytes, such as zlib
-    except LookupError:
-        raise top.error(
-            "encoding", f"{name!r} is no encoding.", 'Write "utf-8", "cp1252" or "utf-16".'
-        ) from None
-    return found
-
-
-def _null(top: TomlTable) -> bytes | None:
-    text = top.values.get("null")
-    if text == "":
-        return b""
-    if text is None:
-        return None
-    found = top.text("null")
-    if found != found.strip() or "\n" in found or "\r" in found:
-        raise top.error("null", "It has blanks at its ends, or a line break.")
-    return found.encode()
-
-
-def _escape(top: TomlTable) -> str:
+def _escape(top: FormatTable) -> str:
     """Return how backslashes are read. A NULL that is an escape shows that there are others."""
-    if top.values.get("null") == "\\N" and not top.has("escape"):
+    found, null = top.escape, top.null
+    if null == b"\\N" and found is None:
         raise top.error(
             "null",
             "A file with this NULL usually has other escapes behind backslashes, too, which would"
@@ -147,37 +182,26 @@ def _escape(top: TomlTable) -> str:
             'Write escape = "postgresql" for COPY in text format, escape = "mysql" for OUTFILE and'
             ' mysqldump --tab, or escape = "none" if a backslash is always a backslash.',
         )
-    found = top.text("escape", default="none")
-    if found not in ESCAPES:
-        raise top.error("escape", f"{found!r} is no kind of escapes.", nearest(found, ESCAPES))
-    if found == "postgresql" and top.values.get("quote") != "":
+    if found == "postgresql" and top.quote:
         raise top.error("escape", "COPY in text format has no quotes.", 'Write quote = "".')
-    if found == "mysql" and top.values.get("null", "\\N") != "\\N":
+    if found == "mysql" and null not in {None, b"\\N"}:
         raise top.error("null", "A NULL of MySQL is \\N.", 'Write null = "\\\\N".')
-    return found
+    return found or "none"
 
 
-def _decimal(top: TomlTable) -> str:
-    sign = top.text("decimal", default=".")
-    if sign not in _SIGNS:
-        raise top.error("decimal", f"{sign!r} is no decimal sign.", 'Write "." or ",".')
-    return sign
-
-
-def _truth(top: TomlTable) -> tuple[bytes, bytes]:
-    yes, no = top.text("true", default="true"), top.text("false", default="false")
+def _truth(top: FormatTable) -> tuple[bytes, bytes]:
+    yes, no = top.true, top.false
     if yes == no:
         raise top.error("false", f"`true` and `false` are both {yes!r}.")
     return yes.encode(), no.encode()
 
 
-def _flag(top: TomlTable, key: str, *, default: bool) -> bool:
-    return top.flag(key) if top.has(key) else default
-
-
-def _widths(top: TomlTable, names: tuple[str, ...]) -> tuple[int, ...]:
-    table = top.table("widths", names)
+def _widths(top: FormatTable, names: tuple[str, ...]) -> tuple[int, ...]:
+    widths = top.widths
+    for name in widths:
+        if name not in names:
+            raise top.error(f"widths.{name}", "There is no such column.", nearest(name, names))
     for name in names:
-        if not table.has(name):
-            raise table.error(name, "The width of this column is missing.")
-    return tuple(table.integer(name, default=0, least=1) for name in names)
+        if name not in widths:
+            raise top.error(f"widths.{name}", "The width of this column is missing.")
+    return tuple(widths[name] for name in names)
