@@ -106,8 +106,7 @@ class ServerTable(Table):
         "the address to listen on; port 0 picks a free one (`serve --port-file` writes it)"
     )
     certificate = PATH.required(
-        "PEM file: the certificate of this agent; `driftline-source enroll` makes these files",
-        _TLS,
+        "PEM file: the certificate of this agent (`driftline-source enroll`)", _TLS
     )
     key = PATH.required("PEM file: its key; as private as a password", _TLS)
     client_ca = PATH.required("PEM file: the authorities that issue clients' certificates", _TLS)
@@ -142,8 +141,9 @@ class LimitsTable(Table):
     )
     feedback = FLAG.by_default(
         True,
-        "hold reads back while the database answers more slowly than its own recent past, or others"
-        " need the processors of its machine ([dba-guide.md](dba-guide.md#feedback))",
+        "hold reads back while the database answers slowly; more slowly than in its own recent"
+        " past, or while others need the processors of its machine"
+        " ([dba-guide.md](dba-guide.md#feedback))",
     )
 
 
@@ -151,30 +151,46 @@ class JoinedMarkerTable(Table):
     """The marker of a table that a query joins."""
 
     column = TEXT.required(
-        "a column of times, dates or integers that every writer sets; published or not",
-        "where no other setting takes its place",
+        "a column of times, dates or integers, published or not, that every writer sets;"
+        " application or trigger. Text is refused",
+        "without one of the others that take its place",
     )
     late = duration().optional(
-        "longer than any transaction; required for times. Rows of this time are read again",
+        'longer than any transaction, such as `"15m"`; a transaction takes the time and shows its'
+        " rows when it commits: meanwhile the agent, which sees no other session, would pass them"
+        " by. Rows of the last `late` are read again each time",
+        "required for times",
     )
     zone = ZONE.optional(
-        'the writers\' time zone, such as `"UTC"`; required for times without a time zone'
+        'the time zone of the writers, such as `"UTC"`; where clocks are set back in autumn, an'
+        " hour or more is read again",
+        "required for times without a time zone",
     )
 
 
 class MarkerTable(JoinedMarkerTable):
     """The marker of a relation: what it keeps about its own changes."""
 
+    column = JoinedMarkerTable.column  # first in the reference
+    late, zone = JoinedMarkerTable.late, JoinedMarkerTable.zone
     xmin = FLAG.by_default(
-        False, "PostgreSQL: the transaction that wrote each row, instead of a column"
+        False,
+        "instead of `column`, on PostgreSQL; the number of the transaction that wrote each row. It"
+        " needs no promise, no column and no index",
     )
     versioned = FLAG.by_default(
-        False, "MariaDB: the row start of a system-versioned table, instead of a column"
+        False,
+        "instead of `column`, on MariaDB; the time at which the current version of each row began,"
+        " of a table `WITH SYSTEM VERSIONING`. `late` is required",
     )
     checksum = TEXT.optional(
-        "a column with a checksum of each row that the source maintains, in place of `column`"
+        "instead of `column`, a column with a checksum of each row that the source maintains; of"
+        " any type. It must be published, and not be in the key"
     )
-    deleted = TEXT.optional("a flag; rows that have it are rows that are gone")
+    deleted = TEXT.optional(
+        "a flag, a truth value or an integer; flagged rows are rows that are gone, however they are"
+        " read. NULL deletes nothing"
+    )
 
 
 class RelationTable(Table):
@@ -200,7 +216,7 @@ class RelationTable(Table):
     as_text = list_of(TEXT, "a list of names").by_default(
         [], "columns to read as text ([types.md](types.md))"
     )
-    types = map_of(COLUMN_TYPE, "types by column", called="COLUMN").by_default(
+    types = map_of(COLUMN_TYPE, called="COLUMN").by_default(
         {}, "declared types of columns; SQLite only"
     )
     fingerprint = choice(Fingerprint).by_default(
@@ -236,10 +252,12 @@ class RelationTable(Table):
         "tell clients of its [activity](dba-guide.md#activity); `false`: nothing is said of it",
     )
     marker = table_of(MarkerTable).optional(
-        "what the relation keeps about its own changes ([dba-guide.md](dba-guide.md#markers))"
+        "what the relation keeps about its own changes; such as"
+        ' `{ column = "updated_at", late = "15m" }` ([dba-guide.md](dba-guide.md#markers))'
     )
     markers = map_of(table_of(JoinedMarkerTable), called="TABLE").optional(
-        "the same of each table that a query joins"
+        "the same of each table that a query joins; `column`, `late` and `zone` alone, such as"
+        ' `{ o = { column = "o_changed", late = "15m" }, … }`'
     )
 
 

@@ -72,7 +72,7 @@ def integer(unit: str, *, least: int | None = None) -> Kind[int]:
         return number
 
     if least is None:
-        return Kind("an integer", {"type": "integer"}, parse, unit)
+        return Kind(f"{unit}, an integer", {"type": "integer"}, parse, unit)
     label = f"{unit}, at least {least:,}"
     return Kind(label, {"type": "integer", "minimum": least}, parse, unit)
 
@@ -90,8 +90,9 @@ def number(unit: str, *, most: float | None = None, why: str = "") -> Kind[float
 
     schema: dict[str, object] = {"type": "number", "exclusiveMinimum": 0}
     if most is None:
-        return Kind(unit, schema, parse, unit)
-    return Kind(f"{unit}, at most {most:,g}", schema | {"maximum": most}, parse, unit)
+        return Kind(f"{unit}, more than 0", schema, parse, unit)
+    label = f"{unit}, more than 0, at most {most:,g}"
+    return Kind(label, schema | {"maximum": most}, parse, unit)
 
 
 def or_word(kind: Kind[T], word: str, meant: U, what: str, remedy: str = "") -> Kind[T | U]:
@@ -183,7 +184,8 @@ def duration(*, least: int = 1, most: int | None = None, why: str = "") -> Kind[
             raise table.error(key, why, f"Write {in_units(most)} or less.")
         return found
 
-    label = "a duration" + (f", at most `{in_units(most)}`" if most is not None else "")
+    label = 'a duration such as `"15m"`'
+    label += "" if most is None else f', at most `"{in_units(most)}"`'
     return Kind(label, {"type": "string", "pattern": _DURATION}, parse)
 
 
@@ -230,14 +232,14 @@ class _FreeTable(Table):
         """Refuse no name."""
 
 
-def map_of(kind: Kind[T], label: str = "a table", *, called: str = "NAME") -> Kind[dict[str, T]]:
+def map_of(kind: Kind[T], *, called: str = "NAME") -> Kind[dict[str, T]]:
     """Return the kind of tables by free names, in the order of the file."""
 
     def parse(table: Table, key: str, value: object) -> dict[str, T]:
         inner = _FreeTable(table.file, table.below(key), table.typed(key, value, dict))
         return {name: kind.parse(inner, name, one) for name, one in inner.values.items()}
 
-    return Kind(label, {"type": "object"}, parse, each=kind, called=called)
+    return Kind("a table", {"type": "object"}, parse, each=kind, called=called)
 
 
 def table_of(declared: type[S]) -> Kind[S]:

@@ -33,6 +33,9 @@ from driftline.settings import address_parts, is_loopback
 
 from warehouse_agent import config
 from warehouse_agent.config import Fragment, Source
+from warehouse_agent.config.file import WarehouseFile, WarehouseTable
+from warehouse_agent.config.fragments import FragmentTable
+from warehouse_agent.config.sources import SourceTable
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
@@ -47,25 +50,25 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 # Without it a fragment is never due, and who sets up a timer would have nothing refreshed.
-_DAILY = 'interval_max = "1d"                # for `refresh --due`: docs/scheduling.md'
-_HEAD = """\
+_DAILY = FragmentTable.interval_max.line('"1d"')
+_HEAD = f"""\
 # The data engineer's file. Relative paths resolve against it; an unknown key is an error.
 [warehouse]
-path = "warehouse"                  # a folder or any Hadoop path
+{WarehouseTable.path.line('"warehouse"')}
 
-[spark]                             # given to the SparkSession as it is
+[spark]                             # {WarehouseFile.spark.brief}
 "spark.master" = "local[*]"
 """
 TEMPLATE = f"""{_HEAD}
 [sources.erp]
-address = "erp.example:7443"
-ca = "ca.pem"                       # made by: driftline-source enroll
-certificate = "warehouse.pem"
-key = "warehouse.key"
+{SourceTable.address.line('"erp.example:7443"')}
+{SourceTable.ca.line('"ca.pem"')}
+{SourceTable.certificate.line('"warehouse.pem"')}
+{SourceTable.key.line('"warehouse.key"')}
 
 [fragments.orders]                  # the published table is <path>/orders
 source = "erp"
-relation = "orders"                 # the name that the DBA gave it
+{FragmentTable.relation.line('"orders"')}
 {_DAILY}
 """
 
@@ -332,7 +335,7 @@ def _source_lines(file: Path, source: Source) -> Iterator[str]:
     yield f"[sources.{_key(source.name)}]"
     yield f"address = {_string(source.address)}"
     if source.insecure:
-        yield "insecure = true                     # plain text: on this machine only"
+        yield SourceTable.insecure.line("true")
         return
     for key, path in (("ca", source.ca), ("certificate", source.certificate), ("key", source.key)):
         assert path is not None
@@ -358,12 +361,12 @@ def _fragment_lines(name: str, source: Source, offer: Offer) -> Iterator[str]:
     for note in described.notes if described is not None else ():
         yield f"# {_clean(note)}"
         if note.startswith(_FUZZY):
-            yield '# require = "fuzzy"                 # required here: see docs/guarantees.md'
+            yield "# " + FragmentTable.require.line('"fuzzy"', "needed here: docs/guarantees.md")
     if offer.allowed:
         yield f"# The source allows {_clean(offer.allowed)}."
         yield "# To have a refresh compare a part while no scan is allowed:"
         yield '# require = "fuzzy"'
-        yield '# proof = "part"                    # see docs/operating.md, "Parts"'
+        yield "# " + FragmentTable.proof.line('"part"', 'docs/operating.md, "Parts"')
 
 
 def _source_name(host: str) -> str:

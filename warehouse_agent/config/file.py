@@ -7,6 +7,7 @@ of a fragment is one folder below the warehouse, and no reserved one (`_driftlin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,7 +33,7 @@ _PATH_REFUSED = "*?[]{}\\%"
 class WarehouseTable(Table):
     """The warehouse and the command line's resources."""
 
-    path = TEXT.required(
+    path = replace(TEXT, label="a path").required(
         "a folder, or any Hadoop path; with `://` one that Spark, pyarrow and delta-rs can all"
         " reach, each with its own credentials (tested on local disks only). Without"
         f" `{' '.join(_PATH_REFUSED)}`"

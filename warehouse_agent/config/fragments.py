@@ -56,9 +56,9 @@ class FragmentTable(TimingTable):
         {}, "types of columns in the table; see [types.md](types.md#carriers)"
     )
     method = choice(Method).optional(
-        'how differences are found; `"group"` is for at most 1,048,576 rows and not with'
-        ' `proof = "keys"`, `"since"` with it alone. If too much changed for sketches or ranges,'
-        " the refresh uses another; a first load is `full`",
+        'how differences are found; with `proof = "keys"` not `"group"`, and `"since"` with it'
+        " alone. If too much changed for sketches or ranges, the refresh uses another; a first load"
+        " is `full`",
         "the cheapest of sketch, range and full",
     )
     require = choice(Require).by_default(
@@ -89,7 +89,7 @@ class FragmentTable(TimingTable):
         "half of the disk's free space when an exchange begins, at least 64 MiB; no limit on object"
         " stores",
     )
-    priority = integer("").by_default(
+    priority = integer("rank").by_default(
         0, "fragments of a source with a higher one are refreshed first"
     )
     event_time = TEXT.optional(

@@ -52,8 +52,8 @@ class TimingTable(Table):
     refreshes_per_day = number("refreshes a day").optional("about so many; where they serve most")
     refresh_worth = number("row-hours").optional("row-hours that a refresh has to save")
     interval_max = duration().optional(
-        "the longest time between two refreshes, whatever is known; with neither a goal nor this"
-        " line a fragment is never due ([scheduling.md](scheduling.md))",
+        "the longest time between two refreshes by `refresh --due`; whatever is known. With neither"
+        " a goal nor this line a fragment is never due ([scheduling.md](scheduling.md))",
         f'with a goal `"{in_units(INTERVAL_MAX_S)}"`',
     )
     interval_min = duration().optional("the shortest time between two refreshes")

@@ -21,8 +21,7 @@ class SourceTable(Table):
         " `no_grpc_proxy` or `no_proxy`; no direct connection is then tried first"
     )
     ca = PATH.required(
-        "PEM file: the authority that issued the source's certificate; `driftline-source enroll`"
-        " makes these files",
+        "PEM file: the authority that issued the source's certificate (`driftline-source enroll`)",
         _TLS,
     )
     certificate = PATH.required("PEM file: our certificate", _TLS)

@@ -29,7 +29,7 @@ def _codec(name: str) -> str | None:
     try:
         found = codecs.lookup(name).name
         io.TextIOWrapper(io.BytesIO(), encoding=found)  # refuses codecs of bytes, such as zlib
-    except LookupError:
+    except (LookupError, ValueError):  # a name with a NUL
         return None
     return found
 
@@ -47,7 +47,7 @@ class FormatTable(Table):
         'how files are written; `"fixed"`: in fixed width, `"parquet"` needs'
         " `pip install '.[dump]'` and has only `columns` beside it",
     )
-    columns = map_of(COLUMN_TYPE, "types by column", called="COLUMN").required(
+    columns = map_of(COLUMN_TYPE, called="COLUMN").required(
         "all columns of the file in its order, with [types](types.md#dump-files)"
     )
     separator = written(

@@ -1,0 +1,149 @@
+"""The references of settings in the pages, and schemas for editors, made from the declarations.
+
+`docs/generate` writes both; with `--check` it names what differs from them instead. In a page a
+reference lies between two comments that name it. No test here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from driftline.settings import Kind, Setting, Table, as_toml
+
+from source_agent.engines.dump.formats import FormatTable
+from source_agent.settings import MarkerTable, SourceFile
+from tests import ROOT
+from warehouse_agent.config.file import WarehouseFile
+
+FILES: Mapping[str, type[Table]] = {
+    "warehouse": WarehouseFile,
+    "source": SourceFile,
+    "dump-format": FormatTable,
+}
+# Of each page the references, and the table whose settings, and those below it, they list.
+REFERENCES: Mapping[str, Mapping[str, type[Table]]] = {
+    "operating.md": {"warehouse.toml": WarehouseFile, "source.toml": SourceFile},
+    "dba-guide.md": {"a marker": MarkerTable, "a format": FormatTable},
+}
+HEAD = "| setting | values | default | meaning |\n|---|---|---|---|"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_APART = {base for tables in REFERENCES.values() for t in tables.values() for base in t.__mro__}
+
+
+def settings(table: type[Table], prefix: str = "") -> Iterator[tuple[str, Setting[object]]]:
+    """Yield the settings of a table and of the tables below it, each with its dotted name.
+
+    A section of a file is no setting of its own, and a table that has another reference is not
+    entered.
+    """
+    for name, setting in table.declared.items():
+        kind = setting.kind
+        below = f"{prefix}{name}.{kind.called}" if kind.each else f"{prefix}{name}"
+        inner = (kind.each or kind).table
+        if inner is None:
+            yield below, setting
+            continue
+        if prefix:
+            yield f"{prefix}{name}", setting
+        if inner not in _APART:
+            yield from settings(inner, f"{below}.")
+
+
+def reference(table: type[Table]) -> str:
+    """Return a table of Markdown with a row for each setting; tables may share one."""
+    names: dict[Setting[object], list[str]] = {}
+    for name, setting in settings(table):
+        names.setdefault(setting, []).append(f"`{name}`")
+    rows = (
+        f"| {', '.join(several)} | {_values(setting.kind)} | {_default(setting)} |"
+        f" {setting.meaning} |"
+        for setting, several in names.items()
+    )
+    return "\n".join([HEAD, *rows])
+
+
+def _values(kind: Kind[object]) -> str:
+    shown = kind.each if kind.each is not None and kind.each.table is None else kind
+    return re.sub("^an? ", "", shown.label)
+
+
+def _default(setting: Setting[object]) -> str:
+    value, unit = setting.default, setting.kind.unit
+    if value is None:
+        return setting.unset or f"required {setting.when}".strip()
+    if value in ([], {}):
+        return "none"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        text = as_toml(value)
+        return f"`{text}`" if '"' in text else f"`{text}`".replace("'", '"')
+    mebibytes = f" ({value >> 20} MiB)" if unit == "bytes" and isinstance(value, int) else ""
+    return f"{value:,g}{mebibytes}" if isinstance(value, float) else f"{value:,}{mebibytes}"
+
+
+def schema(table: type[Table]) -> dict[str, object]:
+    """Return the JSON Schema of a table: its settings, and no others."""
+    properties: dict[str, object] = {}
+    for name, setting in table.declared.items():
+        found = _of_kind(setting.kind) | {"description": setting.plain_meaning}
+        if setting.default is not None:
+            found["default"] = setting.default
+        properties[name] = found
+    required = [name for name, setting in table.declared.items() if setting.is_required]
+    return {
+        "description": (table.__doc__ or "").strip(),
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _of_kind(kind: Kind[object]) -> dict[str, object]:
+    if kind.table is not None:
+        return schema(kind.table)
+    if kind.each is not None:
+        return {**kind.schema, "additionalProperties": _of_kind(kind.each)}
+    return dict(kind.schema)
+
+
+def generated() -> dict[Path, str]:
+    """Return the text of each file that has generated parts, or is generated."""
+    made = {}
+    for page, references in REFERENCES.items():
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for name, table in references.items():
+            first, last = f"<!-- settings of {name}: docs/generate -->\n", "\n<!-- end -->"
+            before, _, rest = text.partition(first)
+            assert rest, f"{page} has no place for {name}"
+            _, _, after = rest.partition(last)
+            text = f"{before}{first}{reference(table)}{last}{after}"
+        made[ROOT / "docs" / page] = text
+    for name, table in FILES.items():
+        head = {"$schema": DIALECT, "title": f"{name}: generated by docs/generate"}
+        found = json.dumps(head | schema(table), indent=2, ensure_ascii=False)
+        made[ROOT / "docs" / "schemas" / f"{name}.schema.json"] = f"{found}\n"
+    return made
+
+
+def main(check: bool) -> int:
+    """Write what is generated, or with `check` return 1 if that would change a file."""
+    stale = [
+        path
+        for path, text in generated().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(ROOT)} is not current: run docs/generate", file=sys.stderr)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(generated()[path], encoding="utf-8")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
