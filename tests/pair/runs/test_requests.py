@@ -1,0 +1,141 @@
+"""How many requests each command makes of the warehouse's files: one table, SQLite, small steps.
+
+`tests/harness/counted_store.py` says what counts. The numbers stand in docs/architecture.md; a test
+compares them, so that a change which asks for more, or less, shows it there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests import ROOT
+from tests.harness.counted_store import OPERATIONS, Counted, counted
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.no_spark import NoSpark
+from tests.harness.pair import Pair
+from warehouse_agent.cli import main
+from warehouse_agent.storage.readers import read
+from warehouse_agent.storage.store import PRIVATE, Store, read_at
+
+ROWS = 400
+KINDS = ("notes", "history", "memory", "log", "data")  # whose reads have a column each
+HEADER = ("command", *(f"reads of {kind}" for kind in KINDS), *(f"{one}s" for one in OPERATIONS))
+EDITS = ("UPDATE t SET note = 'x' WHERE id < 7", "DELETE FROM t WHERE id = 9")
+NOTHING, PLAN = "`refresh`, nothing changed", "`plan`"
+# What one table may cost. Both name small files that are read again and again.
+READS_MAX = {
+    (NOTHING, "notes"): 9,
+    (NOTHING, "history"): 5,
+    (NOTHING, "log"): 1,
+    (PLAN, "notes"): 1,
+    (PLAN, "history"): 3,
+    (PLAN, "log"): 1,
+}
+WRITES_MAX = {"notes": 1, "history": 1, "memory": 1}  # of a refresh that finds nothing
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("requests")
+    legacy = SqliteLegacy(folder / "erp.db")
+    legacy.execute("CREATE TABLE t (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
+    legacy.many("INSERT INTO t VALUES (?, ?)", [(i, f"note {i}") for i in range(ROWS)])
+    with Pair(NoSpark(), legacy, folder / "pair", {"t": 'table = "t"'}) as made:
+        made.fragment_lines["t"] = 'method = "sketch"\ninterval_max = "1h"'
+        yield made
+    legacy.close()
+
+
+def command(pair: Pair, *words: str) -> Counted:
+    """Run a command of the agent in this process; return the requests that it made."""
+    argv = ["driftline", "--config", str(pair.warehouse_toml()), *words]
+    with pytest.MonkeyPatch.context() as patch, counted(pair.warehouse) as found:
+        patch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+    assert not ended.value.code, words
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(pair: Pair, spark: SparkSession) -> dict[str, Counted]:
+    """The requests of each command, in the order of the page."""
+    made = {"`refresh`, first load": command(pair, "refresh", "t")}
+    command(pair, "refresh", "t")  # learns what the next one knows
+    made[NOTHING] = command(pair, "refresh", "t")
+    for edit in EDITS:
+        pair.legacy.execute(edit)
+    made["`refresh`, 8 of 400 rows changed"] = command(pair, "refresh", "t")
+    pair.check("t")
+    made[PLAN] = command(pair, "plan", "t")
+    made["`status`"] = command(pair, "status")
+    made["`history`"] = command(pair, "history", "t")
+    made["`schedule`"] = command(pair, "schedule", "t")
+    made["`refresh --due`, nothing due"] = command(pair, "refresh", "--due")
+    made["`verify`"] = command(pair, "verify", "t")
+    with counted(pair.warehouse) as reading:
+        assert read(spark, pair.warehouse, "t").count() == ROWS - 1
+    made["`warehouse_agent.read`"] = reading
+    made["`gc --yes`"] = command(pair, "gc", "t", "--keep-hours", "0", "--yes")
+    return made
+
+
+def line(name: str, one: Counted) -> str:
+    """Return a command as a line of the table."""
+    cells = [one["read", kind] for kind in KINDS]
+    cells += [sum(one.of(operation).values()) for operation in OPERATIONS]
+    return "| " + " | ".join([name, *map(str, cells)]) + " |"
+
+
+@pytest.mark.spark
+def test_the_table_is_what_commands_ask_for(found: dict[str, Counted]) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    begin = page.index("| " + " | ".join(HEADER))
+    stated = page[begin:].split("\n\n")[0].splitlines()[2:]
+    counts = [line(name, one) for name, one in found.items()]
+    assert stated == counts, "\n".join(["the table is now:", *counts])
+
+
+@pytest.mark.spark
+def test_small_files_are_not_read_again_and_again(found: dict[str, Counted]) -> None:
+    counts = {(name, kind): found[name]["read", kind] for name, kind in READS_MAX}
+    assert all(counts[one] <= most for one, most in READS_MAX.items()), counts
+    assert found[NOTHING].of("write").items() <= WRITES_MAX.items()
+    for name in (PLAN, "`status`", "`history`", "`schedule`", "`verify`", "`warehouse_agent.read`"):
+        assert not found[name].of("write"), name
+        assert not found[name].of("remove"), name
+
+
+def test_every_request_counts(tmp_path: Path) -> None:
+    """Each method of the store that asks for something, and what comes past it by a URI."""
+    store, place = Store(str(tmp_path)), (PRIVATE, "fragments", "t.json")
+    with counted(tmp_path) as one:
+        asked: list[tuple[Any, dict[tuple[str, str], int]]] = [
+            (lambda: store.write(b"{}", *place), {("write", "notes"): 1}),
+            (lambda: store.read(*place), {("head", "notes"): 1, ("read", "notes"): 1}),
+            (lambda: store.read_json(PRIVATE, "runs", "t.jsonl"), {("head", "history"): 1}),
+            (
+                lambda: store.append_line("{}", PRIVATE, "runs", "t.jsonl"),
+                {("head", "history"): 1, ("write", "history"): 1},
+            ),
+            (
+                lambda: list(store.lines_backwards(PRIVATE, "runs", "t.jsonl")),
+                {("head", "history"): 1, ("read", "history"): 1},
+            ),
+            (lambda: store.write_new(b"", PRIVATE, "keys", "t.key"), {("write", "keys"): 1}),
+            (lambda: store.files("t", "_delta_log"), {("list", "log"): 1}),
+            (lambda: store.modified("t", "data-0a-shipped", "x"), {("head", "data"): 1}),
+            (lambda: store.walk("t"), {("list", "table"): 1}),
+            (lambda: read_at(store.uri(*place)), {("read", "notes"): 1}),
+            (lambda: store.remove_file(*place), {("remove", "notes"): 1}),
+        ]
+        for ask, expected in asked:
+            one.requests.clear()
+            ask()
+            assert dict(one.requests) == expected
