@@ -219,7 +219,7 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
     found = Pass(store, name, wanted, salt, sums)
     for tile in _finished(store, name):
         data = store.read(*_place(name), f"{tile:06d}{_DONE}") or b""
-        kept = _unpacked(data, tile, salt)
+        kept = _unpacked(data, salt)
         if kept is not None and _are_there(store, name, kept[1]):
             found.add(tile, *kept)
     found.resumed_at = len(found.outcomes)
@@ -228,7 +228,7 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
 
 def _serves(table: Mapping[str, Any], wanted: Incremental) -> bool:
     """Return False if fewer rows are wanted in a tile: those of the pass may be too large."""
-    rows = table.get("rows")  # older releases note none
+    rows = table.get("rows")  # passes that were begun before it was noted have none
     return not isinstance(rows, int) or rows <= wanted.rows
 
 
@@ -324,21 +324,17 @@ def _packed(outcome: Outcome, frames: _Frames, salt: Salt) -> bytes:
     return out.getvalue()
 
 
-def _unpacked(data: bytes, tile: int, salt: Salt) -> tuple[Outcome, _Frames] | None:
+def _unpacked(data: bytes, salt: Salt) -> tuple[Outcome, _Frames] | None:
     """Return the result of a tile and its frames; None: it is damaged, or that of another pass, and
     the tile is compared again.
-
-    Older releases name neither the pass nor its frames, which are in a folder of the tile.
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             facts = json.loads(arrays["facts"].tobytes())
             moment(facts["as_of"])
-            ours = salt.to_bytes().hex()
-            if facts.get("salt", ours) != ours:
+            if facts["salt"] != salt.to_bytes().hex():
                 return None
-            folder = str(facts.get("folder", f"{FOLDER}/{tile:06d}"))
-            frames = _Frames(folder, int(facts.get("files", facts["frame_bytes"] > 0)))
+            frames = _Frames(str(facts["folder"]), int(facts["files"]))
             removed = Listing.joined(())
             if facts["has_removed"]:
                 where = arrays["positions"]

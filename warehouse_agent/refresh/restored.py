@@ -225,7 +225,7 @@ def _read(
 
     known = Total.from_json(head.record.total)
     try:
-        if known is None:  # of an older release
+        if known is None:  # the release of the golden warehouse noted none
             if file_damage.absent(store, name, head.files):
                 return "an older release published it, and its files are gone: nobody can compare"
             salt = Salt.fresh()

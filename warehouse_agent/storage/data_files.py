@@ -90,7 +90,7 @@ def uncompressed(footer: pq.FileMetaData) -> int:
 def uncounted_columns(footer: pq.FileMetaData) -> set[str]:
     """Return the columns whose repeated values count once, because nobody noted their bytes.
 
-    Spark's writer notes nothing, nor did older releases. Raises ValueError.
+    Spark's writer notes nothing. Raises ValueError.
     """
     if ROW_BYTES.encode() in (footer.metadata or {}):
         return set()

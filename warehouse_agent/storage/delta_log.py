@@ -37,6 +37,7 @@ from warehouse_agent.storage.table import (
     LogEntry,
     NewVersion,
     NewViewVersion,
+    OlderRecord,
     OtherVersion,
     Snapshot,
     VersionRecord,
@@ -65,7 +66,7 @@ class DeltaLog:
         try:
             layout, record = from_json(body["layout"]), VersionRecord.from_json(body)
         except _UNKNOWN as error:
-            raise _newer(name, table.version()) from error
+            raise _other_release(name, table.version(), error) from error
         files, identity = listed_files(table, store, name, layout), str(table.metadata().id)
         other = None if newest is None else _other(table, newest, store, name, layout)
         return Snapshot(table.version(), identity, files, layout, record, table, other=other)
@@ -80,7 +81,7 @@ class DeltaLog:
             layout = view_layout.from_json(body["layout"])
             record = VersionRecord.from_json(body)
         except _UNKNOWN as error:
-            raise _newer(name, table.version()) from error
+            raise _other_release(name, table.version(), error) from error
         files, identity = listed_files(table, store, name, layout), str(table.metadata().id)
         other = None if newest is None else _other(table, newest, store, name, layout)
         return ViewSnapshot(table.version(), identity, files, layout, record, table, other)
@@ -359,17 +360,31 @@ def _metadata(actions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _record(actions: Sequence[dict[str, Any]], name: str, version: int) -> VersionRecord | None:
     """Return the record of a commit; None if Driftline did not write it.
 
+    Return None also if a release wrote it that is not read any more: newer versions follow it.
+
     Raises:
         WarehouseUnavailable: a newer release wrote it.
     """
     body = _metadata(actions)
     try:
         return None if body is None else VersionRecord.from_json(body)
+    except OlderRecord:
+        return None
     except _UNKNOWN as error:
-        raise _newer(name, version) from error
+        raise _other_release(name, version, error) from error
 
 
-def _newer(name: str, version: int) -> WarehouseUnavailable:
+def _other_release(name: str, version: int, error: Exception) -> WarehouseUnavailable:
+    """Return the error of a version that another release wrote, from what its record lacks."""
+    if isinstance(error, OlderRecord):
+        return WarehouseUnavailable(
+            f"Version {version} of the table was written by a release of Driftline that is older "
+            "than those which this one reads.",
+            where=name,
+            remedy="Read a newer version. If it is the newest: refresh with the release of 28 "
+            "November 2026 (commit 7806bd7) until it publishes a version; or move the table's "
+            "folder away for a new first load.",
+        )
     return WarehouseUnavailable(
         f"Version {version} of the table was written by a newer release of Driftline.",
         where=name,

@@ -244,7 +244,7 @@ def _feed_rows(
     place = (PRIVATE, "changes", name, *feed.split("/"))
     files = snapshot.record.changes_files
     stored = {file for file, _ in store.files(*place)}
-    if missing := set(files) - stored - ({""} if stored else set()):
+    if missing := set(files) - stored:
         lost = f"lost {counted(len(missing), 'file')} of its change feed"
         raise _no_feed(name, snapshot.version, lost)
     uris = [store.uri(*place, file) for file in files]

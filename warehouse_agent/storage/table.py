@@ -30,6 +30,10 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 
 
+class OlderRecord(ValueError):
+    """The record of a version lacks keys that each release has written that is read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
     """The record of a version, as its commit has it.
@@ -39,22 +43,22 @@ class VersionRecord:
         checked_at: when the version was compared, and `published_at` when it was committed.
         proof: "total" if all rows were proven equal, "keys" if all keys were and updated rows are
             those of a marker, "part" if only the compared rows were.
-        fingerprint: kind of the fingerprints in the proof, None in older tables.
+        fingerprint: kind of the fingerprints in the proof; None of a view.
         vouched: True if a NOT NULL unique constraint of the source covers the key.
         changes: folder of the change feed; None if the version has no feed.
-        changes_files: files in it; one empty name means the folder, as in older tables.
+        changes_files: files in it.
         clock: when versions were published; None in tables without row statistics.
         row_security: JSON of `row_security.PolicyDigests`; None if the source sent none.
         restored: the version whose rows were published again; else None.
         report: JSON of the report of the command that published it, without the time of the commit;
-            None in older tables and where rows were published again.
+            None where rows were published again.
         inputs: of a view, the versions that it was made of, by name; None of a fragment.
         checked: how the rows of a view were checked: "total", all of them were paired with those
             before; "slice", one of 16 parts was computed again; None of a fragment.
         made_of: of a view, what tells these versions from others of the same number
-            (`views.evaluate.stamp_of`); None of a fragment, and in older tables.
+            (`views.evaluate.stamp_of`); None of a fragment.
         java: of a view, the version of the Java that computed its rows, such as "17"; None of a
-            fragment, and in older tables.
+            fragment.
         beside: versions of other fragments, by name, that were committed directly before or after
             this one from the same snapshot of their source; None: there were none.
         marking: JSON of `history.marks.Marking`; None where no marker is asked for.
@@ -102,14 +106,16 @@ class VersionRecord:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Return the record that a commit has as JSON; older tables lack keys.
+        """Return the record that a commit has as JSON.
 
         Raises:
+            OlderRecord: a release wrote it whose records are not read any more.
             AssertionError, KeyError, TypeError, ValueError: another release wrote it.
         """
+        if missing := [key for key in _KEYS if key not in body and key not in _LATER]:
+            raise OlderRecord(missing)
         known = {key: body[key] for key in _KEYS if key in body}
-        known.setdefault("checked_at", body["published_at"])
-        known["changes_files"] = tuple(body.get("changes_files", ("",)))
+        known["changes_files"] = tuple(body["changes_files"])
         known["clock"] = Clock.from_json(body["clock"]) if body.get("clock") else None
         return cls(**known, body=dict(body))
 
@@ -234,7 +240,8 @@ class NewViewVersion:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A commit in a table's log; `record` is None if Driftline did not write it."""
+    """A commit in a table's log; `record` is None if Driftline, or a release of it that is still
+    read, did not write it."""
 
     version: int
     committed: datetime
@@ -275,7 +282,8 @@ class TableFormat(Protocol):
         Raises:
             NotFound: a version newer than the newest was asked for.
             WarehouseUnavailable: the log cannot be read, somebody else or a newer release wrote the
-                version or all of them, or its content is not what its files hold.
+                version or all of them, or its content is not what its files hold; or a release
+                wrote it that is too old.
         """
 
     def entries(

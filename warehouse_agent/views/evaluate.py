@@ -387,9 +387,10 @@ def _changed_inputs(
 ) -> tuple[str, ...]:
     """Return the names of inputs with other columns than before.
 
-    A recipe of an older release has all columns of an input, not only the used ones. Columns that
-    are gone from it were not used: a query that is the same uses the same columns, so that another
-    input would have to have them now.
+    The recipe of a view that was first made by an older release has all columns of an input, not
+    only the used ones, and incremental maintenance keeps it. Columns that are gone from it were not
+    used: a query that is the same uses the same columns, so that another input would have to have
+    them now.
     """
     if [name for name, _ in before] != [name for name, _ in now]:
         return tuple(name for name, _ in now)

@@ -96,7 +96,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, found: Outcome, arra
         "as_of", "checked_at", "consistency", "changed", "vouched", "frame_bytes", "row_security",
         "activity",
     ]  # fmt: skip
-    kept = _unpacked(data, 1, SALT)
+    kept = _unpacked(data, SALT)
     assert kept is not None
     again, frames = kept
     assert (frames.folder[:12], frames.files) == ("pass/000001-", 1)
@@ -110,11 +110,11 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, found: Outcome, arra
 
 def test_a_damaged_result_is_compared_again(tmp_path: Path) -> None:
     data = stored(tmp_path, FOUND)
-    assert _unpacked(data[: len(data) // 2], 1, SALT) is None
-    assert _unpacked(b"", 1, SALT) is None
-    assert _unpacked(data, 1, Salt.fresh()) is None, "of another pass"
+    assert _unpacked(data[: len(data) // 2], SALT) is None
+    assert _unpacked(b"", SALT) is None
+    assert _unpacked(data, Salt.fresh()) is None, "of another pass"
     frames = _Frames("pass/000001-0", 1)
-    assert _unpacked(_packed(replace(FOUND, as_of="yesterday"), frames, SALT), 1, SALT) is None
+    assert _unpacked(_packed(replace(FOUND, as_of="yesterday"), frames, SALT), SALT) is None
 
 
 def finished(tmp_path: Path) -> set[int]:
@@ -159,7 +159,7 @@ def test_two_commands_that_compare_one_tile(
     assert other != writer.folder
     assert [len(tiles.staged()) for tiles in (ours, theirs)] == [1, 1]
     (file,) = tmp_path.rglob("*.npz")
-    kept = _unpacked(file.read_bytes(), 1, SALT)
+    kept = _unpacked(file.read_bytes(), SALT)
     assert kept is not None
     assert kept[1] == _Frames(writer.folder, 1)
     assert _are_there(ours.store, "orders", kept[1])

@@ -433,6 +433,28 @@ def test_a_log_that_an_older_release_ended_is_completed(store: Store) -> None:
         form.head(store, NAME, None)
 
 
+def test_a_version_of_a_release_that_is_not_read_any_more(store: Store) -> None:
+    """It is refused by name, with what to do; behind a newer one it is no version of ours."""
+    form = DeltaLog()
+    first = commit(form, store, None, [put(store, "data-0/a.parquet", [1])])
+    second = commit(form, store, first, [put(store, "data-1/a.parquet", [2])])
+    entries = [
+        Path(store.table(NAME), form.log, log_trial.entry_name(version)) for version in (0, 1)
+    ]
+    whole = [entry.read_text() for entry in entries]
+    key = '\\"changes_files\\":'
+    entries[0].write_text(whole[0].replace(key, '\\"files_of_changes\\":'))
+    assert form.head(store, NAME, None) == second
+    with pytest.raises(WarehouseUnavailable, match="older than those") as refused:
+        form.head(store, NAME, 0)
+    assert "7806bd7" in refused.value.remedy
+    assert [e.record is None for e in form.entries(store, NAME, None)] == [False, True]
+    assert form.oldest(store, NAME) is None
+    entries[1].write_text(whole[1].replace(key, '\\"files_of_changes\\":'))
+    with pytest.raises(WarehouseUnavailable, match=r"Version 1 .* older than those"):
+        form.head(store, NAME, None)
+
+
 def test_a_log_without_an_entry_of_ours(store: Store) -> None:
     """Another program removed the old entries, or made the table."""
     form = DeltaLog()
