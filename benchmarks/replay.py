@@ -84,7 +84,7 @@ class Warehouse:
     def __init__(self, recipe: Recipe, line: Line) -> None:
         self.copy, self.line = Copy(recipe), line
         self.runs: list[Run] = []
-        self._notes: dict[str, object] = {}
+        self._learnt = prices.Learnt()
         self._quantiles: tuple[int, list[int]] = 0, []  # of so many rows
 
     def refresh(self, session: Session, shape: Shape, at: datetime, number: int) -> Record:
@@ -133,7 +133,7 @@ class Warehouse:
             version=len(self.runs) - 1,
             rows=rows,
             rows_expected=None,
-            prices=prices.from_notes(self._notes, len(copy.recipe.columns), level=level),
+            prices=prices.from_notes(self._learnt, len(copy.recipe.columns), level=level),
             partition=self._partition(),
             integer_key=copy.recipe.integer_key,
             bounds=copy.bounds() if rows else None,
@@ -190,8 +190,8 @@ class Warehouse:
         run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
         self.runs.append(run)
         if not out.is_equal:
-            self._notes |= prices.new_notes(
-                self._notes,
+            self._learnt = prices.new_notes(
+                self._learnt,
                 frame_bytes=out.frame_bytes,
                 shipped=out.came.count,
                 changed=changed,

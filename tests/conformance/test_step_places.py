@@ -40,6 +40,7 @@ from tests.samples.values import CHOSEN, TYPES
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment, Source
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.methods import key_parts, key_sums, shards, unit_assignment
 from warehouse_agent.methods.groups import NamedPiece
 from warehouse_agent.methods.interface import WorkingCopy
@@ -148,7 +149,7 @@ def job_in(folder: Path, steps: Steps) -> Job:
     store = Store(str(folder))
     store.write(KEY, PRIVATE, "keys", "t.key", private=True)
     fragment = Fragment("t", Source("erp", "127.0.0.1:1"), "t")
-    return Job(steps, store, fragment, Options(), Report("t"))
+    return Job(steps, store, fragment, Options(), Report("t"), Notes())
 
 
 def empty_file(folder: Path, layout: Layout) -> DataFile:
@@ -287,7 +288,7 @@ def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
     divided = shards.reduce(copy, plan, Chosen(part, window), (100, 0), keys_max=40)
     rows = [shard.rows for shard in divided.shards.each]
     assert 1 <= min(rows) <= max(rows) <= 40
-    found["shards"] = (sum(rows), divided.compared, divided.rest, divided.notes)
+    found["shards"] = (sum(rows), divided.compared, divided.rest, divided.turn)
     assert (divided.compared, divided.rest) == (side.compared, side.rest)
     assert divided.first.compared.count == rows[0]
     return found

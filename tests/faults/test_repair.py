@@ -29,6 +29,7 @@ from warehouse_agent import changes
 from warehouse_agent.cli import commands, verify
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.verify import damaged, verified
+from warehouse_agent.history.notes import Notes, note_damage
 from warehouse_agent.refresh import repair
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.report import Report
@@ -265,15 +266,17 @@ def test_a_note_that_is_made_while_a_refresh_runs(
 
     def noted_then(job: Job) -> Snapshot | None:
         base = published(job)
-        repair.note(job.store, job.name, {lost.path: "damaged", "data-gone/0.parquet": "damaged"})
+        note_damage(job.store, job.name, {lost.path: "damaged", "data-gone/0.parquet": "damaged"})
         return base
 
     with monkeypatch.context() as patched:
         patched.setattr(repair, "published", noted_then)
+        patched.setattr(Store, "has_locks", False)
         assert pair.refresh("orders").repaired_files == 0
-    noted = store(pair).read_json("_driftline", "fragments", "orders.json")["damaged"]
-    assert noted == {"files": {lost.path: "damaged"}}
+    noted = Notes.read(store(pair), "orders").damaged
+    assert noted == {lost.path: "damaged", "data-gone/0.parquet": "damaged"}
     mended(pair, pair.refresh("orders"), [lost])
+    assert not Notes.read(store(pair), "orders").damaged
 
 
 @pytest.mark.parametrize("error", [OSError("Input/output error"), MemoryError()])

@@ -24,7 +24,7 @@ from deltalake.exceptions import DeltaError
 
 from tests.simulation.database import History, Row, Table
 from warehouse_agent.config import Fragment, Proof, Require
-from warehouse_agent.history.record import checked
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 
@@ -193,8 +193,7 @@ class Checker:
         assert head is not None
         if head.version != number:
             raise Violation(f"{name}: version {number} is the newest, and {head.version} is read")
-        notes = self.store.read_json(PRIVATE, "fragments", f"{name}.json")
-        claim = checked(notes, head)
+        claim = Notes.read(self.store, name).comparison(head)
         if claim.consistency != "exact" or newest.record["proof"] != "total":
             self._loose(name, claim.as_of, newest.rows, f"{name}, the note of version {number}")
             return

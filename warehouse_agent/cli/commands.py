@@ -30,7 +30,7 @@ from warehouse_agent.cli.progress import Display
 from warehouse_agent.cli.verify import check_files, damaged, given_version, verified
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
 from warehouse_agent.failpoints import Point
-from warehouse_agent.history import marks
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report, counted, utc_now
@@ -39,7 +39,7 @@ from warehouse_agent.runs.each_fragment import each, published
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import failures, mistake
 from warehouse_agent.storage import formats, warehouse_versions
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import proof
 from warehouse_agent.tasks.steps import StepLog, Steps
@@ -206,8 +206,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
 
 def _proof_of(store: Store, name: str, snapshot: Snapshot) -> dict[str, object]:
     """Return what a receipt says of the proof of its version, and of the last audit of a marker."""
-    notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
-    audit = marks.marking(notes, snapshot).audit
+    audit = Notes.read(store, name).marking(snapshot).audit
     said: dict[str, object] = {"proof": snapshot.record.proof}
     return said if audit is None else said | {"audit": audit.to_json()}
 

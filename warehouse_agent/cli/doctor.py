@@ -40,6 +40,7 @@ from warehouse_agent.cli.init import size_and_key
 from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
 from warehouse_agent.history.known import rows_of_part
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
@@ -244,9 +245,9 @@ def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
     if base is not None:
         derivation.check(reply, fragment, base)
         schema_change.check_carriers(base.layout, fragment)
-        notes = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
+        before = Notes.read(store, fragment.name).policies(base)
         told = PolicyDigests.from_message(reply.description)
-        row_security.refuse_changed(row_security.known(base, notes), told, fragment.name)
+        row_security.refuse_changed(before, told, fragment.name)
     taken = derivation.said(layout)
     said = _described(reply.description) + ("" if taken is None else f"; taken: {taken}")
     return said + _allowed(reply, fragment, base)

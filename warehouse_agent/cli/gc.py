@@ -34,7 +34,7 @@ from datetime import datetime, timedelta
 
 from driftline.errors import UsageError, WarehouseUnavailable
 
-from warehouse_agent.history.record import CHECKED
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import restored
 from warehouse_agent.storage import formats, warehouse_versions
 from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
@@ -168,17 +168,17 @@ def _kept(store: Store, name: str, since: datetime, flipped: int | None, *, is_v
     """Return what is kept; `flipped`: the oldest version that a warehouse version needs."""
     look = formats.view_head if is_view else formats.head
     head: Snapshot | ViewSnapshot | None = look(store, name)
-    known = store.read_json(PRIVATE, "fragments", f"{name}.json")
+    notes = Notes.read(store, name)
     if head is None:
         has_log = store.files(name, formats.format_of(store, name).log)
-        if CHECKED in known or has_log or flipped is not None:
+        if notes.has_versions or has_log or flipped is not None:
             raise WarehouseUnavailable(
                 "The table's log is missing, although versions were published. Nothing is removed.",
                 where=name,
                 remedy="Restore the folder `_delta_log`, or move the table's folder away.",
             )
         return _Kept()
-    if isinstance(head, Snapshot) and (noted := restored.newer(known, head)) is not None:
+    if isinstance(head, Snapshot) and (noted := notes.newer(head)) is not None:
         restored.refuse(name, head, noted)
     written = (e for e in formats.entries(store, name, head) if e.record is not None)
     entries = [e for e in written if e.version <= head.version]

@@ -25,6 +25,7 @@ from driftline.peer_text import one_line
 from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import intervals, record
 from warehouse_agent.history.known import Situation, forecasts, foretold_partition, marker_of
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Candidate, Known
@@ -39,7 +40,7 @@ from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.staging import Staging
 from warehouse_agent.transport.channel import Link, allowances
@@ -186,9 +187,9 @@ def know(
         WarehouseUnavailable: the published table cannot be read, or most of its files are missing.
     """
     base = formats.head(store, fragment.name)
-    noted = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
+    notes = Notes.read(store, fragment.name)
     if base is not None:
-        base = repair.taken_for_lost(store, fragment.name, base, noted)
+        base = repair.taken_for_lost(store, fragment.name, base, notes.damaged)
     staged = Staging(store, fragment.name).frame_bytes()
     description = reply.description if reply is not None else None
     described = derivation.recipe_now(reply, fragment, base) if reply is not None else None
@@ -199,22 +200,22 @@ def know(
             "its fingerprint version"
         ]
     if base is not None and description is not None:
-        before = row_security.known(base, noted)
+        before = notes.policies(base)
         changes += row_security.changes(before, PolicyDigests.from_message(description))
     at = Situation(
         fragment=fragment,
         base=base,
         recipe=published or described,
-        notes=noted,
+        notes=notes,
         runs=tuple(record.runs(store, fragment.name)),
-        line=record.line(store, fragment.source, noted),
+        line=record.line(store, fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
-        marker=_marker_state(fragment, base, noted, reply, staged),
+        marker=_marker_state(fragment, base, notes, reply, staged),
         rows_told=None if description is None else description.rows_expected or None,
     )
     files = base.sound if base is not None else ()
-    partition = foretold_partition(noted, None if base is None else base.layout, files)
+    partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
     tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
     return replace(
         at.known(files, partition, tiled),
@@ -227,7 +228,7 @@ def know(
 def _marker_state(
     fragment: Fragment,
     base: Snapshot | None,
-    noted: dict[str, object],
+    notes: Notes,
     reply: pb.DescribeReply | None,
     staged_bytes: int,
 ) -> MarkerState | None:
@@ -236,7 +237,7 @@ def _marker_state(
     A source that does not answer is taken to give marks.
     """
     features = None if reply is None else reply.features
-    found = marker_of(fragment, base, noted, features=features, staged_bytes=staged_bytes)
+    found = marker_of(fragment, base, notes, features=features, staged_bytes=staged_bytes)
     is_named = reply is None or reply.description.HasField("marker")
     if found is None or is_named or not found.is_known:
         return found

@@ -19,10 +19,10 @@ from typing import Any
 from driftline.errors import NotFound
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.history import alarms, failures, marks, view_phases
+from warehouse_agent.history import alarms, failures, view_phases
 from warehouse_agent.history.alarms import State
 from warehouse_agent.history.failures import Failure
-from warehouse_agent.history.record import DAMAGED, Left, checked, left
+from warehouse_agent.history.notes import Left, Notes
 from warehouse_agent.planning.flip import Member
 from warehouse_agent.planning.markers.state import Audit
 from warehouse_agent.report import (
@@ -35,7 +35,7 @@ from warehouse_agent.report import (
     years_until_missed,
 )
 from warehouse_agent.runs.each_fragment import each, published, published_view
-from warehouse_agent.storage import formats, row_security
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
 from warehouse_agent.views.selection import chosen as named
@@ -400,11 +400,11 @@ def status_of(store: Store, name: str) -> Status:
     if snapshot is None:
         return Status(name)
     record = snapshot.record
-    notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
-    found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
+    notes = Notes.read(store, name)
+    found, security = notes.comparison(snapshot), notes.policies(snapshot)
     interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)
     recipe = snapshot.layout.recipe
-    is_total, marking = found.proof == "total", marks.marking(notes, snapshot)
+    is_total, marking = found.proof == "total", notes.marking(snapshot)
     probability = miss_probability(record.rows_changed, recipe) if is_total else None
     return Status(
         name=name,
@@ -425,18 +425,10 @@ def status_of(store: Store, name: str) -> Status:
         row_security=None if security is None else security.hides,
         audit=None if marking.audit is None else marking.audit.to_json(),
         marker_warnings=list(marking.warnings) or None,
-        part=left(notes, snapshot.version),
+        part=notes.left(snapshot),
         other=None if snapshot.other is None else snapshot.other.text,
-        damaged=_damaged(notes, snapshot),
+        damaged=sum(one.path in notes.damaged for one in snapshot.files) or None,
     )
-
-
-def _damaged(notes: Mapping[str, Any], snapshot: Snapshot) -> int | None:
-    """Return how many files of a version are noted as damaged; None: none is."""
-    noted = notes.get(DAMAGED)
-    files = noted.get("files") if isinstance(noted, dict) else None
-    wrong = files if isinstance(files, dict) else {}
-    return sum(one.path in wrong for one in snapshot.files) or None
 
 
 def interval_s(newest: Snapshot, oldest: tuple[int, VersionRecord] | None) -> float:

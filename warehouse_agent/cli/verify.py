@@ -14,12 +14,13 @@ from collections.abc import Iterator
 import tenacity
 from driftline.errors import DriftlineError, Locked, WarehouseUnavailable
 
+from warehouse_agent.history.notes import Notes, note_damage
 from warehouse_agent.refresh import repair as damage
 from warehouse_agent.refresh import restored
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import cause, failures
 from warehouse_agent.storage import formats, warehouse_versions
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.steps import Steps
@@ -44,8 +45,7 @@ def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str])
     """
     if wrong:
         raise _damaged(name, wrong)
-    notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
-    if (noted := restored.newer(notes, snapshot)) is not None:
+    if (noted := Notes.read(store, name).newer(snapshot)) is not None:
         restored.refuse(name, snapshot, noted)
     if snapshot.rows != snapshot.record.rows:
         held = counted(snapshot.rows, "row")
@@ -79,7 +79,7 @@ def damaged(
     if wrong:
         try:
             with _locked(store, name, 0.0 if repair else NOTE_WAIT_S):
-                damage.note(store, name, wrong)
+                note_damage(store, name, wrong)
         except DriftlineError as error:
             if not repair:
                 raise _damaged(name, wrong, _NOT_NOTED.format(error.message, name)) from error

@@ -15,7 +15,7 @@ an argument:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -25,7 +25,8 @@ from driftline.types import Recipe
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import marks, record
-from warehouse_agent.planning import choice, notes, prices, sketch_size
+from warehouse_agent.history.notes import Notes, Quantiles
+from warehouse_agent.planning import choice, prices, sketch_size
 from warehouse_agent.planning.candidates import Allowance, Known
 from warehouse_agent.planning.change_forecast import Expected, Run, with_lost
 from warehouse_agent.planning.choice import Method
@@ -58,7 +59,7 @@ class Situation:
     fragment: Fragment
     base: Snapshot | None
     recipe: Recipe | None
-    notes: Mapping[str, object]
+    notes: Notes
     runs: tuple[Run, ...]
     line: Line
     now: datetime
@@ -107,7 +108,7 @@ class Situation:
         if is_torn:  # pull the lost rows, and as few others as possible
             line = replace(line, objective=Objective.BYTES)
         columns = 1 if recipe is None else len(recipe.columns)
-        priced = prices.from_notes(self.notes, columns, level=line.level(rows))
+        priced = prices.from_notes(self.notes.prices, columns, level=line.level(rows))
         if is_torn:  # a price learnt from other rows must not make a full copy look cheap
             priced = replace(priced, copied=max(priced.copied, priced.row))
         told = self.rows_told
@@ -132,7 +133,7 @@ class Situation:
             rows_lost=lost,
             named_key_bytes=None
             if recipe is None
-            else group_selection.named_key_bytes(recipe, self.notes),
+            else group_selection.named_key_bytes(recipe, self.notes.turn.key_bytes),
             allowance=self.allowance,
             marker=self.marker,
         )
@@ -173,7 +174,7 @@ def rows_lost(base: Snapshot, files: Sequence[DataFile]) -> int:
 def marker_of(
     fragment: Fragment,
     base: Snapshot | None,
-    notes: Mapping[str, object],
+    notes: Notes,
     *,
     features: Collection[str] | None,
     staged_bytes: int,
@@ -196,7 +197,11 @@ def marker_of(
     if fragment.proof is not Proof.KEYS:
         return None
     found = marks.state(
-        notes, base, audit_s=fragment.audit_s, features=features, is_trusted=is_trusted
+        notes.marking(base),
+        notes.keys_per_s,
+        audit_s=fragment.audit_s,
+        features=features,
+        is_trusted=is_trusted,
     )
     if withdrawn:
         return replace(found, mark=b"", why=withdrawn)
@@ -206,20 +211,20 @@ def marker_of(
 
 
 def noted_knots(
-    noted: Mapping[str, object], layout: Layout, rows: int, bounds: tuple[int, int] | None
+    noted: Quantiles | None, layout: Layout, rows: int, bounds: tuple[int, int] | None
 ) -> list[int] | None:
     """Return the noted quantiles of the integer keys; None: those of now are not known.
 
     Args:
         rows, bounds: of our rows now.
     """
-    knots = notes.knots(noted, "quantiles") if noted.get("key") == layout.names[0] else []
-    counted = int(notes.number(noted, "quantiles_rows") or 0)
+    is_of_key = noted is not None and noted.key == layout.names[0]
+    knots, counted = ([*noted.positions], noted.rows) if noted and is_of_key else ([], 0)
     return None if choice.outgrown(knots, counted, rows, bounds) else knots
 
 
 def foretold_partition(
-    noted: Mapping[str, object], layout: Layout | None, files: Sequence[DataFile]
+    noted: Quantiles | None, layout: Layout | None, files: Sequence[DataFile]
 ) -> Partition:
     """Return about the partition that a refresh makes of the published files, without a read.
 

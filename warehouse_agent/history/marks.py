@@ -17,14 +17,10 @@ from driftline.negotiation import CHECKSUM, SINCE
 
 from warehouse_agent.planning.markers.state import Audit, MarkerState
 from warehouse_agent.planning.notes import number
-from warehouse_agent.storage.table import Snapshot, VersionRecord
 
 if TYPE_CHECKING:  # commands that ask nobody do not load it
     from driftline import wire_pb2 as pb
 
-MARK = "mark"  # key of a fragment's notes
-MARKER_TIME = "marker_time"  # the column of a time marker, as the source described it
-KEYS_PER_S = "keys_per_s"
 TIME = "time"  # kind of a marker
 
 
@@ -80,38 +76,15 @@ class Marking:
         )
 
 
-def new_time(notes: Mapping[str, object], description: pb.Description) -> dict[str, object]:
-    """Return the note of the column of a time marker, empty text where the relation has none; no
-    note if that is known."""
+def time_column(description: pb.Description) -> str:
+    """Return the column of a time marker; empty: the relation has none."""
     found = description.marker
-    column = found.column if found.kind == TIME else ""
-    return {} if notes.get(MARKER_TIME, "") == column else {MARKER_TIME: column}
-
-
-def marking(notes: Mapping[str, object], version: Snapshot) -> Marking:
-    """Return the mark of a version."""
-    noted = notes.get(MARK)
-    if isinstance(noted, Mapping) and _is_of(noted, version):
-        return Marking.from_json(noted)
-    return Marking.from_json(version.record.marking)
-
-
-def _is_of(noted: Mapping[str, object], version: Snapshot) -> bool:
-    identity = (noted.get("version"), noted.get("published_at"))
-    return identity == (version.version, version.record.published_at)
-
-
-def note(version: int, record: VersionRecord, found: Marking | None) -> dict[str, object]:
-    """Return the note that `marking` reads; None: the marker was not asked for."""
-    if found is None:
-        return {}
-    body = {"version": version, "published_at": record.published_at, **found.to_json()}
-    return {MARK: body}
+    return found.column if found.kind == TIME else ""
 
 
 def state(
-    notes: Mapping[str, object],
-    version: Snapshot | None,
+    found: Marking,
+    keys_per_s: float | None,
     *,
     audit_s: float,
     features: Collection[str] | None,
@@ -120,12 +93,12 @@ def state(
     """Return what is known of a fragment's marker.
 
     Args:
-        version: the published one.
+        found: the mark of the published version.
+        keys_per_s: how fast the source found changes by the marker.
         audit_s: seconds between two audits.
         features: of the source; None: they are not known.
         is_trusted: somebody confirms the marker, whatever earlier audits found.
     """
-    found = Marking() if version is None else marking(notes, version)
     audit = found.audit
     if audit is not None and is_trusted:
         audit = Audit(audit.at, audit.since, audit.changes, audit.missed, audit.keys)
@@ -143,6 +116,6 @@ def state(
         is_known,
         found.changes,
         found.again,
-        number(notes, KEYS_PER_S),
+        keys_per_s,
         found.checksum,
     )

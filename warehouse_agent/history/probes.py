@@ -10,7 +10,8 @@ import contextlib
 
 from driftline.activity import Activity, from_json
 
-from warehouse_agent.history.record import DAMAGED_LINE, amount, checked, succeeded
+from warehouse_agent.history.notes import Notes
+from warehouse_agent.history.record import DAMAGED_LINE, amount, succeeded
 from warehouse_agent.schedule.activity_change import Refreshed
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -18,7 +19,7 @@ from warehouse_agent.storage.table import Snapshot
 
 def kept(store: Store, version: Snapshot, name: str) -> Activity | None:
     """Return the activity from before a version's `as_of`; None if it is not known."""
-    return checked(store.read_json(PRIVATE, "fragments", f"{name}.json"), version).activity
+    return Notes.read(store, name).comparison(version).activity
 
 
 def refreshes(store: Store, name: str) -> list[Refreshed]:

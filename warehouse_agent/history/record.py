@@ -15,15 +15,14 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from driftline.activity import Activity, from_json, to_json
 from driftline.errors import WarehouseUnavailable
 
-from warehouse_agent.config import Proof, Require, Source
+from warehouse_agent.config import Source
 from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
 from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
@@ -38,11 +37,6 @@ if TYPE_CHECKING:  # `status` reads these records, and needs neither gRPC nor me
 
     from warehouse_agent.transport.channel import Link, Stream
 
-# Keys of a fragment's notes.
-CHECKED = "checked"
-DAMAGED = "damaged"  # the damage of data files, by path (`repair`)
-PART = "part"  # what the last refresh left, if it compared a part
-HEAD = "head"  # the table, and its newest version after the last refresh (`restored`)
 _SPARK = "spark"  # of the places in a report
 _NOTING = threading.Lock()  # one run of a source is described while another is compared
 RTT_DAYS = 7  # between measurements, each of which opens a connection
@@ -54,89 +48,6 @@ DAMAGED_LINE = (
     AttributeError,
     RecursionError,
 )  # of reading a line
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The last comparison that found all rows of a version equal to the source.
-
-    `as_of` is the source's instant and `checked_at` the warehouse's time, both ISO 8601 in UTC.
-    `activity`, from before that instant, is what a later one is compared with; None: not read, or
-    its note is lost. `proof`: what the comparison proved, if not all rows (`config.Proof`).
-    """
-
-    as_of: str
-    checked_at: str
-    consistency: str
-    activity: Activity | None = None
-    proof: str = Proof.TOTAL.value
-
-
-def checked(notes: dict[str, object], version: Snapshot) -> Checked:
-    """Return the last comparison of all rows of a version.
-
-    It is recorded in the commit of the version, or in the note of a later refresh that published
-    nothing. A note about another version is ignored: the table was restored, or the note is lost.
-    """
-    record, noted = version.record, notes.get(CHECKED)
-    if not isinstance(noted, dict) or noted.get("version") != version.version:
-        noted = {}
-    said = (record.consistency, noted.get("consistency"))
-    fuzzy = Require.FUZZY.value
-    return Checked(
-        str(noted.get("as_of", record.as_of)),
-        str(noted.get("checked_at") or record.checked_at),
-        fuzzy if fuzzy in said else record.consistency,
-        from_json(noted.get("activity")),
-        weaker(record.proof, noted.get("proof")),
-    )
-
-
-def weaker(of_version: str, noted: object) -> str:
-    """Return the weaker of two proofs: of a version, and of its last comparison.
-
-    It is that of the version if the other one is not known.
-    """
-    try:
-        return min(Proof(of_version), Proof(noted)).value
-    except ValueError:  # of another release, or no note
-        return of_version
-
-
-def note_checked(version: int, found: Checked) -> dict[str, object]:
-    """Return the note that `checked` reads."""
-    said = None if found.activity is None else to_json(found.activity)
-    return {CHECKED: {"version": version, **asdict(found), "activity": said}}
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Rows of ours that a refresh of a part did not compare, and the number of updates that are
-    expected among them; `allowed` is what the source allowed to be read then, None: everything."""
-
-    rows_left: int
-    updates_left: float | None
-    allowed: str | None
-
-
-def left(notes: Mapping[str, object], version: int) -> Left | None:
-    """Return what the last refresh left, if it compared a part and left this version."""
-    noted = notes.get(PART)
-    if not isinstance(noted, dict) or noted.get("version") != version:
-        return None
-    rows, updates, allowed = (noted.get(field.name) for field in fields(Left))
-    if type(rows) is not int:
-        return None
-    return Left(
-        rows,
-        float(updates) if isinstance(updates, int | float) else None,
-        allowed if isinstance(allowed, str) else None,
-    )
-
-
-def note_left(version: int, found: Left | None) -> dict[str, object]:
-    """Return the note that `left` reads; None: all rows were compared."""
-    return {PART: None if found is None else {"version": version, **asdict(found)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,19 +228,21 @@ def pasts(runs: list[Run]) -> list[Past]:
     ]
 
 
-def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
+def line(store: Store, source: Source, rows_per_s: float | None) -> Line:
     """Return the line to a source as it was last measured, or a usual one.
 
-    The notes of a fragment, `remembered`, have the read rate of its relation. Neither rate is above
-    the limit of the DBA that the source last described.
+    Neither rate is above the limit of the DBA that the source last described.
+
+    Args:
+        rows_per_s: how fast the source read the relation, by the notes of its fragment.
     """
     noted, usual = _noted(store, source), Line()
-    size, rows = number(noted, "bytes_per_s"), number(remembered, "rows_per_s")
+    size = number(noted, "bytes_per_s")
     return Line(
         number(noted, "rtt_s") or usual.rtt_s,
         min(size or usual.bytes_per_s, number(noted, "bytes_per_s_max") or math.inf),
         source.objective,
-        min(rows or usual.rows_per_s, number(noted, "rows_per_s_max") or math.inf),
+        min(rows_per_s or usual.rows_per_s, number(noted, "rows_per_s_max") or math.inf),
     )
 
 

@@ -8,7 +8,7 @@ them before it is compared; then our rows of the units that differ are listed on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ from driftline.ranges import short_digests
 from driftline.sketches import unpack
 from driftline.units import UnitRun, UnitSums
 
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.interface import Lister, Step
 from warehouse_agent.methods.ranges import (
@@ -155,7 +156,7 @@ class GroupSide:
     compared: Digest
     lister: Lister
     rest: Digest = field(default_factory=Digest)
-    notes: Mapping[str, object] = field(default_factory=dict)
+    turn: Turn = field(default_factory=Turn)
     updates_left: float = 0.0
 
     def open(self, talk: Talk) -> Step:

@@ -11,7 +11,7 @@ counts messages and rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from driftline.ranges import Partition, RangeSums
 from driftline.sketches import Grid
 
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.change_forecast import Expected
@@ -50,8 +51,8 @@ class Lister(Protocol):
 class WorkingCopy:
     """Our rows that are compared, always a set of files; each listing is one step.
 
-    `outlook` says how likely each row was updated, None: all alike; `notes` are those of earlier
-    refreshes; `phase` measures the time of a phase; `within` are the first and last position of a
+    `outlook` says how likely each row was updated, None: all alike; `turn` says where a part
+    begins; `phase` measures the time of a phase; `within` are the first and last position of a
     tile, both inclusive, and no other rows are listed; of a tile between keys, `inside` decides
     which rows are listed, and `near` which files may have them.
     """
@@ -63,7 +64,7 @@ class WorkingCopy:
     salt: Salt
     phase: Callable[[str], AbstractContextManager[object]]
     outlook: Outlook | None = None
-    notes: Mapping[str, object] = field(default_factory=dict)
+    turn: Turn = field(default_factory=Turn)
     within: tuple[int, int] | None = None
     inside: Inside | None = None
     near: Callable[[DataFile], bool] | None = None
@@ -103,8 +104,8 @@ class OurSide(Protocol):
         """Return how many rows of `rest` are expected to have been updated."""
 
     @property
-    def notes(self) -> Mapping[str, object]:
-        """Return notes to keep once the refresh is done."""
+    def turn(self) -> Turn:
+        """Return where the next part begins, to be noted once the refresh is done."""
 
     def open(self, talk: Talk) -> Step:
         """Send the opening and what follows it at once; receive the source's answer."""

@@ -16,7 +16,7 @@ than one reading of the keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +33,12 @@ from driftline.ranges import short_digests
 from driftline.types import Recipe
 
 from warehouse_agent.columns.layout import KEY
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods import unit_assignment
 from warehouse_agent.methods.groups import Grouped, GroupSide, KeyPartOf, NamedPiece
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.unit_assignment import PartRows
-from warehouse_agent.planning.groups.group_selection import NAMED_KEY_BYTES, GroupPlan, class_of
+from warehouse_agent.planning.groups.group_selection import GroupPlan, class_of
 from warehouse_agent.planning.groups.shards import LENGTH_BYTES
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.report import counted
@@ -45,7 +46,6 @@ from warehouse_agent.tasks.digests import InKeyTiles, keys_of, numbers, tasks_fo
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import size_of_digests
 
-TURN_KEY = "turn_from_key"  # key of a fragment's notes: the string forms of a key; none: the least
 KEYS_IN_TURN_MAX = 1 << 16  # sorted by a task, each with as many bytes as the longest
 _SORTED_BYTES_MAX = 64 << 20  # of sort keys; more keys stay in the order of the files
 _PREFIX_BYTES = 8  # of a key in a frame, at most, besides its bytes
@@ -115,16 +115,16 @@ def reduce(
     size = sum(len(piece.keys) for piece in found.pieces)
     recipe = copy.layout.recipe
     following = () if window.following is None else key_text(window.following, recipe)
-    noted = {TURN_KEY: list(following), NAMED_KEY_BYTES: size / max(found.compared.count, 1)}
+    turn = Turn(key=tuple(following), key_bytes=size / max(found.compared.count, 1))
     none = np.zeros(0, np.uint64)
     grouped = Grouped(ranks, found.pieces, none, *costs, KeyPartOf(window.ranges, rows_max))
-    return GroupSide(grouped, found.compared, copy, found.rest, noted, found.updates_left)
+    return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
 
 
 def window_of(copy: WorkingCopy, rows: int) -> KeyWindow:
     """Return the next `rows` rows in turn, and all behind the greatest key; one step, or two."""
     recipe = copy.layout.recipe
-    start = _noted(copy.notes, recipe)
+    start = _begin(copy.turn, recipe)
     found, greatest = _lowest(copy, start, rows + 1)
     if not found and start is not None:
         start = None
@@ -147,13 +147,10 @@ def _text(key: bytes | None, recipe: Recipe) -> Key | None:
     return None if key is None else key_text(key, recipe)
 
 
-def _noted(notes: Mapping[str, object], recipe: Recipe) -> bytes | None:
+def _begin(turn: Turn, recipe: Recipe) -> bytes | None:
     """Return the key with which this turn begins; None: the least, or no key of this recipe."""
-    noted = notes.get(TURN_KEY)
-    if not isinstance(noted, list) or not all(isinstance(text, str) for text in noted):
-        return None
     try:
-        return key_bytes(noted, recipe) if noted else None
+        return key_bytes(turn.key, recipe) if turn.key else None
     except MalformedMessage:
         return None
 

@@ -8,7 +8,7 @@ that only the warehouse has are removed. Our rows in the ranges that differ are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from driftline.errors import MalformedMessage
 from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX, ROW_HASHES_MAX
 from driftline.ranges import Partition, RangeSums, strata
 
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.interface import (
     Offers,
@@ -60,7 +61,7 @@ class RangeSide(Ranged):
 
     rest: ClassVar[Digest] = Digest()
     updates_left: ClassVar[float] = 0.0
-    notes: ClassVar[Mapping[str, object]] = {}
+    turn: ClassVar[Turn] = Turn()
 
     @property
     def compared(self) -> Digest:

@@ -26,6 +26,7 @@ from driftline.key_order import KeyOrder, KeyRange, Keys, key_text
 from driftline.named_keys import Ranks
 
 from warehouse_agent.columns.layout import KEY
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods import key_parts, unit_assignment
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.groups import GroupSide
@@ -116,7 +117,7 @@ class ShardedSide:
     first: GroupSide
     compared: Digest
     rest: Digest
-    notes: dict[str, object]
+    turn: Turn
     updates_left: float
 
     def open(self, talk: Talk) -> Outcome:
@@ -179,11 +180,12 @@ def reduce(
     each = tuple(map(Shard, edges[:-1], edges[1:], rows))
     shards = Shards(copy, plan, chosen, costs, rows_max, each)
     first = shards.side(0, shards.allowed(0, 0))
-    noted = dict(first.notes)
+    turn = first.turn
     if chosen.window is not None:
         following, recipe = chosen.window.following, copy.layout.recipe
-        noted[key_parts.TURN_KEY] = [] if following is None else [*key_text(following, recipe)]
-    return ShardedSide(shards, first, compared, rest, noted, left)
+        key = () if following is None else tuple(key_text(following, recipe))
+        turn = replace(turn, key=key)
+    return ShardedSide(shards, first, compared, rest, turn, left)
 
 
 def clipped(

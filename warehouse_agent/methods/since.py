@@ -15,7 +15,6 @@ last minutes, and written again with the others; if nothing else came, nothing i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final
@@ -31,6 +30,7 @@ from driftline.ranges import Partition, strata
 from driftline.sketches import CELL_BYTES, Grid, unpack
 
 from warehouse_agent.history import record
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods import key_sums
 from warehouse_agent.methods.conversation import ShippedPositions, Talk
 from warehouse_agent.methods.interface import Offers, Priced, Stalled, Step, WorkingCopy
@@ -148,7 +148,7 @@ class SinceSide:
     copy: WorkingCopy
     rest: ClassVar[Digest] = Digest()
     updates_left: ClassVar[float] = 0.0
-    notes: ClassVar[Mapping[str, object]] = {}
+    turn: ClassVar[Turn] = Turn()
 
     @property
     def compared(self) -> Digest:

@@ -7,7 +7,6 @@ sent at most once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -21,6 +20,7 @@ from driftline.limits import CELLS_PER_MESSAGE
 from driftline.ranges import Partition, strata
 from driftline.sketches import CELL_BYTES, Cells, Grid, unpack
 
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods.conversation import ShippedKeys, Talk
 from warehouse_agent.methods.interface import Offers, Priced, Stalled, Step, WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide, bitmap
@@ -83,7 +83,7 @@ class SketchSide:
     cells: Cells
     rest: ClassVar[Digest] = Digest()
     updates_left: ClassVar[float] = 0.0
-    notes: ClassVar[Mapping[str, object]] = {}
+    turn: ClassVar[Turn] = Turn()
 
     @property
     def compared(self) -> Digest:

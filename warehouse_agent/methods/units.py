@@ -13,6 +13,7 @@ import numpy as np
 from driftline.errors import LimitExceeded
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods import key_parts, unit_assignment
 from warehouse_agent.methods import shards as sharded
 from warehouse_agent.methods.groups import Grouped, GroupSide, PartOf
@@ -26,7 +27,6 @@ from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.groups import group_selection, shards
 from warehouse_agent.storage import data_files
 
-TURN = "turn_from"  # key of a fragment's notes: the position after the last part
 LIKELIEST, IN_TURN = 0.6, 0.25  # shares of the budget; the rest is for new rows
 
 
@@ -102,7 +102,7 @@ class UnitsPlan:
             p_delete=self.p_delete,
         )
         costs = round(self.row_bytes), round(self.wait_bytes)
-        part, part_of, noted = None, None, {}
+        part, part_of, turn = None, None, Turn()
         if self.rows_max is None:
             if is_sharded:
                 grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
@@ -113,9 +113,9 @@ class UnitsPlan:
             # All compared rows are read by their keys, so each is in a unit.
             grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
             if is_by_key:
-                turn = min(in_turn, key_parts.KEYS_IN_TURN_MAX)
-                near = key_parts.window_of(copy, turn)
-                likeliest = group_selection.most_likely(counted, likely + in_turn - turn)
+                count = min(in_turn, key_parts.KEYS_IN_TURN_MAX)
+                near = key_parts.window_of(copy, count)
+                likeliest = group_selection.most_likely(counted, likely + in_turn - count)
                 part = PartRows(likeliest, near.inside)
                 if not is_sharded:
                     with contextlib.suppress(LimitExceeded):  # their keys are too long
@@ -125,7 +125,7 @@ class UnitsPlan:
                 return sharded.reduce(copy, grouping, chosen, costs, rows_max=self.rows_max)
             assert bounds is not None, "keys embed from a base only where all files have bounds"
             window, following = _window(copy, bounds, in_turn)
-            noted = {TURN: following}
+            turn = Turn(position=following)
             likeliest = group_selection.most_likely(counted, likely)
             part, part_of = (
                 PartRows(likeliest, InPositions(*window)),
@@ -133,7 +133,7 @@ class UnitsPlan:
             )
         found = unit_assignment.assign(*place, grouping, embedding, copy.salt, part=part)
         grouped = Grouped(embedding, found.pieces, found.ungrouped, *costs, part_of)
-        return GroupSide(grouped, found.compared, copy, found.rest, noted, found.updates_left)
+        return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
 
 
 def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartOf:
@@ -150,8 +150,8 @@ def _window(copy: WorkingCopy, bounds: tuple[int, int], count: int) -> tuple[tup
     again at the least one. The first window includes all positions before the least key, because
     new rows may lie there.
     """
-    noted = copy.notes.get(TURN)
-    start = noted if isinstance(noted, int) and bounds[0] < noted <= bounds[1] else bounds[0]
+    noted = copy.turn.position
+    start = noted if noted is not None and bounds[0] < noted <= bounds[1] else bounds[0]
     end = unit_assignment.window_end(copy.steps, copy.files, copy.layout, start, count)
     last = bounds[1] if end is None else end
     first = POSITION_MIN if start == bounds[0] else start

@@ -18,9 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from warehouse_agent.planning.notes import number
-
-NOTES = "phase_factors"
 FACTOR_LEAST, FACTOR_MOST = 0.02, 50.0
 WEIGHT = 0.5  # of a new measurement, of logarithms
 DRAWN = 0.1  # of the way, at each refresh by the other method
@@ -103,15 +100,6 @@ class ViewChoice:
         )
 
 
-def factors(notes: Mapping[str, object]) -> dict[str, float]:
-    """Return the learned factors by phase; what is not possible counts as not learned."""
-    noted = notes.get(NOTES)
-    if not isinstance(noted, dict):
-        return {}
-    found = {phase: number(noted, phase) for phases in PHASES.values() for phase in phases}
-    return {phase: _bounded(one) for phase, one in found.items() if one is not None}
-
-
 def choose(work: ViewWork, learned: Mapping[str, float]) -> ViewChoice:
     """Return the expected seconds of both methods. A phase that was never measured has the mean
     factor of those that were: it is the same machine."""
@@ -123,27 +111,26 @@ def choose(work: ViewWork, learned: Mapping[str, float]) -> ViewChoice:
     return ViewChoice(seconds(ViewMethod.RECOMPUTE), seconds(ViewMethod.INCREMENTAL))
 
 
-def new_notes(
-    learned: Mapping[str, float], work: ViewWork, seconds: Mapping[str, float]
-) -> dict[str, object]:
-    """Return the notes after a refresh whose phases took `seconds`."""
+def learnt(
+    before: Mapping[str, float], work: ViewWork, seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the factors by phase after a refresh whose phases took `seconds`."""
     measured = {
-        phase: _bounded(seconds[phase] / work.default_s(phase))
+        phase: bounded(seconds[phase] / work.default_s(phase))
         for phases in PHASES.values()
         for phase in phases
         if seconds.get(phase)
     }
-    after = dict(learned)
+    after = dict(before)
     for phase, one in measured.items():
-        before = learned.get(phase, one)
-        after[phase] = before ** (1 - WEIGHT) * one**WEIGHT
+        after[phase] = before.get(phase, one) ** (1 - WEIGHT) * one**WEIGHT
     mean = _mean(measured)
     for phases in PHASES.values():
         if not any(phase in measured for phase in phases):
             for phase in phases:
                 if phase in after:
                     after[phase] = after[phase] ** (1 - DRAWN) * mean**DRAWN
-    return {NOTES: after}
+    return after
 
 
 def _mean(found: Mapping[str, float]) -> float:
@@ -151,5 +138,6 @@ def _mean(found: Mapping[str, float]) -> float:
     return math.exp(sum(map(math.log, found.values())) / len(found)) if found else 1.0
 
 
-def _bounded(factor: float) -> float:
+def bounded(factor: float) -> float:
+    """Return a factor within what is possible."""
     return min(max(factor, FACTOR_LEAST), FACTOR_MOST)

@@ -14,16 +14,7 @@ from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import Point
-from warehouse_agent.history import marks
-from warehouse_agent.history.record import (
-    PART,
-    Checked,
-    Left,
-    checked,
-    note_checked,
-    note_left,
-    weaker,
-)
+from warehouse_agent.history.notes import Checked, Left, Mark, Notes, OfVersion, weaker
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
 from warehouse_agent.refresh import derivation, marker_audit, repair, restored, schema_change
@@ -37,7 +28,6 @@ from warehouse_agent.refresh.finish import (
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Published, fingerprint_kind, miss_probability, utc_now
-from warehouse_agent.storage import row_security
 from warehouse_agent.storage.table import NewVersion, VersionRecord
 from warehouse_agent.tasks.proof import Total
 
@@ -66,7 +56,8 @@ def _confirm(job: Job, proven: ProvenEqual) -> Published:
     """Note that the published version is still equal to the source."""
     version = proven.base.version
     job.staging.clear()
-    job.remember(**_notes(job, proven.compared, version, proven.base.record, changed=0))
+    job.notes = _notes(job, proven.compared, version, proven.base.record, changed=0)
+    job.write_notes()
     return _result(proven.compared, version, 0)
 
 
@@ -100,7 +91,7 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
         Point.STAGING_CLEARED.reach()
         job.tidy([file.path for file in applied.added])
         learnt = prices.new_notes(
-            job.remembered(),
+            job.notes.prices,
             frame_bytes=out.frame_bytes,
             shipped=shipped,
             changed=changed,
@@ -108,7 +99,8 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
             level=p.known.line.level(p.compared.count),
         )
         noted = _notes(job, proven.compared, done.version, record, changed=record.rows_changed)
-        job.remember(**learnt, **noted)
+        job.notes = replace(noted, prices=learnt)
+        job.write_notes()
         Point.NOTES_WRITTEN.reach()
     return done
 
@@ -165,23 +157,37 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
 
 def _notes(
     job: Job, compared: Compared, version: int, record: VersionRecord, *, changed: int
-) -> dict[str, object]:
+) -> Notes:
     """Return the notes after a refresh: the last comparison of all rows of this version, damaged
     files, row security, wishes, what a part left and where the next one goes on, the mark, and how
     fast the source read."""
-    p, rate = compared.prepared, compared.rows_per_s
-    marking = marker_audit.with_changes(compared.marking, compared.found, changed)
-    noted = note_checked(version, _checked(job, compared))
-    noted |= restored.left(job, p.base, version) | repair.left(job, p.base)
-    noted |= row_security.note(compared.found.row_security, version)
-    noted |= derivation.note(job, p.layout) | marks.note(version, record, marking)
-    said, left = job.report, None
+    p, out, rate, said = compared.prepared, compared.found, compared.rows_per_s, job.report
+    notes, part, mark, security = job.notes, None, job.notes.mark, job.notes.row_security
     if p.part is not None:
         left = Left(p.part.rest.count, said.updates_left, said.allowed)
-    if left is not None or job.remembered().get(PART) is not None:
-        noted |= note_left(version, left)
-    speed = marks.KEYS_PER_S if compared.found.by_marker else "rows_per_s"
-    return noted | dict(p.notes) | ({} if rate is None else {speed: rate})
+        part = OfVersion(version, left)
+    if (marking := marker_audit.with_changes(compared.marking, out, changed)) is not None:
+        mark = Mark(version, record.published_at, marking)
+    if out.row_security is not None:
+        security = OfVersion(version, out.row_security)
+    rows_per_s, keys_per_s = notes.rows_per_s, notes.keys_per_s
+    if rate is not None and out.by_marker:
+        keys_per_s = rate
+    elif rate is not None:
+        rows_per_s = rate
+    return replace(
+        notes,
+        checked=OfVersion(version, _checked(job, compared)),
+        head=restored.left(job, p.base, version),
+        damaged=repair.left(job, p.base),
+        part=part,
+        wish=derivation.wish(job, p.layout),
+        mark=mark,
+        row_security=security,
+        rows_per_s=rows_per_s,
+        keys_per_s=keys_per_s,
+        turn=notes.turn.after(p.turn),
+    )
 
 
 def _checked(job: Job, compared: Compared) -> Checked:
@@ -196,7 +202,7 @@ def _checked(job: Job, compared: Compared) -> Checked:
     now = Checked(out.as_of, out.checked_at, out.consistency, out.activity, proof)
     if p.base is None or (p.part is None and accepts(job, out)):
         return now
-    before = checked(job.remembered(), p.base)
+    before = job.notes.comparison(p.base)
     if p.part is not None:
         return before
     return replace(before, checked_at=now.checked_at, proof=weaker(before.proof, proof))

@@ -27,13 +27,13 @@ from google.protobuf import json_format
 from warehouse_agent.columns.layout import Layout, derived
 from warehouse_agent.config import Fragment
 from warehouse_agent.decomposition.wishes import Decomposition, Offer, united, wish_id
+from warehouse_agent.history.notes import Wish
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 
-WISH = "wish"  # the key of the note
 _PARTS = {part.value: part for part in Part}
 
 
@@ -69,7 +69,7 @@ def has_other_wishes(job: Job, base: Snapshot) -> bool:
 
     A published version with another recipe than noted, as after a restore, is decided again.
     """
-    return job.fragment.is_kept and job.remembered().get(WISH) != _note(job, base.layout)
+    return job.fragment.is_kept and job.notes.wish != wish(job, base.layout)
 
 
 def recipe_now(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Recipe:
@@ -147,9 +147,11 @@ def refused(error: DriftlineError, name: str) -> DerivationRefused:
     )
 
 
-def note(job: Job, layout: Layout) -> dict[str, object]:
-    """Return the note of the wishes that a version with this layout serves."""
-    return {WISH: _note(job, layout)} if job.fragment.is_kept else {}
+def wish(job: Job, layout: Layout) -> Wish | None:
+    """Return the wishes that a version with this layout serves; None: nobody's but the user's."""
+    if not job.fragment.is_kept:
+        return None
+    return Wish(wish_id(job.fragment.wishes), layout.recipe.id.hex())
 
 
 def said(layout: Layout) -> str | None:
@@ -191,7 +193,3 @@ def decomposed(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | Non
 
 def _offer(name: str) -> tuple[str, ...]:
     return (PRIVATE, "offers", f"{name}.json")
-
-
-def _note(job: Job, layout: Layout) -> list[str]:
-    return [wish_id(job.fragment.wishes), layout.recipe.id.hex()]

@@ -127,7 +127,7 @@ def accepts(job: Job, out: Outcome) -> bool:
 
 def _proven(job: Job, compared: Compared) -> Proven:
     p, out = compared.prepared, compared.found
-    before = None if p.base is None else row_security.known(p.base, job.remembered())
+    before = None if p.base is None else job.notes.policies(p.base)
     if not job.options.accept_schema:
         row_security.refuse_changed(before, out.row_security, job.name)
     is_same = before is None or out.row_security in (None, before)

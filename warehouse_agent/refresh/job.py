@@ -1,24 +1,24 @@
 """One attempt at one fragment: what all steps of a refresh use.
 
 A job owns the data files that its attempt writes, in folders of their own, so that an attempt that
-is not published leaves nothing behind. It also keeps the fragment's notes, which make the next
-refresh faster and may be lost at any time.
+is not published leaves nothing behind. It also has the fragment's notes: as they were read when the
+attempt began, with what it learnt since, which is written once.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from driftline import wire_pb2 as pb
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
 from warehouse_agent.events import Listener, PhaseStarted, RowsRead
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.report import Report, Spent
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
@@ -76,14 +76,17 @@ class Job:
     fragment: Fragment
     options: Options
     report: Report
+    notes: Notes
     emit: Listener = lambda _event: None
     _folder: str = field(default_factory=lambda: f"data-{uuid.uuid4().hex[:12]}")
     _written: list[str] = field(default_factory=list)
     _committing: int | None = None  # the version of the last commit, whatever came of it
+    _noted: Notes = field(init=False)  # as they are in the store
     examined: set[str] = field(default_factory=set)  # paths of data files that were read again
 
     def __post_init__(self) -> None:
         self.steps = replace(self.steps, log=StepLog(self.report.places))
+        self._noted = self.notes
 
     @property
     def name(self) -> str:
@@ -165,11 +168,6 @@ class Job:
             else:
                 self.store.remove(self.name, folder)
 
-    def remembered(self) -> dict[str, object]:
-        """Return the notes of earlier refreshes; empty if they were lost."""
-        return self.store.read_json(PRIVATE, "fragments", f"{self.name}.json")
-
-    def remember(self, **facts: Any) -> None:
-        """Add notes that make the next refresh faster and may be lost."""
-        body = json.dumps({**self.remembered(), **facts}).encode()
-        self.store.write(body, PRIVATE, "fragments", f"{self.name}.json")
+    def write_notes(self) -> None:
+        """Write the notes if they changed. Raises WarehouseUnavailable."""
+        self.notes = self._noted = self.notes.write(self.store, self.name, self._noted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -32,6 +32,7 @@ from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import record
 from warehouse_agent.history.known import Situation, forecasts, marker_of, noted_knots
+from warehouse_agent.history.notes import Quantiles, Turn
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice
@@ -42,7 +43,7 @@ from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import auxiliary_table, derivation, leftovers, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.storage import data_files, row_security
+from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -102,9 +103,9 @@ class PreparedWhole(_Begun):
         return self.ours.compared + self.ours.rest
 
     @property
-    def notes(self) -> Mapping[str, object]:
-        """Return notes to keep once the refresh is done."""
-        return self.ours.notes
+    def turn(self) -> Turn:
+        """Return where the next part begins, as far as this refresh learnt it."""
+        return self.ours.turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ class PreparedPass(_Begun):
     base: Snapshot
     tiles: Pass
     part: ClassVar[None] = None
-    notes: ClassVar[Mapping[str, object]] = {}
+    turn: ClassVar[Turn] = Turn()
 
     @property
     def compared(self) -> Digest:
@@ -204,9 +205,8 @@ def _prepared_whole(
     rows_expected = (base.rows if base else 0) if told is None else told
     _expect_steps(job, known, changes, size=int(rows_expected * known.prices.copied))
     outlook = _outlook(base, changes, stamp)
-    copy = WorkingCopy(
-        job.steps, job.name, layout, files, salt, job.phase, outlook, job.remembered()
-    )
+    turn = job.notes.turn
+    copy = WorkingCopy(job.steps, job.name, layout, files, salt, job.phase, outlook, turn)
     return PreparedWhole(
         base=base,
         layout=layout,
@@ -239,7 +239,7 @@ def _situation(
     features: Features,
 ) -> Situation:
     """Read what is remembered of the fragment; drop few staged rows where a marker is used."""
-    noted = job.remembered()
+    notes = job.notes
     differs = base is not None and schema_change.differs(layout, base.layout)
     is_other = differs or job.options.accept_schema
     withdrawn, failed = "", job.report.error  # of the attempt before
@@ -251,7 +251,7 @@ def _situation(
     marker = marker_of(
         job.fragment,
         base,
-        noted,
+        notes,
         features=features,
         staged_bytes=staged,
         is_trusted=job.options.trust_marker,
@@ -263,9 +263,9 @@ def _situation(
         fragment=job.fragment,
         base=base,
         recipe=layout.recipe,
-        notes=noted,
+        notes=notes,
         runs=tuple(record.runs(job.store, job.name)),
-        line=record.line(job.store, job.fragment.source, noted),
+        line=record.line(job.store, job.fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         is_other=is_other,
         allowance=allowance,
@@ -356,7 +356,9 @@ def _working_copy(job: Job, at: Situation, layout: Layout, stamp: Stamp) -> tupl
     wanted = job.note(base, layout)
     if at.read_at_most is None:  # all rows are compared, whatever relation these are of
         wanted = {key: wanted[key] for key in ("base_version", "recipe")}
-    elif base and row_security.may_hide(base, job.remembered()):
+    elif base and (policies := job.notes.policies(base)) is not None and policies.hides:
+        # The source sends policies at the end of an exchange, and a part may not compare staged
+        # rows that they hide.
         job.staging.clear()
         return files
     folders = job.staging.leftovers(wanted)
@@ -373,9 +375,10 @@ def _partition(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> Partiti
     rows, is_integer = sum(f.rows for f in files), layout.recipe.integer_key
     if not is_integer or not rows:
         return choice.partition_for([], rows, integer_key=is_integer)
-    knots = noted_knots(job.remembered(), layout, rows, data_files.bounds(files))
+    knots = noted_knots(job.notes.quantiles, layout, rows, data_files.bounds(files))
     if knots is None:
         shares = [i / choice.QUANTILES for i in range(choice.QUANTILES + 1)]
         knots = quantiles.samples_of(job.steps, files, layout).quantiles(shares)
-        job.remember(quantiles=knots, quantiles_rows=rows, key=layout.names[0])
+        found = Quantiles(tuple(knots), rows, layout.names[0])
+        job.notes = replace(job.notes, quantiles=found)
     return choice.partition_for(knots, rows, integer_key=True)

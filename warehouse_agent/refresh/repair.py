@@ -4,7 +4,7 @@ A refresh begins from the newest version without its lost files: files that are 
 another size, or were found damaged by a read and still are. The comparison with the source finds
 the lost rows beside the changed ones, and the next version no longer names the lost files.
 
- 1. A failed read notes damaged files by path in the fragment's notes (`note_failure`, `note`). A
+ 1. A failed read notes damaged files by path in the fragment's notes (`note_failure`). A
     data file never changes, so the note holds for every version that has the file. The files are
     read again before they are given up, and the note stays until then (`left`).
  2. A file that cannot be reached is not lost: storage that refuses ends the refresh
@@ -18,7 +18,6 @@ the lost rows beside the changed ones, and the next version no longer names the 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
 
-from warehouse_agent.history.record import DAMAGED
+from warehouse_agent.history.notes import note_damage
 from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
@@ -63,7 +62,7 @@ def published(job: Job) -> Snapshot | None:
         return None
     wrong = absent(job.store, job.name, base, accepts_many=job.options.repair)
     told = {path for fragment, path in job.options.suspects if fragment == job.name}
-    noted = _noted(job.remembered()).keys() | told
+    noted = job.notes.damaged.keys() | told
     if suspects := [f for f in base.files if f.path in noted and f.path not in wrong]:
         wrong |= file_damage.examine(job.steps, job.store, job.name, base.layout, suspects)
     job.examined.update(wrong, (f.path for f in suspects))
@@ -86,13 +85,13 @@ def absent(
 
 
 def taken_for_lost(
-    store: Store, name: str, version: Snapshot, notes: Mapping[str, object]
+    store: Store, name: str, version: Snapshot, noted: Mapping[str, str]
 ) -> Snapshot:
     """Return a version without the files that a refresh would find lost, for a forecast.
 
     No file is read: those that are noted as damaged are taken to be so still. Raises as `absent`.
     """
-    wrong = {**_noted(notes), **absent(store, name, version)}
+    wrong = {**noted, **absent(store, name, version)}
     return replace(version, lost=tuple(f for f in version.files if f.path in wrong))
 
 
@@ -108,7 +107,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
         wrong = found(job.steps, job.store, base, job.name) if base else {}
         if base is None or wrong.keys() <= job.examined:
             return
-        note(job.store, job.name, wrong)
+        note_damage(job.store, job.name, wrong)
     except Exception:  # of storage or Spark; the error of the refresh says more
         _log.debug("damaged files could not be looked for", exc_info=True)
         return
@@ -130,24 +129,12 @@ def found(steps: Steps, store: Store, version: Snapshot, name: str) -> dict[str,
     return wrong | file_damage.examine(steps, store, name, version.layout, left)
 
 
-def note(store: Store, name: str, wrong: Mapping[str, str]) -> None:
-    """Note what is wrong with data files, by path, for the next refresh."""
-    place = (PRIVATE, "fragments", f"{name}.json")
-    notes = store.read_json(*place)
-    noted = {DAMAGED: {"files": _noted(notes) | dict(wrong)}}
-    store.write(json.dumps(notes | noted).encode(), *place)
-
-
-def left(job: Job, base: Snapshot | None) -> dict[str, object]:
-    """Return the note of damage after a refresh.
-
-    It keeps files of the base that were noted while the refresh ran, as may happen where storage
-    has no locks, and that were not read again.
-    """
+def left(job: Job, base: Snapshot | None) -> dict[str, str]:
+    """Return what is known of damage after a refresh, by path: of files of the base that were not
+    read again. What others note meanwhile, where storage has no locks, is kept by `Notes.write`."""
     there = {f.path for f in base.files} if base else set()
-    noted = _noted(job.remembered())
-    files = {path: noted[path] for path in noted if path in there - job.examined}
-    return {DAMAGED: {"files": files} if files else None}
+    noted = job.notes.damaged
+    return {path: noted[path] for path in noted if path in there - job.examined}
 
 
 def positions(steps: Steps, base: Snapshot, samples: int) -> Samples:
@@ -192,13 +179,6 @@ def _refuse_many(name: str, base: Snapshot, wrong: dict[str, str]) -> None:
         f"lost, run: driftline verify {name} --repair",
         details=file_damage.listed(wrong),
     )
-
-
-def _noted(notes: Mapping[str, object]) -> dict[str, object]:
-    """Return the noted damage of files, by path."""
-    noted = notes.get(DAMAGED)
-    files = noted.get("files") if isinstance(noted, dict) else None
-    return files if isinstance(files, dict) else {}
 
 
 def _is_of_reading(error: DriftlineError) -> bool:

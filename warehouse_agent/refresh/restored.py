@@ -27,17 +27,17 @@ the head, and a new table of the same name has another id.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
 
-from warehouse_agent.history.record import CHECKED, HEAD
+from warehouse_agent.history.notes import Head
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage import formats, row_security
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, OtherVersion, Snapshot
@@ -49,19 +49,10 @@ from warehouse_agent.tasks.steps import Steps
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
 
 
-def left(job: Job, base: Snapshot | None, version: int) -> dict[str, object]:
+def left(job: Job, base: Snapshot | None, version: int) -> Head:
     """Return the note of the newest version after a refresh, for `checked`."""
     newest = base or _newest(job)
-    return {HEAD: {"table": newest.table, "version": version}}
-
-
-def newer(notes: dict[str, object], head: Snapshot) -> int | None:
-    """Return the noted version of this table if it is newer than the head, else None."""
-    noted = notes.get(HEAD)
-    if not isinstance(noted, dict) or noted.get("table") != head.table:
-        return None
-    version = noted.get("version")
-    return version if type(version) is int and version > head.version else None
+    return Head(newest.table, version)
 
 
 def refuse(name: str, head: Snapshot, noted: int) -> None:
@@ -82,11 +73,10 @@ def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
             that is not accepted.
         Locked: another agent published meanwhile.
     """
-    notes = job.remembered()
     if head is None:
-        _without_log(job, notes)
+        _without_log(job)
         return None
-    noted = newer(notes, head)
+    noted = job.notes.newer(head)
     if noted is not None and not job.options.accept_restored:
         refuse(job.name, head, noted)
     if head.other is not None:
@@ -94,16 +84,17 @@ def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
     if noted is None:
         return head
     job.staging.clear()  # compared with versions that are gone
-    job.remember(**{CHECKED: None, row_security.META: None})
+    job.notes = job.notes.unchecked()
+    job.write_notes()
     return head if noted < head.version else _numbered(job, head, upto=noted)
 
 
-def _without_log(job: Job, notes: dict[str, object]) -> None:
+def _without_log(job: Job) -> None:
     """Raise WarehouseUnavailable if the log is gone and data files are there.
 
     If they are gone too, the table was moved away and begins anew.
     """
-    if not isinstance(notes.get(HEAD), dict):
+    if job.notes.head is None:
         return
     if job.store.folders(job.name) and not job.options.accept_restored:
         raise WarehouseUnavailable(
@@ -113,7 +104,8 @@ def _without_log(job: Job, notes: dict[str, object]) -> None:
             "first load, after which readers of the change feed must begin again with a whole "
             f"version: driftline refresh {job.name} --accept-restored",
         )
-    job.remember(**{HEAD: None})  # a failed attempt leaves data files without a log
+    job.notes = replace(job.notes, head=None)  # a failed attempt leaves data files without a log
+    job.write_notes()
 
 
 def same_rows(steps: Steps, store: Store, name: str, head: Snapshot) -> str:
@@ -164,7 +156,8 @@ def _taken_up(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot:
     if not job.options.accept_restored:
         raise _differ(job.name, head, other, found)
     job.staging.clear()
-    job.remember(**{CHECKED: None, row_security.META: None})
+    job.notes = job.notes.unchecked()
+    job.write_notes()
     formats.put_back(job.store, job.name, head)
     return _newest(job)
 
@@ -192,7 +185,8 @@ def _adopted(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot | str:
     theirs = _theirs(head, other)
     formats.commit(job.store, job.name, NewVersion(base, head.layout, written, theirs, record))
     newest = _newest(job)
-    job.remember(**_of_version(job.remembered(), head, newest))
+    job.notes = job.notes.moved(head, newest)
+    job.write_notes()
     return newest
 
 
@@ -240,20 +234,6 @@ def _read(
     if found.count == known.digest.count:
         return f"of as many rows, {found.count:,}, some have other values"
     return f"there are {counted(found.count, 'row')} instead of {known.digest.count:,}"
-
-
-def _of_version(
-    notes: Mapping[str, object], before: Snapshot, after: Snapshot
-) -> dict[str, object]:
-    """Return the notes about a version as notes about one with the same rows."""
-    found: dict[str, object] = {}
-    for key, noted in notes.items():
-        if isinstance(noted, dict) and noted.get("version") == before.version:
-            moved: dict[str, object] = {**noted, "version": after.version}
-            if noted.get("published_at") == before.record.published_at:
-                moved["published_at"] = after.record.published_at
-            found[key] = moved
-    return found
 
 
 def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:

@@ -141,7 +141,7 @@ def _compare(
             remedy="Install the same release on both sides.",
         )
     told = (o.row_security for o in tiles.outcomes.values() if o.row_security)
-    known = row_security.known(p.base, job.remembered())
+    known = job.notes.policies(p.base)
     row_security.refuse_changed(known or next(told, None), found.row_security, job.name)
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from driftline import wire_pb2 as pb
@@ -31,6 +32,7 @@ from warehouse_agent.events import (
 )
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import marks, record
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import derivation, repair, reporting, schema_change, tiled, whole
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
@@ -95,8 +97,13 @@ class Attempt:
             described = preflight.ask(link, command.store, self.fragments, self.failed)
         for f in (f for f in self.fragments if f.name not in self.failed):
             report = self._reports[f.name]
+            try:
+                notes = Notes.read(command.store, f.name)
+            except DriftlineError as error:
+                self.failed[f.name] = error
+                continue
             self._jobs[f.name] = Job(
-                command.steps, command.store, f, command.options, report, command.emit
+                command.steps, command.store, f, command.options, report, notes, command.emit
             )
         for job in self._jobs.values():
             with _catching(job, self.failed), job.phase("reduce"):
@@ -141,6 +148,8 @@ class Attempt:
                 continue
             if (error := self.failed.get(fragment.name)) is not None:
                 if job is not None:
+                    with contextlib.suppress(DriftlineError):  # what was learnt may be lost
+                        job.write_notes()
                     repair.note_failure(job, error)
                     with contextlib.suppress(DriftlineError):
                         job.discard()
@@ -255,6 +264,5 @@ def _describe(
     with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
         record.note_limits(job.store, link.source, reply.description)
         derivation.note_offer(job.store, job.fragment, reply)
-        if noted := marks.new_time(job.remembered(), reply.description):
-            job.remember(**noted)
+    job.notes = replace(job.notes, marker_time=marks.time_column(reply.description))
     return reply

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from driftline.errors import Locked
 
 from warehouse_agent.config import Fragment, WarehouseConfig
-from warehouse_agent.history.record import checked
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.planning.flip import Kind, Member, moved, overtaken
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage import formats, warehouse_versions
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.storage.warehouse_versions import WarehouseVersion
 
@@ -143,8 +143,7 @@ class Flips:
 
 def fragment_member(store: Store, fragment: Fragment, snapshot: Snapshot) -> Member:
     """Return the member of a fragment whose version `snapshot` is."""
-    notes = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
-    found = checked(notes, snapshot)
+    found = Notes.read(store, fragment.name).comparison(snapshot)
     return Member(
         name=fragment.name,
         kind=Kind.KEPT if fragment.is_kept else Kind.FRAGMENT,

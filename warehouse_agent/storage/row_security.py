@@ -17,12 +17,9 @@ from driftline.errors import MalformedMessage, RecipeChanged
 from driftline.limits import NAME_BYTES_MAX, POLICIES_MAX
 from driftline.peer_text import visible
 
-from warehouse_agent.storage.table import Snapshot
-
 if TYPE_CHECKING:
     from driftline import wire_pb2 as pb
 
-META = "row_security"  # key of a fragment's notes
 _DIGEST_BYTES, _POLICY_BYTES = 16, 8
 
 
@@ -70,33 +67,6 @@ class PolicyDigests:
         """Return the policies as JSON, for a version's record and for notes."""
         rows = [[table, name, digest] for (table, name), digest in self.policies.items()]
         return {"digest": self.digest, "policies": rows}
-
-
-def known(version: Snapshot, notes: dict[str, object]) -> PolicyDigests | None:
-    """Return the policies under which a version was read; None if the source sent none.
-
-    A note about another version is ignored.
-    """
-    kept = PolicyDigests.from_json(version.record.row_security)
-    noted = notes.get(META)
-    if kept is None and isinstance(noted, dict) and noted.get("version") == version.version:
-        return PolicyDigests.from_json(noted)
-    return kept
-
-
-def may_hide(version: Snapshot, notes: dict[str, object]) -> bool:
-    """Return True if policies hide rows of the relation that a version was read from.
-
-    A partial refresh then ignores what an unfinished exchange staged: the source sends the policies
-    at the end of an exchange, and the part may not compare staged rows that they hide.
-    """
-    found = known(version, notes)
-    return found is not None and found.hides
-
-
-def note(found: PolicyDigests | None, version: int) -> dict[str, object]:
-    """Return the note that `known` reads; empty if the source sent no policies."""
-    return {} if found is None else {META: found.to_json() | {"version": version}}
 
 
 def refuse_changed(before: PolicyDigests | None, now: PolicyDigests | None, name: str) -> None:

@@ -85,6 +85,11 @@ class Store:
         """Return True if the folder is on a disk of this machine."""
         return "://" not in self.root or self.root.startswith("file://")
 
+    @property
+    def has_locks(self) -> bool:
+        """Return True if `lock` keeps other agents away; elsewhere the table's log alone does."""
+        return self.is_local
+
     def uri(self, *parts: str) -> str:
         """Return a place as a URI, for Spark."""
         joined = "/".join([self.root.rstrip("/"), *self._placed(*parts)])

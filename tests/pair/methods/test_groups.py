@@ -20,7 +20,6 @@ from tests.harness.pair import ON_SPARK, Pair, legacy_of, plain
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
 from warehouse_agent.methods import units
-from warehouse_agent.methods.units import TURN
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import finish, prepare
 from warehouse_agent.refresh.job import Job, Options
@@ -188,7 +187,7 @@ def test_turns_follow_each_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     note repeats one, and none is left out; behind the largest key they begin again at the least."""
     windows = windows_of(monkeypatch)
 
-    def lost(_job: Job, **_facts: Any) -> None:
+    def lost(_job: Job) -> None:
         raise WarehouseUnavailable("The note is lost.")
 
     def turn(key: int) -> None:
@@ -200,7 +199,7 @@ def test_turns_follow_each_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     turn(10**6)
     turn(10**6 + 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Job, "remember", lost)
+        patch.setattr(Job, "write_notes", lost)
         turn(10**6 + 2)
     turn(10**6 + 3)
     turn(10**6 + 4)
@@ -211,10 +210,10 @@ def test_turns_follow_each_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert next_one[0] == again[1] + 1
     place = pair.warehouse / "_driftline" / "fragments" / "orders.json"
     noted = json.loads(place.read_text())
-    assert noted[TURN] == next_one[1] + 1
+    assert noted["turn_from"] == next_one[1] + 1
     # The keys at the end may have been deleted since.
     for key, beyond in ((-1, 10**6 + 5), (-2, POSITION_MAX)):
-        place.write_text(json.dumps(noted | {TURN: beyond}))
+        place.write_text(json.dumps(noted | {"turn_from": beyond}))
         turn(key)
         assert windows[-1][0] == POSITION_MIN
 

@@ -31,7 +31,7 @@ from tests.harness.exchange_pair import (
 from warehouse_agent.planning.change_forecast import Past, expect
 from warehouse_agent.planning.choice import Method, partition_for
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.planning.prices import Prices, from_notes, new_notes
+from warehouse_agent.planning.prices import Learnt, Prices, from_notes, new_notes
 from warehouse_agent.planning.sketch_size import open_sketch
 
 pytestmark = pytest.mark.slow  # tables of 20,000 rows in each case
@@ -86,14 +86,14 @@ def learnt_from_a_load(schema: Schema, rows: Table, line: Line) -> Prices:
         with closing(open_session(path)) as session:
             load = exchange(session, schema.relation, [], line=line).outcome
     told = new_notes(
-        {},
+        Learnt(),
         frame_bytes=load.frame_bytes,
         shipped=len(rows),
         changed=len(rows),
         is_copy=load.is_copy,
         level=line.level(0),
     )
-    return from_notes({**told}, len(schema.columns), level=line.level(ROWS))
+    return from_notes(told, len(schema.columns), level=line.level(ROWS))
 
 
 @cache

@@ -161,7 +161,7 @@ def test_turns_begin_with_the_key_after_the_last(
             None,
             ["\U0010ffff", "2030-01-01", "9"],
         ):
-            place.write_text(json.dumps(noted | {key_parts.TURN_KEY: broken}))
+            place.write_text(json.dumps(noted | {"turn_from_key": broken}))
             site.update(range(100, 110), f"broken {broken}")
             site.refresh()
             assert windows[-1][0].lower is None

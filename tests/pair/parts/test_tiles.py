@@ -606,15 +606,12 @@ def test_notes_of_another_version_say_nothing(
     edit(pair.legacy, "once")
     pair.refresh("orders")
     edit(pair.legacy, "twice")
-    remember = Job.remember
 
-    def lost(job: Job, **facts: Any) -> None:
-        if "checked" in facts:
-            raise WarehouseUnavailable("The note is lost.")
-        remember(job, **facts)
+    def lost(_job: Job) -> None:
+        raise WarehouseUnavailable("The note is lost.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Job, "remember", lost)
+        patch.setattr(Job, "write_notes", lost)
         report = pair.refresh("orders")
     found = status(pair)
     assert (found.version, found.as_of) == (2, report.as_of)

@@ -193,7 +193,7 @@ def test_what_is_kept_is_what_the_rows_were_read_under(
         assert pair.error("rows")["code"] == "RECIPE"
         pair.legacy.execute("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
         assert pair.refresh("rows", options=ACCEPT).rows_total == 20
-    assert meta_of(pair)[row_security.META]["policies"] == []
+    assert meta_of(pair)["row_security"]["policies"] == []
     assert pair.refresh("rows").version == 1
 
 
@@ -204,7 +204,7 @@ def test_a_version_without_a_digest_adopts_the_first(
     with monkeypatch.context() as older:
         older.setattr(PostgresqlSession, "_secured", lambda self, shape: shape)
         pair.refresh("rows")
-        assert row_security.META not in meta_of(pair)
+        assert "row_security" not in meta_of(pair)
         assert status_of(Store(str(pair.warehouse)), "rows").row_security is None
     assert pair.refresh("rows").version == 0, "nothing changed: no version"
     assert status_of(Store(str(pair.warehouse)), "rows").row_security is True
@@ -217,7 +217,7 @@ def test_a_version_without_a_digest_adopts_the_first(
         older.setattr(PostgresqlSession, "_secured", lambda self, shape: shape)
         pair.legacy.execute("INSERT INTO rows VALUES (24, 'acme')")
         assert pair.refresh("rows").version == 2
-    assert meta_of(pair)[row_security.META]["policies"], "what is known stays known"
+    assert meta_of(pair)["row_security"]["policies"], "what is known stays known"
     pair.legacy.execute("DROP POLICY own ON rows")
     assert pair.error("rows", options=Options(allow_shrink=True))["code"] == "RECIPE"
 

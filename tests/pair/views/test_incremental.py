@@ -21,14 +21,14 @@ from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent import changes
-from warehouse_agent.planning.view_cost import NOTES, ViewMethod
+from warehouse_agent.history.view_notes import ViewNotes
+from warehouse_agent.planning.view_cost import ViewMethod
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.storage.formats import view_head
 from warehouse_agent.tasks import rewrite
 from warehouse_agent.views.maintenance import incremental as incremental_road
 from warehouse_agent.views.maintenance import slice_proof
-from warehouse_agent.views.maintenance.maintain import notes_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -428,5 +428,5 @@ def test_auto_learns(only: Only) -> None:
     report = sites.well()["chain"]
     assert report.method == ViewMethod.RECOMPUTE, "small views are recomputed"
     assert "expected to take" in str(report.method_why)
-    assert notes_of(sites.store, "chain")[NOTES]
+    assert ViewNotes.read(sites.store, "chain").factors
     oracle.check()

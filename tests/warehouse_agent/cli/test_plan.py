@@ -28,12 +28,14 @@ from warehouse_agent.cli.plan import Forecast, forecast, know, predict
 from warehouse_agent.config import Source, select
 from warehouse_agent.history import record
 from warehouse_agent.history.known import even_knots
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.methods.registry import modelled
-from warehouse_agent.planning import notes, prices
+from warehouse_agent.planning import prices
 from warehouse_agent.planning.candidates import Known, expected_slots
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective
+from warehouse_agent.planning.prices import Learnt
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 
@@ -106,7 +108,7 @@ def test_a_first_load_of_unknown_size() -> None:
 
 def test_before_anything_was_shipped_no_bytes_are_told() -> None:
     """Guessed from columns and rows they were wrong by a thousand, once each way."""
-    guess = prices.from_notes({}, 9, level=LOAD_LEVEL)
+    guess = prices.from_notes(Learnt(), 9, level=LOAD_LEVEL)
     found = predict(known(version=None, rows=None, partition=uniform(2), prices=guess))
     (candidate,) = found.candidates
     assert (candidate.bytes, candidate.exchange_seconds, candidate.source_rows) == (
@@ -122,7 +124,7 @@ def test_before_anything_was_shipped_no_bytes_are_told() -> None:
         "nothing changed"
     }
     assert later.chosen in by_name(later)
-    told = prices.from_notes({"copied_row_bytes": 31.0}, 9, level=LOAD_LEVEL)
+    told = prices.from_notes(Learnt(copied_row_bytes=31.0), 9, level=LOAD_LEVEL)
     (candidate,) = predict(known(version=None, rows=None, prices=told)).candidates
     assert candidate.bytes == pytest.approx(31 * ROWS, rel=0.01)
 
@@ -268,7 +270,7 @@ DAMAGED: st.SearchStrategy[object] = (
 )
 NOTES = [
     "row_bytes", "row_count", "copied_row_bytes", "copied_rows", "copied_level", "few_bytes",
-    "few_rows", "rows_per_s", "quantiles",
+    "few_rows", "rows_per_s", "quantiles", "key",
 ]  # fmt: skip
 LINE_NOTES = ["rtt_s", "bytes_per_s", "rtt_at", "rows_per_s_max", "bytes_per_s_max"]
 RUN_FACTS = [
@@ -300,12 +302,13 @@ def test_whatever_notes_say_a_plan_comes_out(
         store, source = Store(folder), Source("erp", "erp:1")
         noted["address"] = source.address
         store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
-        line = record.line(store, source, remembered)
-    knots = notes.knots(remembered, "quantiles") or even_knots((1, 4 * ROWS))
+        notes = Notes.from_json(remembered)
+        line = record.line(store, source, notes.rows_per_s)
+    noted_knots = notes.quantiles.positions if notes.quantiles else even_knots((1, 4 * ROWS))
     told = dataclasses.replace(
         KNOWN,
-        prices=prices.from_notes(remembered, 9, level=line.level(ROWS)),
-        partition=partition_for(knots, ROWS, integer_key=True),
+        prices=prices.from_notes(notes.prices, 9, level=line.level(ROWS)),
+        partition=partition_for([*noted_knots], ROWS, integer_key=True),
         line=line,
         runs=tuple(record.parse("\n".join(map(json.dumps, runs)).encode())),
         forced=forced,
@@ -440,7 +443,7 @@ def test_a_plan_and_a_refresh_keep_to_what_the_dba_allows(pair: Pair) -> None:
         else:
             predicted(pair)
         fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
-        assert record.line(store, fragment.source, {}).rows_per_s == limit
+        assert record.line(store, fragment.source, None).rows_per_s == limit
         assert know(store, fragment, None, None).line.rows_per_s == limit
 
 

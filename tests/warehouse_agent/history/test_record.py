@@ -8,7 +8,6 @@ import math
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -16,18 +15,12 @@ from driftline import wire_pb2 as pb
 
 from warehouse_agent.config import Source
 from warehouse_agent.history.record import (
-    Checked,
-    Left,
     changes_expected,
-    checked,
     durations_s,
     failed,
     is_missing,
-    left,
     line,
     needed_spark,
-    note_checked,
-    note_left,
     note_limits,
     note_line,
     parse,
@@ -40,7 +33,6 @@ from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.report import Report
 from warehouse_agent.schedule.retry import COUNTED, Failed
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import Snapshot, VersionRecord
 from warehouse_agent.transport.channel import Link, Stream
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -105,10 +97,10 @@ def test_a_line_that_cannot_be_is_an_ordinary_one(tmp_path: Path, damaged: objec
     noted = dict.fromkeys(["rtt_s", "bytes_per_s", "rtt_at", "rows_per_s_max"], damaged)
     noted["address"] = source.address
     store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
-    assert line(store, source, {"rows_per_s": damaged}) == Line()
+    assert line(store, source, None) == Line()
     measured = Measured(source, 0.2, 1000.0)
     note_line(store, cast("Link", measured), cast("Stream", measured))
-    assert line(store, source, {}) == Line(rtt_s=0.2, bytes_per_s=1000.0)
+    assert line(store, source, None) == Line(rtt_s=0.2, bytes_per_s=1000.0)
 
 
 def test_a_round_trip_measured_in_the_future_is_measured_again(tmp_path: Path) -> None:
@@ -117,7 +109,7 @@ def test_a_round_trip_measured_in_the_future_is_measured_again(tmp_path: Path) -
     store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
     measured = Measured(source, 0.2, None)
     note_line(store, cast("Link", measured), cast("Stream", measured))
-    assert line(store, source, {}).rtt_s == 0.2
+    assert line(store, source, None).rtt_s == 0.2
 
 
 def test_when_a_fragment_was_last_refreshed(tmp_path: Path) -> None:
@@ -284,61 +276,34 @@ class Measured:
 
 def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
     store, source = Store(str(tmp_path)), Source("erp", "erp:1", objective=Objective.BYTES)
-    assert line(store, source, {}) == Line(objective=Objective.BYTES)
+    assert line(store, source, None) == Line(objective=Objective.BYTES)
 
     def note(rtt_s: float | None, bytes_per_s: float | None) -> Line:
         measured = Measured(source, rtt_s, bytes_per_s)
         note_line(store, cast("Link", measured), cast("Stream", measured))
-        return line(store, source, {})
+        return line(store, source, None)
 
     assert note(None, None) == Line(objective=Objective.BYTES)
     assert note(0.2, None).rtt_s == 0.2
     assert note(0.9, None).rtt_s == 0.2, "a round trip is not measured every time"
     assert note(0.9, 1000.0).bytes_per_s == 1000
     assert note(0.9, 2000.0).bytes_per_s == 1500
-    assert line(store, Source("other", "other:1"), {"rows_per_s": 5}) == Line(rows_per_s=5)
+    assert line(store, Source("other", "other:1"), 5.0) == Line(rows_per_s=5)
     moved = Source("erp", "erp:2", objective=Objective.BYTES)
-    assert line(store, moved, {}) == Line(objective=Objective.BYTES)
+    assert line(store, moved, None) == Line(objective=Objective.BYTES)
     measured = Measured(moved, 0.7, 500.0)
     note_line(store, cast("Link", measured), cast("Stream", measured))
-    assert line(store, moved, {}) == Line(0.7, 500.0, Objective.BYTES)
+    assert line(store, moved, None) == Line(0.7, 500.0, Objective.BYTES)
 
 
 def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:
     """As was last said: a refresh asks for it only before a load, or with other columns."""
     store, source = Store(str(tmp_path)), Source("erp", "erp:1")
     note_limits(store, source, pb.Description(rows_per_second=10_000, bytes_per_second=5_000))
-    assert line(store, source, {}) == Line(bytes_per_s=5_000, rows_per_s=10_000)
-    assert line(store, source, {"rows_per_s": 9_000}).rows_per_s == 9_000
+    assert line(store, source, None) == Line(bytes_per_s=5_000, rows_per_s=10_000)
+    assert line(store, source, 9_000.0).rows_per_s == 9_000
     measured = Measured(source, 0.2, 4_000.0)
     note_line(store, cast("Link", measured), cast("Stream", measured))
-    assert line(store, source, {}) == Line(0.2, 4_000, rows_per_s=10_000)
+    assert line(store, source, None) == Line(0.2, 4_000, rows_per_s=10_000)
     note_limits(store, source, pb.Description())
-    assert line(store, source, {}) == Line(0.2, 4_000)
-
-
-@pytest.mark.parametrize("has_time", [False, True])
-def test_when_a_version_was_checked(has_time: bool) -> None:
-    """By its commit, which once had but the time at which it was published, or by its own note."""
-    body = {"as_of": "a", "published_at": "p", "consistency": "exact", "proof": "total", "rows": 1}
-    if has_time:
-        body["checked_at"] = "c"
-    record = VersionRecord.from_json(body)
-    version = cast(Snapshot, SimpleNamespace(version=3, record=record))
-    first = Checked("a", "c" if has_time else "p", "exact")
-    assert checked({}, version) == checked(note_checked(2, Checked("x", "y", "fuzzy")), version)
-    assert checked({}, version) == first
-    later = Checked("b", "d", "fuzzy")
-    assert checked(note_checked(3, later), version) == later
-
-
-def test_what_a_part_left() -> None:
-    """By the note of the last refresh that left this version; a damaged one counts as none."""
-    part = Left(1234, 5.5, "no scan")
-    assert left(note_left(3, part), 3) == part
-    assert left(note_left(3, part), 4) is None
-    assert left(note_left(3, None), 3) is None
-    assert left({}, 3) is None
-    assert left({"part": {"version": 3, "rows_left": "many"}}, 3) is None
-    damaged = {"version": 3, "rows_left": 7, "updates_left": "x", "allowed": 1}
-    assert left({"part": damaged}, 3) == Left(7, None, None)
+    assert line(store, source, None) == Line(0.2, 4_000)

@@ -12,27 +12,33 @@ from tests.samples.prices import flat
 from warehouse_agent.methods.registry import offers
 from warehouse_agent.planning.choice import Costs, Disagreement, Method, choose
 from warehouse_agent.planning.network import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL, Line
-from warehouse_agent.planning.prices import FRAME_BYTES, LEVELS, MANY, Prices, from_notes, new_notes
+from warehouse_agent.planning.prices import (
+    FRAME_BYTES,
+    LEVELS,
+    MANY,
+    Learnt,
+    Prices,
+    from_notes,
+    new_notes,
+)
 from warehouse_agent.planning.sketch_size import Stall, cells_for, open_sketch
 
-Notes = dict[str, object]
 
-
-def known(notes: Notes, columns: int = 9, level: int = LOAD_LEVEL) -> Prices:
-    return from_notes(notes, columns, level=level)
+def known(learnt: Learnt, columns: int = 9, level: int = LOAD_LEVEL) -> Prices:
+    return from_notes(learnt, columns, level=level)
 
 
 def told(
-    notes: Notes,
+    learnt: Learnt,
     *,
     frame_bytes: int,
     shipped: int,
     changed: int = 0,
     copy: bool = False,
     level: int = LOAD_LEVEL,
-) -> Notes:
-    return notes | new_notes(
-        notes,
+) -> Learnt:
+    return new_notes(
+        learnt,
         frame_bytes=frame_bytes,
         shipped=shipped,
         changed=changed,
@@ -51,37 +57,37 @@ def test_few_rows_cost_more_each() -> None:
 
 def test_before_anything_was_shipped() -> None:
     guess = replace(flat(72.0), guessed=True)
-    assert known({}, 9) == known({"row_bytes": "?", "few_rows": None}, 9) == guess
-    assert known({"few_bytes": 300.0, "few_rows": 6.0}, 9) == flat(50.0), "what one price tells"
+    assert known(Learnt(), 9) == guess
+    assert known(Learnt(few_bytes=300.0, few_rows=6.0), 9) == flat(50.0), "what one price tells"
 
 
 def test_a_load_is_the_price_of_everything_until_there_is_another() -> None:
-    notes = told({}, frame_bytes=17_000, shipped=1000, changed=1000, copy=True)
-    assert known(notes) == Prices(17.0, 17.0, 17.0, 1000)
-    notes = told(notes, frame_bytes=2_400, shipped=100, changed=105)
-    assert known(notes) == Prices(24.0, 24.0, 17.0, 1000)
+    learnt = told(Learnt(), frame_bytes=17_000, shipped=1000, changed=1000, copy=True)
+    assert known(learnt) == Prices(17.0, 17.0, 17.0, 1000)
+    learnt = told(learnt, frame_bytes=2_400, shipped=100, changed=105)
+    assert known(learnt) == Prices(24.0, 24.0, 17.0, 1000)
 
 
 def test_one_of_few_costs_what_it_did_in_the_mean() -> None:
-    notes: Notes = {"row_bytes": 20.0}
-    assert told(notes, frame_bytes=0, shipped=0) == notes
+    learnt = Learnt(row_bytes=20.0)
+    assert told(learnt, frame_bytes=0, shipped=0) == learnt
     for _ in range(60):
-        notes = told(notes, frame_bytes=FRAME_BYTES + 40 * 10, shipped=10, changed=10)
-        notes = told(notes, frame_bytes=FRAME_BYTES + 40, shipped=1, changed=1)
-    assert known(notes, 9).few == pytest.approx(40.0)
-    assert known(notes, 9).row == 20.0
+        learnt = told(learnt, frame_bytes=FRAME_BYTES + 40 * 10, shipped=10, changed=10)
+        learnt = told(learnt, frame_bytes=FRAME_BYTES + 40, shipped=1, changed=1)
+    assert known(learnt, 9).few == pytest.approx(40.0)
+    assert known(learnt, 9).row == 20.0
     for _ in range(60):
-        notes = told(notes, frame_bytes=60, shipped=0, changed=1)  # nothing but a deletion
-    assert known(notes, 9).few < 1
+        learnt = told(learnt, frame_bytes=60, shipped=0, changed=1)  # nothing but a deletion
+    assert known(learnt, 9).few < 1
 
 
 @pytest.mark.parametrize("shipped", [0, 1, 64, 65, 4999])
 @pytest.mark.parametrize("copy", [False, True])
 def test_rows_that_are_gone_make_no_row_cheap(shipped: int, copy: bool) -> None:
     """A purge ships next to nothing, and a full copy after it is as dear as before."""
-    notes: Notes = {"row_bytes": 20.0, "copied_row_bytes": 20.0}
+    learnt = Learnt(row_bytes=20.0, copied_row_bytes=20.0)
     size = FRAME_BYTES + 20 * shipped
-    found = known(told(notes, frame_bytes=size, shipped=shipped, changed=10_000, copy=copy), 9)
+    found = known(told(learnt, frame_bytes=size, shipped=shipped, changed=10_000, copy=copy), 9)
     assert found.copied == pytest.approx(20.0, rel=0.1)
     assert found.row == pytest.approx(20.0, rel=0.1)
 
@@ -89,35 +95,35 @@ def test_rows_that_are_gone_make_no_row_cheap(shipped: int, copy: bool) -> None:
 @pytest.mark.parametrize("level", [REFRESH_LEVEL, METERED_LEVEL])
 def test_a_load_is_of_a_coarser_level_than_a_refresh(level: int) -> None:
     """Priced too low rather than too high: a copy that seems dear is never made, nor learnt of."""
-    notes = told({}, frame_bytes=2_000_000, shipped=100_000, copy=True)
-    found = known(notes, level=level)
+    learnt = told(Learnt(), frame_bytes=2_000_000, shipped=100_000, copy=True)
+    found = known(learnt, level=level)
     assert found.copied == LEVELS[level] * 20 < 20
     assert found.row == 20.0, "changed rows have fewer around them to be compressed against"
-    notes = told(notes, frame_bytes=1_900_000, shipped=100_000, copy=True, level=level)
-    assert known(notes, level=level).copied == 19.0
-    for damaged in (None, 0, 4, -1, "12", 1e40):
-        assert known(notes | {"copied_level": damaged}, level=level).copied <= 19.0
+    learnt = told(learnt, frame_bytes=1_900_000, shipped=100_000, copy=True, level=level)
+    assert known(learnt, level=level).copied == 19.0
+    for other in (None, 4, 40):  # of a file that lost it, or of another release
+        assert known(replace(learnt, copied_level=other), level=level).copied <= 19.0
 
 
 def test_a_copy_draws_the_price_of_a_changed_row_half_way() -> None:
     """In proportion: what it costs is between what rows took before and what the copy's took."""
-    notes = told({}, frame_bytes=40 * 1000, shipped=1000, changed=1000)
-    assert known(notes).row == 40.0
-    notes = told(notes, frame_bytes=10 * 1000, shipped=1000, copy=True)
-    assert known(notes).row == pytest.approx(20.0)
+    learnt = told(Learnt(), frame_bytes=40 * 1000, shipped=1000, changed=1000)
+    assert known(learnt).row == 40.0
+    learnt = told(learnt, frame_bytes=10 * 1000, shipped=1000, copy=True)
+    assert known(learnt).row == pytest.approx(20.0)
 
 
 def test_a_copy_of_few_rows_tells_little_of_one_of_many() -> None:
-    notes = told({}, frame_bytes=100 * 35, shipped=100, copy=True)
-    assert known(notes).copy(100) == pytest.approx(100 * 35)
-    assert 20 < known(notes).copy(1_000_000) / 1_000_000 < 24
-    assert known(notes).copy(10**6) / 10**6 == known(notes).copy(MANY) / MANY
+    learnt = told(Learnt(), frame_bytes=100 * 35, shipped=100, copy=True)
+    assert known(learnt).copy(100) == pytest.approx(100 * 35)
+    assert 20 < known(learnt).copy(1_000_000) / 1_000_000 < 24
+    assert known(learnt).copy(10**6) / 10**6 == known(learnt).copy(MANY) / MANY
     # As many rows that changed tell more.
     for count, price in ((90, 35.0), (100, 26.0), (5_000, 26.0)):
-        then = told(notes, frame_bytes=26 * count, shipped=count, changed=count)
+        then = told(learnt, frame_bytes=26 * count, shipped=count, changed=count)
         assert known(then).copied == price
     # Fewer, and rows that are dearer, do not.
-    then = told(notes, frame_bytes=99 * 5_000, shipped=5_000, changed=5_000)
+    then = told(learnt, frame_bytes=99 * 5_000, shipped=5_000, changed=5_000)
     assert known(then).copied == 35
 
 
@@ -131,10 +137,10 @@ def test_rows_at_worst_cost_what_any_row_does() -> None:
 ROWS, TRUE = 1_000_000, 32.0
 
 
-def refreshed(notes: Notes, changed: int) -> tuple[Notes, Method, float]:
+def refreshed(learnt: Learnt, changed: int) -> tuple[Learnt, Method, float]:
     """One refresh of a table whose rows cost the same under any level, and its frames' bytes."""
     line = Line()
-    costs = known(notes, level=line.level(ROWS))
+    costs = known(learnt, level=line.level(ROWS))
     sketch = open_sketch(
         rows=ROWS, bounds=(1, ROWS), expected=alike(changed), prices=costs, line=line
     )
@@ -154,36 +160,38 @@ def refreshed(notes: Notes, changed: int) -> tuple[Notes, Method, float]:
     shipped = ROWS if is_copy else changed
     size = round(TRUE * shipped)
     level = line.level(ROWS)
-    notes = told(
-        notes, frame_bytes=size, shipped=shipped, changed=changed, copy=is_copy, level=level
+    learnt = told(
+        learnt, frame_bytes=size, shipped=shipped, changed=changed, copy=is_copy, level=level
     )
-    return notes, method, size
+    return learnt, method, size
 
 
 @pytest.mark.parametrize("wrong", [0.3, 3.0, 300.0, 3_000.0, 30_000.0])
 @pytest.mark.parametrize("changed", [20_000, 200_000])
 def test_a_price_that_was_learnt_of_odd_rows_is_forgotten(wrong: float, changed: int) -> None:
     """Seventy rows once; then ordinary ones every night, which no price may turn into copies."""
-    notes = told({}, frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
-    notes = told(notes, frame_bytes=round(wrong * 70), shipped=70, changed=70, level=REFRESH_LEVEL)
+    learnt = told(Learnt(), frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
+    learnt = told(
+        learnt, frame_bytes=round(wrong * 70), shipped=70, changed=70, level=REFRESH_LEVEL
+    )
     methods = []
     for _ in range(6):
-        notes, method, _ = refreshed(notes, changed)
+        learnt, method, _ = refreshed(learnt, changed)
         methods.append(method)
     assert methods.count(Method.FULL) <= 4, methods
     assert methods[-2:] == [Method.SKETCH] * 2
-    assert known(notes).row == pytest.approx(TRUE, rel=0.01)
+    assert known(learnt).row == pytest.approx(TRUE, rel=0.01)
 
 
 @pytest.mark.parametrize("changed", [100, 1_000, 8_000])
 def test_a_price_that_was_learnt_of_a_few_odd_rows_is_forgotten(changed: int) -> None:
     """Five of 1 MB once, after which nothing but many rows comes."""
-    notes = told({}, frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
-    notes = told(notes, frame_bytes=round(TRUE * 2000), shipped=2000, level=REFRESH_LEVEL)
-    notes = told(notes, frame_bytes=5_000_000, shipped=5, changed=5, level=REFRESH_LEVEL)
+    learnt = told(Learnt(), frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
+    learnt = told(learnt, frame_bytes=round(TRUE * 2000), shipped=2000, level=REFRESH_LEVEL)
+    learnt = told(learnt, frame_bytes=5_000_000, shipped=5, changed=5, level=REFRESH_LEVEL)
     methods = []
     for _ in range(6):
-        notes, method, _ = refreshed(notes, changed)
+        learnt, method, _ = refreshed(learnt, changed)
         methods.append(method)
     assert methods[-2:] == [Method.SKETCH] * 2, methods
 
@@ -191,11 +199,11 @@ def test_a_price_that_was_learnt_of_a_few_odd_rows_is_forgotten(changed: int) ->
 @pytest.mark.parametrize("wrong", [0.3, 3.0, 300.0, 3_000.0])
 def test_a_copy_that_was_learnt_of_odd_rows_is_forgotten(wrong: float) -> None:
     """The table was loaded when it was short, or before its widest column was filled or emptied."""
-    notes = told({}, frame_bytes=round(wrong * 100), shipped=100, copy=True)
+    learnt = told(Learnt(), frame_bytes=round(wrong * 100), shipped=100, copy=True)
     for _ in range(6):
-        notes, method, _ = refreshed(notes, ROWS)
+        learnt, method, _ = refreshed(learnt, ROWS)
     assert method is Method.FULL
-    assert known(notes, level=REFRESH_LEVEL).copied == pytest.approx(TRUE, rel=0.01)
+    assert known(learnt, level=REFRESH_LEVEL).copied == pytest.approx(TRUE, rel=0.01)
     for _ in range(3):
-        notes, method, _ = refreshed(notes, 20_000)
+        learnt, method, _ = refreshed(learnt, 20_000)
     assert method is Method.SKETCH

@@ -9,13 +9,11 @@ import pytest
 from warehouse_agent.planning.view_cost import (
     FACTOR_LEAST,
     FACTOR_MOST,
-    NOTES,
     PHASES,
     ViewMethod,
     ViewWork,
     choose,
-    factors,
-    new_notes,
+    learnt,
 )
 
 LARGE = ViewWork(6_000_000, 12, 50_000, 4, changed_rows=6_000)
@@ -37,8 +35,7 @@ def test_defaults() -> None:
 
 
 def test_a_slow_machine_is_slow_in_both() -> None:
-    notes = new_notes({}, LARGE, seconds(LARGE, ViewMethod.RECOMPUTE, 7.0))
-    learned = factors(notes)
+    learned = learnt({}, LARGE, seconds(LARGE, ViewMethod.RECOMPUTE, 7.0))
     assert learned == {"evaluate": pytest.approx(7.0)}
     found, before = choose(LARGE, learned), choose(LARGE, {})
     assert found.incremental_s == pytest.approx(7 * before.incremental_s)
@@ -47,28 +44,24 @@ def test_a_slow_machine_is_slow_in_both() -> None:
 
 def test_an_outlier_is_forgotten() -> None:
     """Incremental maintenance took very long once; it is tried again after some recomputations."""
-    learned = factors(new_notes({}, LARGE, seconds(LARGE, ViewMethod.INCREMENTAL, 40.0)))
+    learned = learnt({}, LARGE, seconds(LARGE, ViewMethod.INCREMENTAL, 40.0))
     learned |= {"evaluate": 1.0}
     tries = 0
     while choose(LARGE, learned).method is ViewMethod.RECOMPUTE:
-        notes = new_notes(learned, LARGE, seconds(LARGE, ViewMethod.RECOMPUTE, 1.0))
-        learned = factors(notes)
+        learned = learnt(learned, LARGE, seconds(LARGE, ViewMethod.RECOMPUTE, 1.0))
         tries += 1
         assert tries < 60
     assert tries > 3
 
 
 def test_a_zero_and_a_phase_that_was_not_run_are_not_learned() -> None:
-    assert new_notes({}, LARGE, {"join": 0.0}) == {NOTES: {}}
-
-
-@pytest.mark.parametrize("noted", [None, 3, [], {"join": "x"}, {"join": -1.0}, {"join": 0}])
-def test_damaged_notes(noted: object) -> None:
-    assert factors({NOTES: noted}) == {}
+    assert learnt({}, LARGE, {"join": 0.0}) == {}
 
 
 def test_bounds() -> None:
-    assert factors({NOTES: {"join": 1e9, "check": 1e-7}}) == {
-        "join": FACTOR_MOST,
-        "check": FACTOR_LEAST,
+    found = {"join": 1e9 * LARGE.default_s("join"), "check": 1e-7 * LARGE.default_s("check")}
+    learned = learnt({}, LARGE, found)
+    assert learned == {
+        "join": pytest.approx(FACTOR_MOST),
+        "check": pytest.approx(FACTOR_LEAST),
     }

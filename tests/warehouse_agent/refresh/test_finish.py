@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from warehouse_agent.config import select
-from warehouse_agent.history.record import CHECKED
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import ProvenEqual, ProvenVersion, write_and_prove
@@ -55,7 +55,9 @@ def job_of(pair: Pair) -> Job:
     """An attempt of an agent of its own; it holds no lock, as on an object store."""
     config = pair.config()
     (fragment,) = select(config, [NAME], False)
-    return Job(pair.steps, Store(config.path), fragment, Options(), Report(NAME))
+    store = Store(config.path)
+    notes = Notes.read(store, NAME)
+    return Job(pair.steps, store, fragment, Options(), Report(NAME), notes)
 
 
 def prepared(job: Job) -> Prepared:
@@ -121,9 +123,9 @@ def test_a_proven_version_may_wait(pair: Pair) -> None:
     assert (done.inserted, done.updated, done.deleted) == (0, 86, 14)
     expect_equal(pair.published(NAME), rows)
     assert not staged(pair)
-    noted = job.remembered()[CHECKED]
-    assert isinstance(noted, dict)
-    assert (noted["version"], noted["as_of"]) == (1, found.found.as_of)
+    noted = Notes.read(job.store, NAME).checked
+    assert noted is not None
+    assert (noted.version, noted.said.as_of) == (1, found.found.as_of)
     assert pair.refresh(NAME).rows_updated == 86, "what changed meanwhile"
     pair.check(NAME)
 
@@ -152,7 +154,8 @@ def test_a_proven_version_may_be_overtaken(pair: Pair) -> None:
 def test_a_version_found_equal_is_noted_by_the_commit(pair: Pair) -> None:
     job = job_of(pair)
     p = prepared(job)
-    job.remember(**{CHECKED: None})
+    job.notes = replace(job.notes, checked=None)
+    job.write_notes()
     found, _ = compared(job, p)
     before = contents(pair)
     proven = write_and_prove(job, found)
@@ -168,23 +171,23 @@ def test_a_version_found_equal_is_noted_by_the_commit(pair: Pair) -> None:
     assert (done.inserted, done.updated, done.deleted, done.bytes_rewritten) == (0, 0, 0, 0)
     assert pair.version(NAME) == 0
     assert not staged(pair)
-    noted = job.remembered()[CHECKED]
-    assert isinstance(noted, dict)
-    assert (noted["version"], noted["as_of"]) == (0, found.found.as_of)
+    noted = Notes.read(job.store, NAME).checked
+    assert noted is not None
+    assert (noted.version, noted.said.as_of) == (0, found.found.as_of)
 
 
 def test_a_failed_proof_clears_what_misled_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     job, real = job_of(pair), finish._apply
     edit(pair)
     found, _ = compared(job, prepared(job))
-    before = job.remembered()
+    before = Notes.read(job.store, NAME)
     monkeypatch.setattr(finish, "_apply", lambda *given: replace(real(*given), shipped=()))
     with pytest.raises(ProofFailed) as failed:
         write_and_prove(job, found)
     assert "not written as they came" in failed.value.details["cause"]
     monkeypatch.undo()
     assert not staged(pair)
-    assert job.remembered() == before
+    assert Notes.read(job.store, NAME) == before
     assert pair.version(NAME) == 0
     job.discard()
     assert pair.refresh(NAME).version == 1

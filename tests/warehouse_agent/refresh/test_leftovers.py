@@ -21,6 +21,7 @@ from tests.reference.rows import Row
 from tests.samples.rows import recipe
 from warehouse_agent.columns.layout import CHANGED, FIRST, UPDATES, lay_out
 from warehouse_agent.config import Fragment, Source
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.planning.update_probability import Clock
 from warehouse_agent.refresh import leftovers
 from warehouse_agent.refresh.job import Job, Options
@@ -64,7 +65,7 @@ def job_in(folder: Path, steps: Steps) -> Job:
     store = Store(str(folder))
     store.write(KEY, PRIVATE, "keys", "t.key", private=True)
     fragment = Fragment("t", Source("erp", "127.0.0.1:1"), "t")
-    return Job(steps, store, fragment, Options(), Report("t"))
+    return Job(steps, store, fragment, Options(), Report("t"), Notes())
 
 
 def put(job: Job, rows: list[Row], made: Recipe) -> str:

@@ -20,7 +20,7 @@ from driftline.errors import ConfigurationError, WarehouseUnavailable
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
 from warehouse_agent.config.settings import EventKind, EventTime
-from warehouse_agent.history.marks import MARKER_TIME
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.report import counted
 from warehouse_agent.schedule.claimed_times.claims import Claims, from_json
 from warehouse_agent.schedule.claimed_times.event_times import (
@@ -109,9 +109,9 @@ def event_time(store: Store, fragment: Fragment) -> EventTime | None:
     """
     if fragment.event_time is not None:
         return fragment.event_time
-    column = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json").get(MARKER_TIME)
-    snapshot = formats.head(store, fragment.name) if isinstance(column, str) else None
-    if not isinstance(column, str) or snapshot is None:
+    column = Notes.read(store, fragment.name).marker_time
+    snapshot = formats.head(store, fragment.name) if column else None
+    if snapshot is None:
         return None
     names = [one.name for one in snapshot.layout.recipe.columns]
     if column not in names or not _is_time(*_field(snapshot.layout, column)):

@@ -23,7 +23,6 @@ the key, whose sizes have a Poisson distribution, which costs another a·Φ_t a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -36,15 +35,12 @@ from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_MAX
 from driftline.types import Recipe
 from driftline.units import ROW_HASH_BYTES
 
-from warehouse_agent.planning.notes import number
-
 A_MAX: Final = 64.0  # of one row; e^(−64) is never, and sums of it stay exact enough
 GROUP_ROWS_MAX: Final = UNIT_KEYS_MAX  # lost by one wrong "never"; Φ_h is below 0.01 byte a row
 # One class below 2^−24, octaves up to 2^−6, and finer classes above, because there some rows of a
 # class are worth a group and others are not.
 CLASS_EDGES: Final[Floats] = np.exp2(np.r_[-24:-6:1.0, -6:-3:0.5, -3:0:0.125])
 
-NAMED_KEY_BYTES: Final = "named_key_bytes"  # key of a fragment's notes
 TEXT_KEY_BYTES: Final = 6  # of a text among its neighbours, until one was measured
 REFINED_BYTES: Final = 8.3  # of a row whose group is refined: its hash, and a bit of the answer
 _NEWTON_STEPS = 24  # 12 steps reach the last bit from the starts that `lambert_w` takes
@@ -221,19 +217,19 @@ def key_bytes(rows: int, span: int) -> float:
     return (math.log2(max(span / max(rows, 1), 1)) + 1.6) / 8
 
 
-def named_key_bytes(recipe: Recipe, notes: Mapping[str, object]) -> float | None:
+def named_key_bytes(recipe: Recipe, measured: float | None) -> float | None:
     """Return the bytes of a key that travels itself, in the key order of many.
 
     None if the key has no order that both sides compute. An integer key travels itself only where
     k cannot name its rows: if its values span more than 2^31, or in shards.
 
     Args:
-        notes: of earlier refreshes, one of which may have measured it.
+        measured: by an earlier refresh; None: it never was.
     """
     if key_order.unordered(recipe) is not None:
         return None
     guess = sum(column.type.width or TEXT_KEY_BYTES for column in recipe.key)
-    return number(notes, NAMED_KEY_BYTES) or float(guess)
+    return measured or float(guess)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,18 @@ right although nothing was published, by which Java, and the number of times tha
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from driftline.errors import DriftlineError, ProofFailed, RecipeChanged, ViewFailed
 
 from warehouse_agent.config import Maintain
+from warehouse_agent.history.view_notes import Current, ViewNotes
 from warehouse_agent.planning import view_cost
 from warehouse_agent.planning.view_cost import ViewChoice, ViewMethod, ViewWork
-from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import VersionRecord, ViewSnapshot
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.views.evaluate import Input, stamp_of
 from warehouse_agent.views.maintenance import incremental
 from warehouse_agent.views.maintenance.affected_keys import FeedFiles, NoFeed, feeds_since, made_of
@@ -33,9 +34,6 @@ from warehouse_agent.views.maintenance.next_version import Computed, UnchangedVi
 from warehouse_agent.views.maintenance.recompute import recompute
 from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import Query
-
-_DISTRUSTED = "distrusted"  # key of the notes: the version whose successor failed
-_CURRENT = "current"  # key of the notes: what the published version is still right for
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +135,20 @@ def choose(
         return Chosen("`maintain` says so")
     if accept_schema:
         return Chosen("the view may mean something else now")
-    notes = notes_of(store, name)
-    if notes.get(_DISTRUSTED) == stamp_of(base):
+    notes = ViewNotes.read(store, name)
+    if notes.distrusted == stamp_of(base):
         return Chosen("its last incremental maintenance failed")
-    record, feeds = _record(base, notes), dict[str, tuple[FeedFiles, ...]]()
+    record, feeds = notes.record(base.record, stamp_of(base)), dict[str, tuple[FeedFiles, ...]]()
     for one in inputs:
         if one.name not in feeds:
             found = feeds_since(store, one, record)
             if isinstance(found, NoFeed):
                 return Chosen(found.why)
             feeds[one.name] = found
-    number = base.version + 1 + _times_current(notes)
+    number = base.version + 1 + notes.times_current
     plan = incremental.feasible(name, query, inputs, base, feeds, number, record.java)
     work = _work(inputs, base, plan, changed_rows_least)
-    prices = view_cost.choose(work, view_cost.factors(notes))
+    prices = view_cost.choose(work, notes.factors)
     if asked is Maintain.INCREMENTAL:
         return Chosen("`maintain` says so", plan, prices)
     is_cheaper = prices.method is ViewMethod.INCREMENTAL
@@ -177,52 +175,13 @@ def _work(
     )
 
 
-def notes_of(store: Store, name: str) -> dict[str, object]:
-    """Return the notes of a view; empty if there are none, or they are damaged."""
-    return store.read_json(PRIVATE, "fragments", f"{name}.json")
-
-
 def note_current(store: Store, name: str, found: UnchangedView, inputs: Mapping[str, int]) -> None:
     """Note that a published version is right for these committed versions of its inputs."""
-    current = {
-        "version": stamp_of(found.base),
-        "java": found.java,
-        "inputs": dict(inputs),
-        "made_of": made_of(store, inputs),
-        "times": _times_current(notes_of(store, name)) + 1,
-    }
-    _note(store, name, {_CURRENT: current})
-
-
-def _note(store: Store, name: str, more: Mapping[str, object]) -> None:
-    """Add to the notes. A note that cannot be written is lost."""
-    try:
-        known = notes_of(store, name) | dict(more)
-        store.write(json.dumps(known).encode(), PRIVATE, "fragments", f"{name}.json")
-    except DriftlineError:
-        pass
-
-
-def _record(base: ViewSnapshot, notes: Mapping[str, object]) -> VersionRecord:
-    """Return the record of the published version, with the newest inputs it is right for."""
-    noted = notes.get(_CURRENT)
-    if not isinstance(noted, dict) or noted.get("version") != stamp_of(base):
-        return base.record
-    inputs, stamps = noted.get("inputs"), noted.get("made_of")
-    if not isinstance(inputs, dict) or not isinstance(stamps, dict):
-        return base.record
-    if not all(type(v) is int for v in inputs.values()) or inputs.keys() != stamps.keys():
-        return base.record
-    java = noted.get("java")
-    java = java if isinstance(java, str) else base.record.java
-    return replace(base.record, inputs=inputs, made_of=stamps, java=java)
-
-
-def _times_current(notes: Mapping[str, object]) -> int:
-    """Return how often published versions were found right for newer inputs."""
-    noted = notes.get(_CURRENT)
-    times = noted.get("times") if isinstance(noted, dict) else None
-    return times if type(times) is int else 0
+    with contextlib.suppress(DriftlineError):  # a note that cannot be written is lost
+        before, stamps = ViewNotes.read(store, name), made_of(store, inputs)
+        times = before.times_current + 1
+        current = Current(stamp_of(found.base), found.java, dict(inputs), stamps, times)
+        replace(before, current=current).write(store, name, before)
 
 
 def _is_ours(job: ViewJob, problem: Exception) -> bool:
@@ -234,7 +193,10 @@ def _is_ours(job: ViewJob, problem: Exception) -> bool:
 
 
 def _distrust(job: ViewJob, base: ViewSnapshot) -> None:
-    _note(job.store, job.name, {_DISTRUSTED: stamp_of(base)})
+    """Note that the next refresh recomputes what follows a version."""
+    with contextlib.suppress(DriftlineError):
+        before = ViewNotes.read(job.store, job.name)
+        replace(before, distrusted=stamp_of(base)).write(job.store, job.name, before)
 
 
 def _learn(job: ViewJob, plan: Feasible | None, before: Mapping[str, float]) -> None:
@@ -242,8 +204,10 @@ def _learn(job: ViewJob, plan: Feasible | None, before: Mapping[str, float]) -> 
     if (base := job.base) is None:
         return
     took = {p: s - before.get(p, 0.0) for p, s in job.report.seconds.items()}
-    learned = view_cost.factors(notes_of(job.store, job.name))
-    notes = view_cost.new_notes(learned, _work(job.inputs, base, plan), took)
-    if job.report.method == ViewMethod.RECOMPUTE:
-        notes[_DISTRUSTED] = None
-    _note(job.store, job.name, notes)
+    with contextlib.suppress(DriftlineError):
+        noted = ViewNotes.read(job.store, job.name)
+        factors = view_cost.learnt(noted.factors, _work(job.inputs, base, plan), took)
+        notes = replace(noted, factors=factors)
+        if job.report.method == ViewMethod.RECOMPUTE:
+            notes = replace(notes, distrusted=None)
+        notes.write(job.store, job.name, noted)
