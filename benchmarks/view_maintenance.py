@@ -38,6 +38,7 @@ from benchmarks.meter import cpu_s
 from warehouse_agent.columns.layout import HI, KEY, LO, POSITION, STATISTICS, Layout, lay_out
 from warehouse_agent.config import Maintain
 from warehouse_agent.events import Event, PhaseStarted
+from warehouse_agent.history.view_notes import ViewNotes
 from warehouse_agent.planning.view_cost import ViewMethod
 from warehouse_agent.report import Report
 from warehouse_agent.spark import session
@@ -331,7 +332,8 @@ def measured(bench: Bench, name: str, inputs: dict[str, Input], rounds: int) -> 
             flush=True,
         )
     job = view_job(bench, name, inputs, lambda _: None)
-    chosen = choose(job.store, name, job.query, job.inputs, job.base, Maintain.AUTO)
+    notes = ViewNotes.read(job.store, name)
+    chosen = choose(job.store, name, job.query, job.inputs, job.base, Maintain.AUTO, notes)
     took = {
         ViewMethod.RECOMPUTE: median(Maintain.RECOMPUTE, "cpu", "evaluate"),
         ViewMethod.INCREMENTAL: sum(

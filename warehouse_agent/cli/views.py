@@ -12,6 +12,7 @@ from driftline.errors import NotFound
 from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import View, WarehouseConfig
 from warehouse_agent.history import record
+from warehouse_agent.history.view_notes import ViewNotes
 from warehouse_agent.report import Report, counted, utc_at, utc_now
 from warehouse_agent.runs.component_state import state_of
 from warehouse_agent.runs.each_fragment import published_view
@@ -84,7 +85,14 @@ def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
     if len(inputs) == len(view.inputs):
         usual = sum(one.record.rows_changed for one in found.values() if one is not None)
         chosen = choose(
-            store, view.name, query_of(view), inputs, base, view.maintain, changed_rows_least=usual
+            store,
+            view.name,
+            query_of(view),
+            inputs,
+            base,
+            view.maintain,
+            ViewNotes.read(store, view.name),
+            changed_rows_least=usual,
         )
     return ViewForecast(
         name=view.name,

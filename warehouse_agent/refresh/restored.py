@@ -21,7 +21,9 @@ Rejected: to keep the other program's files as they are. Their bounds, key bytes
 would have to be believed, or read by every step.
 
 The note never accuses wrongly: it is written after the commit, so a crash leaves a note older than
-the head, and a new table of the same name has another id.
+the head, and a new table of the same name has another id. While numbers are given out again it says
+so, and what was said of the versions that had them is gone before: a crash between two of them
+leaves a head that is refused until that is accepted again.
 """
 
 from __future__ import annotations
@@ -57,6 +59,13 @@ def left(job: Job, base: Snapshot | None, version: int) -> Head:
 
 def refuse(name: str, head: Snapshot, noted: int) -> None:
     """Raise WarehouseUnavailable: the head is older than what was published."""
+    if noted == head.version:
+        raise WarehouseUnavailable(
+            f"The rows of an older version were published again as version {noted}, and the next"
+            " one is missing: readers of the change feed would be led on from rows that are gone.",
+            where=name,
+            remedy=_REMEDY.format(name),
+        )
     raise WarehouseUnavailable(
         f"The table's newest version is {head.version}, though version {noted} was published: its "
         "log entry was removed, or the table was restored from a backup.",
@@ -84,7 +93,8 @@ def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
     if noted is None:
         return head
     job.staging.clear()  # compared with versions that are gone
-    job.notes = job.notes.unchecked()
+    again = replace(job.notes.unchecked(), head=Head(head.table, noted, is_renumbered=True))
+    job.notes = job.notes.unchecked() if noted < head.version else again
     job.write_notes()
     return head if noted < head.version else _numbered(job, head, upto=noted)
 
@@ -94,9 +104,10 @@ def _without_log(job: Job) -> None:
 
     If they are gone too, the table was moved away and begins anew.
     """
-    if job.notes.head is None:
+    if not job.notes.has_versions:
         return
-    if job.store.folders(job.name) and not job.options.accept_restored:
+    is_known = job.notes.head is not None
+    if is_known and job.store.folders(job.name) and not job.options.accept_restored:
         raise WarehouseUnavailable(
             "The table's log is missing, although versions were published.",
             where=job.name,
@@ -104,7 +115,9 @@ def _without_log(job: Job) -> None:
             "first load, after which readers of the change feed must begin again with a whole "
             f"version: driftline refresh {job.name} --accept-restored",
         )
-    job.notes = replace(job.notes, head=None)  # a failed attempt leaves data files without a log
+    # Before the first load: its numbers are those of versions that are gone. And if it fails, it
+    # leaves data files without a log.
+    job.notes = job.notes.without_versions()
     job.write_notes()
 
 

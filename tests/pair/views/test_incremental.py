@@ -25,8 +25,10 @@ from warehouse_agent.history.view_notes import ViewNotes
 from warehouse_agent.planning.view_cost import ViewMethod
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
+from warehouse_agent.runs.view_phase import ViewPhase
 from warehouse_agent.storage.formats import view_head
 from warehouse_agent.tasks import rewrite
+from warehouse_agent.views.evaluate import stamp_of
 from warehouse_agent.views.maintenance import incremental as incremental_road
 from warehouse_agent.views.maintenance import slice_proof
 
@@ -298,7 +300,16 @@ def test_a_proof_that_fails(only: Only, monkeypatch: pytest.MonkeyPatch) -> None
     head = view_head(sites.store, "chain")
     assert head is not None
     assert (head.version, sites.store.folders("chain")) == (0, folders)
-    report = sites.well()["chain"]
+    commit, at_commit = ViewPhase.commit, list[str | None]()
+
+    def noticed(self: ViewPhase, *given: Any) -> None:
+        at_commit.append(ViewNotes.read(sites.store, "chain").distrusted)
+        commit(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ViewPhase, "commit", noticed)
+        report = sites.well()["chain"]
+    assert at_commit == [stamp_of(head)], "its base is distrusted until it is found right"
     assert report.method == ViewMethod.RECOMPUTE
     assert report.method_why == "its last incremental maintenance failed"
     oracle.check()
@@ -356,7 +367,9 @@ def test_a_bug_of_the_incremental_road(only: Only, monkeypatch: pytest.MonkeyPat
         sites.sql("erp", "UPDATE orders SET amount = ? WHERE id = 20", amount)
         with monkeypatch.context() as patched:
             patched.setattr(incremental_road, "_joined", raises(problem))
-            assert sites.refresh()["chain"].error is not None
+            given = sites.refresh()["chain"]
+        print("GIVEN", given)
+        assert given.error is not None
         report = sites.well()["chain"]
         assert (report.method == ViewMethod.RECOMPUTE) == is_ours, report.method_why
         oracle.check()

@@ -71,6 +71,7 @@ def maintain(
         ProofFailed: the new rows are wrong; nothing was written.
         WarehouseUnavailable: files cannot be read or written.
     """
+    notes = ViewNotes.read(job.store, job.name)
     chosen = choose(
         job.store,
         job.name,
@@ -78,6 +79,7 @@ def maintain(
         job.inputs,
         job.base,
         asked,
+        notes,
         accept_schema=accept_schema,
         anew=anew,
     )
@@ -89,7 +91,7 @@ def maintain(
             found = incremental.maintain(job, chosen.plan)
         except Exception as problem:
             if _is_ours(job, problem):
-                _distrust(job, chosen.plan.base)
+                _distrust(job, chosen.plan.base, notes)
             raise
     if isinstance(found, NoFeed):
         job.report.method, job.report.method_why = ViewMethod.RECOMPUTE.value, found.why
@@ -105,7 +107,7 @@ def maintain(
                 accept_schema=accept_schema,
                 anew=anew,
             )
-    _learn(job, chosen.plan, before)
+    _learn(job, chosen.plan, before, notes)
     return found
 
 
@@ -116,6 +118,7 @@ def choose(
     inputs: Sequence[Input],
     base: ViewSnapshot | None,
     asked: Maintain,
+    notes: ViewNotes,
     *,
     accept_schema: bool = False,
     anew: bool = False,
@@ -135,7 +138,6 @@ def choose(
         return Chosen("`maintain` says so")
     if accept_schema:
         return Chosen("the view may mean something else now")
-    notes = ViewNotes.read(store, name)
     if notes.distrusted == stamp_of(base):
         return Chosen("its last incremental maintenance failed")
     record, feeds = notes.record(base.record, stamp_of(base)), dict[str, tuple[FeedFiles, ...]]()
@@ -181,7 +183,7 @@ def note_current(store: Store, name: str, found: UnchangedView, inputs: Mapping[
         before, stamps = ViewNotes.read(store, name), made_of(store, inputs)
         times = before.times_current + 1
         current = Current(stamp_of(found.base), found.java, dict(inputs), stamps, times)
-        replace(before, current=current).write(store, name, before)
+        replace(before, current=current, distrusted=None).write(store, name, before)
 
 
 def _is_ours(job: ViewJob, problem: Exception) -> bool:
@@ -192,22 +194,22 @@ def _is_ours(job: ViewJob, problem: Exception) -> bool:
     return not error.is_retryable and not isinstance(error, ViewFailed | RecipeChanged)
 
 
-def _distrust(job: ViewJob, base: ViewSnapshot) -> None:
+def _distrust(job: ViewJob, base: ViewSnapshot, notes: ViewNotes) -> None:
     """Note that the next refresh recomputes what follows a version."""
     with contextlib.suppress(DriftlineError):
-        before = ViewNotes.read(job.store, job.name)
-        replace(before, distrusted=stamp_of(base)).write(job.store, job.name, before)
+        replace(notes, distrusted=stamp_of(base)).write(job.store, job.name, notes)
 
 
-def _learn(job: ViewJob, plan: Feasible | None, before: Mapping[str, float]) -> None:
+def _learn(
+    job: ViewJob, plan: Feasible | None, before: Mapping[str, float], notes: ViewNotes
+) -> None:
     """Note what the phases took, if there was a version to compare with."""
     if (base := job.base) is None:
         return
     took = {p: s - before.get(p, 0.0) for p, s in job.report.seconds.items()}
     with contextlib.suppress(DriftlineError):
-        noted = ViewNotes.read(job.store, job.name)
-        factors = view_cost.learnt(noted.factors, _work(job.inputs, base, plan), took)
-        notes = replace(noted, factors=factors)
-        if job.report.method == ViewMethod.RECOMPUTE:
-            notes = replace(notes, distrusted=None)
-        notes.write(job.store, job.name, noted)
+        factors = view_cost.learnt(notes.factors, _work(job.inputs, base, plan), took)
+        # What a recomputation makes is not committed yet: until then its base is distrusted.
+        distrusted = notes.distrusted if notes.distrusted == stamp_of(base) else None
+        learnt = replace(notes, factors=factors, distrusted=distrusted)
+        learnt.write(job.store, job.name, notes)
