@@ -32,7 +32,7 @@ import os, signal
 from warehouse_agent.cli.main import main
 from warehouse_agent.{module} import {owner}
 whole = {owner}.{function}
-def killed(*args):
+def killed(*args, **more):
     {calls}
     os.kill(os.getpid(), signal.SIGKILL)
 {owner}.{function} = killed

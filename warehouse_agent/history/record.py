@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Source
-from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
-from warehouse_agent.failpoints import Point
+from warehouse_agent.history.run_history import append
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.notes import GREATEST, number
@@ -50,25 +49,6 @@ DAMAGED_LINE = (
 )  # of reading a line
 
 
-@dataclass(frozen=True, slots=True)
-class RunHistory:
-    """A listener that appends each finished report to its fragment's history of runs."""
-
-    store: Store
-
-    def __call__(self, event: Event) -> None:
-        """Append the report of a fragment that is done; ignore other events.
-
-        Raises:
-            WarehouseUnavailable: the history cannot be written.
-        """
-        if isinstance(event, RefreshCommitted | RefreshFailed):
-            line, name = event.report.to_json(), event.report.name
-            Point.HISTORY_WRITING.reach()
-            self.store.append_line(line, PRIVATE, "runs", f"{name}.jsonl")
-            Point.HISTORY_WRITTEN.reach()
-
-
 def complete(store: Store, name: str, newest: Snapshot | None) -> None:
     """Write the line of the newest version if the command that published it could not.
 
@@ -81,7 +61,7 @@ def complete(store: Store, name: str, newest: Snapshot | None) -> None:
     place = (PRIVATE, "runs", f"{name}.jsonl")
     with contextlib.suppress(WarehouseUnavailable):
         if is_missing(store.lines_backwards(*place), report):
-            store.append_line(json.dumps(report), *place)
+            append(store, name, json.dumps(report))
 
 
 def is_missing(lines: Iterable[bytes], report: Mapping[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
 from warehouse_agent.history import record
 from warehouse_agent.history.intervals import IntervalHistory
-from warehouse_agent.history.record import RunHistory
+from warehouse_agent.history.run_history import RunHistory
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.command import Command

@@ -24,12 +24,13 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from driftline.errors import Locked, WarehouseUnavailable
 from pyarrow import fs
@@ -47,8 +48,9 @@ _FULL = re.compile(rf"No space left|os error {errno.ENOSPC}\b|Errno {errno.ENOSP
 # Left free on a disk when rows are staged: the smaller of these bytes and a fiftieth of the disk.
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE = 50
-LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 2,500 refreshes
 END_BYTES = 1 << 16  # of a file of lines that is read from its end, at a time
+APPEND_S_MAX = 10.0  # waited for another process that appends, or writes the lines anew
+_APPEND_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,26 +143,30 @@ class Store:
                 raise
             return is_written
 
-    def append_line(self, line: str, *parts: str) -> None:
-        """Append a line to a file; beyond LINES_BYTES_MAX, remove the older half first.
+    def append_line(
+        self, line: str, *parts: str, bytes_max: int, shorten: Callable[[bytes], bytes]
+    ) -> None:
+        """Append a line to a file; if it has `bytes_max`, write `shorten` of its bytes first.
 
-        A line that was cut in the middle of its writing is ended, so that it spoils no other.
+        A line that was cut in the middle of its writing is ended, so that it spoils no other. On a
+        disk one process after the other does this. On object stores the file is written anew each
+        time, and of two writers at the same moment one loses its line.
         """
         system, path = self._at(*parts)
         with file_errors("written", path, len(line) + 1):
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            size = system.get_file_info(path).size or 0
-            if self.is_local and size < LINES_BYTES_MAX:
-                with Path(path).open("ab+") as out:
-                    if size:
-                        out.seek(-1, os.SEEK_END)
+            if self.is_local:
+                with _appended(path) as out:
+                    if (size := out.seek(0, os.SEEK_END)) >= bytes_max:
+                        out.seek(0)
+                        self.write(shorten(_ended(out.read())) + line.encode() + b"\n", *parts)
+                        return
+                    out.seek(max(size - 1, 0))
                     cut = out.read(1) not in (b"", b"\n")
                     out.write(b"\n" * cut + line.encode() + b"\n")
                 return
-            before = self.read(*parts) or b""
-            before += b"\n" * (before[-1:] not in (b"", b"\n"))
-            if size >= LINES_BYTES_MAX:
-                before = before[len(before) // 2 :].partition(b"\n")[2]
+            before = _ended(self.read(*parts) or b"")
+            before = shorten(before) if len(before) >= bytes_max else before
             self.write(before + line.encode() + b"\n", *parts)
 
     def refuse_full(self, size: int, *parts: str) -> None:
@@ -343,6 +349,34 @@ class Store:
 def one_line(error: Exception) -> str:
     """Return an error's text as one line without colours: delta-rs draws a tree of causes."""
     return " ".join(_DRAWN.sub(" ", str(error)).split()).rstrip(".")
+
+
+def _ended(lines: bytes) -> bytes:
+    """Return lines whose last one is ended."""
+    return lines + b"\n" * (lines[-1:] not in (b"", b"\n"))
+
+
+@contextlib.contextmanager
+def _appended(path: str) -> Iterator[BinaryIO]:
+    """Open a file of lines to append to it, while no other process does, or writes it anew.
+
+    Raises:
+        OSError: another process has it for longer than APPEND_S_MAX.
+    """
+    until = time.monotonic() + APPEND_S_MAX
+    while True:
+        with Path(path).open("ab+") as out:
+            try:
+                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_APPEND_PAUSE_S)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(out.fileno()), os.stat(path)):
+                    yield out
+                    return
 
 
 def _named(temporary: str, path: str, *, is_new: bool) -> bool:

@@ -13,6 +13,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.warehouse_agent.cli.test_main import REPORT, Ended, command
+from warehouse_agent.history.run_history import append
 from warehouse_agent.storage.store import PRIVATE
 
 NAMES = ("long", "longer", "new", "short")
@@ -33,10 +34,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         for name, hours in (("long", 4.0), ("longer", 5.0), ("short", 1.0)):
             made.refresh(name)
             report = json.loads(made.reports(name)[0].to_json())
-            made.store.append_line(
-                json.dumps(report | {"seconds": {"apply": hours * HOUR}}),
-                *(PRIVATE, "runs", f"{name}.jsonl"),
-            )
+            append(made.store, name, json.dumps(report | {"seconds": {"apply": hours * HOUR}}))
         for name in NAMES:
             legacy.execute(f"UPDATE {name} SET mark = 1")
         yield made

@@ -20,6 +20,7 @@ from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import Run, command
 from warehouse_agent import changes, read
 from warehouse_agent.cli.gc import unreferenced
+from warehouse_agent.history.run_history import append
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.storage import formats, warehouse_versions
@@ -192,7 +193,7 @@ def test_the_learned_chunk(sites: Sites) -> None:
             report.checked_at, report.seconds = at, {"exchange": 1.0}
             if name == "joined":  # long phases, so that few are best
                 report.view_phases = [{"rows": 8, "seconds": 900.0, "at": at}]
-            sites.store.append_line(report.to_json(), "_driftline", "runs", f"{name}.jsonl")
+            append(sites.store, name, report.to_json())
     edit(sites, 0, 3)
     ahead = without_spark(sites)["orders"].ahead
     assert ahead is not None
@@ -367,7 +368,7 @@ def test_the_learned_number_of_phases(sites: Sites, phase_s: float, flips: int) 
             report.seconds = {"exchange": 100.0}
             at = report.checked_at
             report.view_phases = [{"rows": 6, "seconds": s, "at": at} for s in phases]
-            sites.store.append_line(report.to_json(), "_driftline", "runs", f"{name}.jsonl")
+            append(sites.store, name, report.to_json())
     reports = both(sites)
     assert len(reports["joined"].view_phases) == flips
     newest = sites.newest()

@@ -28,6 +28,7 @@ from warehouse_agent.cli.plan import rows_forecast
 from warehouse_agent.cli.schedule import due as timetable
 from warehouse_agent.cli.schedule.fit import spans
 from warehouse_agent.cli.schedule.plot import svg
+from warehouse_agent.history.run_history import append
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import PARTIAL
 from warehouse_agent.schedule.decide import NEVER, Decision
@@ -428,5 +429,5 @@ def test_the_views_over_a_fragment_are_priced_with_it(pair: Pair) -> None:
     alone = moment()
     phases = [{"rows": 0, "seconds": 300.0, "at": f"2026-01-0{n}T00:00:00Z"} for n in (1, 2, 3)]
     line = {"command": "refresh", "error": None, "view_phases": phases}
-    pair.store.append_line(json.dumps(line), PRIVATE, "runs", "report.jsonl")
+    append(pair.store, "report", json.dumps(line))
     assert moment() == pytest.approx(alone - 300, abs=1)

@@ -10,10 +10,9 @@ import pytest
 
 from tests.warehouse_agent.schedule.weeks import MONDAY
 from warehouse_agent.events import RefreshCommitted
-from warehouse_agent.history import intervals
-from warehouse_agent.history.record import RunHistory
+from warehouse_agent.history import intervals, run_history
+from warehouse_agent.history.run_history import RunHistory
 from warehouse_agent.report import Report
-from warehouse_agent.storage import store as storage
 from warehouse_agent.storage.store import PRIVATE, Store
 
 DAY_S = 86_400.0
@@ -45,7 +44,8 @@ def refreshed(store: Store, *reports: Report) -> None:
 def test_nothing_is_forgotten_when_lines_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "LINES_BYTES_MAX", 20_000)  # a dozen reports
+    monkeypatch.setattr(run_history, "LINES_BYTES_MAX", 20_000)  # a dozen reports
+    monkeypatch.setattr(run_history, "KEPT_BYTES", 10_000)
     store = Store(str(tmp_path))
     refreshed(store, report(0, is_load=True), *(report(day, day) for day in range(1, 60)))
     memory = intervals.remembered(store, "orders", "UTC")

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from warehouse_agent.history.run_history import append
 from warehouse_agent.history.view_phases import PHASES, Habit, cost, habit
 from warehouse_agent.planning.staleness.optimum import PhaseCost
 from warehouse_agent.report import Report
@@ -20,7 +21,7 @@ def line(store: Store, name: str, minute: float, rows: int = 0, **fields: object
     report.seconds = {"exchange": 1.5, "apply": 0.5}
     for key, value in fields.items():
         setattr(report, key, value)
-    store.append_line(report.to_json(), PRIVATE, "runs", f"{name}.jsonl")
+    append(store, name, report.to_json())
 
 
 def test_habits(tmp_path: Path) -> None:

@@ -59,17 +59,25 @@ def test_a_damaged_note_is_no_note(store: Store) -> None:
     assert store.read_json("note.json") == {"a": 1}
 
 
+def half(lines: bytes) -> bytes:
+    return lines[len(lines) // 2 :].partition(b"\n")[2]
+
+
+def appended(store: Store, *lines: str, bytes_max: int = 1 << 20) -> bytes:
+    for line in lines:
+        store.append_line(line, PRIVATE, "runs", "a.jsonl", bytes_max=bytes_max, shorten=half)
+    return store.read(PRIVATE, "runs", "a.jsonl") or b""
+
+
 def test_lines_are_added(store: Store) -> None:
-    for line in ("one", "zwölf"):
-        store.append_line(line, PRIVATE, "runs", "a.jsonl")
-    assert store.read(PRIVATE, "runs", "a.jsonl") == "one\nzwölf\n".encode()
+    assert appended(store, "one", "zwölf") == "one\nzwölf\n".encode()
 
 
 def test_a_line_that_was_cut_spoils_no_other(store: Store) -> None:
     store.write(b"one\ntw", PRIVATE, "runs", "a.jsonl")
-    for line in ("three", "four"):
-        store.append_line(line, PRIVATE, "runs", "a.jsonl")
-    assert store.read(PRIVATE, "runs", "a.jsonl") == b"one\ntw\nthree\nfour\n"
+    assert appended(store, "three", "four") == b"one\ntw\nthree\nfour\n"
+    store.write(b"1\n2\n3\n4", PRIVATE, "runs", "a.jsonl")
+    assert appended(store, "5", bytes_max=2) == b"4\n5\n"
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 16])
@@ -84,11 +92,9 @@ def test_lines_are_read_from_the_end(
         assert found == [line for line in text.split("\n")[::-1] if line]
 
 
-def test_old_lines_go_when_there_are_many(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warehouse_agent.storage.store.LINES_BYTES_MAX", 100)
+def test_a_file_of_lines_is_bounded(store: Store) -> None:
     for number in range(1000):
-        store.append_line(f"line {number}", PRIVATE, "runs", "a.jsonl")
-        kept = (store.read(PRIVATE, "runs", "a.jsonl") or b"").decode().splitlines()
+        kept = appended(store, f"line {number}", bytes_max=100).decode().splitlines()
         assert kept == [f"line {n}" for n in range(number + 1 - len(kept), number + 1)]
         assert len("\n".join(kept)) < 120
     assert len(kept) >= 5

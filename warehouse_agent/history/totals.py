@@ -1,0 +1,272 @@
+"""Totals of refreshes by day: what is kept of lines of a history that are too old to be kept whole.
+
+They are the first line of the history itself, so one write moves lines into its totals: whatever is
+killed, and however many commands do it at once, each line is a line or in the totals, never both.
+Rejected: a file of its own. Two writes need a mark that says up to where lines were counted, and on
+storage without locks two commands could each write one of the two files.
+
+The newest DAYS_MAX days are kept apart; older ones are added up by month, for MONTHS_MAX months;
+what is older still, and what does not say when it was, is one sum. Amounts are added exactly.
+Quantiles are those of counts in bins whose limits grow by BIN: they err by BIN ** 0.5 - 1 at most,
+9 %. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC
+from functools import reduce
+from typing import Any, Final
+
+from warehouse_agent.history.lines import DAMAGED, FailureLine, HistoryLine, SuccessLine
+from warehouse_agent.planning.notes import GREATEST
+
+DAYS_MAX: Final = 100
+MONTHS_MAX: Final = 120
+TOTALS_BYTES_MAX: Final = 128 << 10  # of their JSON; days are added up by month sooner if need be
+BIN: Final = 2**0.25  # the ratio of the limits of a bin
+OLDER: Final = "older"  # the name of the sum of all that is in no month
+_KEY: Final = "folded"  # of the line
+_DAY, _MONTH = len("2026-01-31"), len("2026-01")
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """Counts of amounts in bins.
+
+    Attributes:
+        zeros: amounts of 0.
+        counts: of amounts from BIN ** n to BIN ** (n + 1), by n.
+    """
+
+    zeros: int = 0
+    counts: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, amount: float | None) -> Bins:
+        """Return the count of one amount; of none if it is not known."""
+        if amount is None:
+            return cls()
+        return cls(counts={math.floor(math.log(amount, BIN)): 1}) if amount > 0 else cls(1)
+
+    @property
+    def number(self) -> int:
+        """Return the number of amounts."""
+        return self.zeros + sum(self.counts.values())
+
+    def plus(self, other: Bins) -> Bins:
+        """Return the counts of both."""
+        counts = dict(self.counts)
+        for n, count in other.counts.items():
+            counts[n] = counts.get(n, 0) + count
+        return Bins(self.zeros + other.zeros, counts)
+
+    def quantile(self, share: float) -> float | None:
+        """Return about the amount that is not exceeded by a share of all; None: there is none."""
+        left, limit = share * self.number - self.zeros, 0
+        if left <= 0:
+            return 0.0 if self.number else None
+        for limit, count in sorted(self.counts.items()):  # noqa: B007 - used below
+            left -= count
+            if left <= 0:
+                break
+        return float(BIN ** (limit + 0.5))
+
+    def to_json(self) -> dict[str, int]:
+        """Return what `from_json` reads."""
+        zeros = {"0 exactly": self.zeros} if self.zeros else {}
+        return zeros | {str(n): count for n, count in sorted(self.counts.items())}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Bins:
+        """Return what `to_json` wrote. Raises one of DAMAGED."""
+        counts = {int(n): _count(count) for n, count in body.items() if n != "0 exactly"}
+        return cls(_count(body.get("0 exactly", 0)), counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What refreshes found and cost in all.
+
+    Attributes:
+        refreshes: that went well, first loads among them.
+        loads, loaded: first loads, and the rows that they inserted.
+        put_off: that their source put off, such as outside hours of its DBA.
+        failed: by the code of the error.
+        inserted, updated, deleted: rows, without those of loads.
+        sent, received, seconds, held_back_s: of all refreshes, as in `lines.Spent`.
+        took_s, moved, changed: seconds, bytes in both directions and changed rows of a refresh that
+            went well and was no load.
+    """
+
+    refreshes: int = 0
+    loads: int = 0
+    loaded: int = 0
+    put_off: int = 0
+    failed: Mapping[str, int] = field(default_factory=dict)
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    sent: int = 0
+    received: int = 0
+    seconds: float = 0.0
+    held_back_s: float = 0.0
+    took_s: Bins = field(default_factory=Bins)
+    moved: Bins = field(default_factory=Bins)
+    changed: Bins = field(default_factory=Bins)
+
+    @classmethod
+    def of(cls, line: HistoryLine) -> Totals:
+        """Return the totals of one line; what is damaged of it counts as 0."""
+        spent = line.spent
+        cost = cls(
+            sent=spent.sent or 0,
+            received=spent.received or 0,
+            seconds=spent.seconds or 0.0,
+            held_back_s=spent.held_back_s or 0.0,
+        )
+        match line:
+            case FailureLine(is_put_off=True):
+                return replace(cost, put_off=1)
+            case FailureLine(code=code):
+                return replace(cost, failed={code: 1})
+            case SuccessLine(is_load=True, rows=rows):
+                return replace(cost, refreshes=1, loads=1, loaded=rows.inserted if rows else 0)
+            case SuccessLine(rows=rows):
+                return replace(
+                    cost,
+                    refreshes=1,
+                    inserted=rows.inserted if rows else 0,
+                    updated=rows.updated if rows else 0,
+                    deleted=rows.deleted if rows else 0,
+                    took_s=Bins.of(spent.seconds),
+                    moved=Bins.of(spent.bytes),
+                    changed=Bins.of(rows.changed if rows else None),
+                )
+
+    @property
+    def attempts(self) -> int:
+        """Return the number of lines that are in it."""
+        return self.refreshes + self.put_off + sum(self.failed.values())
+
+    def plus(self, other: Totals) -> Totals:
+        """Return the totals of both."""
+        numbers = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in (*_COUNTS, "seconds", "held_back_s")
+        }
+        bins = {name: getattr(self, name).plus(getattr(other, name)) for name in _BINS}
+        return Totals(**numbers, **bins, failed=dict(Counter(self.failed) + Counter(other.failed)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads, without zeros."""
+        body = {one.name: getattr(self, one.name) for one in fields(self)}
+        body |= {name: round(body[name], 3) for name in ("seconds", "held_back_s")}
+        body |= {name: body[name].to_json() for name in _BINS}
+        return {name: found for name, found in body.items() if found}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Totals:
+        """Return what `to_json` wrote. Raises one of DAMAGED."""
+        counts = {name: _count(body.get(name, 0)) for name in _COUNTS}
+        bins = {name: Bins.from_json(body.get(name, {})) for name in _BINS}
+        failed = {str(code): _count(times) for code, times in body.get("failed", {}).items()}
+        seconds, held_back_s = float(body.get("seconds", 0)), float(body.get("held_back_s", 0))
+        if not (0 <= seconds < math.inf and 0 <= held_back_s < math.inf):
+            raise ValueError(seconds, held_back_s)
+        return cls(**counts, **bins, failed=failed, seconds=seconds, held_back_s=held_back_s)
+
+
+_BINS: Final = ("took_s", "moved", "changed")
+_COUNTS: Final = tuple(one.name for one in fields(Totals) if one.type == "int")
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Totals of the lines that a history has no more.
+
+    Attributes:
+        by: totals by their time in UTC: `2026-01-31`, `2026-01`, or OLDER; disjoint.
+    """
+
+    by: Mapping[str, Totals] = field(default_factory=dict)
+
+    def plus(self, line: HistoryLine) -> Folded:
+        """Return the totals with one line more."""
+        name = OLDER if line.at is None else line.at.astimezone(UTC).date().isoformat()
+        return self.merged(Folded({name: Totals.of(line)}))
+
+    def merged(self, other: Folded) -> Folded:
+        """Return the totals of both."""
+        found = dict(self.by)
+        for name, one in other.by.items():
+            found[name] = found[name].plus(one) if name in found else one
+        return Folded(found)
+
+    @property
+    def whole(self) -> Totals:
+        """Return the totals of all lines."""
+        return reduce(Totals.plus, self.by.values(), Totals())
+
+    @property
+    def since(self) -> str | None:
+        """Return the first day, or month, that is kept apart; None: there is none."""
+        return min((name for name in self.by if name != OLDER), default=None)
+
+    def bounded(self) -> Folded:
+        """Return the same totals in at most DAYS_MAX days, MONTHS_MAX months and
+        TOTALS_BYTES_MAX bytes."""
+        found = _newest(_newest(self.by, _DAY, DAYS_MAX), _MONTH, MONTHS_MAX)
+        while len(_written(found)) > TOTALS_BYTES_MAX and len(found) > 1:
+            length = _DAY if any(len(name) == _DAY for name in found) else _MONTH
+            found = _newest(found, length, sum(len(name) == length for name in found) // 2)
+        return Folded(found)
+
+    def to_line(self) -> bytes:
+        """Return the totals as a line, without its end."""
+        return _written(self.by)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Folded | None:
+        """Return what `to_line` wrote; None if it is another line, or damaged."""
+        try:
+            by = json.loads(line)[_KEY]
+            return cls({_name(name): Totals.from_json(body) for name, body in by.items()})
+        except DAMAGED:
+            return None
+
+
+def _written(by: Mapping[str, Totals]) -> bytes:
+    return json.dumps({_KEY: {name: one.to_json() for name, one in sorted(by.items())}}).encode()
+
+
+def _longer(name: str) -> str:
+    """Return the month of a day, or OLDER for a month."""
+    return name[:_MONTH] if len(name) == _DAY else OLDER
+
+
+def _newest(by: Mapping[str, Totals], length: int, most: int) -> dict[str, Totals]:
+    """Return totals of at most so many names of a length; older ones are added to longer times."""
+    names = sorted(name for name in by if len(name) == length)
+    old = names[: max(len(names) - most, 0)]
+    found = {name: one for name, one in by.items() if name not in old}
+    for name in old:
+        longer = _longer(name)
+        found[longer] = found.get(longer, Totals()).plus(by[name])
+    return found
+
+
+def _name(name: str) -> str:
+    if name != OLDER and len(name) not in (_DAY, _MONTH):
+        raise ValueError(name)
+    return name
+
+
+def _count(found: object) -> int:
+    if type(found) is not int or not 0 <= found <= GREATEST * GREATEST:
+        raise ValueError(found)
+    return found
