@@ -14,6 +14,7 @@ from driftline.errors import DriftlineError, NotNow
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history import probes
+from warehouse_agent.history.run_history import read, runs
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.schedule.activity_change import change_since
@@ -72,7 +73,8 @@ def _since(
         return said, version.version
     now = said[fragment.relation]
     kept = probes.kept(store, version, fragment.name)
-    found = change_since(kept, now, probes.refreshes(store, fragment.name))
+    history = read(store, fragment.name, runs(None))
+    found = change_since(kept, now, probes.refreshes(history))
     return found, version.version
 
 

@@ -26,6 +26,7 @@ from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import intervals, record
 from warehouse_agent.history.known import Situation, forecasts, foretold_partition, marker_of
 from warehouse_agent.history.notes import Notes
+from warehouse_agent.history.run_history import History, read, runs
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Candidate, Known
@@ -147,14 +148,19 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
     if reply is not None:
         with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
             record.note_limits(store, fragment.source, reply.description)
-    found = predict(know(store, fragment, reply, source_error))
-    expected = rows_forecast(store, fragment, found.rows_published, datetime.now(UTC))
-    held = record.held_back_s(store, fragment.name) or (None, None)
+    history = read(store, fragment.name, runs())
+    found = predict(know(store, fragment, history, reply, source_error))
+    expected = rows_forecast(store, fragment, found.rows_published, datetime.now(UTC), history)
+    held = history.held_back_s or (None, None)
     return replace(found, rows_forecast=expected, held_back_s=held[0], last_s=held[1])
 
 
 def rows_forecast(
-    store: Store, fragment: Fragment, rows: int | None, now: datetime
+    store: Store,
+    fragment: Fragment,
+    rows: int | None,
+    now: datetime,
+    history: History | None = None,
 ) -> float | None:
     """Return E|R(f)|, the rows that a relation is expected to have now (Prop. 2), from the last
     refresh and the insertions and deletions since, at the rates of its history; None: it has none,
@@ -162,8 +168,9 @@ def rows_forecast(
 
     Args:
         rows: of the published version.
+        history: of the fragment; None: it is read.
     """
-    memory = intervals.remembered(store, fragment.name, fragment.time_zone)
+    memory = intervals.remembered(store, fragment.name, fragment.time_zone, history)
     model = None if rows is None or memory.last is None else fit(memory, fragment.time_zone)
     if rows is None or memory.last is None or model is None:
         return None
@@ -179,7 +186,11 @@ def rows_forecast(
 
 
 def know(
-    store: Store, fragment: Fragment, reply: pb.DescribeReply | None, source_error: str | None
+    store: Store,
+    fragment: Fragment,
+    history: History,
+    reply: pb.DescribeReply | None,
+    source_error: str | None,
 ) -> Known:
     """Collect the inputs of a prediction from the store and the source's reply.
 
@@ -207,7 +218,7 @@ def know(
         base=base,
         recipe=published or described,
         notes=notes,
-        runs=tuple(record.runs(store, fragment.name)),
+        runs=tuple(history.runs),
         line=record.line(store, fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         allowance=allowances(reply).get(fragment.relation) if reply is not None else None,

@@ -19,10 +19,11 @@ from typing import Any
 from driftline.errors import NotFound
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.history import alarms, failures, view_phases
+from warehouse_agent.history import alarms, failures, run_history, view_phases
 from warehouse_agent.history.alarms import State
 from warehouse_agent.history.failures import Failure
 from warehouse_agent.history.notes import Left, Notes
+from warehouse_agent.history.run_history import History
 from warehouse_agent.planning.flip import Member
 from warehouse_agent.planning.markers.state import Audit
 from warehouse_agent.report import (
@@ -122,9 +123,10 @@ def status(
         read = {f.name: pool.submit(_status_of, store, f) for f in chosen}
 
         def one(fragment: Fragment | View) -> None:
-            found = _ahead(store, _visible(read[fragment.name].result(), flipped.result()))
+            known, history = read[fragment.name].result()
+            found = _ahead(store, _visible(known, flipped.result()))
             found = replace(found, activity=activities.get(fragment.name))
-            found = _judged(config, store, fragment, found, now)
+            found = _judged(config, history, fragment, found, now)
             if as_json:
                 print(json.dumps(asdict(found)), flush=True)
             shown.append(found)
@@ -167,13 +169,12 @@ def checked_text(
 
 
 def _judged(
-    config: WarehouseConfig, store: Store, one: Fragment | View, found: Status, now: datetime
+    config: WarehouseConfig, history: History, one: Fragment | View, found: Status, now: datetime
 ) -> Status:
     """Add the failures since the last success, and what monitoring makes of the table."""
     is_fragment = isinstance(one, Fragment) and found.version is not None
     known = alarms.known(
-        store,
-        one.name,
+        history,
         now,
         version=found.version,
         checked_at=found.checked_at if is_fragment else None,
@@ -369,14 +370,17 @@ def _ahead(store: Store, found: Status) -> Status:
     return replace(found, ahead={"rows": rows, "since": at})
 
 
-def _status_of(store: Store, one: Fragment | View) -> Status:
+def _status_of(store: Store, one: Fragment | View) -> tuple[Status, History]:
+    """Return what is published of a table, and the history of its refreshes."""
     if isinstance(one, Fragment):
-        return replace(status_of(store, one.name), kind="kept" if one.is_kept else "fragment")
+        found = replace(status_of(store, one.name), kind="kept" if one.is_kept else "fragment")
+        return found, run_history.read(store, one.name, failures.until_success())
     snapshot = formats.view_head(store, one.name)
+    history = run_history.read(store, one.name, view_phases.last_staleness)
     if snapshot is None:
-        return Status(one.name, kind="view")
+        return Status(one.name, kind="view"), history
     record = snapshot.record
-    return Status(
+    found = Status(
         name=one.name,
         version=snapshot.version,
         rows_total=snapshot.rows,
@@ -390,8 +394,9 @@ def _status_of(store: Store, one: Fragment | View) -> Status:
         kind="view",
         inputs=dict(record.inputs or {}),
         other=None if snapshot.other is None else snapshot.other.text,
-        staleness=next((s for _, s in view_phases.staleness(store, one.name)), None),
+        staleness=next((dict(s) for _, s in view_phases.staleness(history)), None),
     )
+    return found, history
 
 
 def status_of(store: Store, name: str) -> Status:
@@ -443,7 +448,8 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     """Print the versions of a fragment or a view, newest first, and what failed after each."""
     store = Store.of(config)
     one = named(config, [name], False)[0]
-    failed = failures.kept(store, one.name)
+    known = run_history.read(store, one.name)
+    failed = failures.kept(known)
     look = published_view if isinstance(one, View) else published
     try:
         head = look(store, one.name)
@@ -454,7 +460,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     entries = formats.entries(store, one.name, head)
     ours = [(e.version, e.record) for e in entries if e.record]
     member = _members(store).get(one.name)
-    moved = dict(view_phases.staleness(store, one.name)) if isinstance(one, View) else {}
+    moved = {version: dict(found) for version, found in view_phases.staleness(known)}
     for version, record in ours[:limit]:
         # Both are in UTC, to the second.
         later = [f for f in failed if f.at is not None and f.at >= record.published_at]

@@ -11,7 +11,7 @@ from driftline.errors import NotFound
 
 from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import View, WarehouseConfig
-from warehouse_agent.history import record
+from warehouse_agent.history.run_history import read, refreshes
 from warehouse_agent.history.view_notes import ViewNotes
 from warehouse_agent.report import Report, counted, utc_at, utc_now
 from warehouse_agent.runs.component_state import state_of
@@ -26,6 +26,8 @@ from warehouse_agent.views.evaluate import Input
 from warehouse_agent.views.inputs import inputs_of, query_of
 from warehouse_agent.views.maintenance.maintain import Chosen, choose
 from warehouse_agent.views.maintenance.recompute import verified
+
+REFRESHES = 5  # of a view, whose median seconds are those of the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
     """Predict a refresh of a view from what is published. Raises WarehouseUnavailable."""
     base = formats.view_head(store, view.name)
     found = {name: formats.any_head(store, name) for name in dict.fromkeys(view.inputs)}
-    times = record.durations_s(store, view.name, 5)
+    times = read(store, view.name, refreshes(REFRESHES)).durations_s(REFRESHES)
     files = [f for one in found.values() if one is not None for f in one.files]
     inputs = [
         Input.published(name, snapshot)

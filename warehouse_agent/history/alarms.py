@@ -14,9 +14,8 @@ from enum import Enum
 from typing import Final
 
 from warehouse_agent.history.failures import Failure, in_all, often, since_success
-from warehouse_agent.history.record import put_off_until, refreshed_at
+from warehouse_agent.history.run_history import History
 from warehouse_agent.report import counted, utc_at
-from warehouse_agent.storage.store import Store
 
 FAILURES_MAX: Final = 3  # in a row, of a kind that another try may mend
 LATE: Final = 1.5  # times the longest interval: a refresh takes its time, and may fail once
@@ -72,8 +71,7 @@ class Alarm:
 
 
 def known(
-    store: Store,
-    name: str,
+    history: History,
     now: datetime,
     *,
     version: int | None,
@@ -82,24 +80,22 @@ def known(
     damaged: int,
     stale: str | None,
 ) -> Known:
-    """Read from the history of a table what its state follows from, beside what is published.
+    """Return from the history of a table what its state follows from, beside what is published.
 
     Args:
+        history: read `failures.until_success`.
         now: with a time zone.
         version: that is published; None: none is.
         checked_at: when all rows were compared last, ISO 8601; None: no refresh is to be expected.
         interval_s, damaged, stale: as in `Known`.
-
-    Raises:
-        WarehouseUnavailable: the history cannot be read.
     """
-    until, unseen_s = put_off_until(store, name), None
+    until, unseen_s = history.put_off_until, None
     if checked_at is not None:
-        at = refreshed_at(store, name) or datetime.fromisoformat(checked_at)
+        at = history.refreshed_at or datetime.fromisoformat(checked_at)
         unseen_s = (now - at).total_seconds()
     return Known(
         is_published=version is not None,
-        failure=in_all(since_success(store, name)),
+        failure=in_all(since_success(history)),
         damaged=damaged,
         stale=stale,
         unseen_s=unseen_s,

@@ -6,16 +6,15 @@ that put a refresh off, such as outside hours of its DBA, is no failure and clea
 
 from __future__ import annotations
 
-import contextlib
-import json
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from warehouse_agent.history.record import DAMAGED_LINE
+from warehouse_agent.history.lines import FailureLine, HistoryLine, SuccessLine
+from warehouse_agent.history.run_history import Enough, History
 from warehouse_agent.report import age
-from warehouse_agent.storage.store import PRIVATE, Store
 
 FAILURES_READ_MAX: Final = 200  # since the last success: some 400 kB of a history are read
 
@@ -75,17 +74,31 @@ class Failure:
         return f"failed: {when}: {self.why}"
 
 
-def since_success(store: Store, name: str) -> list[Failure]:
+def until_success() -> Enough:
+    """Read until a refresh that went well, or FAILURES_READ_MAX that failed."""
+    read = 0
+
+    def enough(line: HistoryLine) -> bool:
+        nonlocal read
+        read += _failure(line) is not None
+        return isinstance(line, SuccessLine) or read == FAILURES_READ_MAX
+
+    return enough
+
+
+def since_success(history: History) -> list[Failure]:
     """Return the failures since the last refresh that went well, the newest first.
 
-    At most FAILURES_READ_MAX are counted. Raises WarehouseUnavailable.
+    At most FAILURES_READ_MAX are counted.
     """
-    return list(_merged(_failures(_reports(store, name), ends_at_success=True)))
+    later = itertools.takewhile(lambda line: isinstance(line, FailureLine), history.lines)
+    failed = (found for line in later if (found := _failure(line)) is not None)
+    return list(_merged(itertools.islice(failed, FAILURES_READ_MAX)))
 
 
-def kept(store: Store, name: str) -> list[Failure]:
+def kept(history: History) -> list[Failure]:
     """Return all failures in the history of which a time is known, the newest first."""
-    failed = _failures(_reports(store, name), ends_at_success=False)
+    failed = (found for line in history.lines if (found := _failure(line)) is not None)
     return list(_merged(one for one in failed if one.at is not None))
 
 
@@ -105,42 +118,23 @@ def often(times: int) -> str:
     return f"the last {times:,} refreshes{' or more' * (times >= FAILURES_READ_MAX)}"
 
 
-def _reports(store: Store, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the reports of refreshes, the newest first; skip other commands and damaged lines."""
-    for line in store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl"):
-        with contextlib.suppress(*DAMAGED_LINE):
-            body = json.loads(line)
-            if body["command"] == "refresh":
-                yield body
-
-
-def _failures(reports: Iterable[dict[str, Any]], *, ends_at_success: bool) -> Iterator[Failure]:
-    read = 0
-    for body in reports:
-        with contextlib.suppress(*DAMAGED_LINE):
-            if (error := body["error"]) is None:
-                if ends_at_success:
-                    return
-                continue
-            if body.get("put_off_until") is not None:
-                continue
-            version, failed_at = body.get("version"), body.get("failed_at")
-            yield Failure(
-                1,
-                None if failed_at is None else str(failed_at),
-                None if failed_at is None else str(failed_at),
-                version if isinstance(version, int) else None,
-                str(error["code"]),
-                str(error.get("message", "")),
-                str(error.get("where", "")),
-                str(error.get("remedy", "")),
-                bool(error.get("safe_to_retry")),
-                int(error["exit_code"]),
-                {str(k): str(v) for k, v in dict(error.get("details") or {}).items()},
-            )
-            read += 1
-            if ends_at_success and read == FAILURES_READ_MAX:
-                return
+def _failure(line: HistoryLine) -> Failure | None:
+    """Return a refresh that failed; None: it went well, was put off, or its error is damaged."""
+    if isinstance(line, SuccessLine) or line.is_put_off or not line.code or line.exit_code is None:
+        return None
+    return Failure(
+        1,
+        line.failed_at,
+        line.failed_at,
+        line.version,
+        line.code,
+        line.message,
+        line.where,
+        line.remedy,
+        line.safe_to_retry,
+        line.exit_code,
+        dict(line.details),
+    )
 
 
 def _merged(found: Iterable[Failure]) -> Iterator[Failure]:

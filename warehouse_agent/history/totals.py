@@ -155,32 +155,44 @@ class Totals:
 
     def plus(self, other: Totals) -> Totals:
         """Return the totals of both."""
-        numbers = {
-            name: getattr(self, name) + getattr(other, name)
-            for name in (*_COUNTS, "seconds", "held_back_s")
-        }
-        bins = {name: getattr(self, name).plus(getattr(other, name)) for name in _BINS}
-        return Totals(**numbers, **bins, failed=dict(Counter(self.failed) + Counter(other.failed)))
+        return Totals(
+            self.refreshes + other.refreshes,
+            self.loads + other.loads,
+            self.loaded + other.loaded,
+            self.put_off + other.put_off,
+            dict(Counter(self.failed) + Counter(other.failed)),
+            self.inserted + other.inserted,
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.sent + other.sent,
+            self.received + other.received,
+            self.seconds + other.seconds,
+            self.held_back_s + other.held_back_s,
+            self.took_s.plus(other.took_s),
+            self.moved.plus(other.moved),
+            self.changed.plus(other.changed),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads, without zeros."""
         body = {one.name: getattr(self, one.name) for one in fields(self)}
-        body |= {name: round(body[name], 3) for name in ("seconds", "held_back_s")}
+        body |= {name: round(body[name], 3) for name in _SECONDS}
         body |= {name: body[name].to_json() for name in _BINS}
         return {name: found for name, found in body.items() if found}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Totals:
         """Return what `to_json` wrote. Raises one of DAMAGED."""
-        counts = {name: _count(body.get(name, 0)) for name in _COUNTS}
-        bins = {name: Bins.from_json(body.get(name, {})) for name in _BINS}
+        found: dict[str, Any] = {name: _count(body.get(name, 0)) for name in _COUNTS}
+        found |= {name: Bins.from_json(body.get(name, {})) for name in _BINS}
+        found |= {name: float(body.get(name, 0.0)) for name in _SECONDS}
+        if not all(0 <= found[name] < math.inf for name in _SECONDS):
+            raise ValueError(body)
         failed = {str(code): _count(times) for code, times in body.get("failed", {}).items()}
-        seconds, held_back_s = float(body.get("seconds", 0)), float(body.get("held_back_s", 0))
-        if not (0 <= seconds < math.inf and 0 <= held_back_s < math.inf):
-            raise ValueError(seconds, held_back_s)
-        return cls(**counts, **bins, failed=failed, seconds=seconds, held_back_s=held_back_s)
+        return cls(**found, failed=failed)
 
 
+_SECONDS: Final = ("seconds", "held_back_s")
 _BINS: Final = ("took_s", "moved", "changed")
 _COUNTS: Final = tuple(one.name for one in fields(Totals) if one.type == "int")
 

@@ -7,17 +7,16 @@ find changed, and how long they take. What is lost makes phases more frequent, n
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from warehouse_agent.history.record import DAMAGED_LINE, amount, moment, succeeded
+from warehouse_agent.history.lines import HistoryLine, Phase, SuccessLine
+from warehouse_agent.history.run_history import Enough, History, refreshes
 from warehouse_agent.planning.staleness.optimum import PhaseCost, learned
-from warehouse_agent.storage.store import PRIVATE, Store
 
 PHASES = 16  # of a component, from which the cost of the next one is learned
 RUNS = 6  # of a fragment: five intervals between them
@@ -40,42 +39,54 @@ class Habit:
     takes_s: float = 0.0
 
 
-def cost(store: Store, views: Iterable[str]) -> PhaseCost | None:
+def last_phases() -> Enough:
+    """Read until as many phases of a view as its cost is learned from."""
+    found = 0
+
+    def enough(line: HistoryLine) -> bool:
+        nonlocal found
+        found += len(line.view_phases) if isinstance(line, SuccessLine) else 0
+        return found >= PHASES
+
+    return enough
+
+
+def last_runs() -> Enough:
+    """Read until as many refreshes of a fragment as its habit is learned from, or its load."""
+    return refreshes(RUNS)
+
+
+def last_staleness(line: HistoryLine) -> bool:
+    """Read until a view moved, and said how stale it was."""
+    return isinstance(line, SuccessLine) and line.staleness is not None
+
+
+def cost(views: Iterable[History]) -> PhaseCost | None:
     """Return the cost of a view phase of a component, learned from its views' histories."""
-    found: dict[tuple[int, float, str], None] = {}
+    found: dict[Phase, None] = {}
     for view in views:
-        known = itertools.islice(_phases(store, view), PHASES)
-        found |= dict.fromkeys(known)
-    newest = sorted(found, key=lambda phase: phase[2], reverse=True)[:PHASES]
-    return learned([(rows, seconds) for rows, seconds, _ in newest])
+        phases = (phase for line in view.successes for phase in reversed(line.view_phases))
+        found |= dict.fromkeys(itertools.islice(phases, PHASES))
+    newest = sorted(found, key=lambda phase: phase.at, reverse=True)[:PHASES]
+    return learned([(phase.rows, phase.seconds) for phase in newest])
 
 
-def _phases(store: Store, view: str) -> Iterator[tuple[int, float, str]]:
-    """Yield changed rows, seconds and end of the view phases in a history, the newest first."""
-    for body in succeeded(store.lines_backwards(PRIVATE, "runs", f"{view}.jsonl")):
-        for one in reversed(body.get("view_phases") or ()):
-            with contextlib.suppress(*DAMAGED_LINE):  # the rows of a first load are null
-                yield int(amount(one["rows"])), float(amount(one["seconds"])), str(one["at"])
-
-
-def staleness(store: Store, view: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def staleness(view: History) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the versions of a view with the staleness with which each moved, the newest first."""
-    for body in succeeded(store.lines_backwards(PRIVATE, "runs", f"{view}.jsonl")):
-        found, version = body.get("staleness"), body.get("version")
-        if isinstance(found, dict) and isinstance(version, int):
-            yield version, found
+    for line in view.successes:
+        if line.staleness is not None and line.version is not None:
+            yield line.version, line.staleness
 
 
-def habit(store: Store, name: str, now: datetime) -> Habit:
+def habit(history: History, now: datetime) -> Habit:
     """Return what the last refreshes of a fragment were like, without its first load."""
-    lines = succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl"))
-    found: list[tuple[datetime, int, float, bool]] = []
-    for body in lines:
-        with contextlib.suppress(*DAMAGED_LINE):
-            found.append(_run(body))
-            if len(found) == RUNS or found[-1][3]:
-                break
-    at = [run[0] for run in found]
+    known = [
+        (line.ended, line.rows.changed, line.spent.seconds, line.is_load)
+        for line in history.since_load
+        if line.ended is not None and line.rows is not None and line.spent.seconds is not None
+    ]
+    found = known[:RUNS]
+    at = [ended for ended, _, _, _ in found]
     intervals = [(a - b).total_seconds() for a, b in itertools.pairwise([now, *at])]
     if len(found) < 2 or min(intervals) < 0:
         return Habit()
@@ -87,11 +98,3 @@ def habit(store: Store, name: str, now: datetime) -> Habit:
         rows=statistics.median(rows for _, rows, _, _ in later),
         takes_s=statistics.median(seconds for _, _, seconds, _ in later),
     )
-
-
-def _run(body: dict[str, Any]) -> tuple[datetime, int, float, bool]:
-    """Return end, changed rows and seconds of a refresh, and True if it was a first load."""
-    rows = sum(int(amount(body[f"rows_{what}"])) for what in ("inserted", "updated", "deleted"))
-    seconds = sum(map(amount, body["seconds"].values()))
-    at = body.get("proven_at") or body["checked_at"]  # to the millisecond, or to the second
-    return moment(at), rows, seconds, body["previous_version"] is None

@@ -34,7 +34,7 @@ from driftline.digests import Digest, Salt, mix
 from driftline.types import Recipe
 
 from warehouse_agent.config import Fragment
-from warehouse_agent.history.record import moment
+from warehouse_agent.history.lines import moment
 from warehouse_agent.planning import tiling as planning
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.choice import Method

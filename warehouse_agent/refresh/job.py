@@ -19,6 +19,7 @@ from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
 from warehouse_agent.events import Listener, PhaseStarted, RowsRead
 from warehouse_agent.history.notes import Notes
+from warehouse_agent.history.run_history import Histories
 from warehouse_agent.report import Report, Spent
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
@@ -78,6 +79,7 @@ class Job:
     report: Report
     notes: Notes
     emit: Listener = lambda _event: None
+    histories: Histories = field(default_factory=Histories)
     _folder: str = field(default_factory=lambda: f"data-{uuid.uuid4().hex[:12]}")
     _written: list[str] = field(default_factory=list)
     _committing: int | None = None  # the version of the last commit, whatever came of it

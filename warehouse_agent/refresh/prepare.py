@@ -33,11 +33,12 @@ from warehouse_agent.failpoints import Point
 from warehouse_agent.history import record
 from warehouse_agent.history.known import Situation, forecasts, marker_of, noted_knots
 from warehouse_agent.history.notes import Quantiles, Turn
+from warehouse_agent.history.run_history import Histories
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Allowance, Known
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.tiling import Incremental
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import auxiliary_table, derivation, leftovers, repair, schema_change
@@ -131,13 +132,13 @@ class PreparedPass(_Begun):
 Prepared = PreparedWhole | PreparedPass
 
 
-def expect_spark(steps: Steps, store: Store, name: str) -> None:
+def expect_spark(steps: Steps, store: Store, name: str, histories: Histories) -> None:
     """Begin to start Spark if a published version is too large to be reduced in this process.
 
     The history tells its size, so that the log is not opened twice.
     """
     with contextlib.suppress(Exception):  # the refresh says what is wrong, with the table or Spark
-        steps.begin(record.rows_total(store, name) * DIGEST_BYTES // DIGESTS_FACTOR)
+        steps.begin(histories.of(store, name).rows_total * DIGEST_BYTES // DIGESTS_FACTOR)
 
 
 def prepare(
@@ -155,12 +156,12 @@ def prepare(
         NotNow, LimitExceeded, ConfigurationError: this refresh would be refused (`Known.refusal`).
     """
     base = repair.published(job)
-    record.complete(job.store, job.name, base)
+    runs = tuple(job.histories.completed(job.store, job.name, base).runs)
     layout, told = _layout(job, base, describe)
     if job.fragment.incremental is not None:
         _check_key(layout, job.name)
     fragment_key = _fragment_key(job, base)
-    at = _situation(job, base, layout, told, allowance, features)
+    at = _situation(job, base, layout, told, allowance, features, runs)
     match at.pass_over:
         case version, wanted:
             return _prepared_pass(job, at, version, wanted, fragment_key)
@@ -237,6 +238,7 @@ def _situation(
     told: int | None,
     allowance: Allowance | None,
     features: Features,
+    runs: tuple[Run, ...],
 ) -> Situation:
     """Read what is remembered of the fragment; drop few staged rows where a marker is used."""
     notes = job.notes
@@ -264,7 +266,7 @@ def _situation(
         base=base,
         recipe=layout.recipe,
         notes=notes,
-        runs=tuple(record.runs(job.store, job.name)),
+        runs=runs,
         line=record.line(job.store, job.fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         is_other=is_other,

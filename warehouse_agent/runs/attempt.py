@@ -93,7 +93,7 @@ class Attempt:
         command, described = self._command, dict[str, pb.DescribeReply]()
         if command.is_deferred:
             for f in self.fragments:
-                expect_spark(command.steps, command.store, f.name)
+                expect_spark(command.steps, command.store, f.name, command.histories)
             described = preflight.ask(link, command.store, self.fragments, self.failed)
         for f in (f for f in self.fragments if f.name not in self.failed):
             report = self._reports[f.name]
@@ -103,7 +103,14 @@ class Attempt:
                 self.failed[f.name] = error
                 continue
             self._jobs[f.name] = Job(
-                command.steps, command.store, f, command.options, report, notes, command.emit
+                command.steps,
+                command.store,
+                f,
+                command.options,
+                report,
+                notes,
+                command.emit,
+                command.histories,
             )
         for job in self._jobs.values():
             with _catching(job, self.failed), job.phase("reduce"):

@@ -26,9 +26,8 @@ from driftline.errors import DriftlineError
 
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
-from warehouse_agent.history import record
 from warehouse_agent.history.intervals import IntervalHistory
-from warehouse_agent.history.run_history import RunHistory
+from warehouse_agent.history.run_history import Histories, RunHistory, read, refreshes
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.command import Command
@@ -93,8 +92,9 @@ class Runner:
         """
         selection = chosen if isinstance(chosen, Selection) else of_fragments(self.config, chosen)
         fragments = selection.fragments
-        remembering = IntervalHistory(self.store, {f.name: f.time_zone for f in fragments})
-        announcer = _Announcer(RunHistory(self.store), (remembering, *self.listeners))
+        histories, zones = Histories(), {f.name: f.time_zone for f in fragments}
+        remembering = IntervalHistory(self.store, zones, histories)
+        announcer = _Announcer(RunHistory(self.store, histories), (remembering, *self.listeners))
         deadline_s = options.deadline_s
         command = Command(
             steps=Steps(self.spark, self.config.small_bytes, store=self.store),
@@ -108,10 +108,11 @@ class Runner:
             link=self.link,
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
             clock=self.clock,
+            histories=histories,
         )
         components = [ComponentTurn(command, one, selection) for one in selection.components]
         command = replace(command, turns={f.name: t for t in components for f in t.fragments})
-        refreshed_at = {f.name: _refreshed_at(self.store, f.name) for f in fragments}
+        refreshed_at = _refreshed_at(self.store, fragments)
         places = Places(self.config.sources_at_once)
         turns = [
             _Turns(command, planned, Place(places))
@@ -264,8 +265,12 @@ def _serve_all(turns: Sequence[_Turns], places: Places, announcer: _Announcer) -
         raise
 
 
-def _refreshed_at(store: Store, name: str) -> datetime | None:
-    """Return when a fragment was last equal to its source; None if never, or if it is not known."""
-    with contextlib.suppress(DriftlineError):  # the fragment's own refresh says what is wrong
-        return record.refreshed_at(store, name)
-    return None
+def _refreshed_at(store: Store, fragments: Sequence[Fragment]) -> dict[str, datetime]:
+    """Return when fragments were last equal to their sources, if that is known; nothing of one
+    fragment, which needs no order."""
+    found = dict[str, datetime]()
+    for name in (f.name for f in fragments if len(fragments) > 1):
+        with contextlib.suppress(DriftlineError):  # the fragment's own refresh says what is wrong
+            if (at := read(store, name, refreshes(1)).refreshed_at) is not None:
+                found[name] = at
+    return found

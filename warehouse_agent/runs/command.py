@@ -20,7 +20,7 @@ from driftline.hours import next_open
 
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Listener, RefreshCommitted, RefreshFailed, RefreshNotStarted
-from warehouse_agent.history import record
+from warehouse_agent.history.run_history import Histories, read, refreshes
 from warehouse_agent.refresh.finish import Proven
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.report import Report, utc_at
@@ -75,6 +75,7 @@ class Command:
         ends_at: the deadline by a monotonic clock, in seconds; None: there is none.
         clock: seconds since 1970.
         turns: those of the components, by the names of their chosen fragments.
+        histories: of the fragments whose turn it is.
     """
 
     steps: Steps
@@ -89,6 +90,7 @@ class Command:
     ends_at: float | None = None
     clock: Callable[[], float] = time.time
     turns: Mapping[str, Turn] = field(default_factory=dict)
+    histories: Histories = field(default_factory=Histories)
 
     @property
     def config(self) -> WarehouseConfig:
@@ -148,7 +150,8 @@ class Command:
         for fragment in fragments:
             takes_s[fragment.name] = 0.0
             with contextlib.suppress(DriftlineError):  # its own refresh says what is wrong
-                durations_s = record.durations_s(self.store, fragment.name, schedule.DURATIONS)
+                last = read(self.store, fragment.name, refreshes(schedule.DURATIONS))
+                durations_s = last.durations_s(schedule.DURATIONS)
                 takes_s[fragment.name] = schedule.expected_s(durations_s)
         left_s = self.ends_at - time.monotonic()
         chosen = schedule.in_time(fragments, takes_s, left_s)
@@ -191,4 +194,4 @@ class Command:
                 report.version = report.previous_version = snapshot.version
                 report.rows_total = snapshot.rows
             if is_ours:
-                record.complete(self.store, report.name, snapshot)
+                self.histories.completed(self.store, report.name, snapshot)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from warehouse_agent.config import Fragment, Require, View
 from warehouse_agent.history import view_phases
+from warehouse_agent.history.run_history import History, read
 from warehouse_agent.history.view_phases import Habit
 from warehouse_agent.planning.staleness.flip_schedule import Knob, Stream, is_due_within
 from warehouse_agent.planning.staleness.optimum import PhaseCost
@@ -105,11 +106,17 @@ class PhaseTiming:
         """Read the habits of the component's fragments, and the cost of its phases, once."""
         if self._habits is None:
             store, now = self.command.store, datetime.now(UTC)
-            self._cost = view_phases.cost(store, self.component.views)
+            views = (read(store, v, view_phases.last_phases()) for v in self.component.views)
+            self._cost = view_phases.cost(views)
             self._habits = {
-                name: view_phases.habit(store, name, now) for name in self.component.fragments
+                name: view_phases.habit(self._history(name), now)
+                for name in self.component.fragments
             }
         return self._habits
+
+    def _history(self, name: str) -> History:
+        known = self.command.histories.known(name)
+        return known or read(self.command.store, name, view_phases.last_runs())
 
 
 def fuzzy_sources(fragments: Sequence[Fragment]) -> frozenset[str]:

@@ -13,7 +13,6 @@ E. Moulines, J. Royal Statist. Soc. B 71(3), 2009).
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
@@ -58,6 +57,34 @@ class Interval:
     def hours(self) -> float:
         """Return the length in hours."""
         return (self.end - self.start) / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one refresh that went well told of change; None: it did not say, or what cannot be.
+
+    Attributes:
+        as_of, checked_at: as its report has them, which they identify.
+        changed: rows inserted, updated and deleted.
+        total: rows that it left.
+        is_part: some rows were not compared.
+        is_load: nothing was published before.
+        is_other: its counts are not changes of the source: other columns, or files repaired.
+        exchange_s: of a pass over tiles, the seconds of its exchange; else 0.
+        is_resumed: an earlier command had begun the pass.
+        took_s: seconds of all phases.
+    """
+
+    as_of: str | None
+    checked_at: str | None
+    changed: tuple[float, float, float] | None
+    total: float | None
+    is_part: bool = False
+    is_load: bool = False
+    is_other: bool = False
+    exchange_s: float = 0.0
+    is_resumed: bool = False
+    took_s: float | None = None
 
 
 def _zeros() -> Floats:
@@ -131,7 +158,7 @@ class Memory:
         """Return the number of intervals, folded ones among them."""
         return len(self.recent) + self.folded.intervals
 
-    def after(self, reports: Iterable[Mapping[str, Any]]) -> Memory:
+    def after(self, reports: Iterable[Told]) -> Memory:
         """Return the memory with the reports that are not in it yet.
 
         Args:
@@ -149,29 +176,25 @@ class Memory:
             known = known._with(line, report)
         return known
 
-    def _with(self, line: tuple[str, str], report: Mapping[str, Any]) -> Memory:
-        try:
-            found = np.array([_amount(report[f"rows_{what}"]) for what in _COUNTS])
-            at, total = _instant(line[0], report), _amount(report["rows_total"])
-        except DAMAGED:
+    def _with(self, line: tuple[str, str], report: Told) -> Memory:
+        if report.changed is None or report.total is None:
             return self
+        found, total = np.array(report.changed), report.total
+        at = _seconds(line[0]) + report.exchange_s / 2  # of a pass, the middle of its reading
         inserted, updated, deleted = (self.parts + found).tolist()
         taken, behind_s = _taken(line, report)
         known = replace(self, line=line, taken=taken, behind_s=behind_s)
         more = replace(known, parts=(inserted, updated, deleted))
-        if report.get("rows_left"):  # a part: it ends no interval
+        if report.is_part:  # it ends no interval
             return more
         before = replace(known, until=at, parts=(0.0, 0.0, 0.0))
-        is_load = report.get("previous_version") is None
-        if self.until is None or is_load:
+        if self.until is None or report.is_load:
             return before
-        # Counts that are not changes of the source.
-        is_other = report.get("schema_changed") or report.get("repaired_files")
         if at == self.until:  # no later state
-            return known if is_other else more
+            return known if report.is_other else more
         if not 0 < at - self.until <= INTERVAL_DAYS_MAX * _DAY_S:
             return replace(before, dropped=self.dropped + 1)
-        if is_other:
+        if report.is_other:
             return before
         rows = max(total - float(found[0]) + float(found[2]), 0.0)
         return before.plus(Interval(self.until, at, inserted, updated, deleted, rows))
@@ -211,9 +234,6 @@ class Memory:
         }
 
 
-_COUNTS = ("inserted", "updated", "deleted")
-
-
 @dataclass(slots=True)
 class Learned:
     """The memories that models are fitted to, by fragment, in a process that decides for long.
@@ -247,7 +267,7 @@ def from_json(body: Mapping[str, Any]) -> Memory:
         lines = None if line is None else (str(line[0]), str(line[1]))
         taken = body.get("taken")
         if taken is None and lines is not None:  # it was kept by an earlier release
-            taken, _ = _taken(lines, {})
+            taken = _seconds(lines[0])
         return Memory(
             recent,
             Folded(
@@ -276,38 +296,28 @@ def cut_at(counts: Floats, quantile: float) -> float:
     return float(np.quantile(positive, quantile)) if len(positive) else math.inf
 
 
-def _line(report: Mapping[str, Any]) -> tuple[str, str] | None:
+def _line(report: Told) -> tuple[str, str] | None:
     """Return what identifies a report; None if it does not say when its snapshot was."""
     try:
-        _seconds(report["as_of"])
-        return report["as_of"], str(report["checked_at"])
+        _seconds(report.as_of or "")
+        return report.as_of or "", str(report.checked_at)
     except DAMAGED:
         return None
 
 
-def _instant(as_of: str, report: Mapping[str, Any]) -> float:
-    """Return the instant of a snapshot; of a pass over tiles, the middle of its reading."""
-    at = _seconds(as_of)
-    if report.get("tiles"):
-        at += _amount(report.get("seconds", {}).get("exchange", 0.0)) / 2
-    return at
-
-
-def _taken(line: tuple[str, str], report: Mapping[str, Any]) -> tuple[float, float]:
+def _taken(line: tuple[str, str], report: Told) -> tuple[float, float]:
     """Return when a snapshot was taken by the clock of the warehouse, and by how many seconds its
     `as_of` is older than that.
 
     A snapshot is not newer than its comparison, and not older than the refresh. Between them the
     source knows better when it was. A pass that was resumed is as old as its first tile.
     """
-    as_of, took_s = _seconds(line[0]), math.inf
+    as_of = _seconds(line[0])
     try:
         checked = _seconds(line[1])
     except DAMAGED:
         return as_of, 0.0
-    if report.get("resumed_at") is None:
-        with contextlib.suppress(*DAMAGED):
-            took_s = sum(map(_amount, report["seconds"].values()))
+    took_s = math.inf if report.is_resumed or report.took_s is None else report.took_s
     taken = min(max(as_of, checked - took_s), checked)
     return taken, max(taken - as_of, 0.0)
 

@@ -22,6 +22,7 @@ from warehouse_agent.cli import plan
 from warehouse_agent.config import Fragment
 from warehouse_agent.history import known as history_known
 from warehouse_agent.history.known import even_knots, forecasts
+from warehouse_agent.history.run_history import read
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning.candidates import Known
 from warehouse_agent.planning.choice import partition_for
@@ -57,7 +58,9 @@ class Orders:
     def foretold(self) -> Known:
         reply, error = plan._describe(self.fragment)
         assert reply is not None, error
-        return plan.know(self.pair.store, self.fragment, reply, None)
+        return plan.know(
+            self.pair.store, self.fragment, read(self.pair.store, "orders"), reply, None
+        )
 
     def refreshed(self, options: Options | None = None) -> Known:
         self.pair.refresh("orders", options=options)

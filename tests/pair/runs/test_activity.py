@@ -18,6 +18,7 @@ from tests.harness.servers import PostgreSQL
 from warehouse_agent import config as configure
 from warehouse_agent.cli import activity, status
 from warehouse_agent.history import probes
+from warehouse_agent.history.run_history import read
 from warehouse_agent.schedule.activity_change import contradictions
 from warehouse_agent.storage.formats import head
 
@@ -121,7 +122,7 @@ def test_answers_that_refreshes_contradict_twice_count_as_nothing(pair: Pair) ->
         pair.legacy.execute("UPDATE orders SET v = ? WHERE id = 7", number)
         assert asked(pair)["state"] == "unchanged", "it lies, and nobody can know yet"
         assert pair.refresh("orders").rows_updated == 1
-    assert contradictions(probes.refreshes(pair.store, "orders")) == 1
+    assert contradictions(probes.refreshes(read(pair.store, "orders"))) == 1
     found = asked(pair)  # read after the second refresh
     assert found["state"] == "contradicted"
     assert "2 refreshes found changes" in found["why"]

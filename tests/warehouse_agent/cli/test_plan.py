@@ -28,7 +28,9 @@ from warehouse_agent.cli.plan import Forecast, forecast, know, predict
 from warehouse_agent.config import Source, select
 from warehouse_agent.history import record
 from warehouse_agent.history.known import even_knots
+from warehouse_agent.history.lines import parse
 from warehouse_agent.history.notes import Notes
+from warehouse_agent.history.run_history import History, read
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
 from warehouse_agent.planning.candidates import Known, expected_slots
@@ -305,12 +307,14 @@ def test_whatever_notes_say_a_plan_comes_out(
         notes = Notes.from_json(remembered)
         line = record.line(store, source, notes.rows_per_s)
     noted_knots = notes.quantiles.positions if notes.quantiles else even_knots((1, 4 * ROWS))
+    parsed = (parse(json.dumps(body).encode()) for body in runs)
+    lines = [one for one in parsed if one is not None]
     told = dataclasses.replace(
         KNOWN,
         prices=prices.from_notes(notes.prices, 9, level=line.level(ROWS)),
         partition=partition_for([*noted_knots], ROWS, integer_key=True),
         line=line,
-        runs=tuple(record.parse("\n".join(map(json.dumps, runs)).encode())),
+        runs=tuple(History(tuple(lines[::-1])).runs),
         forced=forced,
         read_at_most=read_at_most,
         now=LOADED + timedelta(days=1),
@@ -362,8 +366,9 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert report.round_trips == 2
     # As far from this refresh as it was from the load.
     fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
-    earlier, last = (run.at for run in record.runs(store, "orders"))
-    then = dataclasses.replace(know(store, fragment, None, None), now=last + (last - earlier))
+    earlier, last = (run.at for run in read(store, "orders").runs)
+    known_now = know(store, fragment, read(store, "orders"), None, None)
+    then = dataclasses.replace(known_now, now=last + (last - earlier))
     after = predict(then)
     assert after.changes_expected is not None
     assert after.changes_expected[0] <= 40 <= after.changes_expected[2]
@@ -376,7 +381,7 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
         return changes_expected(runs, rows, now)
 
     monkeypatch.setattr(record, "changes_expected", noted)
-    known = know(store, fragment, None, None)
+    known = know(store, fragment, read(store, "orders"), None, None)
     quiet = pair.refresh()
     now = predict(dataclasses.replace(known, now=asked[0]))
     moved = quiet.bytes_sent + quiet.bytes_received
@@ -444,7 +449,7 @@ def test_a_plan_and_a_refresh_keep_to_what_the_dba_allows(pair: Pair) -> None:
             predicted(pair)
         fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
         assert record.line(store, fragment.source, None).rows_per_s == limit
-        assert know(store, fragment, None, None).line.rows_per_s == limit
+        assert know(store, fragment, read(store, "orders"), None, None).line.rows_per_s == limit
 
 
 def test_a_refusal_is_an_error(pair: Pair) -> None:

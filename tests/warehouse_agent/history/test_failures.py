@@ -12,6 +12,7 @@ import pytest
 from warehouse_agent.history import alarms, failures
 from warehouse_agent.history.alarms import Known, State
 from warehouse_agent.history.failures import Failure
+from warehouse_agent.history.run_history import History, read
 from warehouse_agent.storage.store import PRIVATE, Store
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -32,16 +33,18 @@ def attempt(hour: int, code: str = "RECIPE", **more: Any) -> dict[str, Any]:
     return {"command": "refresh", "error": error, "version": 3, "failed_at": failed_at} | more
 
 
-def written(folder: Path, *lines: dict[str, Any] | str) -> Store:
+def written(folder: Path, *lines: dict[str, Any] | str) -> History:
     store = Store(str(folder))
     body = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
     store.write(body.encode(), PRIVATE, "runs", "orders.jsonl")
-    return store
+    found, enough = read(store, "orders"), read(store, "orders", failures.until_success())
+    assert failures.since_success(enough) == failures.since_success(found)
+    return found
 
 
 def test_what_failed_last_is_said_with_its_cause_and_remedy(tmp_path: Path) -> None:
-    store = written(tmp_path, WENT_WELL, attempt(8, "LOCKED"), attempt(9), attempt(11))
-    found = failures.since_success(store, "orders")
+    history = written(tmp_path, WENT_WELL, attempt(8, "LOCKED"), attempt(9), attempt(11))
+    found = failures.since_success(history)
     assert [(one.code, one.times) for one in found] == [("RECIPE", 2), ("LOCKED", 1)]
     whole = failures.in_all(found)
     assert whole is not None
@@ -70,19 +73,18 @@ def test_what_failed_last_is_said_with_its_cause_and_remedy(tmp_path: Path) -> N
 def test_a_success_clears_failures_and_nothing_else_does(
     tmp_path: Path, lines: list[dict[str, Any] | str], times: int
 ) -> None:
-    store = written(tmp_path, *lines)
-    assert sum(one.times for one in failures.since_success(store, "orders")) == times
-    found = failures.in_all(failures.since_success(store, "orders"))
-    assert (found is None) == (times == 0)
+    found = failures.since_success(written(tmp_path, *lines))
+    assert sum(one.times for one in found) == times
+    assert (failures.in_all(found) is None) == (times == 0)
 
 
 def test_a_line_of_an_older_release_counts_without_a_time(tmp_path: Path) -> None:
     old = {"command": "refresh", "error": {"code": "VALUE", "exit_code": 1}, "version": "?"}
-    store = written(tmp_path, old, old)
-    (found,) = failures.since_success(store, "orders")
+    history = written(tmp_path, old, old)
+    (found,) = failures.since_success(history)
     assert (found.times, found.at, found.version) == (2, None, None)
     assert found.lines("orders", NOW)[0].startswith("orders: the last 2 refreshes failed: VALUE")
-    assert failures.kept(store, "orders") == []
+    assert failures.kept(history) == []
 
 
 def failed(times: int = 1, *, safe_to_retry: bool = False) -> Failure:

@@ -11,7 +11,7 @@ import pytest
 from tests.warehouse_agent.schedule.weeks import MONDAY
 from warehouse_agent.events import RefreshCommitted
 from warehouse_agent.history import intervals, run_history
-from warehouse_agent.history.run_history import RunHistory
+from warehouse_agent.history.run_history import RunHistory, read, refreshes
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 
@@ -81,6 +81,16 @@ def test_a_clock_that_was_set_back_is_counted_once(tmp_path: Path) -> None:
     assert [one.hours for one in memory.recent] == [72, 12]
 
 
+def test_a_history_that_was_read_too_little_is_read_again(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    refreshed(store, report(0, is_load=True), report(1))
+    for day in range(2, 9):
+        RunHistory(store)(RefreshCommitted(report(day)))
+    for most in (1, 3, 20):
+        newest = read(store, "orders", refreshes(most))
+        assert len(intervals.remembered(store, "orders", "UTC", newest).recent) == 8
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"recent": 3}'])
 def test_a_damaged_file_costs_what_lines_do_not_have(tmp_path: Path, damage: bytes) -> None:
     store = Store(str(tmp_path))
@@ -91,9 +101,9 @@ def test_a_damaged_file_costs_what_lines_do_not_have(tmp_path: Path, damage: byt
 
 def test_what_a_refresh_takes(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    assert intervals.habits(store, "orders") == (0.0, None)
+    assert intervals.habits(read(store, "orders")) == (0.0, None)
     refreshed(store, report(0, is_load=True), report(10), report(20), report(30))
-    assert intervals.habits(store, "orders") == (3.0, 115)
+    assert intervals.habits(read(store, "orders")) == (3.0, 115)
 
 
 def test_the_file_is_small(tmp_path: Path) -> None:

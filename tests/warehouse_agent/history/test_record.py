@@ -14,20 +14,16 @@ import pytest
 from driftline import wire_pb2 as pb
 
 from warehouse_agent.config import Source
+from warehouse_agent.history import lines as lines_
 from warehouse_agent.history.record import (
     changes_expected,
-    durations_s,
-    failed,
-    is_missing,
     line,
     needed_spark,
     note_limits,
     note_line,
-    parse,
     pasts,
-    refreshed_at,
-    rows_total,
 )
+from warehouse_agent.history.run_history import History, read
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.report import Report
@@ -48,6 +44,16 @@ def said(**facts: object) -> str:
         checked_at="2026-01-02T03:04:05Z",
     )
     return dataclasses.replace(report, **facts).to_json()  # type: ignore[arg-type]
+
+
+def parse(body: bytes) -> list[Run]:
+    """The runs of a history, the oldest line first."""
+    return history(*body.split(b"\n")).runs
+
+
+def history(*lines: bytes) -> History:
+    found = (lines_.parse(line) for line in reversed(lines))
+    return History(tuple(line for line in found if line is not None))
 
 
 def test_only_refreshes_that_went_well_count() -> None:
@@ -115,7 +121,7 @@ def test_a_round_trip_measured_in_the_future_is_measured_again(tmp_path: Path) -
 def test_when_a_fragment_was_last_refreshed(tmp_path: Path) -> None:
     """Failures, other commands and damaged lines do not count; a part does."""
     store = Store(str(tmp_path))
-    assert refreshed_at(store, "orders") is None
+    assert read(store, "orders").refreshed_at is None
     lines = [
         said(checked_at="2026-01-01T00:00:00Z"),
         said(checked_at="2026-01-02T00:00:00Z", rows_left=7),
@@ -124,15 +130,15 @@ def test_when_a_fragment_was_last_refreshed(tmp_path: Path) -> None:
         said(checked_at="soon"), said(checked_at=None), "{cut off", "7",
     ]  # fmt: skip
     store.write("\n".join(lines).encode(), PRIVATE, "runs", "orders.jsonl")
-    assert refreshed_at(store, "orders") == datetime(2026, 1, 2, tzinfo=UTC)
+    assert read(store, "orders").refreshed_at == datetime(2026, 1, 2, tzinfo=UTC)
     store.write("\n".join(lines[2:]).encode(), PRIVATE, "runs", "orders.jsonl")
-    assert refreshed_at(store, "orders") is None
+    assert read(store, "orders").refreshed_at is None
 
 
 def test_failures_since_a_refresh_that_went_well(tmp_path: Path) -> None:
     """Other commands and damaged lines do not count; what a source put off is no failure."""
     store, at = Store(str(tmp_path)), datetime(2026, 1, 5, tzinfo=UTC).timestamp()
-    assert failed(store, "orders") is None
+    assert read(store, "orders").failed is None
     failure = {"code": "SHRANK", "exit_code": 6}
     newest = said(error=failure, failed_at="2026-01-05T00:00:00Z")
     older = said(error={"code": "VALUE", "exit_code": 1}, failed_at="2026-01-04T00:00:00Z")
@@ -148,7 +154,7 @@ def test_failures_since_a_refresh_that_went_well(tmp_path: Path) -> None:
         ([older] * 20 + [newest], Failed(COUNTED, at, "SHRANK", 6)),
     ):
         store.write("\n".join(lines).encode(), PRIVATE, "runs", "orders.jsonl")
-        assert failed(store, "orders") == found
+        assert read(store, "orders").failed == found
 
 
 # Histories, the oldest line first: (previous version, version, checked at); None: a failure.
@@ -182,14 +188,16 @@ def test_whether_the_line_of_a_version_is_missing(case: str) -> None:
         for told in HISTORIES[case][1]
     ]
     report = json.loads(said(previous_version=4, version=5, **at(9)))
-    newest_first = [b"", b'{"torn": ', *(line.encode() for line in reversed(lines))]
-    assert is_missing(newest_first, report) is HISTORIES[case][0]
+    known = history(*(line.encode() for line in lines), b'{"torn": ', b"")
+    version = lines_.of_report(report)
+    assert isinstance(version, lines_.SuccessLine)
+    assert known.lacks(version) is HISTORIES[case][0]
 
 
 def test_how_long_refreshes_took(tmp_path: Path) -> None:
     """The newest first; parts count, failures and what was before a load do not."""
     store = Store(str(tmp_path))
-    assert durations_s(store, "orders", 5) == []
+    assert read(store, "orders").durations_s(5) == []
 
     def took(seconds: float, **facts: object) -> str:
         return said(seconds={"reduce": 1.0, "apply": seconds - 1.0}, **facts)
@@ -199,19 +207,19 @@ def test_how_long_refreshes_took(tmp_path: Path) -> None:
 
     load = took(60, previous_version=None)
     keep(took(9), load)
-    assert durations_s(store, "orders", 5) == [60]
+    assert read(store, "orders").durations_s(5) == [60]
     later = [took(2), took(3, error={}), said(seconds={"a": -1}), took(4, rows_left=9), "{"]
     keep(took(9), load, *later)
-    assert durations_s(store, "orders", 5) == [4, 2]
-    assert durations_s(store, "orders", 1) == [4]
+    assert read(store, "orders").durations_s(5) == [4, 2]
+    assert read(store, "orders").durations_s(1) == [4]
 
 
 def test_how_many_rows_a_refresh_left(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    assert rows_total(store, "orders") == 0
+    assert read(store, "orders").rows_total == 0
     lines = [said(rows_total=7), said(rows_total=-1), said(rows_total=9, error={}), "{"]
     store.write("\n".join(lines).encode(), PRIVATE, "runs", "orders.jsonl")
-    assert rows_total(store, "orders") == 7
+    assert read(store, "orders").rows_total == 7
 
 
 def test_a_new_load_begins_a_new_history() -> None:

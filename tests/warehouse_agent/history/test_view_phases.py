@@ -6,8 +6,10 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from warehouse_agent.history.run_history import append
-from warehouse_agent.history.view_phases import PHASES, Habit, cost, habit
+from warehouse_agent.history.run_history import append, read
+from warehouse_agent.history.view_phases import PHASES, Habit, last_phases, last_runs
+from warehouse_agent.history.view_phases import cost as cost_of
+from warehouse_agent.history.view_phases import habit as habit_of
 from warehouse_agent.planning.staleness.optimum import PhaseCost
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -22,6 +24,18 @@ def line(store: Store, name: str, minute: float, rows: int = 0, **fields: object
     for key, value in fields.items():
         setattr(report, key, value)
     append(store, name, report.to_json())
+
+
+def cost(store: Store, views: list[str]) -> PhaseCost | None:
+    found = cost_of(read(store, view, last_phases()) for view in views)
+    assert found == cost_of(read(store, view) for view in views)
+    return found
+
+
+def habit(store: Store, name: str, now: datetime) -> Habit:
+    found = habit_of(read(store, name, last_runs()), now)
+    assert found == habit_of(read(store, name), now)
+    return found
 
 
 def test_habits(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.warehouse_agent.schedule.weeks import MONDAY
+from warehouse_agent.history.intervals import told
+from warehouse_agent.history.lines import SuccessLine, parse
 from warehouse_agent.schedule.memory import (
     INTERVAL_DAYS_MAX,
     RECENT_MAX,
     Interval,
     Learned,
     Memory,
+    Told,
     from_json,
 )
 
@@ -28,9 +31,11 @@ def text(day: float) -> str:
     return datetime.fromtimestamp(MONDAY + day * DAY_S, UTC).isoformat()
 
 
-def report(day: float, changed: int = 0, **facts: Any) -> dict[str, Any]:
+def report(day: float, changed: int = 0, **facts: Any) -> Told:
     """The report of a refresh whose snapshot is `day` days after MONDAY; checked an hour later."""
-    return {
+    body = {
+        "command": "refresh",
+        "error": None,
         "as_of": text(day),
         "checked_at": text(day + 1 / 24),
         "previous_version": 1,
@@ -40,6 +45,9 @@ def report(day: float, changed: int = 0, **facts: Any) -> dict[str, Any]:
         "rows_total": 1000,
         **facts,
     }
+    line = parse(json.dumps(body).encode())
+    assert isinstance(line, SuccessLine)
+    return told(line)
 
 
 LOAD = report(0, previous_version=None)

@@ -24,6 +24,7 @@ from tests.harness.pair import Pair
 from warehouse_agent import changes
 from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
 from warehouse_agent.history import record
+from warehouse_agent.history.run_history import read
 from warehouse_agent.planning import update_probability
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.data_files import rows_of
@@ -196,7 +197,7 @@ def test_a_new_column_keeps_them(pair: Pair) -> None:
     assert counts(pair, "orders") == expected
     pair.check("orders")
     # How many rows changed with it is not known, and is not taken for none.
-    past = record.pasts(record.runs(Store(str(pair.warehouse)), "orders"))
+    past = record.pasts(read(Store(str(pair.warehouse)), "orders").runs)
     assert [(one.inserted, one.updated) for one in past] == [(0, 1)]
 
 

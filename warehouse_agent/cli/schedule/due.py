@@ -13,7 +13,8 @@ from datetime import datetime
 from driftline.errors import ConfigurationError, WarehouseUnavailable
 
 from warehouse_agent.config import Fragment, WarehouseConfig
-from warehouse_agent.history import intervals, record, view_phases
+from warehouse_agent.history import intervals, view_phases
+from warehouse_agent.history.run_history import read, refreshes
 from warehouse_agent.report import age, counted, utc_at
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.schedule.decide import NEVER, Circumstances, Decision, decide
@@ -38,6 +39,7 @@ class Scheduled:
         dropped: intervals that a wrong clock made useless.
         unread: why the times that `event_time` names are not used; empty: they are, or none are.
         held: it would be due now, had it not failed; None: it would not, or has not.
+        refresh_s: that a refresh of it is expected to take, without views; 0: not known.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Scheduled:
     dropped: int = 0
     unread: str = ""
     held: Failed | None = None
+    refresh_s: float = 0.0
 
     def to_json(self) -> str:
         """Return it as one JSON object; `at` is ISO 8601 in UTC, null if it is never due."""
@@ -128,9 +131,10 @@ def scheduled(
     Raises:
         WarehouseUnavailable: what is published, or its history, cannot be read.
     """
-    memory = intervals.remembered(store, fragment.name, fragment.time_zone)
-    duration_s, sent = intervals.habits(store, fragment.name)
-    duration_s += _phase_s(config, store, fragment.name, memory)
+    history = read(store, fragment.name, refreshes(intervals.LATEST))
+    memory = intervals.remembered(store, fragment.name, fragment.time_zone, history)
+    refresh_s, sent = intervals.habits(history)
+    duration_s = refresh_s + _phase_s(config, store, fragment.name, memory)
     is_published = formats.head(store, fragment.name) is not None
     taken, claims, unread = memory.taken if is_published else None, None, ""
     if taken is not None and (last := memory.last) is not None:
@@ -148,8 +152,8 @@ def scheduled(
         zone=fragment.source.time_zone,
         duration_s=duration_s,
         bytes=sent,
-        closed_until=record.put_off_until(store, fragment.name),
-        failed=record.failed(store, fragment.name),
+        closed_until=history.put_off_until,
+        failed=history.failed,
         claims=claims,
     )
     fitted = memory if learned is None else learned.of(fragment.name, memory)
@@ -158,14 +162,15 @@ def scheduled(
     held = None if found.due else given.failed
     if held and not decide(fitted, timings, replace(given, failed=None), now, expects=False).due:
         held = None
-    return Scheduled(fragment.name, found, memory.dropped, unread, held)
+    return Scheduled(fragment.name, found, memory.dropped, unread, held, refresh_s)
 
 
 def _phase_s(config: WarehouseConfig, store: Store, name: str, memory: Memory) -> float:
     """Return the seconds that the views over a fragment are expected to take: readers see a change
     when these have moved, too. 0 without views, or if nothing is known of their phases."""
     over = graph.above([name], inputs_of(config.views))
-    if not over or (phase := view_phases.cost(store, sorted(over))) is None:
+    views = (read(store, view, view_phases.last_phases()) for view in sorted(over))
+    if (phase := view_phases.cost(views)) is None:
         return 0.0
     rows = statistics.median(one.changed for one in memory.recent) if memory.recent else 0.0
     return phase.seconds(rows)
@@ -240,9 +245,8 @@ def gains(
     for name in names if len(names) > 1 else ():
         with contextlib.suppress(Exception):  # `look` said it; here only the order is at stake
             one = scheduled(config, store, config.fragments[name], now, None, learned=learned)
-            duration_s, _ = intervals.habits(store, name)
-            if one.decision.row_hours is not None and duration_s > 0:
-                found[name] = one.decision.row_hours / duration_s
+            if one.decision.row_hours is not None and one.refresh_s > 0:
+                found[name] = one.decision.row_hours / one.refresh_s
     return found
 
 
