@@ -40,5 +40,12 @@ def shut(number: int) -> None:
         duplicate.shutdown(socket.SHUT_RDWR)
 
 
+def port_of(number: int) -> int | None:
+    """Return a connection's port at this end; None: a socket of the file system, without one."""
+    with _duplicate(number) as duplicate:
+        name = duplicate.getsockname()
+    return int(name[1]) if isinstance(name, tuple) else None
+
+
 def _duplicate(number: int) -> socket.socket:
     return socket.socket(fileno=os.dup(number))

@@ -45,7 +45,7 @@ from tests.harness.server_versions import (
 START_S_MAX = 60.0
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nobody listens on, below those that the system gives to outgoing connections."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
@@ -77,7 +77,7 @@ class Server:
 
     def __init__(self, name: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"driftline-{name}-"))
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._start()

@@ -20,7 +20,7 @@ from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.own_values.postgresql import PostgresqlValues
 from source_agent.engines.postgresql import access, sql, types
 from source_agent.engines.postgresql.session import PostgresqlSession
-from source_agent.engines.postgresql.waits import READ_ONLY
+from source_agent.engines.postgresql.waits import READ_ONLY, Way
 from source_agent.engines.sessions import attempted
 from source_agent.engines.shapes import Relation, Shape
 
@@ -34,7 +34,7 @@ class PostgresqlEngine:
     name = "postgresql"
 
     def __init__(self, parameters: dict[str, str], limits: Limits, *, pooler: bool = False) -> None:
-        self._limits, self._is_pooled = limits, pooler
+        self._limits, self._way = limits, Way.DECLARED if pooler else Way.UNKNOWN
         options = parameters.get("options", "")
         self._parameters = {
             "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
@@ -53,9 +53,8 @@ class PostgresqlEngine:
         probed: Sequence[Relation] = (),
         named: Sequence[Relation] = (),  # noqa: ARG002
     ) -> PostgresqlSession:
-        pooler = self._is_pooled
-        session = PostgresqlSession(self._parameters, self._limits, probed=probed, pooler=pooler)
-        self._is_pooled = bool(session.pooler)
+        session = PostgresqlSession(self._parameters, self._limits, probed=probed, way=self._way)
+        self._way = Way.POOLED if session.pooler else Way.DIRECT
         return session
 
     @contextlib.contextmanager

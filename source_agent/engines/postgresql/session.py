@@ -80,7 +80,7 @@ class PostgresqlSession(SnapshotSession):
         snapshot: str | None = None,
         probed: Sequence[Relation] = (),
         held: Mapping[str, str] | None = None,
-        pooler: bool = False,
+        way: waits.Way = waits.Way.DIRECT,
     ) -> None:
         """Open a session.
 
@@ -89,14 +89,14 @@ class PostgresqlSession(SnapshotSession):
             snapshot: one that another session has exported and still holds; None takes a new one.
             held: settings to have like that session, by name.
             probed: relations whose activity is read before that.
-            pooler: the server's sessions are other clients' too, as is known or was declared.
+            way: what is known of the way to the server; a pooler's sessions are others' too.
 
         Raises DatabaseUnavailable, DatabaseRefused.
         """
         super().__init__()
         self._parameters, self._described = parameters, dict[str, Shape]()
         self._exported: tuple[str, str] | None = None  # the snapshot's name and transactions
-        self.limits, self._connection = limits, waits.connect(parameters, pooler=pooler)
+        self.limits, self._connection = limits, waits.connect(parameters, way)
         self.pooler = settings.POOLED if self._connection.is_pooled else ""
         self.pulse, self.release = self._connection.pulse, self._connection.release
         self.backend = self._connection.pgconn.backend_pid
@@ -133,7 +133,7 @@ class PostgresqlSession(SnapshotSession):
         def begin() -> object:
             waits.begin_pooled(self._connection)
             self._shown = settings.pin_pooled(self.ask, self.limits)
-            return self.ask(sql.SERVER)
+            return waits.server_of(self._connection)
 
         server = begin()
         self._look_before(probed)
@@ -211,8 +211,8 @@ class PostgresqlSession(SnapshotSession):
             return replace(shape, row_security=policies.NOTHING_HIDDEN)
         source, is_query = sql.name_of(shape), shape.relation.table is None
         relation = None if is_query else self.ask(sql.RESOLVED, source)[0][0]
-        given = self._parameters, self.limits
-        with contextlib.closing(PostgresqlSession(*given, pooler=bool(self.pooler))) as session:
+        given, way = (self._parameters, self.limits), self._connection.way
+        with contextlib.closing(PostgresqlSession(*given, way=way)) as session:
             found = policies.policies(session.ask, relation)
         named = policies.note(found, is_query=is_query)
         if all(policy.is_own for policy in found.policies):

@@ -41,8 +41,11 @@ BEGIN_POOLED = ";\n".join(
 ROLLBACK = "ROLLBACK"
 # By them a pooler is recognised, and that it leads to one server.
 BACKEND = """SELECT pg_catalog.pg_backend_pid(),
-       pg_catalog.current_setting('default_transaction_read_only')"""
-SERVER = "SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text"
+       pg_catalog.current_setting('default_transaction_read_only'),
+       pg_catalog.inet_client_port(), pg_catalog.current_setting('port')::pg_catalog.int4"""
+SERVER = """SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text,
+       pg_catalog.pg_backend_pid()"""
+PGPOOL = "SHOW pool_version"  # which Pgpool-II answers itself
 _AS_TEXT: Final = """pg_catalog.to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 # A standby shows what it has replayed, up to a commit, whose time is by the primary's clock; NULL
 # if that is none since its start, and then up to a checkpoint.
@@ -169,6 +172,7 @@ _OF_SESSION: Final = (
     BEGIN_POOLED,
     BACKEND,
     SERVER,
+    PGPOOL,
     ROLLBACK,
     AS_OF,
     REPLAYED,

@@ -6,6 +6,10 @@ ignores them: by either it is recognised, and then nothing may be left in the se
 statements within transactions that are rolled back follow (`begin_pooled`), whichever mode
 the pooler has.
 
+Pgpool-II is refused. It reads the SQL itself, may send it to one of several servers, and a COPY of
+the extended protocol ends its process (4.3 to 4.6). It passes `options` on and tells the server's
+process number; but the server sees another port of its client, or has another port of its own.
+
 A server whose processes are stopped, or that is behind a network which drops everything, neither
 answers nor closes its connections. So every wait has a limit: `ANSWER_S` for a statement,
 `silence_s` for rows, `CANCEL_S` for a cancellation.
@@ -17,6 +21,7 @@ the first blocks the whole interpreter.
 from __future__ import annotations
 
 import contextlib
+import enum
 import select
 import socket
 import threading
@@ -35,9 +40,17 @@ from source_agent.engines.postgresql.access import (
     error_of,
     no_transactions,
 )
-from source_agent.engines.postgresql.sql import BACKEND, BEGIN_POOLED, ROLLBACK
+from source_agent.engines.postgresql.sql import (
+    BACKEND,
+    BEGIN_POOLED,
+    PGPOOL,
+    ROLLBACK,
+    ROLLBACK_TO,
+    SAVEPOINT,
+    SERVER,
+)
 from source_agent.engines.sessions import foreseen
-from source_agent.engines.sockets import shut
+from source_agent.engines.sockets import port_of, shut
 
 ANSWER_S: Final = 60.0  # for a statement that reads catalogues or settings, plus lock_timeout_s
 CANCEL_S: Final = 5.0
@@ -77,18 +90,32 @@ def driven() -> Iterator[None]:
             ) from error
 
 
+class Way(enum.Enum):
+    """What is known of the way to the server."""
+
+    UNKNOWN = enum.auto()
+    DIRECT = enum.auto()
+    DECLARED = enum.auto()  # through a pooler, as the DBA says
+    POOLED = enum.auto()  # through a pooler that was met
+
+
 class BoundedConnection(Connection[tuple[Any, ...]]):
     """A connection whose statements end after `answer_s`; `pulse` notes when one ended.
 
-    `is_pooled`: it leads to a pooler.
+    `way`: what was known of it when it was opened, or was found then.
     """
 
     answer_s = ANSWER_S
-    is_pooled = False
+    way = Way.DIRECT
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.pulse = Pulse()
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether it leads to a pooler."""
+        return self.way in {Way.DECLARED, Way.POOLED}
 
     @property
     def release(self) -> str:
@@ -124,29 +151,28 @@ def _bounded(gen: PQGen[Result], limit_s: float) -> PQGen[Result]:
         return result
 
 
-def connect(parameters: dict[str, str], *, pooler: bool = False) -> BoundedConnection:
-    """Open a connection, with libpq's parameters; `pooler`: it is known to lead to one.
+def connect(parameters: dict[str, str], way: Way = Way.UNKNOWN) -> BoundedConnection:
+    """Open a connection, with libpq's parameters.
 
     Raises:
         DatabaseUnavailable: the server does not answer.
-        DatabaseRefused: it refuses the login.
+        DatabaseRefused: it refuses the login; Pgpool-II is in front.
         ConfigurationError: there is a pooler, and options that would not pass it.
     """
     try:
-        if not pooler:
+        if way in {Way.UNKNOWN, Way.DIRECT}:
             try:
                 connection = _connect(parameters)
             except Error as error:
                 if UNSUPPORTED not in str(error):
                     raise
             else:
-                connection.is_pooled = _leads_to_pooler(connection)
-                if not connection.is_pooled:
+                if not _leads_to_pooler(connection, way):
                     return connection
                 connection.close()
         _refuse_options(parameters)
         connection = _connect(parameters | {"options": ""})  # nor those of the environment
-        connection.is_pooled = True
+        connection.way = Way.DECLARED if way is Way.DECLARED else Way.POOLED
         return connection
     except Error as error:
         raise connect_error(error, parameters) from error
@@ -161,14 +187,58 @@ def _connect(parameters: dict[str, str]) -> BoundedConnection:
         )
 
 
-def _leads_to_pooler(connection: BoundedConnection) -> bool:
-    """Return True if another process answers than that of the login, or one without its options."""
+def _leads_to_pooler(connection: BoundedConnection, way: Way) -> bool:
+    """Return True if another process answers than that of the login, or one without its options.
+
+    Raises DatabaseRefused: it leads to Pgpool-II.
+    """
     try:
-        found = connection.execute(BACKEND).fetchone()
+        ((backend, read_only, *ports),) = connection.execute(BACKEND).fetchall()
+        if (backend, read_only) != (connection.pgconn.backend_pid, "on"):
+            return True
+        if way is Way.UNKNOWN and _is_passed_on(connection, *ports):
+            _refuse_pgpool(connection)
     except BaseException:
         connection.close()
         raise
-    return found != (connection.pgconn.backend_pid, "on")
+    return False
+
+
+def _is_passed_on(connection: BoundedConnection, seen: int | None, servers: int) -> bool:
+    """Return True if the server sees another connection than this one.
+
+    Args:
+        seen: its client's port, as it sees it; None over a socket of the file system.
+        servers: the port of the server itself, of which such a socket has its name.
+    """
+    port = port_of(connection.pgconn.socket)
+    return seen != port or (port is None and servers != connection.info.port)
+
+
+def server_of(connection: BoundedConnection) -> str:
+    """Return what tells the server behind a pooler from another one; within a transaction.
+
+    Raises DatabaseRefused: the pooler is Pgpool-II.
+    """
+    ((started, backend),) = connection.execute(SERVER).fetchall()
+    if connection.way is Way.DECLARED and backend == connection.pgconn.backend_pid:
+        connection.execute(SAVEPOINT)
+        _refuse_pgpool(connection)
+        connection.execute(ROLLBACK_TO)
+    return str(started)
+
+
+def _refuse_pgpool(connection: BoundedConnection) -> None:
+    """Raise DatabaseRefused if Pgpool-II answers; a server knows no such setting."""
+    with contextlib.suppress(errors.ProgrammingError):
+        connection.execute(PGPOOL)
+        raise DatabaseRefused(
+            "database.url leads to Pgpool-II, which reads statements itself: it may send them to"
+            " several servers, and its process ends when rows are copied.",
+            remedy="Name the server itself in database.url, or a pooler that passes statements on"
+            " as they are, such as PgBouncer.",
+            abroad="Its database is behind Pgpool-II, which cannot be read through.",
+        )
 
 
 def _refuse_options(parameters: dict[str, str]) -> None:
