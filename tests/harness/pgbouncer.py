@@ -16,18 +16,10 @@ from psycopg import sql
 from tests.harness.servers import PostgreSQL, Server, find_program, system_user
 
 
-class PgBouncer(Server):
-    """A pooler of one server; `settings` are PgBouncer's own."""
+class Pooler(Server):
+    """What is in front of `server`, as the agent and other clients reach it."""
 
-    # As for other clients: it then hides that start-up options have no effect.
-    TOLERANT: ClassVar = {"ignore_startup_parameters": "extra_float_digits,options"}
-
-    def __init__(
-        self, server: PostgreSQL, mode: str, *, users: Sequence[str] = (), **settings: object
-    ) -> None:
-        self.server, self.mode, self._users = server, mode, ("postgres", *users)
-        self._settings = settings
-        super().__init__("pgbouncer")
+    server: PostgreSQL
 
     def url(self, user: str, database: str, **parameters: str) -> str:
         """SQLAlchemy URL over TCP: no password asked."""
@@ -49,6 +41,20 @@ class PgBouncer(Server):
                     " WHERE datname = {} AND pid <> pg_backend_pid()"
                 ).format(sql.Literal(database))
             )
+
+
+class PgBouncer(Pooler):
+    """A pooler of one server; `settings` are PgBouncer's own."""
+
+    # As for other clients: it then hides that start-up options have no effect.
+    TOLERANT: ClassVar = {"ignore_startup_parameters": "extra_float_digits,options"}
+
+    def __init__(
+        self, server: PostgreSQL, mode: str, *, users: Sequence[str] = (), **settings: object
+    ) -> None:
+        self.server, self.mode, self._users = server, mode, ("postgres", *users)
+        self._settings = settings
+        super().__init__("pgbouncer")
 
     def _start(self) -> None:
         user = system_user()  # it refuses to run as root

@@ -54,6 +54,7 @@ PACKAGES: Final = (
     Version("firebird", "4", "sid=4.0", is_moving=True, is_for_soaks=True),
     Version("firebird", "5", "firebird-embedded==5.0.4.4"),
     Version("sqlite", "3.54", "apsw==3.54.1.0"),
+    Version("odyssey", "1.5", "sid=1.5", is_moving=True, is_for_soaks=True),
 )
 
 
@@ -213,12 +214,17 @@ def _wheel(package: str, folder: Path) -> None:
     _run(*pip, package, folder=folder)
 
 
+def _odyssey(package: str, folder: Path) -> None:
+    _debian(package.partition("=")[0], "odyssey", folder)
+
+
 _FETCH: Final[dict[str, Callable[[str, Path], None]]] = {
     "postgresql": _postgresql,
     "mariadb": _mariadb,
     "mysql": _mysql,
     "firebird": _firebird,
     "sqlite": _wheel,
+    "odyssey": _odyssey,
 }
 
 

@@ -1,8 +1,9 @@
 """PostgreSQL: the engine, made from a URL; it opens sessions and answers the DBA's commands.
 
 Invariants: a connection is read-only from its first packet on (`default_transaction_read_only`),
-unless a pooler keeps this from the server. A pooler that was met once is expected from then on. The
-operating system closes a connection whose server is gone. Each of the DBA's commands opens
+unless a pooler keeps this from the server; a first one, which looks for a pooler, asks for nothing
+else. A pooler that was met once is expected from then on. The operating system closes a connection
+whose server is gone. Each of the DBA's commands opens
 a session of its own and closes it.
 """
 

@@ -27,6 +27,7 @@ CHECKED: Final = ("EUC_CN", "EUC_KR")  # whose texts the server checks when it s
 _EUC: Final = "^([0-7].|((a[1-9a-f])|([b-e].)|(f[0-9a-e])){2})*$"  # a text, in hexadecimal digits
 ONLY: Final = "ONLY "  # before the name of a plain table in FROM
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+ISOLATION: Final = "repeatable read"  # as a transaction shows it
 # Behind a pooler. One message, so no statement of another client comes between; nothing in it takes
 # a snapshot. RESET ALL also resets an owner's own settings (`app.tenant`), which policies read.
 BEGIN_POOLED = ";\n".join(
@@ -44,7 +45,7 @@ BACKEND = """SELECT pg_catalog.pg_backend_pid(),
        pg_catalog.current_setting('default_transaction_read_only'),
        pg_catalog.inet_client_port(), pg_catalog.current_setting('port')::pg_catalog.int4"""
 SERVER = """SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text,
-       pg_catalog.pg_backend_pid()"""
+       pg_catalog.pg_backend_pid(), pg_catalog.current_setting('transaction_isolation')"""
 PGPOOL = "SHOW pool_version"  # which Pgpool-II answers itself
 _AS_TEXT: Final = """pg_catalog.to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 # A standby shows what it has replayed, up to a commit, whose time is by the primary's clock; NULL

@@ -1,10 +1,10 @@
 """PostgreSQL: connections, also through a pooler, and waits that end even if no server answers.
 
 A pooler, such as PgBouncer, lends a session of the server to one client after the other. It tells a
-client another process number than the server's own, and refuses the `options` of a connection or
-ignores them: by either it is recognised, and then nothing may be left in the server's session. Only
-statements within transactions that are rolled back follow (`begin_pooled`), whichever mode
-the pooler has.
+client another process number than the server's own: by that it is recognised, on a first connection
+without `options`, because Odyssey would set these in the server's session and leave them to the
+next client. Then only statements within transactions that are rolled back follow (`begin_pooled`),
+whichever mode the pooler has.
 
 Pgpool-II is refused. It reads the SQL itself, may send it to one of several servers, and a COPY of
 the extended protocol ends its process (4.3 to 4.6). It passes `options` on and tells the server's
@@ -43,6 +43,7 @@ from source_agent.engines.postgresql.access import (
 from source_agent.engines.postgresql.sql import (
     BACKEND,
     BEGIN_POOLED,
+    ISOLATION,
     PGPOOL,
     ROLLBACK,
     ROLLBACK_TO,
@@ -159,19 +160,23 @@ def connect(parameters: dict[str, str], way: Way = Way.UNKNOWN) -> BoundedConnec
         DatabaseRefused: it refuses the login; Pgpool-II is in front.
         ConfigurationError: there is a pooler, and options that would not pass it.
     """
+    bare = parameters | {"options": ""}  # nor those of the environment
     try:
-        if way in {Way.UNKNOWN, Way.DIRECT}:
+        if way is Way.UNKNOWN:
+            with _connect(bare) as connection:
+                way = _way_of(connection)
+        if way is Way.DIRECT:
             try:
                 connection = _connect(parameters)
             except Error as error:
                 if UNSUPPORTED not in str(error):
                     raise
             else:
-                if not _leads_to_pooler(connection, way):
+                if _has_options(connection):
                     return connection
                 connection.close()
         _refuse_options(parameters)
-        connection = _connect(parameters | {"options": ""})  # nor those of the environment
+        connection = _connect(bare)
         connection.way = Way.DECLARED if way is Way.DECLARED else Way.POOLED
         return connection
     except Error as error:
@@ -187,21 +192,27 @@ def _connect(parameters: dict[str, str]) -> BoundedConnection:
         )
 
 
-def _leads_to_pooler(connection: BoundedConnection, way: Way) -> bool:
-    """Return True if another process answers than that of the login, or one without its options.
+def _way_of(connection: BoundedConnection) -> Way:
+    """Return the way of a connection without options, of which a pooler would keep what it can set.
 
     Raises DatabaseRefused: it leads to Pgpool-II.
     """
+    ((backend, _, *ports),) = connection.execute(BACKEND).fetchall()
+    if backend != connection.pgconn.backend_pid:
+        return Way.POOLED
+    if _is_passed_on(connection, *ports):
+        _refuse_pgpool(connection)
+    return Way.DIRECT
+
+
+def _has_options(connection: BoundedConnection) -> bool:
+    """Return True if the process of the login answers, with the options of the connection."""
     try:
-        ((backend, read_only, *ports),) = connection.execute(BACKEND).fetchall()
-        if (backend, read_only) != (connection.pgconn.backend_pid, "on"):
-            return True
-        if way is Way.UNKNOWN and _is_passed_on(connection, *ports):
-            _refuse_pgpool(connection)
+        ((backend, read_only, *_),) = connection.execute(BACKEND).fetchall()
     except BaseException:
         connection.close()
         raise
-    return False
+    return bool((backend, read_only) == (connection.pgconn.backend_pid, "on"))
 
 
 def _is_passed_on(connection: BoundedConnection, seen: int | None, servers: int) -> bool:
@@ -218,9 +229,11 @@ def _is_passed_on(connection: BoundedConnection, seen: int | None, servers: int)
 def server_of(connection: BoundedConnection) -> str:
     """Return what tells the server behind a pooler from another one; within a transaction.
 
-    Raises DatabaseRefused: the pooler is Pgpool-II.
+    Raises DatabaseRefused: the pooler is Pgpool-II, or has ended the transaction already.
     """
-    ((started, backend),) = connection.execute(SERVER).fetchall()
+    ((started, backend, isolation),) = connection.execute(SERVER).fetchall()
+    if isolation != ISOLATION:
+        raise no_transactions()
     if connection.way is Way.DECLARED and backend == connection.pgconn.backend_pid:
         connection.execute(SAVEPOINT)
         _refuse_pgpool(connection)
@@ -356,19 +369,27 @@ def _silence_error(seconds: float) -> DatabaseUnavailable:
 
 
 def cancel(connection: Connection[Any]) -> bool:
-    """Ask the server to cancel the statement. Returns False if it does not accept this in time."""
-    accepted = threading.Event()
+    """Ask the server to cancel the statement. Returns False if it does not answer this in time.
+
+    Odyssey closes the connection of a request that it has taken, in a way that libpq takes for a
+    failure.
+    """
+    answered = threading.Event()
 
     def request() -> None:
-        with contextlib.suppress(Error, OSError):
+        try:
             connection.cancel_safe(timeout=CANCEL_S)
-            accepted.set()
+        except errors.CancellationTimeout:
+            return
+        except (Error, OSError):
+            pass
+        answered.set()
 
     # libpq before 17 has no time limit of its own: then the thread is left behind.
     thread = threading.Thread(target=request, name="cancel", daemon=True)
     thread.start()
     thread.join(CANCEL_S + 1)
-    return accepted.is_set()
+    return answered.is_set()
 
 
 def drain(pgconn: pq.abc.PGconn, within_s: float = CANCEL_S) -> None:

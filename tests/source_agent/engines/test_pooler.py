@@ -36,7 +36,7 @@ from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfPostgreSQL
-from tests.harness.pgbouncer import PgBouncer
+from tests.harness.pgbouncer import PgBouncer, Pooler
 from tests.harness.servers import PostgreSQL
 
 pytestmark = pytest.mark.starts
@@ -103,7 +103,7 @@ def pg(postgresql: PostgreSQL, pgbouncer: None) -> Iterator[OfPostgreSQL]:
     made.close()
 
 
-Pool = Callable[..., PgBouncer]
+Pool = Callable[..., Pooler]
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def pool(pg: OfPostgreSQL) -> Iterator[Pool]:
         one.close()
 
 
-def engine_of(pooler: PgBouncer, pg: OfPostgreSQL, **limits: Any) -> Any:
+def engine_of(pooler: Pooler, pg: OfPostgreSQL, **limits: Any) -> Any:
     return connect(pooler.url("postgres", pg.database), None, Limits(**limits))
 
 
@@ -134,7 +134,7 @@ def wait_until_counted(pg: OfPostgreSQL, changes: int) -> None:
             time.sleep(0.05)
 
 
-def logged(pooler: PgBouncer) -> str:
+def logged(pooler: Pooler) -> str:
     return (pooler.folder / "log").read_text()
 
 
@@ -143,7 +143,7 @@ def logged(pooler: PgBouncer) -> str:
 def test_a_pooler_is_recognised_once(
     pg: OfPostgreSQL, pool: Pool, mode: str, hidden: dict[str, str]
 ) -> None:
-    """By refusing the options of a connection, or by another process number."""
+    """By another process number, before it is sent options that it would refuse or ignore."""
     wait_until_counted(pg, 500)
     pooler = pool(mode, **hidden)
     engine = engine_of(pooler, pg)
@@ -153,8 +153,7 @@ def test_a_pooler_is_recognised_once(
             assert session.activities["t"].changes == 500
             assert len(read(session, T)) == 500
             assert session.split(session.describe(T)) is None
-    refusals = logged(pooler).count("pooler error: unsupported startup parameter")
-    assert refusals == (0 if hidden else 1)
+    assert "unsupported startup parameter" not in logged(pooler)
 
 
 def test_a_declared_pooler_is_never_sent_options(
@@ -302,7 +301,7 @@ def test_a_read_that_is_interrupted_ends_at_the_server(pg: OfPostgreSQL, pool: P
 class Neighbour:
     """A client that asks the same questions again and again, and counts changed answers."""
 
-    pooler: PgBouncer
+    pooler: Pooler
     database: str
     asked: int = 0
     changed: int = 0
@@ -322,7 +321,7 @@ class Neighbour:
 
 
 def beside(
-    pooler: PgBouncer, pg: OfPostgreSQL, *, clients: int, refreshes: int
+    pooler: Pooler, pg: OfPostgreSQL, *, clients: int, refreshes: int
 ) -> tuple[int, int, int]:
     """Read as refreshes do beside other clients. Returns answers, changed ones, and sessions."""
     with closing(connect(pg.url, None, Limits()).open()) as session:
