@@ -33,7 +33,7 @@ from firebird.driver import (
 )
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.firebird import settings, types
+from source_agent.engines.firebird import settings, signals, types
 from source_agent.engines.firebird.access import begin_error, connect_error, translate
 from source_agent.engines.firebird.charsets import ENCODERS
 from source_agent.engines.firebird.sql import (
@@ -58,6 +58,7 @@ class Connector:
     def __init__(self, database: str, user: str, password: str) -> None:
         self.database = database
         self._arguments = {"user": user, "password": password, "charset": "UTF8"}
+        self._signals: signals.Actions | None = signals.actions()  # until the first attachment
 
     def __call__(self) -> Connection:
         """Return a connection that can only read. Raises DatabaseUnavailable or DatabaseRefused."""
@@ -74,6 +75,10 @@ class Connector:
                 remedy="Install libfbclient2.",
                 abroad="Firebird's client library cannot be used.",
             ) from error
+        finally:
+            before, self._signals = self._signals, None
+            if before is not None:
+                signals.put_back(before)
         connection.main_transaction.default_tpb = READ_ONLY  # it begins by itself
         return connection
 
