@@ -27,7 +27,7 @@ from warehouse_agent.cli.doctor import examine
 from warehouse_agent.cli.gc import kept_flips, unreferenced
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import Display
-from warehouse_agent.cli.verify import check_files, damaged, given_version, verified
+from warehouse_agent.cli.verify import check_files, check_rows, damaged, given_version, verified
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history.notes import Notes
@@ -159,8 +159,11 @@ def _say_verified(report: Report, *, as_json: bool, given: str = "") -> None:
 def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     """Write a receipt of the published values into a file that only its owner can read.
 
+    The values are totalled as they are read; whether they are what was proven, `verify` says.
+
     Raises:
         UsageError: it is a view, which no relation of a source equals.
+        WarehouseUnavailable: files are missing, or have not all rows of the version.
     """
     store = Store.of(config)
     if name in config.views:
@@ -180,6 +183,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
         digest = proof.values_digest(steps, snapshot.files, layout, one_off, salt)
     except failures() as problem:
         raise mistake(problem, fragment.name) from problem
+    check_rows(fragment.name, snapshot, digest.count)
     body = {
         "relation": fragment.relation,
         "columns": [[c.name, str(c.type)] for c in layout.recipe.columns],

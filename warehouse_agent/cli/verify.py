@@ -122,6 +122,20 @@ def check_files(store: Store, name: str, snapshot: Snapshot | ViewSnapshot) -> N
         raise _damaged(name, wrong)
 
 
+def check_rows(name: str, snapshot: Snapshot, rows: int) -> None:
+    """Check that the files of a version had its number of `rows` when they were read.
+
+    Raises:
+        WarehouseUnavailable: they had another; `verify` names the file.
+    """
+    if rows != snapshot.record.rows:
+        raise WarehouseUnavailable(
+            f"{counted(rows, 'row')} were read, and the version has {snapshot.record.rows:,}.",
+            where=name,
+            remedy=_REMEDY.format(name),
+        )
+
+
 def given_version(store: Store, name: str, newest: int | None) -> str:
     """Return in words which version of a fragment or a view readers are given, if not the newest.
 

@@ -255,9 +255,12 @@ def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
         about = fragment.name
         if fragment.relation != fragment.name:
             about += f" (relation {fragment.relation})"
-        column = error.where
-        for name in (fragment.relation, fragment.name):
-            column = "" if column == name else column.removeprefix(f"{name}.")
+        names = (fragment.relation, fragment.name)
+        # A source writes `relation.column`, the warehouse's own code a column or the fragment.
+        found = (
+            error.where.removeprefix(f"{n}.") for n in names if error.where.startswith(f"{n}.")
+        )
+        column = next(found, "" if error.where in names else error.where)
         error.where = f"{about}.{column}" if column else about
     return error
 

@@ -282,3 +282,27 @@ def test_every_large_step_says_what_needs_spark(
     assert int(found[2].replace(",", "")) >= least
     pair.small_bytes = 32 << 20
     assert refresh(pair, accept_schema=is_other).version == 1
+
+
+@pytest.mark.parametrize(
+    ("fragment", "relation", "column", "place"),
+    [
+        ("note", "note", "note", "note.note"),
+        ("note", "orders", "note", "note (relation orders).note"),
+        ("orders", "note", "note", "orders (relation note).note"),
+        ("orders", "note", "orders", "orders (relation note).orders"),
+        ("note", "note", "note.note", "note.note.note"),
+    ],
+)
+def test_a_column_called_as_its_relation_is_named(
+    tmp_path: Path, fragment: str, relation: str, column: str, place: str
+) -> None:
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy.execute(f'CREATE TABLE t (id INTEGER PRIMARY KEY, "{column}" INTEGER)')
+    legacy.execute("INSERT INTO t VALUES (1, 'no number')")
+    relations = dict.fromkeys((fragment, relation), 'table = "t"')
+    with Pair(NoSpark(), legacy, tmp_path / "pair", relations) as pair:
+        pair.fragment_lines[fragment] = f'relation = "{relation}"'
+        error = pair.error(fragment)
+    legacy.close()
+    assert (error["code"], error["where"]) == ("VALUE", place), error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
@@ -526,6 +527,25 @@ def test_verify_finds_a_missing_file(pair: Pair, run: Run) -> None:
     doctor = run("doctor", config=config)
     assert doctor.code == 1
     assert f"{file.name} is missing" in doctor.out
+
+
+def test_no_receipt_without_all_rows(pair: Pair, run: Run, tmp_path: Path) -> None:
+    """A file that lost rows, with its size as it was; what it lacks is pulled again."""
+    config, receipt = pair.warehouse_toml(), tmp_path / "orders.json"
+    assert run("refresh", "--all", config=config).code == 0
+    file = data_file(pair)
+    size = file.stat().st_size
+    pq.write_table(pq.read_table(file).slice(150), file, compression="zstd")
+    data = file.read_bytes()
+    footer = 8 + int.from_bytes(data[-8:-4], "little")
+    file.write_bytes(data[:-footer] + bytes(size - len(data)) + data[-footer:])
+    ended = run("receipt", "orders", "--output", receipt, config=config)
+    assert ended.code == 1
+    assert "150 rows were read, and the version has 300" in ended.err
+    assert not receipt.exists()
+    assert "driftline verify orders --repair" in ended.err
+    assert run("verify", "orders", "--repair", config=config).code == 0
+    assert run("receipt", "orders", "--output", receipt, config=config).code == 0
 
 
 def test_verify_repairs(pair: Pair, run: Run) -> None:
