@@ -73,12 +73,11 @@ class Kind(Generic[T_co]):
 
     def then(self, check: Callable[[Table, str, T_co], T]) -> Kind[T]:
         """Return this kind, with what `check` makes of a value in its place."""
-        return Kind(
-            self.label,
-            self.schema,
-            lambda table, key, value: check(table, key, self.parse(table, key, value)),
-            *(self.unit, self.table, self.each, self.called),
-        )
+
+        def parse(table: Table, key: str, value: object) -> T:
+            return check(table, key, self.parse(table, key, value))
+
+        return Kind(self.label, self.schema, parse, self.unit, self.table, self.each, self.called)
 
     def required(self, meaning: str, when: str = "") -> Setting[T_co]:
         """Declare a setting that a file must have; `when`: if something else is so."""

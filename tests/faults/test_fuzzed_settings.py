@@ -1,4 +1,4 @@
-"""Mutated source.toml and warehouse.toml: what is wrong in a file is told as the file's mistake.
+"""Mutated files of settings: what is wrong in one is told as the file's mistake.
 
 A valid file is changed in its values, its keys or its bytes, and read as the agents read it, with
 the engine that its URL names. Nothing is raised but errors of ours, and never the one for our own
@@ -16,6 +16,7 @@ from driftline.errors import DriftlineError, InternalError
 
 from source_agent.config import load as load_source
 from source_agent.engines.dump.choice import pattern
+from source_agent.engines.dump.formats import load as load_format
 from source_agent.engines.registry import connect
 from warehouse_agent.views.inputs import load as load_warehouse
 
@@ -74,6 +75,17 @@ files = "x-{%Y%m%d}.csv"
 format = "x.toml"
 complete = "{file}.done"
 key = ["id"]
+"""
+FORMAT = """separator = ";"
+quote = '"'
+encoding = "cp1252"
+null = ""
+decimal = ","
+header = true
+[columns]
+id = "int8"
+name = "text"
+balance = "numeric(15,2)"
 """
 WAREHOUSE = """[warehouse]
 path = "warehouse"
@@ -151,8 +163,13 @@ def _error(read: Callable[[Path], object], path: Path) -> Exception | None:
 
 AGENTS = pytest.mark.parametrize(
     ("text", "read"),
-    [(SOURCE, read_source), (DUMP, read_source), (WAREHOUSE, load_warehouse)],
-    ids=["source", "dump", "warehouse"],
+    [
+        (SOURCE, read_source),
+        (DUMP, read_source),
+        (FORMAT, load_format),
+        (WAREHOUSE, load_warehouse),
+    ],
+    ids=["source", "dump", "format", "warehouse"],
 )
 
 

@@ -18,7 +18,7 @@ from driftline.errors import ConfigurationError
 from driftline.settings import Kind, Setting, Table
 
 from tests import ROOT
-from tests.faults.test_fuzzed_settings import DUMP, SOURCE, VALUES, WAREHOUSE
+from tests.faults.test_fuzzed_settings import DUMP, FORMAT, SOURCE, VALUES, WAREHOUSE
 from tests.project.references import FILES, generated, schema, settings
 
 EVERY = {
@@ -86,7 +86,8 @@ def test_a_setting_says_what_it_is(setting: Setting[object]) -> None:
     assert len(setting.brief) < 100 or setting.name == "url", setting.brief
     assert setting.brief == setting.brief.strip(" .;")
     assert "\n" not in setting.meaning
-    for part in kind.schema.get("anyOf", [kind.schema]):
+    several = kind.schema.get("anyOf")
+    for part in several if isinstance(several, list) else [kind.schema]:
         if part.get("type") in {"integer", "number"}:
             assert kind.unit, "a number has a unit"
             bounds = {"minimum", "exclusiveMinimum", "maximum"} & set(part)
@@ -138,7 +139,7 @@ def examples() -> Iterator[tuple[str, str]]:
             yield f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}", match[1]
     for file in sorted([*ROOT.glob("deploy/**/*.toml"), *ROOT.glob("tests/golden/*/*.toml")]):
         yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
-    yield from (("source", SOURCE), ("dump", DUMP), ("warehouse", WAREHOUSE))
+    yield from (("source", SOURCE), ("dump", DUMP), ("format", FORMAT), ("warehouse", WAREHOUSE))
 
 
 @pytest.mark.parametrize("text", dict(examples()).values(), ids=dict(examples()).keys())

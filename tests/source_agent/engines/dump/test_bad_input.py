@@ -316,6 +316,7 @@ FORMATS = (
     ('quote = "x"\n' + ACCOUNTS, "quote"),
     ('encoding = "utf-99"\n' + ACCOUNTS, "encoding"),
     ('encoding = "base64"\n' + ACCOUNTS, "encoding"),
+    ('encoding = "\\u0000"\n' + ACCOUNTS, "encoding"),
     ('decimal = "x"\n' + ACCOUNTS, "decimal"),
     ('true = "x"\nfalse = "x"\n' + ACCOUNTS, "false"),
     ("null = 7\n" + ACCOUNTS.replace('null = ""', ""), "null"),
