@@ -7,7 +7,7 @@ and, of counts, the difference mean something.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
@@ -58,7 +58,7 @@ def from_json(body: object) -> Activity | None:
         found = _KINDS[body["kind"]](**{k: v for k, v in body.items() if k != "kind"})
     except (AssertionError, KeyError, TypeError):
         return None
-    texts = [v for k, v in asdict(found).items() if k != "changes"]
+    texts = [getattr(found, one.name) for one in fields(found) if one.name != "changes"]
     is_sound = all(isinstance(text, str) for text in texts) and (
         not isinstance(found, Counted) or (type(found.changes) is int and found.changes >= 0)
     )

@@ -481,6 +481,8 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
             f"{f', {told}' if told else ''}{_held_back(record)}"
             f"{', which readers are given' if is_given else ''}"
         )
+    if known.folded.by and not as_json:
+        print(known.folded.text)
 
 
 def _held_back(record: VersionRecord) -> str:

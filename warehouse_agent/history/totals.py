@@ -229,6 +229,17 @@ class Folded:
         """Return the first day, or month, that is kept apart; None: there is none."""
         return min((name for name in self.by if name != OLDER), default=None)
 
+    @property
+    def text(self) -> str:
+        """Return the totals in words."""
+        one = self.whole
+        return (
+            f"older than the lines that are kept{f', from {self.since}' if self.since else ''}:"
+            f" {one.refreshes:,} refreshes went well, {sum(one.failed.values()):,} failed,"
+            f" +{one.inserted:,} ~{one.updated:,} -{one.deleted:,} rows,"
+            f" {one.sent + one.received:,} bytes, {one.seconds:,.0f} s"
+        )
+
     def bounded(self) -> Folded:
         """Return the same totals in at most DAYS_MAX days, MONTHS_MAX months and
         TOTALS_BYTES_MAX bytes."""
