@@ -70,6 +70,18 @@ class Spent:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class MovedViews:
+    """A view phase of a component that is over; `at`: when it ended, ISO 8601 in UTC.
+
+    `rows` are the changed rows of the component; None for a first load, or after a failure.
+    """
+
+    rows: int | None
+    seconds: float
+    at: str
+
+
 HELD_BACK_SHOWN_S = 1.0  # less than this is not shown to people
 
 
@@ -131,7 +143,7 @@ class Report:
     held: str | None = None  # why readers do not see the new version yet: a view failed
     ahead: dict[str, Any] | None = None  # changes that wait for the views: rows, since, due_by
     proven_at: str | None = None  # of a fragment with views: when its files were proven
-    view_phases: list[dict[str, Any]] = field(default_factory=list)  # of the command, before this
+    view_phases: list[MovedViews] = field(default_factory=list)  # of the command, before this
     staleness: dict[str, Any] | None = None  # of a view: seconds, averaged over changed rows
     failed_at: str | None = None  # when the last attempt did, by the warehouse's clock
     put_off_until: str | None = None  # nothing is wrong: hours of the source are closed until then

@@ -19,6 +19,7 @@ from driftline.activity import Activity, from_json
 
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.notes import GREATEST
+from warehouse_agent.report import MovedViews
 
 DAMAGED: Final = (
     *(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError),
@@ -38,15 +39,6 @@ class Rows:
     def changed(self) -> int:
         """Return the number of changed rows."""
         return self.inserted + self.updated + self.deleted
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A view phase of a command: changed rows of the component, seconds, its end in ISO 8601."""
-
-    rows: int
-    seconds: float
-    at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +102,7 @@ class SuccessLine:
     is_resumed: bool
     on_spark: bool
     activity: Activity | None
-    view_phases: tuple[Phase, ...]
+    view_phases: tuple[MovedViews, ...]
     staleness: Mapping[str, Any] | None
     spent: Spent
 
@@ -216,7 +208,7 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         is_resumed=get("resumed_at") is not None,
         on_spark=isinstance(places, dict) and _SPARK in places.values(),
         activity=from_json(found) if (found := get("activity")) else None,
-        view_phases=tuple(_phases(phases)) if phases else (),
+        view_phases=tuple(moved_views(phases)) if phases else (),
         staleness=staleness if isinstance(staleness, dict) else None,
         spent=_spent(body),
     )
@@ -261,13 +253,14 @@ def _rows(body: Mapping[str, Any]) -> Rows | None:
     return Rows(inserted, updated, deleted)
 
 
-def _phases(found: object) -> Iterator[Phase]:
+def moved_views(found: object) -> Iterator[MovedViews]:
+    """Yield the view phases that a report names, the oldest first; skip damaged ones."""
     for one in found if isinstance(found, list) else ():
-        if not isinstance(one, dict):
+        if not isinstance(one, dict) or not one.keys() >= {"rows", "seconds", "at"}:
             continue
-        rows, seconds = _count(one.get("rows")), _amount(one.get("seconds"))
-        if rows is not None and seconds is not None and "at" in one:  # a first load has no rows
-            yield Phase(rows, seconds, str(one["at"]))
+        rows, seconds = _count(one["rows"]), _amount(one["seconds"])
+        if seconds is not None and (rows is not None or one["rows"] is None):
+            yield MovedViews(rows, seconds, str(one["at"]))
 
 
 def _sum(found: object) -> float | None:

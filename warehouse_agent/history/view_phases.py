@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from warehouse_agent.history.lines import HistoryLine, Phase, SuccessLine
+from warehouse_agent.history.lines import HistoryLine, SuccessLine
 from warehouse_agent.history.run_history import Enough, History, refreshes
 from warehouse_agent.planning.staleness.optimum import PhaseCost, learned
+from warehouse_agent.report import MovedViews
 
 PHASES = 16  # of a component, from which the cost of the next one is learned
 RUNS = 6  # of a fragment: five intervals between them
@@ -63,12 +64,13 @@ def last_staleness(line: HistoryLine) -> bool:
 
 def cost(views: Iterable[History]) -> PhaseCost | None:
     """Return the cost of a view phase of a component, learned from its views' histories."""
-    found: dict[Phase, None] = {}
+    found: dict[MovedViews, None] = {}
     for view in views:
         phases = (phase for line in view.successes for phase in reversed(line.view_phases))
-        found |= dict.fromkeys(itertools.islice(phases, PHASES))
+        counted = (phase for phase in phases if phase.rows is not None)
+        found |= dict.fromkeys(itertools.islice(counted, PHASES))
     newest = sorted(found, key=lambda phase: phase.at, reverse=True)[:PHASES]
-    return learned([(phase.rows, phase.seconds) for phase in newest])
+    return learned([(phase.rows or 0, phase.seconds) for phase in newest])
 
 
 def staleness(view: History) -> Iterator[tuple[int, Mapping[str, Any]]]:

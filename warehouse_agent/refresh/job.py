@@ -8,8 +8,7 @@ attempt began, with what it learnt since, which is written once.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,10 @@ from driftline import wire_pb2 as pb
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
-from warehouse_agent.events import Listener, PhaseStarted, RowsRead
+from warehouse_agent.events import Listener, RowsRead
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.run_history import Histories
-from warehouse_agent.report import Report, Spent
+from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
@@ -29,7 +28,7 @@ from warehouse_agent.storage.table import NewVersion, Snapshot
 from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
 from warehouse_agent.tasks.row_statistics import Stamp
-from warehouse_agent.tasks.steps import StepLog, Steps
+from warehouse_agent.tasks.steps import Phases, StepLog, Steps
 from warehouse_agent.tasks.write import write_rows
 
 if TYPE_CHECKING:
@@ -105,16 +104,10 @@ class Job:
         """Return the staging folder of the fragment."""
         return stage.Staging(self.store, self.name)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[Spent]:
-        """Emit that a phase begins; add the seconds spent inside to the report."""
-        self.emit(PhaseStarted(self.name, name))
-        self.steps.log.phases.append(name)
-        try:
-            with self.report.phase(name) as spent:
-                yield spent
-        finally:
-            self.steps.log.phases.pop()
+    @property
+    def phase(self) -> Phases:
+        """Return the phases of the attempt; called with a name, one begins."""
+        return Phases(self.report, self.steps.log, self.emit)
 
     def rows_read(self, progress: pb.Progress) -> None:
         """Emit the progress that the source reports."""

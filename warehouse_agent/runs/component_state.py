@@ -11,18 +11,20 @@ reader is shown half a transaction.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from driftline.errors import NotFound, WarehouseUnavailable
 
+from warehouse_agent.history.lines import moved_views
 from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.planning.staleness.flip_schedule import Ahead
 from warehouse_agent.planning.staleness.optimum import Batch
 from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.schema_change import differs
+from warehouse_agent.report import MovedViews
 from warehouse_agent.runs.held_fragments import Held
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -243,9 +245,11 @@ def _batch(entry: LogEntry) -> Batch:
     report: Mapping[str, Any] = entry.record.report or {}
     with contextlib.suppress(ValueError, TypeError):
         proven_at = datetime.fromisoformat(report.get("proven_at") or "").timestamp()
-    return Batch(entry.record.rows_changed, proven_at, _delay_s(report.get("view_phases") or []))
+    return Batch(
+        entry.record.rows_changed, proven_at, _delay_s([*moved_views(report.get("view_phases"))])
+    )
 
 
-def _delay_s(phases: list[dict[str, Any]]) -> float:
+def _delay_s(phases: Sequence[MovedViews]) -> float:
     """Return the seconds of the view phases of a command before a fragment was proven."""
-    return sum(float(phase["seconds"]) for phase in phases)
+    return sum(phase.seconds for phase in phases)

@@ -35,7 +35,7 @@ from warehouse_agent.planning.staleness import flip_schedule
 from warehouse_agent.planning.staleness.optimum import Staleness, measured
 from warehouse_agent.refresh.finish import Proven
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.report import Report, utc_at
+from warehouse_agent.report import MovedViews, Report, utc_at
 from warehouse_agent.runs.command import Command
 from warehouse_agent.runs.component_state import ComponentState, state_of
 from warehouse_agent.runs.flips import fragment_member
@@ -72,7 +72,7 @@ class ComponentTurn:
         self._timing = PhaseTiming(command, component, fragments, views)
         self._views = ViewPhase(command, component, self._left_out, self._reports)
         self._one_at_a_time = threading.Lock()
-        self._phases: list[dict[str, Any]] = []  # of this command: rows, seconds, when it ended
+        self._phases: list[MovedViews] = []  # of this command
         self._staleness: dict[str, Staleness] = {}
 
     @property
@@ -127,7 +127,7 @@ class ComponentTurn:
         held = self._held.held
         names = flip_schedule.cut(waiting, held, self._timing.source_of, self._timing.fuzzy)
         rows = sum(held[name].rows_changed for name in names)
-        spent_s = sum(phase["seconds"] for phase in self._phases)
+        spent_s = sum(phase.seconds for phase in self._phases)
         if not names or not self._timing.is_due_within(rows, waiting, spent_s):
             return set()
         return names
@@ -247,7 +247,7 @@ class ComponentTurn:
         if made:
             rows = ahead.rows if ahead is not None and is_typical else None
             at = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
-            self._phases.append({"rows": rows, "seconds": round(seconds, 3), "at": at})
+            self._phases.append(MovedViews(rows, round(seconds, 3), at))
         inputs = inputs_of(self._command.config.views)
         for one in turned:
             name = one.view.name

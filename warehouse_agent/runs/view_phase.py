@@ -28,7 +28,7 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
 from warehouse_agent.tasks import file_damage
-from warehouse_agent.tasks.steps import StepLog
+from warehouse_agent.tasks.steps import Phases, StepLog
 from warehouse_agent.views.evaluate import Input, has_inputs_of, lacking
 from warehouse_agent.views.graph import Component
 from warehouse_agent.views.inputs import query_of
@@ -293,7 +293,8 @@ class ViewPhase:
     def _commit_view(self, one: PhaseOfView, made: NextVersion, inputs: list[Member]) -> None:
         """Commit a view as its next version."""
         store, name, report = self._command.store, one.view.name, one.report
-        with report.phase("publish"):
+        phase = Phases(report, StepLog(report.places), self._command.emit)
+        with phase("publish"):
             counts = _count(report, made)
             now, versions = utc_now(), {m.name: m.version for m in inputs}
             record = VersionRecord(

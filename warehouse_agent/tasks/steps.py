@@ -21,6 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
+from warehouse_agent.events import Listener, PhaseStarted
+from warehouse_agent.report import Report, Spent
 from warehouse_agent.spark import cluster
 from warehouse_agent.spark.executors import jvm_lost, mistake
 from warehouse_agent.spark.session import Deferred
@@ -60,6 +62,30 @@ class StepLog:
         """Note where a step of the current phase runs."""
         if self.phases and self.places.get(self.phases[-1]) != StepPlace.SPARK:
             self.places[self.phases[-1]] = place.value
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The phases of a fragment or a view in a command: each is announced, and timed in its report.
+
+    Attributes:
+        log: of the places in which steps of a phase run; its `places` are those of the report.
+    """
+
+    report: Report
+    log: StepLog
+    emit: Listener = lambda _event: None
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[Spent]:
+        """Emit that a phase begins; add the seconds spent inside to the report."""
+        self.emit(PhaseStarted(self.report.name, name))
+        self.log.phases.append(name)
+        try:
+            with self.report.phase(name) as spent:
+                yield spent
+        finally:
+            self.log.phases.pop()
 
 
 @dataclass(frozen=True, slots=True)

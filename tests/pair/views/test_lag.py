@@ -22,7 +22,7 @@ from warehouse_agent import changes, read
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.history.run_history import append
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.report import Report
+from warehouse_agent.report import MovedViews, Report
 from warehouse_agent.storage import formats, warehouse_versions
 
 pytestmark = pytest.mark.spark
@@ -147,8 +147,8 @@ def test_fragments_run_ahead_until_the_chunk_is_full(regular: Sites) -> None:
     assert found["vs_s"] == found["s2_s"] > 0
     assert found["age_s"] > 0
     (phase,) = reports["joined"].view_phases
-    assert phase["rows"] == found["rows"]
-    assert 0 < phase["seconds"] < found["s2_s"] + phase["seconds"]
+    assert phase.rows == found["rows"]
+    assert 0 < phase.seconds < found["s2_s"] + phase.seconds
 
 
 def test_a_view_that_is_named_is_brought_up_to_date(regular: Sites) -> None:
@@ -192,7 +192,7 @@ def test_the_learned_chunk(sites: Sites) -> None:
             at = (now - timedelta(minutes=minutes)).isoformat()
             report.checked_at, report.seconds = at, {"exchange": 1.0}
             if name == "joined":  # long phases, so that few are best
-                report.view_phases = [{"rows": 8, "seconds": 900.0, "at": at}]
+                report.view_phases = [MovedViews(8, 900.0, at)]
             append(sites.store, name, report.to_json())
     edit(sites, 0, 3)
     ahead = without_spark(sites)["orders"].ahead
@@ -350,7 +350,7 @@ def test_phases_inside_one_command(sites: Sites) -> None:
     assert found is not None
     rows = {"orders": 5, "crm.customer": 1}
     assert found["rows"] == 6
-    assert found["s1_s"] == pytest.approx(earlier["seconds"] * rows[last] / 6, abs=0.01)
+    assert found["s1_s"] == pytest.approx(earlier.seconds * rows[last] / 6, abs=0.01)
     for number in range(3):
         check_version(sites, number)
     sites.check()
@@ -367,7 +367,7 @@ def test_the_learned_number_of_phases(sites: Sites, phase_s: float, flips: int) 
             report.checked_at = f"2026-01-01T00:{minute:02}:00Z"
             report.seconds = {"exchange": 100.0}
             at = report.checked_at
-            report.view_phases = [{"rows": 6, "seconds": s, "at": at} for s in phases]
+            report.view_phases = [MovedViews(6, s, at) for s in phases]
             append(sites.store, name, report.to_json())
     reports = both(sites)
     assert len(reports["joined"].view_phases) == flips

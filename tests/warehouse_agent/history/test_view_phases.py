@@ -6,12 +6,13 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from warehouse_agent.history.lines import moved_views
 from warehouse_agent.history.run_history import append, read
 from warehouse_agent.history.view_phases import PHASES, Habit, last_phases, last_runs
 from warehouse_agent.history.view_phases import cost as cost_of
 from warehouse_agent.history.view_phases import habit as habit_of
 from warehouse_agent.planning.staleness.optimum import PhaseCost
-from warehouse_agent.report import Report
+from warehouse_agent.report import MovedViews, Report
 from warehouse_agent.storage.store import PRIVATE, Store
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -80,3 +81,16 @@ def test_cost_of_phases(tmp_path: Path) -> None:
     place = tmp_path / PRIVATE / "runs" / "v.jsonl"
     place.write_bytes(place.read_bytes() + b"{damaged\n" + json.dumps([1]).encode() + b"\n")
     assert cost(store, ["v"]) == PhaseCost(7.0, 0.0)
+
+
+def test_a_report_names_phases_as_it_always_did() -> None:
+    phases = [MovedViews(None, 30.0, "2026-01-01"), MovedViews(7, 0.25, "2026-01-02")]
+    body = json.loads(Report("v", view_phases=phases).to_json())
+    assert body["view_phases"] == [
+        {"rows": None, "seconds": 30.0, "at": "2026-01-01"},
+        {"rows": 7, "seconds": 0.25, "at": "2026-01-02"},
+    ]
+    assert [*moved_views(body["view_phases"])] == phases
+    damaged = ["damage", {"rows": 1}, {"rows": -1, "seconds": 1.0, "at": ""}]
+    assert [*moved_views([*damaged, *body["view_phases"]])] == phases
+    assert not [*moved_views(None)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from warehouse_agent.events import Listener, PhaseStarted
-from warehouse_agent.report import Report, Spent
+from warehouse_agent.events import Listener
+from warehouse_agent.report import Report
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
-from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.tasks.steps import Phases, Steps
 from warehouse_agent.views.evaluate import Input
 from warehouse_agent.views.query import Query
 
@@ -39,13 +38,7 @@ class ViewJob:
         """Return the size of all files of the inputs."""
         return sum(f.size for one in self.inputs for f in one.files)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[Spent]:
-        """Emit that a phase begins; add the seconds spent inside to the report."""
-        self.emit(PhaseStarted(self.name, name))
-        self.steps.log.phases.append(name)
-        try:
-            with self.report.phase(name) as spent:
-                yield spent
-        finally:
-            self.steps.log.phases.pop()
+    @property
+    def phase(self) -> Phases:
+        """Return the phases of its maintenance; called with a name, one begins."""
+        return Phases(self.report, self.steps.log, self.emit)
