@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa
@@ -128,7 +128,7 @@ class _CountedFiles(fs.FileSystemHandler):
 
 
 @contextmanager
-def counted(root: str | PurePosixPath) -> Iterator[Counted]:
+def counted(root: str | PurePath) -> Iterator[Counted]:
     """Count the requests of this process for a warehouse on the machine's disk."""
     found = Counted(str(root))
     real = fs.LocalFileSystem()

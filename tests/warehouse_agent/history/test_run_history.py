@@ -86,8 +86,8 @@ def split(body: bytes) -> tuple[Totals, list[str]]:
 
 @contextmanager
 def small(kept: int, most: int) -> Iterator[Store]:
-    bounds = {"KEPT_BYTES": kept, "LINES_BYTES_MAX": most}
-    with TemporaryDirectory() as folder, mock.patch.multiple(run_history, **bounds):
+    patched = mock.patch.multiple(run_history, KEPT_BYTES=kept, LINES_BYTES_MAX=most)
+    with TemporaryDirectory() as folder, patched:
         yield Store(folder)
 
 
