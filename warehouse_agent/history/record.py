@@ -10,9 +10,11 @@ import json
 import math
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from warehouse_agent.config import Source
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
@@ -62,6 +64,52 @@ def pasts(runs: list[Run]) -> list[Past]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class LineNotes:
+    """The notes of the line to a source, at one address; None: not noted.
+
+    They lie in `_driftline/sources/NAME.json`, and may be lost or damaged at any time.
+
+    Attributes:
+        rtt_s: the time of a round trip, measured at `rtt_at`, in seconds since 1970.
+        bytes_per_s: measured, a mean that forgets earlier ones.
+        rows_per_s_max, bytes_per_s_max: the limits of the source's DBA.
+        others: what this release does not know, as JSON.
+    """
+
+    address: str
+    rtt_s: float | None = None
+    rtt_at: float | None = None
+    bytes_per_s: float | None = None
+    rows_per_s_max: float | None = None
+    bytes_per_s_max: float | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, store: Store, source: Source) -> Self:
+        """Return what is noted of the source at its present address."""
+        body = store.read_json(PRIVATE, "sources", f"{source.name}.json")
+        if body.get("address") != source.address:
+            return cls(source.address)
+        found = {name: number(body, name) for name in _LINE_NUMBERS}
+        others = {k: v for k, v in body.items() if k != "address" and k not in _LINE_NUMBERS}
+        return cls(source.address, **found, others=others)
+
+    def write(self, store: Store, source: Source, before: LineNotes) -> None:
+        """Write these notes if they are not those `before`. Raises WarehouseUnavailable."""
+        if self == before:
+            return
+        found = {name: getattr(self, name) for name in _LINE_NUMBERS}
+        said = {name: one for name, one in found.items() if one is not None}
+        body = {**self.others, **said, "address": self.address}
+        store.write(json.dumps(body).encode(), PRIVATE, "sources", f"{source.name}.json")
+
+
+_LINE_NUMBERS = tuple(
+    one.name for one in fields(LineNotes) if one.name not in {"address", "others"}
+)
+
+
 def line(store: Store, source: Source, rows_per_s: float | None) -> Line:
     """Return the line to a source as it was last measured, or a usual one.
 
@@ -70,13 +118,12 @@ def line(store: Store, source: Source, rows_per_s: float | None) -> Line:
     Args:
         rows_per_s: how fast the source read the relation, by the notes of its fragment.
     """
-    noted, usual = _noted(store, source), Line()
-    size = number(noted, "bytes_per_s")
+    noted, usual = LineNotes.read(store, source), Line()
     return Line(
-        number(noted, "rtt_s") or usual.rtt_s,
-        min(size or usual.bytes_per_s, number(noted, "bytes_per_s_max") or math.inf),
+        noted.rtt_s or usual.rtt_s,
+        min(noted.bytes_per_s or usual.bytes_per_s, noted.bytes_per_s_max or math.inf),
         source.objective,
-        min(rows_per_s or usual.rows_per_s, number(noted, "rows_per_s_max") or math.inf),
+        min(rows_per_s or usual.rows_per_s, noted.rows_per_s_max or math.inf),
     )
 
 
@@ -88,20 +135,20 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
         WarehouseUnavailable: the note cannot be written.
     """
     rate, now = stream.bytes_per_s, time.time()
-    measured = number(_noted(store, link.source), "rtt_at") or 0.0
+    measured = LineNotes.read(store, link.source).rtt_at or 0.0
     # A measurement in the future has the time of a wrong clock.
     is_fresh = 0 <= now - measured < RTT_DAYS * 86_400
     if is_fresh and rate is None:
         return
     rtt_s = None if is_fresh else link.round_trip_s()
     with _NOTING:
-        noted = _noted(store, link.source)
+        noted = before = LineNotes.read(store, link.source)
         if rate is not None:
-            before = number(noted, "bytes_per_s")
-            noted["bytes_per_s"] = (before + rate) / 2 if before else rate
+            mean = (before.bytes_per_s + rate) / 2 if before.bytes_per_s else rate
+            noted = replace(noted, bytes_per_s=mean)
         if rtt_s is not None:
-            noted |= {"rtt_s": rtt_s, "rtt_at": now}
-        _note(store, link.source, noted)
+            noted = replace(noted, rtt_s=rtt_s, rtt_at=now)
+        noted.write(store, link.source, before)
 
 
 def note_limits(store: Store, source: Source, description: pb.Description) -> None:
@@ -110,20 +157,7 @@ def note_limits(store: Store, source: Source, description: pb.Description) -> No
     Raises:
         WarehouseUnavailable: the note cannot be written.
     """
-    limits = {"rows_per_s_max": description.rows_per_second}
-    limits["bytes_per_s_max"] = description.bytes_per_second
+    rows, size = description.rows_per_second or None, description.bytes_per_second or None
     with _NOTING:
-        noted = _noted(store, source)
-        if any(noted.get(name, 0) != most for name, most in limits.items()):
-            _note(store, source, noted | limits)
-
-
-def _noted(store: Store, source: Source) -> dict[str, object]:
-    """Return what is noted about the line to the source at its present address."""
-    noted = store.read_json(PRIVATE, "sources", f"{source.name}.json")
-    return noted if noted.get("address") == source.address else {}
-
-
-def _note(store: Store, source: Source, noted: dict[str, object]) -> None:
-    body = json.dumps(noted | {"address": source.address}).encode()
-    store.write(body, PRIVATE, "sources", f"{source.name}.json")
+        before = LineNotes.read(store, source)
+        replace(before, rows_per_s_max=rows, bytes_per_s_max=size).write(store, source, before)
