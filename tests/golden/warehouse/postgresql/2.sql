@@ -1,0 +1,1 @@
+UPDATE visits SET note = 'second day' WHERE id = 5;

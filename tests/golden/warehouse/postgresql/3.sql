@@ -1,0 +1,1 @@
+ALTER POLICY regions ON visits USING (region <= 2);
