@@ -13,6 +13,7 @@ class Point(Failpoint):
 
     KEY_WRITTEN = "warehouse.key_written"  # of a fragment; nothing else is there yet
     PREPARED = "warehouse.prepared"  # our side is reduced, the stream is not open
+    VERSION_REPUBLISHED = "warehouse.version_republished"  # rows of a version are in a new one
     STAGING_BEGUN = "warehouse.staging_begun"  # the note of an exchange is there, no frame
     FRAMES_STAGED = "warehouse.frames_staged"  # a file of frames is there
     COMPARED = "warehouse.compared"  # between staging and the first data file

@@ -35,6 +35,7 @@ from dataclasses import replace
 from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
 
+from warehouse_agent.failpoints import Point
 from warehouse_agent.history.notes import Head
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
@@ -172,6 +173,7 @@ def _taken_up(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot:
     job.notes = job.notes.unchecked()
     job.write_notes()
     formats.put_back(job.store, job.name, head)
+    Point.VERSION_REPUBLISHED.reach()
     return _newest(job)
 
 
@@ -197,6 +199,7 @@ def _adopted(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot | str:
     base = replace(head, version=other.version, files=other.files, pin=other.pin, other=None)
     theirs = _theirs(head, other)
     formats.commit(job.store, job.name, NewVersion(base, head.layout, written, theirs, record))
+    Point.VERSION_REPUBLISHED.reach()
     newest = _newest(job)
     job.notes = job.notes.moved(head, newest)
     job.write_notes()
@@ -256,6 +259,7 @@ def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
         record = formats.same_rows(newest.record, restored=head.version)
         new = NewVersion(newest, newest.layout, added=(), removed=(), record=record)
         formats.commit(job.store, job.name, new)
+        Point.VERSION_REPUBLISHED.reach()
         newest = _newest(job)
     return newest
 

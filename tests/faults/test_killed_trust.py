@@ -1,0 +1,92 @@
+"""A refresh that withdraws trust is killed before, between and after its notes and its commits.
+
+What is withdrawn, and what must be true afterwards: `tests/harness/trust_rig.py`. One kill in each
+phase of each case here, KILLS over all points by the soak.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.fault_rig import Violation
+from tests.harness.trust_rig import CASES, TrustRig
+from warehouse_agent.failpoints import Point
+
+KILLS = 500
+# A file that is about to be named, or was, by its number: notes are among the first.
+POINTS = (
+    *((Point.SMALL_FILE_WRITTEN, nth) for nth in (1, 2, 3, 4)),
+    *((Point.SMALL_FILE_NAMED, nth) for nth in (1, 2, 3, 4)),
+    *((Point.VERSION_REPUBLISHED, nth) for nth in (1, 2)),
+    (Point.PREPARED, 1),
+    (Point.COMMITTING, 1),
+    (Point.COMMITTED, 1),
+    (Point.STAGING_CLEARED, 1),
+    (Point.NOTES_WRITTEN, 1),
+    (Point.HISTORY_WRITTEN, 1),
+)
+EVERY_RUN = (
+    ("a mark that no longer fits", Point.COMMITTING, 1),
+    ("a mark that no longer fits", Point.COMMITTED, 1),
+    ("a restored table", Point.SMALL_FILE_NAMED, 1),
+    ("a restored table", Point.VERSION_REPUBLISHED, 1),
+    ("a restored table with a mark", Point.VERSION_REPUBLISHED, 2),
+    ("a part", Point.COMMITTED, 1),
+    ("damage that is noted", Point.SMALL_FILE_WRITTEN, 1),
+    ("damage that is repaired", Point.COMMITTED, 1),
+    ("other columns", Point.COMMITTED, 1),
+    ("another program's maintenance", Point.VERSION_REPUBLISHED, 1),
+    ("another program's rows", Point.SMALL_FILE_NAMED, 1),
+    ("another program's rows", Point.VERSION_REPUBLISHED, 1),
+)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustRig]:
+    with TrustRig(tmp_path_factory.mktemp("trust")) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "point", "nth"), EVERY_RUN)
+def test_killed_once(rig: TrustRig, case: str, point: Point, nth: int) -> None:
+    assert rig.kill(case, point, nth=nth), "the point was not reached"
+
+
+@pytest.mark.slow
+def test_the_rig_notices(rig: TrustRig) -> None:
+    """A note, or a version, that claims a later instant than that of its rows."""
+    assert rig.refresh("r") is None
+    rig.check_claims("r")
+    (version, record), *_ = rig.entries("r")
+    rig.edit("r")
+    notes = rig.notes("r")
+    later = rig.states["r"][-1][0].isoformat()
+    lie = {**notes, "checked": {**notes["checked"], "version": version, "as_of": later}}
+    write(rig, lie)
+    with pytest.raises(Violation, match="the note"):
+        rig.check_claims("r")
+    write(rig, notes)
+    rig.check_claims("r")
+    assert record["version"] == version
+
+
+def write(rig: TrustRig, notes: dict[str, object]) -> None:
+    file = rig.pair.warehouse / "_driftline" / "fragments" / "r.json"
+    file.write_text(json.dumps(notes))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+def test_killed_again_and_again(rig: TrustRig) -> None:
+    """KILLS kills, over all cases and points in turn."""
+    kills = 0
+    for case, (point, nth) in itertools.cycle(itertools.product(CASES, POINTS)):
+        kills += rig.kill(case, point, nth=nth)
+        if kills == KILLS:
+            break
+    print(f"{kills} kills")
