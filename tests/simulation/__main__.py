@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--commands", type=int, default=COMMANDS, help="of the only world")
     parser.add_argument("--delta", action="store_true", help="tables in the format of Delta")
     parser.add_argument("--parts", action="store_true", help="tables compared in part alone")
+    parser.add_argument("--lies", action="store_true", help="notes that claim more or less alone")
     given = parser.parse_args()
     began, cpu = time.monotonic(), time.process_time()
     if given.refreshes is None:
@@ -26,7 +27,8 @@ def main() -> None:
             trace = run_world(given.seed, tally, commands=given.commands, on_delta=given.delta)
         print(f"seed {given.seed}: {trace}")
     else:
-        tally = run_worlds(given.seed, given.refreshes, on_delta=given.delta, parts=given.parts)
+        kinds = {"on_delta": given.delta, "parts": given.parts, "lies": given.lies}
+        tally = run_worlds(given.seed, given.refreshes, **kinds)
     print(
         f"{tally.refreshes} refreshes, {tally.versions} versions, 0 violations,"
         f" {time.monotonic() - began:.0f} s, {time.process_time() - cpu:.0f} s of a core"

@@ -55,6 +55,7 @@ EXPECTED = frozenset(
 # A table of versions is one with a member; this one never moves.
 OTHER = Member("other", Kind.FRAGMENT, "other", 0, "", "exact", "total", "2026-01-01T00:00:00Z")
 SPOILED = ("misdirected", "garbled")
+LYING, LIES = 0.1, 0.25  # shares of the worlds whose notes lie, and of their commands with a lie
 WRITES = ("open", "write", "commit", "committed")
 
 
@@ -138,6 +139,7 @@ class World:
         self.seed, self.tally, self._root = seed, tally, ROOT if folder is None else str(folder)
         self.rng = _rng(seed)
         self.answers = random.Random(f"answers {seed}")  # apart: other faults do not depend on it
+        self.lies = None if folder is not None else lies_of(seed)
         self.options = self.drawn = Options.drawn(self.rng)
         self.clock = Clock(seed)
         self.trace = blake2b(digest_size=8)
@@ -155,6 +157,8 @@ class World:
         self.store = Store.of(self.config)
         self.process = Process()
         self.last_steps = 120
+        self.restored: dict[str, int] = {}  # versions that are to be published again, by table
+        self.kept_notes: dict[str, bytes] = {}
         self.has_versions = folder is not None and self.rng.random() < 0.7
         self.checker = self._checker()
 
@@ -304,7 +308,8 @@ class World:
             attempts=attempts,
             link=link,
         )
-        shrinks = RefreshOptions(allow_shrink=self.rng.random() < 0.7)
+        may_shrink = self.rng.random() < 0.7
+        shrinks = RefreshOptions(allow_shrink=may_shrink, accept_restored=self.lies is not None)
         try:
             return runner.refresh(fragments, options or shrinks)
         finally:
@@ -328,6 +333,8 @@ class World:
             self.history.clock_error_s += rng.choice((-86400.0, -60.0, 3600.0))
         if rng.random() < 0.02:
             self._damage()
+        if self.lies is not None:
+            self._lie(self.lies)
         chosen = self._due() if self.options.scheduled else list(self.config.fragments.values())
         loses = self.answers.random() < self.options.faults / 2
         self.process = Process(self._plan(rivals=self.options.rivals), loses_answer=loses)
@@ -384,6 +391,26 @@ class World:
             else:
                 Path(path).unlink()
 
+    def _lie(self, lies: random.Random) -> None:
+        """Let notes say more than the table holds, whose newest version is gone; or less."""
+        name, what = lies.choice(sorted(self.config.fragments)), lies.random()
+        newest = self.checker.published.newest(name) or 0
+        root = self._root.removeprefix("sim://")
+        notes = f"{root}/_driftline/fragments/{name}.json"
+        if newest > self.restored.get(name, newest):
+            del self.restored[name]
+        if what < LIES and newest and name not in self.restored:
+            self.tally.count("restored")
+            del self.disk.files[f"{root}/{name}/_delta_log/{newest:020d}.json"]
+            del self.checker.seen[name][newest:]
+            self.restored[name] = newest
+            self.kept_notes.pop(name, None)  # they would say of its rows what was said of others
+        elif what < 2 * LIES and name in self.kept_notes:
+            self.tally.count("older notes")
+            self.disk.files[notes] = (self.kept_notes[name], self.clock.now_s)
+        elif notes in self.disk.files and name not in self.restored:
+            self.kept_notes[name] = self.disk.files[notes][0]
+
     def _check_reports(self, reports: list[Report], spoiled: int) -> None:
         """Check what a command said; `spoiled`: files that were, before it."""
         for report in reports:
@@ -433,7 +460,7 @@ class World:
         is_begun = self.options.tile_rows is not None
         for number in range(3 if is_begun else 2):
             self.clock.sleep(HOUR_S)
-            options = RefreshOptions(allow_shrink=True)
+            options = RefreshOptions(allow_shrink=True, accept_restored=self.lies is not None)
             reports = self._run(list(fragments.values()), attempts=1, options=options)
             for report in reports:
                 if report.error is not None:
@@ -471,6 +498,12 @@ class World:
                 yield
         finally:
             formats.FORMATS = before
+
+
+def lies_of(seed: int) -> random.Random | None:
+    """Return what draws the lies of a world's notes; None: they are as refreshes left them."""
+    lies = random.Random(f"lies {seed}")  # apart, as answers
+    return lies if lies.random() < LYING else None
 
 
 def _rng(seed: int) -> random.Random:
