@@ -303,6 +303,9 @@ def _described(
                 number += 1
                 name = f"{listed.name}_{number}"
             relation = Relation(name, table=listed.table, key=listed.key or None)
+            if listed.unread:
+                proposals.append(Proposal(name, listed, None, listed.unread))
+                continue
             try:
                 _check_name(name)
                 proposals.append(Proposal(name, listed, session.describe(relation)))

@@ -102,12 +102,14 @@ class Listed:
     """A table or view of the database, for `init`; `table` is its name as source.toml has it.
 
     `key`: the columns of a unique index, all NOT NULL, if there is one and no primary key.
+    `unread`: why it cannot be read, and what to do, where its name alone says so; else empty.
     """
 
     schema: str
     name: str
     table: str
     key: tuple[str, ...] = ()
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True)

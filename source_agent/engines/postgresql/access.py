@@ -35,6 +35,7 @@ from source_agent.engines.postgresql.sql import (
     BOUNDS,
     CHECKED,
     EXPLAIN,
+    LISTED,
     RESOLVED,
     STATEMENTS,
     between_sql,
@@ -64,26 +65,6 @@ from source_agent.engines.rights import postgresql as rights
 from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 
-LISTED = """
-SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
-       CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = c.oid AND indisprimary)
-       THEN NULL ELSE (
-         SELECT ARRAY(SELECT a.attname::pg_catalog.text
-                      FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k(n, at)
-                      JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.n
-                      WHERE k.at <= i.indnkeyatts ORDER BY k.at)
-         FROM pg_catalog.pg_index i
-         WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
-           AND i.indpred IS NULL AND i.indexprs IS NULL
-           AND NOT EXISTS (SELECT FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[])
-                             WITH ORDINALITY k(n, at)
-                           JOIN pg_catalog.pg_attribute a
-                             ON a.attrelid = i.indrelid AND a.attnum = k.n
-                           WHERE k.at <= i.indnkeyatts AND NOT a.attnotnull)
-         ORDER BY i.indnkeyatts, i.indexrelid LIMIT 1) END
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
-  AND n.nspname !~ '^pg_|^information_schema$' ORDER BY 1, 2"""
 SIZE = """
 SELECT reltuples::pg_catalog.float8, pg_catalog.pg_relation_size(oid)
 FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"""
@@ -356,10 +337,23 @@ def privileges(ask: Ask, relations: Sequence[Relation]) -> list[Privilege]:
 
 def listed(ask: Ask) -> list[Listed]:
     """List tables and views for `Engine.listed`; partitions are read with their parent."""
-    return [
-        Listed(schema, name, join_name((schema, name)), tuple(key or ()))
-        for schema, name, key in ask(LISTED)
-    ]
+    found = []
+    for schema, name, key in ask(LISTED):
+        parts = (schema, name)
+        bad = [part for part in (*parts, *(key or ())) if not _is_text(part)]
+        texts = [part.decode(errors="backslashreplace") for part in parts]
+        columns = () if bad else tuple(column.decode() for column in key or ())
+        unread = f"A name of it is not in UTF-8: {bad[0]!r}. ALTER … RENAME." if bad else ""
+        found.append(Listed(texts[0], texts[1], join_name(texts), columns, unread))
+    return found
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def scan_cost(ask: Ask, shape: Shape) -> str:

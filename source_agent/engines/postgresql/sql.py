@@ -78,6 +78,32 @@ SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
 # What tells this database from a copy, a restored one, and one after a fail-over.
+# A name as UTF-8, also one whose bytes are no text in the encoding that the database declares.
+_NAME_BYTES: Final = f"""\
+CASE WHEN pg_catalog.current_setting('server_encoding') IN ('UTF8', 'SQL_ASCII')
+     THEN pg_catalog.decode(pg_catalog.replace({{name}}::pg_catalog.text, {_BACKSLASH},
+                            pg_catalog.repeat({_BACKSLASH}, 2)), 'escape')
+     ELSE pg_catalog.convert_to({{name}}::pg_catalog.text, 'UTF8') END"""
+LISTED: Final = f"""
+SELECT {_NAME_BYTES.format(name="n.nspname")}, {_NAME_BYTES.format(name="c.relname")},
+       CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = c.oid AND indisprimary)
+       THEN NULL ELSE (
+         SELECT ARRAY(SELECT {_NAME_BYTES.format(name="a.attname")}
+                      FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k(n, at)
+                      JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.n
+                      WHERE k.at <= i.indnkeyatts ORDER BY k.at)
+         FROM pg_catalog.pg_index i
+         WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
+           AND i.indpred IS NULL AND i.indexprs IS NULL
+           AND NOT EXISTS (SELECT FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[])
+                             WITH ORDINALITY k(n, at)
+                           JOIN pg_catalog.pg_attribute a
+                             ON a.attrelid = i.indrelid AND a.attnum = k.n
+                           WHERE k.at <= i.indnkeyatts AND NOT a.attnotnull)
+         ORDER BY i.indnkeyatts, i.indexrelid LIMIT 1) END
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+  AND n.nspname !~ '^pg_|^information_schema$' ORDER BY 1, 2"""
 RESOLVED = "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid"
 IDENTITY = """SELECT s.system_identifier::pg_catalog.text, c.timeline_id::pg_catalog.text,
        d.oid::pg_catalog.text

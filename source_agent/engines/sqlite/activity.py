@@ -24,7 +24,7 @@ from source_agent.engines.interface import Ask
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
 from source_agent.engines.relations import split_name
 from source_agent.engines.shapes import Relation
-from source_agent.engines.sqlite.sql import TABLES
+from source_agent.engines.sqlite.sql import TABLES, named
 
 _COUNTER_AT, _COUNTER_BYTES = 24, 4
 _VERSION_AT, _VERSION_WAL = 19, b"\x02"  # which readers need
@@ -72,7 +72,7 @@ def activities(ask: Ask, relations: Sequence[Relation], flag: Activity) -> dict[
         sqlite3.Error: the schema cannot be read.
     """
     found: dict[str, Activity] = {r.name: never_probed(r) or NO_TABLE for r in relations}
-    kinds = {name.lower(): (kind, sql or "") for name, kind, sql in ask(TABLES)}
+    kinds = {name.lower(): (kind, sql) for name, kind, sql, _ in map(named, ask(TABLES))}
     for relation in relations:
         name = split_name(relation.table or "")[-1].lower()
         if never_probed(relation) is None and name in kinds:

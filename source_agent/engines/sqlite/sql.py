@@ -11,7 +11,11 @@ from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 from source_agent.engines.sqlite.values import MARK
 
-TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
+# As bytes: the text of one that is no UTF-8 would end the reading of all.
+TABLES = """
+SELECT CAST(name AS BLOB), type, CAST(sql AS BLOB) FROM main.sqlite_master
+WHERE type IN ('table', 'view')"""
+UNREAD = "Its name {!r} is not in UTF-8. Rename it at the source."
 EXPLAIN_PLAN = "EXPLAIN QUERY PLAN "
 VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
 XINFO = "PRAGMA {schema}.table_xinfo({name})"
@@ -22,6 +26,15 @@ FOREIGN_KEYS = "PRAGMA main.foreign_key_list({name})"
 SCHEMA_VERSION = "PRAGMA main.schema_version"
 SCHEMA = "SELECT type, name, rootpage, sql FROM main.sqlite_master ORDER BY rowid"
 STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
+
+
+def named(row: Sequence[bytes | str | None]) -> tuple[str, str, str, str]:
+    """Return a row of TABLES as name, kind, definition, and why the name is none; empty: it is."""
+    name, kind, sql = row
+    known, definition = bytes(name or b""), bytes(sql or b"")
+    shown = known.decode(errors="backslashreplace")
+    why = "" if shown.encode() == known else UNREAD.format(known)
+    return shown, str(kind), definition.decode(errors="backslashreplace"), why
 
 
 def view_sql(query: str) -> tuple[str, str]:

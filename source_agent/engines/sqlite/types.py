@@ -58,6 +58,7 @@ from source_agent.engines.sqlite.sql import (
     XINFO,
     between_sql,
     kept_sql,
+    named,
 )
 from source_agent.engines.sqlite.values import MARK, read_sql
 
@@ -253,10 +254,13 @@ def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
 def listed(session: SqliteCatalogue) -> list[Listed]:
     """Return what `Engine.listed` returns."""
     found = []
-    tables = session.ask(TABLES)
-    virtual = [n for n, _, sql in tables if (sql or "").upper().lstrip().startswith(_VIRTUAL)]
-    for name, _, _ in tables:
+    tables = [named(row) for row in session.ask(TABLES)]
+    virtual = [n for n, _, sql, _ in tables if sql.upper().lstrip().startswith(_VIRTUAL)]
+    for name, _, _, unread in tables:
         if name.startswith("sqlite_") or _is_shadow(name, virtual):
+            continue
+        if unread:
+            found.append(Listed("main", name, join_name((name,)), unread=unread))
             continue
         columns = XINFO.format(schema="main", name=quote(name))
         try:
@@ -285,7 +289,7 @@ def _is_shadow(name: str, virtual: Sequence[str]) -> bool:
 
 def _table_name(session: SqliteCatalogue, relation: Relation) -> str:
     parts = split_name(relation.table or "")
-    names = [row[0] for row in session.ask(TABLES)]
+    names = [name for name, _, _, unread in map(named, session.ask(TABLES)) if not unread]
     if len(parts) == 2 and parts[0].lower() != "main":
         raise ConfigurationError(
             f"{relation.table!r} names another database than the file.",
@@ -300,7 +304,8 @@ def _table_name(session: SqliteCatalogue, relation: Relation) -> str:
 
 
 def _table(session: SqliteCatalogue, name: str, rows: list[tuple[Any, ...]]) -> _Table:
-    kind, sql = next((k, s or "") for n, k, s in session.ask(TABLES) if n == name)
+    tables = map(named, session.ask(TABLES))
+    kind, sql = next((k, s) for n, k, s, unread in tables if n == name and not unread)
     is_stored = kind == "table" and not sql.upper().lstrip().startswith(_VIRTUAL)
     primary = [row[1] for row in sorted((r for r in rows if r[5]), key=lambda r: r[5])]
     indexes = tuple(_indexes(session, name)) if is_stored else ()

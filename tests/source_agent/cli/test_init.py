@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from tests.harness.family import FAMILY
 from tests.harness.forks import SOURCE
 from tests.harness.pair import environment
 from tests.harness.servers import FamilyServer, PostgreSQL
+from tests.pair.refresh.test_broken_text import broken
 
 # {q} quotes a name, {t} is the schema or database of the second place.
 TABLES = [
@@ -385,3 +387,41 @@ def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     for name in unreadable:
         reason = text.partition(f"# [relations.{name}]\n")[2].splitlines()[1]
         assert reason.startswith("# is not published: SQLite says")
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII"])
+def test_a_name_that_is_not_utf8_is_left_out_by_name(
+    postgresql: PostgreSQL, tmp_path: Path, encoding: str
+) -> None:
+    with broken(postgresql, f"broken_init_{encoding.lower()}") as database:
+        database.write(b'CREATE TABLE c (id int PRIMARY KEY, "n\xe9" int)')
+        database.write(b'CREATE TABLE "t\xe9" (id int PRIMARY KEY)')
+        database.write("CREATE TABLE t (id int PRIMARY KEY)")
+        database.declare(encoding)
+        expect_left_out(tmp_path, Place("postgresql", database.url, None, ""), ["c", "t\\xe9"])
+
+
+def test_a_name_in_a_file_that_is_not_utf8_is_left_out_by_name(tmp_path: Path) -> None:
+    """An application in C writes any bytes; here the file's own list of tables is edited."""
+    with closing(sqlite3.connect(tmp_path / "erp.db")) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        connection.execute("CREATE TABLE caf_ (id INTEGER PRIMARY KEY)")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_master SET name = CAST(x'636166e9' AS TEXT),"
+            " tbl_name = CAST(x'636166e9' AS TEXT), sql = CAST(replace(CAST(sql AS BLOB),"
+            " CAST('caf_' AS BLOB), x'636166e9') AS TEXT) WHERE name = 'caf_'"
+        )
+        connection.commit()
+    place = Place("sqlite", f"sqlite:///{tmp_path / 'erp.db'}", None, "")
+    expect_left_out(tmp_path, place, ["caf\\xe9"])
+
+
+def expect_left_out(folder: Path, place: Place, names: list[str]) -> None:
+    """Check that the table `t` alone is published, and each of the others named with why not."""
+    init.init(requested(folder, place))
+    assert list(load(folder / "source.toml").relations) == ["t"]
+    text = (folder / "source.toml").read_text()
+    for name in names:
+        said = text.partition(f"# [relations.{name if name.isalpha() else json.dumps(name)}]")[2]
+        assert "is not in UTF-8" in said.partition("\n\n")[0], text
