@@ -218,7 +218,7 @@ def know(
         base=base,
         recipe=published or described,
         notes=notes,
-        runs=tuple(history.runs),
+        runs=tuple(history.with_newest(base).runs),
         line=record.line(store, fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         allowance=allowances(reply).get(fragment.relation) if reply is not None else None,

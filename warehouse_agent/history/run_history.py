@@ -63,6 +63,16 @@ class History:
         """Return the history with one line more."""
         return replace(self, lines=(line, *self.lines))
 
+    def with_newest(self, newest: Snapshot | None) -> History:
+        """Return the history with the line of the newest version, also if the command that
+        published it was killed before it wrote the line; its commit holds it."""
+        report = newest.record.report if newest else None
+        # Older releases copy the report of another version when they publish its rows again.
+        if newest is None or report is None or report.get("version") != newest.version:
+            return self
+        line = _published(report)
+        return self if line is None or not self.lacks(line) else self.plus(line)
+
     @property
     def totals(self) -> Totals:
         """Return the totals of all lines, of a history that was read whole."""
@@ -234,15 +244,12 @@ def complete(store: Store, name: str, known: History, newest: Snapshot | None) -
     Returns:
         The history with it.
     """
-    report = newest.record.report if newest else None
-    # Older releases copy the report of another version when they publish its rows again.
-    if newest is None or report is None or report.get("version") != newest.version:
-        return known
-    if (line := _published(report)) is None or not known.lacks(line):
+    found = known.with_newest(newest)
+    if newest is None or found is known:
         return known
     with contextlib.suppress(WarehouseUnavailable):
-        append(store, name, json.dumps(report))
-        return known.plus(line)
+        append(store, name, json.dumps(newest.record.report))
+        return found
     return known
 
 

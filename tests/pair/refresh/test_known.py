@@ -1,4 +1,5 @@
-"""What a prediction depends on: `plan` has what the refresh after it then has, on real tables.
+"""What a prediction depends on: `plan` has what the refresh after it then has, on real tables, and
+`schedule` knows the same refreshes.
 
 The one that a refresh has is taken from inside of it. What differs is named: when it was made, and
 what only one of the two asks the source for (`history.known`).
@@ -6,9 +7,11 @@ what only one of the two asks the source for (`history.known`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -19,8 +22,10 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.pair.since.rig import BY_VERSION
 from warehouse_agent.cli import plan
+from warehouse_agent.cli.schedule.due import Scheduled, scheduled
 from warehouse_agent.config import Fragment
 from warehouse_agent.history import known as history_known
+from warehouse_agent.history.intervals import remembered
 from warehouse_agent.history.known import even_knots, forecasts
 from warehouse_agent.history.run_history import read
 from warehouse_agent.methods.registry import opening_for
@@ -53,7 +58,7 @@ class Orders:
         return self.pair.config().fragments["orders"]
 
     def lines(self, text: str) -> None:
-        self.pair.fragment_lines["orders"] = text
+        self.pair.fragment_lines["orders"] = f'interval_max = "1h"\n{text}'
 
     def foretold(self) -> Known:
         reply, error = plan._describe(self.fragment)
@@ -65,6 +70,10 @@ class Orders:
     def refreshed(self, options: Options | None = None) -> Known:
         self.pair.refresh("orders", options=options)
         return self.used[-1]
+
+    def scheduled(self) -> Scheduled:
+        now = time.time()
+        return scheduled(self.pair.config(), self.pair.store, self.fragment, now, None)
 
     def change(self, first: int, count: int) -> None:
         """Update some rows honestly, and insert as many behind the last one."""
@@ -105,7 +114,9 @@ def orders(
     monkeypatch.setattr(attempt, "prepare", noted)
     published = {"orders": f'table = "orders"\nmarker = {BY_VERSION}'}
     with Pair(NoSpark(), legacy, tmp_path / "pair", published) as pair:
-        yield Orders(pair, legacy, used)
+        made = Orders(pair, legacy, used)
+        made.lines("")
+        yield made
     legacy.close()
 
 
@@ -213,6 +224,40 @@ def test_rows_that_a_cut_exchange_staged_withdraw_the_mark(
     assert used.marker is not None
     assert not used.marker.mark
     assert used.marker.why == "rows that a cut exchange staged are compared again"
+
+
+def test_a_command_that_was_killed_before_it_wrote_its_line(orders: Orders) -> None:
+    """The commit holds the line, so all three know of the refresh."""
+    for first in (5, 30, 60):
+        orders.change(first, 4)
+        orders.refreshed()
+    private = orders.pair.warehouse / "_driftline"
+    (private / "schedule" / "orders.json").unlink()
+    lines = private / "runs" / "orders.jsonl"
+    kept = lines.read_bytes().splitlines(keepends=True)
+    lines.write_bytes(b"".join(kept[:-1]))
+    foretold, decided = orders.foretold(), orders.scheduled()
+    assert lines.read_bytes() == b"".join(kept[:-1]), "neither of the two writes it"
+    same(foretold, orders.refreshed(), "partition")
+    assert [run.changed for run in foretold.runs[1:]] == [8, 8]
+    assert decided.refresh_s == median(run.seconds for run in foretold.runs[1:])
+
+
+def test_the_scheduler_knows_the_same_refreshes(orders: Orders) -> None:
+    """It makes no forecast of one, and has its own memory of their changes."""
+    assert orders.scheduled().decision.why == "never refreshed"
+    assert orders.foretold().version is None
+    orders.refreshed()
+    for first in (3, 40):
+        orders.change(first, 6)
+        orders.refreshed()
+    foretold, used, decided = orders.foretold(), orders.refreshed(), orders.scheduled()
+    assert foretold.runs == used.runs
+    memory = remembered(orders.pair.store, "orders", orders.fragment.time_zone)
+    assert [one.changed for one in memory.recent] == [run.changed for run in used.runs[1:]] + [0]
+    runs = orders.foretold().runs
+    assert decided.refresh_s == median(run.seconds for run in runs[1:])
+    assert decided.decision.why != "never refreshed"
 
 
 def test_an_estimate_counts_where_columns_are_accepted(orders: Orders) -> None:

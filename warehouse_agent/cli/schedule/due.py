@@ -131,12 +131,12 @@ def scheduled(
     Raises:
         WarehouseUnavailable: what is published, or its history, cannot be read.
     """
-    history = read(store, fragment.name, refreshes(intervals.LATEST))
+    published = formats.head(store, fragment.name)
+    history = read(store, fragment.name, refreshes(intervals.LATEST)).with_newest(published)
     memory = intervals.remembered(store, fragment.name, fragment.time_zone, history)
     refresh_s, sent = intervals.habits(history)
     duration_s = refresh_s + _phase_s(config, store, fragment.name, memory)
-    is_published = formats.head(store, fragment.name) is not None
-    taken, claims, unread = memory.taken if is_published else None, None, ""
+    taken, claims, unread = None if published is None else memory.taken, None, ""
     if taken is not None and (last := memory.last) is not None:
         from warehouse_agent.cli.schedule.claimed import claims_of  # Arrow, where one is published
 
