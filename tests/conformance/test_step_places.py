@@ -35,6 +35,7 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.staged import KEY, SALT, contents, frames_of, stage
 from tests.reference import values as reference
 from tests.reference.rows import Row
+from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe
 from tests.samples.values import CHOSEN, TYPES
 from warehouse_agent.columns.arrow import Carrier
@@ -187,7 +188,7 @@ def run(steps: Steps, folder: Path, made: Table) -> dict[str, Any]:
     files = ([f for f in one if f not in other] for one, other in ((old, after), (after, old)))
     gone_files, new_files = files
     feed_of_files = change_feed.write(*place, 2, before=gone_files, after=new_files, layout=layout)
-    writer = job.staging.begin({})
+    writer = job.staging.begin(ORDERS)
     for frame in frames_of(changed, made.recipe):
         writer.add(frame)
     writer.flush()

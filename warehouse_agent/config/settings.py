@@ -143,16 +143,6 @@ class Fragment:
         """Return the time zone of its hours of change."""
         return self.source.time_zone if self.timing is None else self.timing.zone
 
-    def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
-        """Return what identifies an unfinished exchange: what it compared, and where."""
-        return {
-            "base_version": base_version,
-            "recipe": recipe_id.hex(),
-            "source": self.source.name,
-            "address": self.source.address,
-            "relation": self.relation,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class View:

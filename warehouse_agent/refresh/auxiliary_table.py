@@ -57,7 +57,7 @@ from warehouse_agent.tasks.difference import Difference, Equal, Everything, List
 from warehouse_agent.tasks.digests import Adder, Listing, PartialSums, added, keys_of
 from warehouse_agent.tasks.quantiles import sample_keys
 from warehouse_agent.tasks.scan import Piece
-from warehouse_agent.tasks.staging import Staging, Writer
+from warehouse_agent.tasks.staging import Exchange, Staging, Writer
 from warehouse_agent.tasks.steps import Steps
 
 FOLDER = "pass"
@@ -198,14 +198,14 @@ def begin(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run])
     secret.write(sums.to_bytes(), *place, _SUMS)
     secret.write(json.dumps(table).encode(), *place, _TABLE)
     # The note comes last: with it the pass can be resumed.
-    secret.write(json.dumps(_note(job.fragment, base)).encode(), *place, _NOTE)
+    secret.write(_note(job.fragment, base).encode(), *place, _NOTE)
     return Pass(job.store, job.name, wanted, salt, sums)
 
 
 def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Incremental) -> Pass | None:
     """Return the unfinished pass over this version; None: there is none, or it is of no use."""
     name = fragment.name
-    if store.read_json(*_place(name), _NOTE) != _note(fragment, base):
+    if not _is_over(store, fragment, base):
         return None
     try:
         table = json.loads(store.read(*_place(name), _TABLE) or b"")
@@ -241,7 +241,7 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
     """Return the pass that a refresh would begin or resume; None: it would be one exchange."""
     if fragment.incremental is None or base is None or not base.rows:
         return None
-    if store.read_json(*_place(fragment.name), _NOTE) == _note(fragment, base):
+    if _is_over(store, fragment, base):
         table = store.read_json(*_place(fragment.name), _TABLE)
         heads = table.get("heads")
         if isinstance(heads, list) and _serves(table, fragment.incremental):
@@ -286,9 +286,16 @@ def _place(name: str) -> tuple[str, ...]:
     return PRIVATE, "staging", name, FOLDER
 
 
-def _note(fragment: Fragment, base: Snapshot) -> dict[str, object]:
-    noted = fragment.note(base_version=base.version, recipe_id=base.layout.recipe.id)
-    return noted | ({"without": [f.path for f in base.lost]} if base.lost else {})
+def _note(fragment: Fragment, base: Snapshot) -> str:
+    """Return the note of a pass as JSON: its exchange, and the lost files."""
+    noted = Exchange.of(fragment, base.version, base.layout.recipe).to_json()
+    return json.dumps(noted | ({"without": [f.path for f in base.lost]} if base.lost else {}))
+
+
+def _is_over(store: Store, fragment: Fragment, base: Snapshot) -> bool:
+    """Return True if the unfinished pass is over this version."""
+    wanted: dict[str, object] = json.loads(_note(fragment, base))
+    return store.read_json(*_place(fragment.name), _NOTE) == wanted
 
 
 def _finished(store: Store, name: str) -> list[int]:

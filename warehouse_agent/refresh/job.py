@@ -114,10 +114,10 @@ class Job:
         rows, expected, held_s = progress.rows, progress.rows_expected, progress.held_back_s
         self.emit(RowsRead(self.name, progress.phase, rows, expected, held_s))
 
-    def note(self, base: Snapshot | None, layout: Layout) -> dict[str, object]:
-        """Return the note of an exchange that compares `base` in the columns of `layout`."""
-        version = base.version if base else None
-        return self.fragment.note(base_version=version, recipe_id=layout.recipe.id)
+    def exchange(self, base: Snapshot | None, layout: Layout) -> stage.Exchange:
+        """Return the exchange that compares `base` in the columns of `layout`."""
+        version = None if base is None else base.version
+        return stage.Exchange.of(self.fragment, version, layout.recipe)
 
     def folder(self, part: str) -> str:
         """Name a new folder of the table for data files; `discard` removes it."""

@@ -355,15 +355,15 @@ def _working_copy(job: Job, at: Situation, layout: Layout, stamp: Stamp) -> tupl
     if base is not None and schema_change.differs(layout, base.layout):
         place = (job.steps, job.store, job.name, job.folder("restated"))
         files = tuple(restate(*place, files, base.layout, layout, job.key_file))
-    wanted = job.note(base, layout)
-    if at.read_at_most is None:  # all rows are compared, whatever relation these are of
-        wanted = {key: wanted[key] for key in ("base_version", "recipe")}
-    elif base and (policies := job.notes.policies(base)) is not None and policies.hides:
+    is_whole = at.read_at_most is None
+    policies = None if is_whole or base is None else job.notes.policies(base)
+    if policies is not None and policies.hides:
         # The source sends policies at the end of an exchange, and a part may not compare staged
         # rows that they hide.
         job.staging.clear()
         return files
-    folders = job.staging.leftovers(wanted)
+    # All rows are compared, whatever relation these are of.
+    folders = job.staging.leftovers(job.exchange(base, layout), anywhere=is_whole)
     if not folders:
         return files
     try:

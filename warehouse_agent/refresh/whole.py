@@ -51,7 +51,7 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> Compared:
     """
     carried = stream.bytes_carried
     with job.phase("exchange") as spent:
-        writer = job.staging.begin(job.note(p.base, p.layout))
+        writer = job.staging.begin(job.exchange(p.base, p.layout))
         rows = p.rows_expected
         found = converse(job, p, p.ours, stream, writer, job.rows_read, rows_expected=rows)
     carried, rate = stream.bytes_carried - carried, None

@@ -1,7 +1,7 @@
 """Staged frames: written as received, decoded later.
 
 An exchange has a folder of numbered files, each a sequence of length-prefixed frames, and a note
-that says what was compared, and where (`Fragment.note`). Frames received before an interruption
+that says what was compared, and where (`Exchange`). Frames received before an interruption
 stay there. The next attempt decodes them and compares the working copy with the source again
 (decision 4), so no staged row is sent twice. A frame is admitted before it is kept
 (`frame_admission`) and is verified alone, when it is decoded.
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from typing import Self
 
 import pyarrow as pa
 from driftline import frames, keys
 from driftline.errors import FrameDamaged, Locked
+from driftline.types import Recipe
 
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
+from warehouse_agent.config import Fragment
 from warehouse_agent.failpoints import Point
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, rows_of
@@ -40,6 +43,40 @@ _NOTE = "exchange.json"
 _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An exchange by what it compares, a version in the columns of a recipe, and where."""
+
+    base_version: int | None
+    recipe: str
+    source: str
+    address: str
+    relation: str
+
+    @classmethod
+    def of(cls, fragment: Fragment, base_version: int | None, recipe: Recipe) -> Self:
+        """Return the exchange of a fragment."""
+        source = fragment.source
+        return cls(base_version, recipe.id.hex(), source.name, source.address, fragment.relation)
+
+    @property
+    def compared(self) -> tuple[object, object]:
+        """Return what is compared, wherever."""
+        return self.base_version, self.recipe
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, object]) -> Self:
+        """Return the exchange that `to_json` wrote; what is damaged is as no exchange is."""
+        version = body.get("base_version")
+        texts = [body.get(one.name) for one in fields(cls)[1:]]
+        found = (text if isinstance(text, str) else "" for text in texts)
+        return cls(version if type(version) is int else None, *found)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the exchange as JSON."""
+        return asdict(self)
+
+
 @dataclass
 class Staging:
     """The staging folder of one fragment."""
@@ -47,25 +84,30 @@ class Staging:
     store: Store
     name: str
 
-    def leftovers(self, wanted: Mapping[str, object]) -> list[str]:
-        """Return the folders of exchanges whose notes have these items; remove all others.
+    def leftovers(self, wanted: Exchange, *, anywhere: bool = False) -> list[str]:
+        """Return the folders of exchanges like this one, the oldest first; remove all others.
 
-        The oldest comes first.
+        Args:
+            anywhere: they may have compared the same with another relation.
         """
         found = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
-            note = self.store.read_json(PRIVATE, "staging", self.name, folder, _NOTE)
-            if note.items() >= wanted.items() and self._files(folder):
+            body = self.store.read_json(PRIVATE, "staging", self.name, folder, _NOTE)
+            noted = Exchange.from_json(body)
+            is_like = noted == wanted or (anywhere and noted.compared == wanted.compared)
+            if is_like and self._files(folder):
                 found.append(folder)
             else:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
         return found
 
-    def begin(self, note: Mapping[str, object]) -> Writer:
+    def begin(self, exchange: Exchange) -> Writer:
         """Return the writer of an exchange; its folder and note are written with its first file."""
         before = self.store.folders(PRIVATE, "staging", self.name)
         number = int(before[-1]) + 1 if before else 1
-        return Writer(self.store, self.name, f"{number:06d}", json.dumps(note).encode())
+        return Writer(
+            self.store, self.name, f"{number:06d}", json.dumps(exchange.to_json()).encode()
+        )
 
     def clear(self) -> None:
         """Remove all staged frames, after they were published or became useless."""

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from tests.harness.no_spark import NoSpark
 from tests.harness.staged import KEY, contents, frames_of
 from tests.reference.rows import Row
+from tests.samples.exchanges import ORDERS
 from tests.samples.rows import recipe
 from warehouse_agent.columns.layout import CHANGED, FIRST, UPDATES, lay_out
 from warehouse_agent.config import Fragment, Source
@@ -70,7 +71,7 @@ def job_in(folder: Path, steps: Steps) -> Job:
 
 def put(job: Job, rows: list[Row], made: Recipe) -> str:
     """Stage an exchange; return its folder."""
-    writer = job.staging.begin({})
+    writer = job.staging.begin(ORDERS)
     for frame in frames_of(rows, made):
         writer.add(frame)
     writer.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,10 +13,11 @@ from driftline.digests import Salt, mix
 from driftline.errors import FrameDamaged, Locked
 from driftline.fingerprints import fingerprints
 
+from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import staging
 
 KEY, SALT = bytes(range(32)), Salt(1, 2)
@@ -50,7 +52,7 @@ def test_keys_that_are_none(tmp_path: Path, key: bytes | None) -> None:
 def test_another_agent_took_up_what_was_staged(tmp_path: Path) -> None:
     """It is told, or no row would seem to have come."""
     theirs = staging.Staging(Store(str(tmp_path)), "orders")
-    writer = theirs.begin({"relation": "orders"})
+    writer = theirs.begin(ORDERS)
     assert writer.uris() == []
     for frame in (b"one", b"two"):
         writer.add(frame)
@@ -61,3 +63,25 @@ def test_another_agent_took_up_what_was_staged(tmp_path: Path) -> None:
     with pytest.raises(Locked, match="another agent took them up") as caught:
         writer.uris()
     assert caught.value.where == "orders"
+
+
+def test_what_unfinished_exchanges_are_taken_up(tmp_path: Path) -> None:
+    """Those that compared the same; those of a damaged note, or elsewhere, are removed."""
+    theirs = staging.Staging(Store(str(tmp_path)), "orders")
+    elsewhere = replace(ORDERS, address="erp:2")
+
+    def stage(exchange: staging.Exchange) -> str:
+        writer = theirs.begin(exchange)
+        writer.add(b"frame")
+        writer.flush()
+        return writer.folder
+
+    first, second = stage(ORDERS), stage(elsewhere)
+    stage(replace(ORDERS, base_version=3))
+    stage(replace(ORDERS, recipe="01"))
+    damaged = stage(ORDERS)
+    theirs.store.write(b'{"recipe": ', PRIVATE, "staging", "orders", damaged, "exchange.json")
+    assert theirs.leftovers(ORDERS, anywhere=True) == [first, second]
+    assert theirs.leftovers(ORDERS) == [first]
+    assert theirs.store.folders(PRIVATE, "staging", "orders") == [first]
+    assert staging.Exchange.from_json(ORDERS.to_json()) == ORDERS

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from tests.harness.exchange_pair import KEY, SALT, Ours
 from tests.harness.rogue import line_to
+from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe
 from warehouse_agent.methods import conversation
 from warehouse_agent.methods.conversation import Talk
@@ -130,7 +131,7 @@ def test_the_room_is_half_of_what_is_free(tmp_path: Path, monkeypatch: pytest.Mo
     staging, free = Staging(Store(str(tmp_path)), "orders"), 1 << 40
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(2 * free, free))
     assert staging.room(None) == Room(free // 2)
-    writer = staging.begin({})
+    writer = staging.begin(ORDERS)
     writer.add(bytes(10_000))
     writer.flush()
     free -= (staged := staging.frame_bytes())
@@ -184,7 +185,7 @@ def test_endless_frames_after_a_verdict(tmp_path: Path) -> None:
     verdict = pb.Verdict(count=2000, sum=bytes(16), differing=4)
     said = [pb.Reply(verdict=verdict)]
     staging = Staging(Store(str(tmp_path)), "orders")
-    writer = staging.begin({})
+    writer = staging.begin(ORDERS)
     with (
         line_to(tmp_path, lambda requests: endless(requests, said)) as over,
         pytest.raises(MalformedMessage, match="counted 2,000 rows"),
@@ -195,12 +196,12 @@ def test_endless_frames_after_a_verdict(tmp_path: Path) -> None:
     )
     assert kept < 3 * len(frame(FRAME_ROWS_MAX))
     writer.drop()
-    assert staging.leftovers({}) == []
+    assert staging.leftovers(ORDERS) == []
 
 
 @pytest.mark.starts
 def test_endless_frames_of_a_first_load(tmp_path: Path) -> None:
-    writer = Staging(Store(str(tmp_path)), "orders").begin({})
+    writer = Staging(Store(str(tmp_path)), "orders").begin(ORDERS)
     most = 3 * len(frame(FRAME_ROWS_MAX))
     with (
         line_to(tmp_path, lambda requests: endless(requests, [])) as over,
@@ -220,7 +221,7 @@ def test_endless_frames_do_not_fill_the_disk(
     free = shutil.disk_usage(tmp_path).free
     monkeypatch.setattr(store, "RESERVE_BYTES", free - 3 * FILE_BYTES)
     monkeypatch.setattr(store, "RESERVE_SHARE", 1)
-    writer = Staging(Store(str(tmp_path)), "orders").begin({})
+    writer = Staging(Store(str(tmp_path)), "orders").begin(ORDERS)
     wide = frame(40_000)
     big = pb.Reply(rows=pb.Rows(frame=wide))
 
@@ -249,7 +250,7 @@ def test_progress_that_never_means_rows(tmp_path: Path, monkeypatch: pytest.Monk
             time.sleep(0.01)
             yield progress
 
-    writer = Staging(Store(str(tmp_path)), "orders").begin({})
+    writer = Staging(Store(str(tmp_path)), "orders").begin(ORDERS)
     with line_to(tmp_path, says) as over, pytest.raises(SourceUnreachable, match="read no row"):
         converse(over, ours(10), writer)
 
@@ -270,7 +271,7 @@ def test_progress_that_counts_rows_for_ever(
             yield pb.Reply(progress=pb.Progress(phase="scan", rows=n + 1, rows_expected=n + 2))
             yield from few if n % 9 == 0 else ()
 
-    writer = Staging(Store(str(tmp_path)), "orders").begin({})
+    writer = Staging(Store(str(tmp_path)), "orders").begin(ORDERS)
     with line_to(tmp_path, says) as over, pytest.raises(SourceUnreachable, match="not ended"):
         converse(over, ours(10), writer)
 

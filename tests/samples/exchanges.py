@@ -1,0 +1,7 @@
+"""An exchange that may be unfinished, for tests that stage frames."""
+
+from __future__ import annotations
+
+from warehouse_agent.tasks.staging import Exchange
+
+ORDERS = Exchange(None, "00", "erp", "erp:1", "orders")
