@@ -16,6 +16,7 @@ from tests.simulation.world import Options, Tally, World
 REFRESHES, SHARES = 10_000, 10
 SOAK_REFRESHES = 1_000_000
 DELTA_REFRESHES = 150
+LYING_REFRESHES = 300
 SEEDS = 1_000_000  # between the first worlds of two shares
 # What must have happened in a share, or the sample shows less than it says. A lost data file
 # ("damaged") and a source that shrank are too rare for each share.
@@ -41,6 +42,13 @@ def test_on_delta() -> None:
     tally = run_worlds(500, DELTA_REFRESHES, on_delta=True)
     assert tally.happened["crash"] > 5
     assert tally.happened["rival"] > 2
+
+
+@pytest.mark.slow
+def test_notes_that_claim_more_or_less_than_the_table_holds() -> None:
+    tally = run_worlds(7_000, LYING_REFRESHES, lies=True)
+    assert tally.happened["restored"] > 5
+    assert tally.happened["older notes"] > 5
 
 
 @pytest.mark.soak

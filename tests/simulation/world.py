@@ -55,7 +55,7 @@ EXPECTED = frozenset(
 # A table of versions is one with a member; this one never moves.
 OTHER = Member("other", Kind.FRAGMENT, "other", 0, "", "exact", "total", "2026-01-01T00:00:00Z")
 SPOILED = ("misdirected", "garbled")
-LYING, LIES = 0.1, 0.25  # shares of the worlds whose notes lie, and of their commands with a lie
+LYING, LIES = 0.1, 0.4  # shares of the worlds whose notes lie, and of their commands with a lie
 WRITES = ("open", "write", "commit", "committed")
 
 
@@ -116,6 +116,7 @@ class Process:
     steps: int = 0
     is_dead: bool = False
     full_for: int = 0  # writes that find no space
+    dies_after: int = 0  # commits; 0: it does not
     loses_answer: bool = False  # the next commit is made, and its writer is told of an error
 
 
@@ -212,6 +213,10 @@ class World:
         if operation in SPOILED:
             self.tally.count(operation)
             return
+        if operation == "committed" and process.dies_after:
+            process.dies_after -= 1
+            if not process.dies_after:
+                process.plan.setdefault(process.steps + 1, []).append("crash")
         for what in process.plan.get(process.steps, ()):
             if what == "unreadable":
                 self.tally.count(what)
@@ -338,6 +343,8 @@ class World:
         chosen = self._due() if self.options.scheduled else list(self.config.fragments.values())
         loses = self.answers.random() < self.options.faults / 2
         self.process = Process(self._plan(rivals=self.options.rivals), loses_answer=loses)
+        if self.restored and self.lies is not None and self.lies.random() < 0.5:
+            self.process.dies_after = self.lies.choice((1, 1, 2))
         is_crashed, spoiled = False, self._spoiled()
         try:
             reports = self._run(chosen, attempts=self.options.attempts)
