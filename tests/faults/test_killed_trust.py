@@ -9,11 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.harness.fault_rig import Violation
-from tests.harness.trust_rig import CASES, TrustRig
+from tests.harness.legacy import PostgresLegacy, SqliteLegacy
+from tests.harness.servers import PostgreSQL
+from tests.harness.trust_rig import CASES, POLICIES, PolicyRig, TrustRig
 from warehouse_agent.failpoints import Point
 
 KILLS = 500
@@ -47,7 +50,8 @@ EVERY_RUN = (
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustRig]:
-    with TrustRig(tmp_path_factory.mktemp("trust")) as made:
+    folder = tmp_path_factory.mktemp("trust")
+    with TrustRig(SqliteLegacy(folder / "erp.db"), folder) as made:
         yield made
 
 
@@ -55,6 +59,13 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustRig]:
 @pytest.mark.parametrize(("case", "point", "nth"), EVERY_RUN)
 def test_killed_once(rig: TrustRig, case: str, point: Point, nth: int) -> None:
     assert rig.kill(case, point, nth=nth), "the point was not reached"
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("point", [Point.COMMITTING, Point.COMMITTED])
+def test_killed_after_other_policies(postgresql: PostgreSQL, tmp_path: Path, point: Point) -> None:
+    with PolicyRig(PostgresLegacy(postgresql), tmp_path) as rig:
+        assert rig.kill(POLICIES, point), "the point was not reached"
 
 
 @pytest.mark.slow
@@ -81,12 +92,15 @@ def write(rig: TrustRig, notes: dict[str, object]) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.postgresql
 @pytest.mark.timeout(14_400)
-def test_killed_again_and_again(rig: TrustRig) -> None:
+def test_killed_again_and_again(rig: TrustRig, postgresql: PostgreSQL, tmp_path: Path) -> None:
     """KILLS kills, over all cases and points in turn."""
     kills = 0
-    for case, (point, nth) in itertools.cycle(itertools.product(CASES, POINTS)):
-        kills += rig.kill(case, point, nth=nth)
-        if kills == KILLS:
-            break
+    with PolicyRig(PostgresLegacy(postgresql), tmp_path) as other:
+        every = itertools.product((*CASES, POLICIES), POINTS)
+        for case, (point, nth) in itertools.cycle(every):
+            kills += (other if case == POLICIES else rig).kill(case, point, nth=nth)
+            if kills == KILLS:
+                break
     print(f"{kills} kills")

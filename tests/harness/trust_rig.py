@@ -25,7 +25,7 @@ from pyarrow import ArrowInvalid
 
 from tests.harness.fault_rig import Violation, expect
 from tests.harness.forks import WAREHOUSE, run
-from tests.harness.legacy import SqliteLegacy
+from tests.harness.legacy import Legacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
 from warehouse_agent.failpoints import Point
@@ -46,23 +46,28 @@ Rows = Counter[tuple[Any, ...]]
 class TrustRig:
     """The tables `r`, `m` with a marker, and `p` compared in parts. A context manager."""
 
-    def __init__(self, folder: Path, *, seed: int = 0) -> None:
-        self.legacy = SqliteLegacy(folder / "erp.db")
+    tables: tuple[str, ...] = ("r", "m", "p")
+    time_type = "DATETIME"
+
+    def __init__(self, legacy: Legacy, folder: Path, *, seed: int = 0) -> None:
+        self.legacy = legacy
         self.random = random.Random(seed)
         self.numbers = itertools.count()
         self.states: dict[str, list[tuple[datetime, Rows]]] = {}
-        for name in ("r", "m", "p"):
-            columns = "id INTEGER PRIMARY KEY NOT NULL, note TEXT, changed DATETIME"
+        for name in self.tables:
+            columns = f"id INTEGER PRIMARY KEY NOT NULL, note TEXT, changed {self.time_type}"
             self.legacy.execute(f"CREATE TABLE {name} ({columns})")
             rows = [(i, f"note {i}", _now()) for i in range(PART_ROWS if name == "p" else ROWS)]
             self.legacy.many(f"INSERT INTO {name} VALUES (?, ?, ?)", rows)
+            self.began(name)
             self.seen(name)
         relations = {"r": 'table = "r"', "m": MARKER, "p": 'table = "p"'}
-        self.pair = Pair(NoSpark(), self.legacy, folder / "pair", relations)
+        known = {name: relations[name] for name in self.tables}
+        self.pair = Pair(NoSpark(), self.legacy, folder / "pair", known)
         self.pair.small_bytes = 256 << 20
         self.pair.fragment_lines = {"r": SKETCH, "m": KEYS, "p": PART}
         self.log = folder / "log"
-        for name in ("r", "m", "p"):
+        for name in self.tables:
             self.refresh(name)
 
     def __enter__(self) -> Self:
@@ -73,6 +78,9 @@ class TrustRig:
         self.legacy.close()
 
     # The source
+
+    def began(self, name: str) -> None:
+        """Do what a table needs at the source after it was made."""
 
     def seen(self, name: str) -> None:
         """Keep the state of a table at the source after an edit."""
@@ -93,7 +101,7 @@ class TrustRig:
         if is_marked:
             self.legacy.execute(f"DELETE FROM {name} WHERE id = ?", ROWS + 10_000)
             self.legacy.execute(
-                f"INSERT OR REPLACE INTO {name} (id, note, changed) VALUES (?, ?, ?)",
+                f"INSERT INTO {name} (id, note, changed) VALUES (?, ?, ?)",
                 10_000 + next(self.numbers), word, _now(),
             )  # fmt: skip
         self.seen(name)
@@ -184,7 +192,7 @@ class TrustRig:
         Raises:
             Violation: something is trusted that should not be, or the next refresh is not equal.
         """
-        name, words = CASES[case](self)
+        name, words = _policies(self) if case == POLICIES else CASES[case](self)
         code = self.command(*words, armed=f"{point.value}:kill:{nth}")
         is_damaged = case.startswith("damage")
         self.check_claims(name, may_be_damaged=is_damaged)
@@ -216,6 +224,22 @@ class TrustRig:
         self.check_claims(name)
         version, _ = self.entries(name)[0]
         expect(self.rows(name, version) == self.source(name), f"{name} is not its source")
+
+
+class PolicyRig(TrustRig):
+    """The table `r` in PostgreSQL, of which row security hides each tenth row from the agent."""
+
+    tables = ("r",)
+    time_type = "TIMESTAMP"
+    hidden = 7
+
+    def began(self, name: str) -> None:
+        self.legacy.execute(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
+        self.legacy.execute(f"CREATE POLICY tenths ON {name} FOR SELECT USING (id % 10 <> 7)")
+
+    def source(self, name: str) -> Rows:
+        found = super().source(name)
+        return Counter({row: n for row, n in found.items() if row[0] % 10 != self.hidden})
 
 
 def _now() -> str:
@@ -299,6 +323,17 @@ def _written(rig: TrustRig) -> tuple[str, Sequence[str]]:
     return "r", ("refresh", "r", "--accept-restored")
 
 
+def _policies(rig: TrustRig) -> tuple[str, Sequence[str]]:
+    """Row security hides other rows than before, which is accepted."""
+    assert isinstance(rig, PolicyRig)
+    _published(rig, "r")
+    rig.hidden = (rig.hidden + 1) % 10
+    rig.legacy.execute(f"ALTER POLICY tenths ON r USING (id % 10 <> {rig.hidden})")
+    rig.edit("r")
+    return "r", ("refresh", "r", "--accept-schema")
+
+
+POLICIES = "other policies"  # the case of a PolicyRig
 CASES: dict[str, Callable[[TrustRig], tuple[str, Sequence[str]]]] = {
     "a mark that no longer fits": _mark,
     "a restored table": lambda rig: _restored(rig, "r"),
