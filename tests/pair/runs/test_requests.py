@@ -100,6 +100,7 @@ def test_small_files_are_not_read_again_and_again(found: dict[str, Counted]) -> 
     counts = {(name, kind): found[name]["read", kind] for name, kind in READS_MAX}
     assert all(counts[one] <= most for one, most in READS_MAX.items()), counts
     assert found[NOTHING].of("write").items() <= WRITES_MAX.items()
+    assert max(found[name]["head", "log"] for name in (NOTHING, PLAN)) <= 1
     for name in (PLAN, "`status`", "`history`", "`schedule`", "`verify`", "`warehouse_agent.read`"):
         assert not found[name].of("write"), name
         assert not found[name].of("remove"), name
