@@ -6,7 +6,7 @@ that changed twice counts once. Counts of parts are added to the complete refres
 interval that the clock of the source makes impossible is dropped and counted.
 
 The newest RECENT_MAX intervals are kept as they are. Older ones are folded into sums for each hour
-of the week; they outlive the rotation of the history and reloads. The rows of a folded interval are
+of the week; they outlive the lines of the history and reloads. The rows of a folded interval are
 given to its hours in proportion to the rates so far, one step of an online EM (O. Cappé,
 E. Moulines, J. Royal Statist. Soc. B 71(3), 2009).
 """
