@@ -52,6 +52,24 @@ PROOF_OF_PART = f'proof = "{Proof.PART.value}"'
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What a forecast says beside the prediction, which does not depend on it.
+
+    Attributes:
+        staged_bytes: of an earlier attempt.
+        source_error: why the source could not be asked; None: it was.
+        schema_changes: of the relation, each in words, that a refresh refuses.
+    """
+
+    staged_bytes: int = 0
+    source_error: str | None = None
+    schema_changes: tuple[str, ...] = ()
+
+
+NOTHING = Beside()
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """Forecast of one refresh. `chosen` is the `what` of a candidate."""
 
@@ -149,7 +167,8 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
         with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
             record.note_limits(store, fragment.source, reply.description)
     history = read(store, fragment.name, runs())
-    found = predict(know(store, fragment, history, reply, source_error))
+    known, beside = know(store, fragment, history, reply)
+    found = predict(known, replace(beside, source_error=source_error))
     expected = rows_forecast(store, fragment, found.rows_published, datetime.now(UTC), history)
     held = history.held_back_s or (None, None)
     return replace(found, rows_forecast=expected, held_back_s=held[0], last_s=held[1])
@@ -190,8 +209,7 @@ def know(
     fragment: Fragment,
     history: History,
     reply: pb.DescribeReply | None,
-    source_error: str | None,
-) -> Known:
+) -> tuple[Known, Beside]:
     """Collect the inputs of a prediction from the store and the source's reply.
 
     Raises:
@@ -228,12 +246,7 @@ def know(
     files = base.sound if base is not None else ()
     partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
     tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
-    return replace(
-        at.known(files, partition, tiled),
-        staged_bytes=staged,
-        source_error=source_error,
-        schema_changes=tuple(changes),
-    )
+    return at.known(files, partition, tiled), Beside(staged, schema_changes=tuple(changes))
 
 
 def _marker_state(
@@ -255,7 +268,7 @@ def _marker_state(
     return replace(found, mark=b"", why="the source's DBA names no marker of this relation")
 
 
-def predict(known: Known) -> Forecast:
+def predict(known: Known, beside: Beside = NOTHING) -> Forecast:
     """Price the candidates, choose one and say why."""
     rows, floor = known.rows or 0, None
     changes, expected = forecasts(known)
@@ -283,9 +296,9 @@ def predict(known: Known) -> Forecast:
         candidates=candidates,
         chosen=chosen,
         why=_why(known, candidates, chosen),
-        staged_bytes=known.staged_bytes,
-        source_error=known.source_error,
-        schema_changes=known.schema_changes,
+        staged_bytes=beside.staged_bytes,
+        source_error=beside.source_error,
+        schema_changes=beside.schema_changes,
         tiles=known.scope.tiles,
         tiles_done=known.scope.tiles_done,
         refused=known.refusal.message if known.refusal is not None else None,

@@ -46,7 +46,8 @@ def last_phases() -> Enough:
 
     def enough(line: HistoryLine) -> bool:
         nonlocal found
-        found += len(line.view_phases) if isinstance(line, SuccessLine) else 0
+        if isinstance(line, SuccessLine):
+            found += sum(phase.rows is not None for phase in line.view_phases)
         return found >= PHASES
 
     return enough

@@ -173,9 +173,6 @@ class Known:
     read_at_most: int | None
     runs: tuple[Run, ...]
     files: tuple[tuple[int, int], ...] = ()
-    staged_bytes: int = 0
-    source_error: str | None = None
-    schema_changes: tuple[str, ...] = ()
     tiled: Tiled | None = None
     rows_lost: int = 0
     named_key_bytes: float | None = None

@@ -39,7 +39,7 @@ from warehouse_agent.storage.formats import head
 
 ROWS = 2000
 # Of the moment, or asked for by one of the two alone.
-ONE_ALONE = {"now", "rows_expected", "allowance", "staged_bytes", "source_error", "schema_changes"}
+ONE_ALONE = {"now", "rows_expected", "allowance"}
 PART = 'require = "fuzzy"\nread_at_most = 1000'
 TILES = 'require = "fuzzy"\nincremental = { rows = 300, pause_s = 0.001 }'
 KEYS = 'proof = "keys"'
@@ -63,9 +63,9 @@ class Orders:
     def foretold(self) -> Known:
         reply, error = plan._describe(self.fragment)
         assert reply is not None, error
-        return plan.know(
-            self.pair.store, self.fragment, read(self.pair.store, "orders"), reply, None
-        )
+        history = read(self.pair.store, "orders")
+        known, _ = plan.know(self.pair.store, self.fragment, history, reply)
+        return known
 
     def refreshed(self, options: Options | None = None) -> Known:
         self.pair.refresh("orders", options=options)

@@ -59,4 +59,5 @@ def test_a_plan_before_the_first_load_tells_no_bytes(
 
 def planned(reply: pb.DescribeReply, tmp_path: Path) -> Forecast:
     fragment = Fragment("notes", Source("erp", "erp:1"), "notes")
-    return predict(know(Store(str(tmp_path / "warehouse")), fragment, History(), reply, None))
+    store = Store(str(tmp_path / "warehouse"))
+    return predict(*know(store, fragment, History(), reply))

@@ -24,7 +24,7 @@ from tests.fixtures.clock import Daily
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from tests.samples.prices import flat
-from warehouse_agent.cli.plan import Forecast, forecast, know, predict
+from warehouse_agent.cli.plan import Beside, Forecast, forecast, know, predict
 from warehouse_agent.config import Source, select
 from warehouse_agent.history import record
 from warehouse_agent.history.known import even_knots
@@ -101,7 +101,8 @@ def test_a_first_load() -> None:
 
 def test_a_first_load_of_unknown_size() -> None:
     found = predict(
-        known(version=None, rows=None, rows_expected=None, source_error="Nothing answers.")
+        known(version=None, rows=None, rows_expected=None),
+        Beside(source_error="Nothing answers."),
     )
     assert by_name(found) == {"full copy": None}
     assert "bytes not known" in found.text()
@@ -238,7 +239,7 @@ def test_hashed_keys_cost_a_second_scan() -> None:
 
 
 def test_what_is_said_of_leftovers_and_columns() -> None:
-    found = predict(known(staged_bytes=12_345, schema_changes=("column b was dropped",)))
+    found = predict(known(), Beside(12_345, schema_changes=("column b was dropped",)))
     assert "12,345 bytes of an earlier attempt are staged" in found.text()
     assert "refused without --accept-schema: column b was dropped" in found.text()
 
@@ -367,7 +368,7 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     # As far from this refresh as it was from the load.
     fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
     earlier, last = (run.at for run in read(store, "orders").runs)
-    known_now = know(store, fragment, read(store, "orders"), None, None)
+    known_now, _ = know(store, fragment, read(store, "orders"), None)
     then = dataclasses.replace(known_now, now=last + (last - earlier))
     after = predict(then)
     assert after.changes_expected is not None
@@ -381,7 +382,7 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
         return changes_expected(runs, rows, now)
 
     monkeypatch.setattr(record, "changes_expected", noted)
-    known = know(store, fragment, read(store, "orders"), None, None)
+    known, _ = know(store, fragment, read(store, "orders"), None)
     quiet = pair.refresh()
     now = predict(dataclasses.replace(known, now=asked[0]))
     moved = quiet.bytes_sent + quiet.bytes_received
@@ -449,7 +450,8 @@ def test_a_plan_and_a_refresh_keep_to_what_the_dba_allows(pair: Pair) -> None:
             predicted(pair)
         fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
         assert record.line(store, fragment.source, None).rows_per_s == limit
-        assert know(store, fragment, read(store, "orders"), None, None).line.rows_per_s == limit
+        found, _ = know(store, fragment, read(store, "orders"), None)
+        assert found.line.rows_per_s == limit
 
 
 def test_a_refusal_is_an_error(pair: Pair) -> None:
