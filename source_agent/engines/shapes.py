@@ -40,8 +40,8 @@ class Files:
     `pattern`: of their names, with `*`, `?`, `[…]`, at most one `{%Y…}`, the time of the data, and
     at most one `{part}`: then all parts of a delivery are the relation.
     `format`: the file that describes their columns. Exactly one of the others is set: `complete` is
-    the name of a marker, with `{file}`, of parts without; `settle_s` the seconds in which a file
-    did not change.
+    the name of a marker, with `{file}`, or of a whole delivery; `settle_s` the seconds in which a
+    file did not change.
     """
 
     pattern: str

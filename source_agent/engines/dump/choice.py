@@ -1,8 +1,9 @@
 """Dump files: which file of a folder is read: the newest complete one; no I/O.
 
-A file is complete if its marker exists and is not older than it, or if neither its content nor its
-name, owner or mode has changed for `settle_s`: its mtime and its ctime are older. An mtime alone
-can be set by whoever writes the file (`cp -p`), a ctime cannot.
+A file is complete if its marker exists and is not older than it (a dump of many tables may have one
+for all), or if neither its content nor its name, owner or mode has changed for `settle_s`: its
+mtime and its ctime are older. An mtime alone can be set by whoever writes the file (`cp -p`), a
+ctime cannot.
 
 A delivery is one file, or with `{part}` in the pattern all files that differ in that number alone.
 Then one marker completes it, and its numbers must have no gap. Only the marker says which part is
@@ -127,10 +128,12 @@ def pattern(files: Files, where: str) -> Pattern:
             )
     if PART in files.pattern:
         _check_parts(files, where)
-    elif files.complete is not None and (FILE not in files.complete or files.complete == FILE):
+    elif files.complete is not None and not _names_marker(files.complete, files.pattern):
         raise ConfigurationError(
             f"{files.complete!r} does not name a marker of each file.",
-            remedy='Write it with the name of the file: complete = "{file}.done".',
+            remedy='Write it with the name of the file: complete = "{file}.done", or with the time'
+            " in `files`. One name for many tables is for files that are called the same each"
+            " time.",
             where=f"{where}: complete",
         )
     text = files.pattern.replace(PART, _PART_SLOT)
@@ -158,6 +161,16 @@ def pattern(files: Files, where: str) -> Pattern:
             where=f"{where}: files",
         )
     return Pattern(files.pattern, re.compile(regex.replace(_SLOT, f"(?P<time>{digits})")), times[0])
+
+
+def _names_marker(complete: str, text: str) -> bool:
+    """Return True if no marker of another delivery can complete a file of this pattern."""
+    if FILE in complete:
+        return complete != FILE
+    times = _TIME.findall(text)
+    if times:
+        return f"{{{times[0]}}}" in complete and complete != text
+    return not re.search(r"[*?[]", text) and complete != text
 
 
 def _check_parts(files: Files, where: str) -> None:

@@ -28,13 +28,13 @@ SCHEMA = "SELECT type, name, rootpage, sql FROM main.sqlite_master ORDER BY rowi
 STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 
 
-def named(row: Sequence[bytes | str | None]) -> tuple[str, str, str, str]:
+def named(row: tuple[bytes | None, str, bytes | None]) -> tuple[str, str, str, str]:
     """Return a row of TABLES as name, kind, definition, and why the name is none; empty: it is."""
     name, kind, sql = row
     known, definition = bytes(name or b""), bytes(sql or b"")
     shown = known.decode(errors="backslashreplace")
     why = "" if shown.encode() == known else UNREAD.format(known)
-    return shown, str(kind), definition.decode(errors="backslashreplace"), why
+    return shown, kind, definition.decode(errors="backslashreplace"), why
 
 
 def view_sql(query: str) -> tuple[str, str]:

@@ -23,8 +23,9 @@ from source_agent.engines.mysql_family.session import FamilySession
 from tests.harness.family import FAMILY
 from tests.harness.legacies import of_family
 from tests.harness.legacy import LEGACIES, MariaLegacy
+from tests.harness.pair import plain
 from tests.harness.servers import FamilyServer
-from tests.harness.views import Sites, plain
+from tests.harness.views import Sites
 from tests.source_agent.engines.test_ddl_beside import DDL, Hook
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
