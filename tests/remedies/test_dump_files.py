@@ -203,8 +203,8 @@ NAMES: list[tuple[str, Change, tuple[Change, ...]]] = [
     ),
     (
         (
-            'Write it with the name of the file: complete = "{file}.done", or with the time in `files`.'
-            " One name for many tables is for files that are called the same each time."
+            'Write it with the name of the file: complete = "{file}.done", or with the time in'
+            " `files`. One name for many tables is for files that are called the same each time."
         ),
         files(complete="done", settle_s=None),
         (lambda a: (files(complete="{file}.done")(a), a.put(b"", "a-1.csv.done")),),
