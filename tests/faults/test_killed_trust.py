@@ -61,6 +61,13 @@ def test_killed_once(rig: TrustRig, case: str, point: Point, nth: int) -> None:
     assert rig.kill(case, point, nth=nth), "the point was not reached"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["r", "m"])
+def test_killed_before_and_after_a_commit(rig: TrustRig, name: str) -> None:
+    """What was noted of a version that was not committed would be said of another one."""
+    assert rig.kill_twice(name), "a point was not reached"
+
+
 @pytest.mark.postgresql
 @pytest.mark.parametrize("point", [Point.COMMITTING, Point.COMMITTED])
 def test_killed_after_other_policies(postgresql: PostgreSQL, tmp_path: Path, point: Point) -> None:

@@ -194,12 +194,31 @@ class TrustRig:
         """
         name, words = _policies(self) if case == POLICIES else CASES[case](self)
         code = self.command(*words, armed=f"{point.value}:kill:{nth}")
-        is_damaged = case.startswith("damage")
+        accepted = any(word.startswith("--accept") for word in words)
+        self._recover(name, accepted=accepted, is_damaged=case.startswith("damage"))
+        return code == -signal.SIGKILL
+
+    def kill_twice(self, name: str) -> bool:
+        """Kill a refresh before its commit, and the next one after its own, which has the number
+        that the first would have had. Return False and raise as `kill`."""
+        _published(self, name)
+        codes = []
+        for point in (Point.COMMITTING, Point.COMMITTED):
+            self.edit(name)
+            codes.append(self.command("refresh", name, armed=f"{point.value}:kill"))
+        self._recover(name)
+        return codes == [-signal.SIGKILL] * 2
+
+    def _recover(self, name: str, *, accepted: bool = False, is_damaged: bool = False) -> None:
+        """Check what a kill left; refresh until the table is equal to its source.
+
+        Nothing but what was `accepted` already may have to be accepted: no note accuses wrongly.
+        """
         self.check_claims(name, may_be_damaged=is_damaged)
         self.edit(name)
-        # What is not accepted yet is asked again; damage that nobody noted is found by one refresh.
+        # What was accepted is asked again; damage that nobody noted is found by one refresh.
         errors = []
-        for accepts in (False, True, True):
+        for accepts in (False, accepted, accepted):
             error = self.refresh(name, accepts=accepts)
             self.check_claims(name, may_be_damaged=is_damaged and error is not None)
             if error is None:
@@ -211,7 +230,6 @@ class TrustRig:
         self._check_equal(name)
         expect(self.refresh(name) is None, "one more refresh")
         self._check_equal(name)
-        return code == -signal.SIGKILL
 
     def _compare_all(self, name: str) -> None:
         lines = self.pair.fragment_lines[name]
