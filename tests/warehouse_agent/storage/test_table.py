@@ -63,7 +63,7 @@ def test_what_an_older_release_committed_is_kept_to_the_letter() -> None:
         assert record.rows == body["rows"]
         # As a restored version is published again: known keys change in place, new ones follow.
         again = replace(record, rows_inserted=0, restored=4).to_json()
-        assert [*again] == [*body, "restored"]
+        assert [*again] == [*dict.fromkeys([*body, "restored"])]
 
 
 def test_keys_of_newer_releases_stay() -> None:
