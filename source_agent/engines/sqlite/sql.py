@@ -31,7 +31,7 @@ STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 def named(row: tuple[bytes | None, str, bytes | None]) -> tuple[str, str, str, str]:
     """Return a row of TABLES as name, kind, definition, and why the name is none; empty: it is."""
     name, kind, sql = row
-    known, definition = bytes(name or b""), bytes(sql or b"")
+    known, definition = name or b"", sql or b""
     shown = known.decode(errors="backslashreplace")
     why = "" if shown.encode() == known else UNREAD.format(known)
     return shown, kind, definition.decode(errors="backslashreplace"), why
