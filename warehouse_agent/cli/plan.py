@@ -53,7 +53,7 @@ PROOF_OF_PART = f'proof = "{Proof.PART.value}"'
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a forecast says beside the prediction, which does not depend on it.
+    """Facts that a forecast tells beside the prediction, which does not depend on them.
 
     Attributes:
         staged_bytes: of an earlier attempt.
