@@ -123,6 +123,15 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
             " session (pool_mode of PgBouncer)."
         ),
     ),
+    f"{_ENGINES}/test_pgpool.py::test_it_is_refused_declared_or_not": (
+        (
+            "Name the server itself in database.url, or a pooler that passes statements on as they"
+            " are, such as PgBouncer."
+        ),
+    ),
+    f"{_ENGINES}/rights/test_firebird.py::test_what_a_mapping_gives_is_listed": (
+        "Leave the login one mapping to a role (RDB$AUTH_MAPPING).",
+    ),
     f"{_ENGINES}/test_pooler.py::test_options_that_would_not_pass_are_refused": (
         (
             "Remove `options` from the URL, and have the DBA give the agent's role the same"

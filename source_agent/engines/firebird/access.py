@@ -30,6 +30,7 @@ _LOST: Final = frozenset(
     {335544344, 335544648, 335544721, 335544726, 335544727, 335544741, 335544856, 335544861}
 )  # I/O, network, shutdown
 _LOGIN: Final = 335544472
+_SEVERAL_MAPPINGS: Final = 335545083
 
 
 def said(error: BaseException) -> str:
@@ -100,11 +101,14 @@ def translate(
 def connect_error(error: DatabaseError, database: str) -> DriftlineError:
     """Return the error for a database that could not be opened."""
     text = f"Firebird says of {database!r}: {said(error)}."
-    if _LOGIN in set(getattr(error, "gds_codes", None) or ()):
+    codes = set(getattr(error, "gds_codes", None) or ())
+    if codes & {_LOGIN, _SEVERAL_MAPPINGS}:
         return DatabaseRefused(
             text,
             where="database.url",
-            remedy="Check the user and password.",
+            remedy="Leave the login one mapping to a role (RDB$AUTH_MAPPING)."
+            if _SEVERAL_MAPPINGS in codes
+            else "Check the user and password.",
             abroad="Firebird refused the login.",
         )
     return DatabaseUnavailable(

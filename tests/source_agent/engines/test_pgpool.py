@@ -38,6 +38,8 @@ def test_it_is_refused_declared_or_not(pg: OfPostgreSQL, mode: str) -> None:
             with pytest.raises(DatabaseRefused, match="Pgpool-II") as caught:
                 connect(url, None, Limits(), pooler=declared).open()
             assert "PgBouncer" in caught.value.remedy
+        with closing(connect(pg.url, None, Limits()).open()) as session:
+            assert read(session, T) == [["1"]]
         with pooler.client("postgres", pg.database) as other:
             assert other.execute("SELECT id FROM t").fetchone() == (1,)
 

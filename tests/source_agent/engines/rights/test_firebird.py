@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from driftline.errors import DatabaseRefused
 
 from source_agent.engines.interface import Limits, Privilege
 from source_agent.engines.registry import connect
@@ -126,3 +127,58 @@ def test_queries_may_need_any_table(legacy: OfFirebird) -> None:
     relation = Relation("q", query='SELECT "id" FROM "others"', key=("id",))
     found = privileges(legacy, relation)
     assert (found["SELECT on others"], found["EXECUTE on function F"]) == ("needed", "needed")
+
+
+MAPPINGS: Final = {
+    "FROM USER READER TO ROLE ROLE1": {
+        "INSERT on items, by role ROLE1": "EXCESS",
+        "SELECT on items": "needed",
+    },
+    "FROM ANY USER TO ROLE ROLE1": {
+        "INSERT on items, by role ROLE1": "EXCESS",
+        "SELECT on items": "needed",
+    },
+    "FROM USER READER TO USER OTHER": {"UPDATE on items": "EXCESS"},
+}
+
+
+def test_what_a_mapping_gives_is_listed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The login is who the server says it is, with the role that is active."""
+    server = request.getfixturevalue("firebird")
+    if server is None:
+        pytest.skip("the embedded engine maps nobody")
+    from tests.harness.legacy_firebird import OfFirebird
+
+    legacy = OfFirebird(tmp_path, server)
+    legacy.run(
+        'CREATE TABLE "items" ("id" INT NOT NULL PRIMARY KEY)',
+        "CREATE ROLE ROLE1",
+        "CREATE ROLE ROLE2",
+        'GRANT INSERT ON "items" TO ROLE ROLE1',
+        'GRANT UPDATE ON "items" TO USER OTHER',
+    )
+    url = legacy.granted(legacy.connect().grants([ITEMS], login="reader", connections=6), "reader")
+    engine = connect(url, "pw", Limits())
+
+    def found() -> dict[str, str]:
+        listed = engine.privileges([ITEMS])
+        return {p.what: "EXCESS" if p.excess else "needed" for p in listed if not p.is_note}
+
+    try:
+        assert found() == {"SELECT on items": "needed"}
+        for mapping, expected in MAPPINGS.items():
+            legacy.run(f"CREATE MAPPING M USING * {mapping}")
+            assert found() == expected, mapping
+            legacy.run("DROP MAPPING M")
+        legacy.run(
+            "CREATE MAPPING M USING * FROM USER READER TO ROLE ROLE1",
+            "CREATE MAPPING N USING * FROM ANY USER TO ROLE ROLE2",
+        )
+        with pytest.raises(DatabaseRefused, match="Multiple maps") as caught:
+            engine.open()
+        assert "one mapping" in caught.value.remedy
+        legacy.run("DROP MAPPING N")
+        assert found() == MAPPINGS["FROM USER READER TO ROLE ROLE1"]
+    finally:
+        legacy.drop_login("reader")
+        legacy.close()
