@@ -92,7 +92,7 @@ def driven() -> Iterator[None]:
 
 
 class Way(enum.Enum):
-    """What is known of the way to the server."""
+    """Tell what is known of the way to the server."""
 
     UNKNOWN = enum.auto()
     DIRECT = enum.auto()
@@ -115,7 +115,7 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
 
     @property
     def is_pooled(self) -> bool:
-        """Whether it leads to a pooler."""
+        """Return True if it leads to a pooler."""
         return self.way in {Way.DECLARED, Way.POOLED}
 
     @property
