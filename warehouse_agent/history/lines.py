@@ -43,7 +43,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a refresh took, whether it went well or not.
+    """The cost of a refresh, whether it went well or not.
 
     Attributes:
         seconds: of all phases.

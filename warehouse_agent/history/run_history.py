@@ -47,7 +47,7 @@ Enough = Callable[[HistoryLine], bool]  # told of each line, the newest first; T
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of earlier refreshes.
+    """Earlier refreshes of a fragment or a view.
 
     Attributes:
         lines: the newest first, as far as they were read.

@@ -90,7 +90,7 @@ class Bins:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What refreshes found and cost in all.
+    """Sums over refreshes: their results and their cost.
 
     Attributes:
         refreshes: that went well, first loads among them.
@@ -182,7 +182,7 @@ class Totals:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Totals:
-        """Return what `to_json` wrote. Raises one of DAMAGED."""
+        """Return what `to_json` wrote. Raises ValueError, or another of DAMAGED."""
         found: dict[str, Any] = {name: _count(body.get(name, 0)) for name in _COUNTS}
         found |= {name: Bins.from_json(body.get(name, {})) for name in _BINS}
         found |= {name: float(body.get(name, 0.0)) for name in _SECONDS}

@@ -65,7 +65,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one refresh that went well told of change; None: it did not say, or what cannot be.
+    """The counts and times of one refresh that went well; None: not said, or not possible.
 
     Attributes:
         as_of, checked_at: as its report has them, which they identify.
