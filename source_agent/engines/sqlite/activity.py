@@ -65,14 +65,18 @@ def _inode(file: os.stat_result) -> tuple[int, int]:
     return file.st_dev, file.st_ino
 
 
-def activities(ask: Ask, relations: Sequence[Relation], flag: Activity) -> dict[str, Activity]:
-    """Return the activity of relations by their names; `flag` is that of the whole file.
+def activities(
+    ask: Ask, relations: Sequence[Relation], flag: Activity, encoding: str
+) -> dict[str, Activity]:
+    """Return the activity of relations by their names; `flag` is that of the whole file, whose text
+    has this `encoding`.
 
     Raises:
         sqlite3.Error: the schema cannot be read.
     """
     found: dict[str, Activity] = {r.name: never_probed(r) or NO_TABLE for r in relations}
-    kinds = {name.lower(): (kind, sql) for name, kind, sql, _ in map(named, ask(TABLES))}
+    tables = (named(row, encoding) for row in ask(TABLES))
+    kinds = {name.lower(): (kind, sql) for name, kind, sql, _ in tables}
     for relation in relations:
         name = split_name(relation.table or "")[-1].lower()
         if never_probed(relation) is None and name in kinds:

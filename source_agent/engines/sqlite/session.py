@@ -178,7 +178,7 @@ class SqliteSession(SnapshotSession):
         """Return the activity of relations, of the snapshot itself: it holds the file's lock."""
         try:
             flag = activity.WAL if self.is_wal else header.read()
-            return activity.activities(self.ask, probed, flag)
+            return activity.activities(self.ask, probed, flag, self.encoding)
         except (OSError, DriftlineError) as error:
             said = error.strerror if isinstance(error, OSError) else error.message_abroad
             why = NotKnown(f"the file's header cannot be read: {said}")

@@ -15,7 +15,7 @@ from source_agent.engines.sqlite.values import MARK
 TABLES = """
 SELECT CAST(name AS BLOB), type, CAST(sql AS BLOB) FROM main.sqlite_master
 WHERE type IN ('table', 'view')"""
-UNREAD = "Its name {!r} is not in UTF-8. Rename it at the source."
+UNREAD = "Its name {!r} is not in {}. Rename it at the source."
 EXPLAIN_PLAN = "EXPLAIN QUERY PLAN "
 VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
 XINFO = "PRAGMA {schema}.table_xinfo({name})"
@@ -28,13 +28,14 @@ SCHEMA = "SELECT type, name, rootpage, sql FROM main.sqlite_master ORDER BY rowi
 STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 
 
-def named(row: tuple[bytes | None, str, bytes | None]) -> tuple[str, str, str, str]:
-    """Return a row of TABLES as name, kind, definition, and why the name is none; empty: it is."""
+def named(row: tuple[bytes | None, str, bytes | None], encoding: str) -> tuple[str, str, str, str]:
+    """Return a row of TABLES, in a file of this encoding, as name, kind, definition, and why the
+    name is none; empty: it is one."""
     name, kind, sql = row
     known, definition = name or b"", sql or b""
-    shown = known.decode(errors="backslashreplace")
-    why = "" if shown.encode() == known else UNREAD.format(known)
-    return shown, kind, definition.decode(errors="backslashreplace"), why
+    shown = known.decode(encoding, errors="backslashreplace")
+    why = "" if shown.encode(encoding) == known else UNREAD.format(known, encoding)
+    return shown, kind, definition.decode(encoding, errors="backslashreplace"), why
 
 
 def view_sql(query: str) -> tuple[str, str]:

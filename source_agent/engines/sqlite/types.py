@@ -254,7 +254,7 @@ def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
 def listed(session: SqliteCatalogue) -> list[Listed]:
     """Return what `Engine.listed` returns."""
     found = []
-    tables = [named(row) for row in session.ask(TABLES)]
+    tables = [named(row, session.encoding) for row in session.ask(TABLES)]
     virtual = [n for n, _, sql, _ in tables if sql.upper().lstrip().startswith(_VIRTUAL)]
     for name, _, _, unread in tables:
         if name.startswith("sqlite_") or _is_shadow(name, virtual):
@@ -289,7 +289,8 @@ def _is_shadow(name: str, virtual: Sequence[str]) -> bool:
 
 def _table_name(session: SqliteCatalogue, relation: Relation) -> str:
     parts = split_name(relation.table or "")
-    names = [name for name, _, _, unread in map(named, session.ask(TABLES)) if not unread]
+    tables = (named(row, session.encoding) for row in session.ask(TABLES))
+    names = [name for name, _, _, unread in tables if not unread]
     if len(parts) == 2 and parts[0].lower() != "main":
         raise ConfigurationError(
             f"{relation.table!r} names another database than the file.",
@@ -304,7 +305,7 @@ def _table_name(session: SqliteCatalogue, relation: Relation) -> str:
 
 
 def _table(session: SqliteCatalogue, name: str, rows: list[tuple[Any, ...]]) -> _Table:
-    tables = map(named, session.ask(TABLES))
+    tables = (named(row, session.encoding) for row in session.ask(TABLES))
     kind, sql = next((k, s) for n, k, s, unread in tables if n == name and not unread)
     is_stored = kind == "table" and not sql.upper().lstrip().startswith(_VIRTUAL)
     primary = [row[1] for row in sorted((r for r in rows if r[5]), key=lambda r: r[5])]
