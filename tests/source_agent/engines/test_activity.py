@@ -468,6 +468,7 @@ def test_every_statement_of_a_probe_is_explained(
     legacy.run("CREATE TABLE t (id int PRIMARY KEY, v int)")
     request.addfinalizer(legacy.close)
     engine = connect(legacy.url, None, Limits())
+    engine.open().close()  # the first one also looks for a pooler
     issued: list[str] = []
     legacy.record(monkeypatch, issued)
     engine.open().close()
