@@ -87,7 +87,9 @@ def test_units_are_well_formed(tmp_path: Path) -> None:
     for unit in UNITS:  # the programs are not installed here
         text = unit.read_text(encoding="utf-8").replace("/opt/driftline/bin/", "/bin/sh #")
         (tmp_path / unit.name).write_text(re.sub(r"(?m)^(ExecStart=/bin/sh) .*", r"\1", text))
-    assert analyze("verify", "--man=no", *(tmp_path / unit.name for unit in UNITS)) == ""
+    said = analyze("verify", "--man=no", *(tmp_path / unit.name for unit in UNITS))
+    # It reads the machine's own units too, and says what it thinks of them.
+    assert not [line for line in said.splitlines() if "/lib/systemd/system/" not in line]
 
 
 @dataclass

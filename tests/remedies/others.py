@@ -221,6 +221,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 # By nobody, and why.
 _REPORT = "it asks to report a mistake of ours, and no input is known that makes it"
 _RELEASE = "it needs two releases of which one is newer than this"
+_OLDER = "it needs a release that is older than this one, to publish a version once more"
 _INSTALL = "it installs a package, which a test must not do to the environment that it runs in"
 _MACHINE = "it needs a machine with more memory"
 _CHECKED = "the words of a query are checked before, and none is known that Spark does not support"
@@ -244,6 +245,13 @@ NOBODY: dict[str, tuple[str, ...]] = {
         "Install the same release on both sides, or the newer one at the source first.",
         "Install the same release on both sides.",
         "Refresh it: that completes the entry.",
+    ),
+    _OLDER: (
+        (
+            "Read a newer version. If it is the newest: refresh with the release of 28 November"
+            " 2026 (commit 7806bd7) until it publishes a version; or move the table's folder away"
+            " for a new first load."
+        ),
     ),
     _INSTALL: (
         "Install libfbclient2.",

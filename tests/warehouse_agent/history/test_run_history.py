@@ -146,6 +146,7 @@ for number in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.starts
 def test_two_commands_at_once_lose_no_line_and_count_none_twice(tmp_path: Path) -> None:
     """One that does not have the lock of a fragment says so in its history, too."""
     both = [
@@ -158,6 +159,7 @@ def test_two_commands_at_once_lose_no_line_and_count_none_twice(tmp_path: Path) 
     assert counted.attempts > 100
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("nth", [1, 3])
 def test_a_command_that_is_killed_loses_its_own_line_at_most(
