@@ -42,7 +42,7 @@ PARTS: Final = {
         "tests/source_agent/engines/test_versioned.py",
         "tests/source_agent/engines/test_mariadb_warnings.py",
         "tests/pair/refresh/test_every_engine.py",
-        "tests/source_agent/engines/rights/test_mariadb.py",
+        "tests/source_agent/engines/rights/test_mysql_family.py",
     ),
     "firebird": (
         "tests/source_agent/engines/test_firebird.py",

@@ -21,12 +21,13 @@ REFRESHES = 600  # within which each is noticed
 # Of those that need a certain world: one with a table of versions, one compared in part, or one
 # in which what goes wrong comes early.
 NEEDS = {
-    "03-publish-on-other-totals": ("--seed", "6000", "--refreshes", "300"),
+    "03-publish-on-other-totals": ("--refreshes", "300"),
     "04-flip-before-commit": ("--refreshes", "150", "--delta"),
     "05-begin-from-a-stale-head": ("--refreshes", "300"),
     "11-discard-what-was-committed": ("--refreshes", "300"),
     "13-commit-an-entry-that-cannot-be-read": ("--refreshes", "150", "--delta"),
     "12-note-the-instant-of-a-part": ("--refreshes", "300", "--parts"),
+    "14-note-before-the-commit": ("--refreshes", "1200"),
     "15-withdraw-after-the-commit": ("--refreshes", "300", "--lies"),
 }
 SEED = 5000

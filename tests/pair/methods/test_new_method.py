@@ -22,6 +22,7 @@ from tests.conformance.test_new_method import TotalCompared
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
+from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods import registry
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.interface import Offers, Step, WorkingCopy
@@ -38,7 +39,7 @@ class ByTotal:
     method, stalls = Method.FULL, False
     compared = rest = Digest()
     updates_left = 0.0
-    notes: ClassVar[dict[str, object]] = {}
+    turn: ClassVar[Turn] = Turn()
 
     def supports(self, known: Known) -> bool:
         return bool(known.rows) and isinstance(known.scope, Whole)

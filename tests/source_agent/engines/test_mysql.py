@@ -125,7 +125,7 @@ def test_rights_by_roles_and_proxies_are_told(my: OfMySQL) -> None:
         f"SUPER on everything, by role {roles[0]}",
         f"FILE on everything, by role {roles[0]}",
         f"BACKUP_ADMIN on everything, by role {roles[0]}",
-        f"INSERT on every table of {my.database}, by role {roles[1]}",
+        f"INSERT on every table of {my.database}, by role {roles[1]}@localhost",
         f"may grant membership of role {roles[0]}",
         "PROXY on account root@localhost",
     }

@@ -241,7 +241,7 @@ def test_the_audit_says_what_was_chosen(agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ('derive = ["column"]', "'column' is nothing that a warehouse can choose. Did you mean"),
+        ('derive = ["column"]', "'column' is not one of columns, rows. Did you mean"),
         ('derive = "columns"', "derive"),
         ("derive = true", "derive"),
         ('derive = ["columns"]\nfingerprint = "database"', "over all columns"),

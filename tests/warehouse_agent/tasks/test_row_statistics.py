@@ -223,21 +223,6 @@ def forget(pair: Pair, name: str) -> None:
     log.write_text("\n".join(map(json.dumps, lines)) + "\n")
 
 
-def test_a_feed_of_a_driftline_that_did_not_name_its_files(pair: Pair) -> None:
-    pair.refresh("orders")
-    update(pair, "orders", 7, text="one")
-    pair.refresh("orders")
-    log = pair.warehouse / "orders" / "_delta_log" / f"{1:020d}.json"
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    for line in lines:
-        if info := line.get("commitInfo"):
-            meta = json.loads(info["driftline"])
-            assert len(meta.pop("changes_files")) == 2
-            info["driftline"] = json.dumps(meta)
-    log.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    pair.check_feed("orders", 1)
-
-
 def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> None:
     pair.refresh("orders")
     forget(pair, "orders")
