@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.carnes import Setting, measure, table
+from benchmarks.source.carnes import Setting, measure, table
 from tests.harness.servers import PostgreSQL
 
 

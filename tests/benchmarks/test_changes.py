@@ -1,11 +1,11 @@
-"""benchmarks.changes: what a change set says is what happens to the table."""
+"""benchmarks.peers.changes: what a change set says is what happens to the table."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.changes import LINEITEM, ORDERS, ORDERS_UUID, TABLES, Pattern, draw
+from benchmarks.peers.changes import LINEITEM, ORDERS, ORDERS_UUID, TABLES, Pattern, draw
 
 ROWS = 1000
 RATES = [0.0, 0.001, 0.01, 0.5, 1.0]

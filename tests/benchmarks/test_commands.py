@@ -5,7 +5,7 @@ but in this process: most of the time of a tiny run would be the imports of a ne
 database servers and the Spark session of the tests, and what they leave in a server is dropped.
 Processes of their own are those that wait for all children of theirs (`many`), whose children
 import the main module (`snapshots`), and that end with a signal (`line_relay`). `carnes` restarts
-its server, and `peers` puts servers into network namespaces, so they start their own.
+its server, and `peers.compare` puts servers into network namespaces, so they start their own.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import replay_results
-from benchmarks.expect import HISTORIES
+from benchmarks.decisions.expect import HISTORIES
+from benchmarks.replay import results as replay_results
 from tests import ROOT
 from tests.harness import servers
 from tests.harness.histories import available
@@ -126,7 +126,7 @@ def write_replay(folder: Path) -> None:
 
 
 COMMANDS = {
-    "activity": Command(
+    "source.activity": Command(
         "--tables 3 --rounds 2",
         (
             rf"statement, 3 tables +{N} ms",
@@ -135,7 +135,7 @@ COMMANDS = {
         ),
         (POSTGRESQL,),
     ),
-    "against": Command(
+    "refreshes.against": Command(
         "{root} --rows 300 --rounds 1 --share 10 --lazy-spark",
         (
             r"300 rows, 10 % changed in each of 1 rounds",
@@ -144,7 +144,7 @@ COMMANDS = {
         ),
         (POSTGRESQL,),
     ),
-    "carnes": Command(
+    "source.carnes": Command(
         "--rows 2000 --columns 30 --changed 10 --copied 10",
         (
             r"\| columns published \| full read \| MDS \| ID/RCS \|",
@@ -154,7 +154,7 @@ COMMANDS = {
         ),
         (POSTGRESQL,),
     ),
-    "derived": Command(
+    "views.derived": Command(
         "--scale 0.001 --refreshes 1 --share 10",
         (
             rf"first load of q3_whole: {N} bytes on the link, rows",
@@ -163,7 +163,7 @@ COMMANDS = {
         ),
         (POSTGRESQL, SPARK, WAN),
     ),
-    "dump": Command(
+    "files.dump": Command(
         "--mib 1 --repeat 1",
         (
             r"file +pass +CPU s +MiB +of split +of parse",
@@ -171,7 +171,7 @@ COMMANDS = {
             rf"\.zst +engine +{N} +{N} +{N} +{N}",
         ),
     ),
-    "expect": Command(
+    "decisions.expect": Command(
         f"--history {FOOTBALL} --schedule weekly",
         (
             r"\| history \| refreshes \(unchanged\) \| estimator \| log-loss \|",
@@ -179,7 +179,7 @@ COMMANDS = {
         ),
         (REAL,),
     ),
-    "expect_rows": Command(
+    "decisions.expect_rows": Command(
         f"--history {FOOTBALL} --schedule weekly --refreshes 30",
         (
             r"\| history \| updates \(bulk\) \| estimator \| usual \| all \|",
@@ -187,7 +187,7 @@ COMMANDS = {
         ),
         (REAL,),
     ),
-    "fetch": Command(
+    "source.fetch": Command(
         "--scale 0.001 --repeat 1",
         (
             r"\| engine \| share \| rows \| ranges \| index s \| scan s \| memory s \| MB \|",
@@ -197,7 +197,7 @@ COMMANDS = {
         ),
         (POSTGRESQL, MARIADB),
     ),
-    "flips": Command(
+    "views.flips": Command(
         "3 6",
         (
             rf"commit: median {N} ms, slowest of 6 {N} ms \(3 tables\)",
@@ -205,7 +205,7 @@ COMMANDS = {
             rf"open: median {N} ms",
         ),
     ),
-    "groups_without_scans": Command(
+    "refreshes.groups_without_scans": Command(
         "--rows 20000 --changes 40 --learnt 2 --rounds 1",
         (
             r"20,000 rows, 1 parts of 5% after 2 complete refreshes: ",
@@ -213,7 +213,7 @@ COMMANDS = {
         ),
         (POSTGRESQL,),
     ),
-    "hashes": Command(
+    "source.hashes": Command(
         "--scale 0.001 --repeat 1",
         (
             r"orders: 1,500 rows, [\d,]+ ranges, least of 1",
@@ -223,7 +223,7 @@ COMMANDS = {
         ),
         (POSTGRESQL,),
     ),
-    "live_workload": Command(
+    "source.live_workload": Command(
         "--rounds 1 --seconds 1 --settle 0.3 --peak 1 --rows 2000 --scale 1 --way default",
         (
             rf"peak: {N} transactions/s; pgbench keeps {N}",
@@ -234,7 +234,7 @@ COMMANDS = {
         ),
         (POSTGRESQL, PGBENCH),
     ),
-    "many": Command(
+    "refreshes.many": Command(
         "--tables 1 --rows 60 --changed 3 --rounds 1",
         (
             r"1 x 60 rows, 1 rounds",
@@ -245,11 +245,11 @@ COMMANDS = {
         ),
         is_process=True,
     ),
-    "month": Command(
+    "decisions.month": Command(
         "6 2 3",
         (rf"[1-9]\d* refreshes, \d+ decisions, {N} s of one processor, .*; 0 rules broken",),
     ),
-    "one_machine": Command(
+    "refreshes.one_machine": Command(
         "--rows 2000",
         (
             r"load of the machine before: ",
@@ -259,7 +259,7 @@ COMMANDS = {
         (POSTGRESQL,),
         is_process=True,
     ),
-    "pair": Command(
+    "refreshes.pair": Command(
         "--scale 0.001 --refreshes 1 --share 10 --lazy-spark",
         (
             r"orders, scale 0\.001: 1,500 rows; 0\.0 ms, no Mbit/s",
@@ -269,7 +269,7 @@ COMMANDS = {
         ),
         (POSTGRESQL, WAN),
     ),
-    "paper": Command(
+    "decisions.paper": Command(
         "--seeds 1",
         (
             rf"\| RPC \+ compound \| {N} \| {N} \| \d+% \|",
@@ -278,7 +278,7 @@ COMMANDS = {
             rf"recurrent load over the best fixed interval: optimum {N}, threshold {N}",
         ),
     ),
-    "peers": Command(
+    "peers.compare": Command(
         "--tool driftline --tool full-copy:3 --tool pg_comparator:5 --table orders"
         " --pattern scattered --rate 1 --scale 0.001 --rtt-ms 0 --rate-mbit 0 --warm 1 --lazy-spark"
         " --results {folder}/peers.jsonl --pictures {folder}/pictures",
@@ -288,12 +288,12 @@ COMMANDS = {
         ),
         (POSTGRESQL, WAN),
     ),
-    "plots": Command(
+    "peers.plots": Command(
         "--results {folder}/peers.jsonl --pictures {folder}/pictures",
         (r"peers-bytes-\w+-\w+-0ms-0mbit\.svg$",),
         prepare=write_peers,
     ),
-    "probed": Command(
+    "source.probed": Command(
         "--minutes 1 --tables 3 --seconds 1",
         (
             rf"no probe +\d+ transactions, p50 {N}, p95 {N}, p99 {N} ms",
@@ -302,7 +302,7 @@ COMMANDS = {
         ),
         (POSTGRESQL, PGBENCH),
     ),
-    "reduce": Command(
+    "refreshes.reduce": Command(
         "--rows 2000 --files 2 --repeat 1",
         (
             r"2,000 rows, 2 files, \d+ processors",
@@ -310,7 +310,7 @@ COMMANDS = {
             rf"finest sketch +threads 2 +batches 131,072 +per M rows: wall {N} s",
         ),
     ),
-    "replay": Command(
+    "replay.commits": Command(
         f"--history {FOOTBALL} --upto 3 --results {{folder}}/replay.jsonl",
         (
             rf"{FOOTBALL}, objective seconds",
@@ -319,16 +319,18 @@ COMMANDS = {
         ),
         (REAL,),
     ),
-    "replay_groups": Command(
+    "replay.groups": Command(
         "--commits 1",
         tuple(rf"\| {name} \| 1 \| {N} \({N} deleted\) \| {N} \| {N} \|" for name in HISTORIES),
         (REAL,),
     ),
-    "replay_picture": Command(
+    "replay.picture": Command(
         "--results {folder}/replay.jsonl --picture {folder}/replay.svg", (), prepare=write_replay
     ),
-    "shards": Command("3000 500", (r'"rows": 3000, .*"proof": "total", .*"equal": true',)),
-    "since": Command(
+    "refreshes.shards": Command(
+        "3000 500", (r'"rows": 3000, .*"proof": "total", .*"equal": true',)
+    ),
+    "refreshes.since": Command(
         "--scale 0.001 --seconds 2 --marker checksum",
         (
             rf"late commits, 2 s: {N} changed rows",
@@ -338,7 +340,7 @@ COMMANDS = {
         ),
         (POSTGRESQL,),
     ),
-    "sizes": Command(
+    "decisions.sizes": Command(
         "--refreshes 12 --seeds 1",
         (
             r"\| changes a day \| objective \| bytes ÷ floor: median, 90 % \|",
@@ -346,7 +348,7 @@ COMMANDS = {
             rf"\| bulk at times \| bytes \| {N}, {N} \|",
         ),
     ),
-    "snapshots": Command(
+    "files.snapshots": Command(
         "--rows 60000 --distance 0 --runs 1",
         (
             r"60,000 records, distance 0",
@@ -357,7 +359,7 @@ COMMANDS = {
         ),
         is_process=True,
     ),
-    "source": Command(
+    "source.agent": Command(
         "--scale 0.001 --rows-millions 1.5 --table orders --repeat 1 --changed 50",
         (
             r"sqlite: 1,500 orders, [\d,]+ ranges, least of 1",
@@ -370,7 +372,7 @@ COMMANDS = {
         ),
         (POSTGRESQL, MARIADB),
     ),
-    "sources": Command(
+    "refreshes.sources": Command(
         "--sources 2 --tables 1 --kilobytes 20 --rtt-ms 1 --rate-mbit 100",
         (
             r"2 sources of 1 x 20 kB, 1 ms, 100 Mbit/s",
@@ -380,7 +382,7 @@ COMMANDS = {
         ),
         (WAN,),
     ),
-    "staleness": Command(
+    "views.staleness": Command(
         "--rows 100 --piece 8 --only 8 --phases 1 --warm 2",
         (
             r"\| figure, updates \| n = 1 \| automatic: n \| VS \|",
@@ -388,7 +390,7 @@ COMMANDS = {
         ),
         (SPARK,),
     ),
-    "view_maintenance": Command(
+    "views.maintenance": Command(
         "0.001 0.05 Q3 1",
         (
             r"5\.000% changed",
@@ -397,7 +399,7 @@ COMMANDS = {
         ),
         (SPARK,),
     ),
-    "when": Command(
+    "decisions.when": Command(
         "{folder}",
         (
             r"\| history, best fixed interval \| fixed \| threshold \|",
@@ -405,7 +407,7 @@ COMMANDS = {
         ),
         prepare=write_changes,
     ),
-    "writers": Command(
+    "source.writers": Command(
         "--rows 300 --tile 150 --reply-ms 0",
         tuple(
             rf"\| {engine} \| integer \| {what} \| {N} s, {N} ms, {N} \| {N} s, {N} ms, {N} \|"
@@ -415,8 +417,8 @@ COMMANDS = {
         (POSTGRESQL, MARIADB),
     ),
 }
-OF_THEIR_OWN = {"line_relay", "warm"}  # no table: below
-OWN_SERVERS = {"carnes", "peers"}
+OF_THEIR_OWN = {"refreshes.line_relay", "warm"}  # no table: below
+OWN_SERVERS = {"source.carnes", "peers.compare"}
 # What commands set in modules of the product: it is set back.
 SET = (
     (shards, "KEYS_MAX"),
@@ -431,8 +433,8 @@ SET = (
 
 def test_every_command_is_tested() -> None:
     found = {
-        file.stem
-        for file in BENCHMARKS.glob("*.py")
+        ".".join(file.relative_to(BENCHMARKS).with_suffix("").parts)
+        for file in BENCHMARKS.rglob("*.py")
         if re.search(r"^if __name__ == .__main__.:$", file.read_text(), re.MULTILINE)
     }
     assert found == COMMANDS.keys() | OF_THEIR_OWN
@@ -454,7 +456,7 @@ def run(
     module: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> str:
     """Run `python -m benchmarks.MODULE WORDS` in this process; return what it printed."""
-    program = str(BENCHMARKS / f"{module}.py")
+    program = str(BENCHMARKS / f"{module.replace('.', '/')}.py")
     monkeypatch.setattr(sys, "argv", [program, *words])
     code: object = 0
     try:
@@ -578,7 +580,7 @@ def test_command(
     for option, file in pairwise(words):
         if option in ("--results", "--picture"):
             assert Path(file).stat().st_size > 0
-        if option == "--pictures" and module == "plots":
+        if option == "--pictures" and module == "peers.plots":
             assert [*Path(file).glob("*.svg")]
 
 
@@ -618,7 +620,7 @@ def test_line_relay_carries_both_ways() -> None:
         thread = threading.Thread(target=echo, args=(far,))
         thread.start()
         words = [str(near.fileno()), *map(str, far.getsockname())]
-        command = [sys.executable, "-m", "benchmarks.line_relay", *words]
+        command = [sys.executable, "-m", "benchmarks.refreshes.line_relay", *words]
         with subprocess.Popen(command, pass_fds=(near.fileno(),)) as process:
             try:
                 with socket.create_connection(near.getsockname(), timeout=60) as client:

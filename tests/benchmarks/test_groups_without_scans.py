@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.groups_without_scans import measure
+from benchmarks.refreshes.groups_without_scans import measure
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.servers import PostgreSQL
 

@@ -1,4 +1,4 @@
-"""benchmarks.many and benchmarks.against at their smallest sizes, as processes, and their lines."""
+"""`many` and `against` of `benchmarks.refreshes` at their smallest sizes, and their lines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks.against import lines
-from benchmarks.many import Ran, text_of
+from benchmarks.refreshes.against import lines
+from benchmarks.refreshes.many import Ran, text_of
 from tests import ROOT
 from tests.harness.pair import environment
 
@@ -29,7 +29,7 @@ def run(*words: str) -> str:
 @pytest.mark.slow
 def test_commands_on_many_tables() -> None:
     words = ["--tables", "2", "--rows", "60", "--changed", "3", "--rounds", "1"]
-    found = run("benchmarks.many", *words).splitlines()
+    found = run("benchmarks.refreshes.many", *words).splitlines()
     kinds = [line[:28].strip() for line in found[1:]]
     assert kinds == [
         "load",
@@ -55,7 +55,7 @@ def test_commands_on_many_tables() -> None:
 @pytest.mark.postgresql
 def test_a_checkout_against_itself() -> None:
     words = ["--rows", "300", "--rounds", "1", "--small-bytes", "0"]
-    found = run("benchmarks.against", str(ROOT), *words).splitlines()
+    found = run("benchmarks.refreshes.against", str(ROOT), *words).splitlines()
     assert len(found) == 1 + 2 * 5
     assert all("ratio" in line for line in found if "wall" in line or "bytes" in line)
 

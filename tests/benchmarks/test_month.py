@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from driftline.hours import WeekSpan
 
-from benchmarks import month
+from benchmarks.decisions import month
 from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.memory import Learned
 

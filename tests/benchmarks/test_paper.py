@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import paper
+from benchmarks.decisions import paper
 
 
 def test_the_recurrent_compound_model_fits_best() -> None:

@@ -1,4 +1,4 @@
-"""benchmarks.peer_matrix: what is changed, in which order, and how a failed tool comes back."""
+"""benchmarks.peers.matrix: what is changed, in which order, and how a failed tool comes back."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import meter, peer_matrix
-from benchmarks.changes import ORDERS, Pattern
-from benchmarks.peer_matrix import Choice, Matrix, Shape, Where, warm_rounds
-from benchmarks.peer_results import read
-from benchmarks.tool import Cell, Outcome, Tool, ToolError, family
+from benchmarks import meter
+from benchmarks.peers import matrix as peer_matrix
+from benchmarks.peers.changes import ORDERS, Pattern
+from benchmarks.peers.matrix import Choice, Matrix, Shape, Where, warm_rounds
+from benchmarks.peers.results import read
+from benchmarks.peers.tool import Cell, Outcome, Tool, ToolError, family
 from tests.wan.link import Counters
 
 CELL = Cell(ORDERS, Pattern.SCATTERED, 0.1)

@@ -1,4 +1,4 @@
-"""benchmarks.peer_results: read as written, the last of a run counts, peers are credited."""
+"""benchmarks.peers.results: read as written, the last of a run counts, peers are credited."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.meter import Measured
-from benchmarks.peer_results import (
+from benchmarks.peers.results import (
     Result,
     append,
     best,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import replay_results
-from benchmarks.replay import HISTORIES, Warehouse, replay, times_of
-from benchmarks.replay_results import Record
-from benchmarks.replay_sides import Recorded, Source
+from benchmarks.replay import results as replay_results
+from benchmarks.replay.commits import HISTORIES, Warehouse, replay, times_of
+from benchmarks.replay.results import Record
+from benchmarks.replay.sides import Recorded, Source
 from tests.harness.histories import DATA, Commit, History, available
 from warehouse_agent.planning.network import Line
 
@@ -81,7 +81,7 @@ def test_a_copy_that_is_not_what_was_recorded_is_found_out(
 
 
 def test_the_picture_has_words_and_a_night(records: list[Record]) -> None:
-    picture = pytest.importorskip("benchmarks.replay_picture", reason="no matplotlib")
+    picture = pytest.importorskip("benchmarks.replay.picture", reason="no matplotlib")
     svg = picture.draw(records)
     assert svg == picture.draw(records)
     assert "<title" in svg

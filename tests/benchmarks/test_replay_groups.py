@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replay_groups import HISTORIES, line_of, replay
+from benchmarks.replay.groups import HISTORIES, line_of, replay
 from tests.harness.histories import DATA, available
 
 

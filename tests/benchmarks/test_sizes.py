@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.expect import HISTORIES, Schedule, ours, pasts
-from benchmarks.sizes import (
+from benchmarks.decisions.expect import HISTORIES, Schedule, ours, pasts
+from benchmarks.decisions.sizes import (
     WARM_AFTER,
     Balance,
     Refresh,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.snapshot_figures import (
+from benchmarks.files.figures import (
     critical_distance,
     figure_2,
     figure_8,
     figures_9_to_11,
     missed,
 )
-from benchmarks.snapshot_files import RECORD_BYTES, Changed, make, snapshots
+from benchmarks.files.generator import RECORD_BYTES, Changed, make, snapshots
 from warehouse_agent.differential.window import window
 
 ROWS, AGING = 3000, 240  # 8 %, as in the paper

@@ -12,7 +12,7 @@ from tests import ROOT
 
 PACKAGES = ("proto/driftline", "source_agent", "warehouse_agent")
 MODULE_LINES_MAX = 500  # split by subject before that; a splinter belongs to its neighbour
-FOLDER_MODULES_MAX = 14  # of an agent; more want rooms
+FOLDER_MODULES_MAX = 14  # more want rooms
 FUNCTION_LINES_MAX = 70
 GRAB_BAGS = {"utils", "util", "common", "base", "helpers", "core", "manager", "misc"}
 TEXT_BYTES_MAX = 1_000_000  # larger files are data
@@ -32,8 +32,8 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def _texts() -> dict[str, str]:
-    """Every text file that is, or is about to be, tracked."""
+def _files() -> list[str]:
+    """Every file that is, or is about to be, tracked."""
     listed = subprocess.run(
         [
             "git",
@@ -51,10 +51,14 @@ def _texts() -> dict[str, str]:
     )
     if listed.returncode != 0:
         pytest.skip("not a git work tree")
+    return [name for name in listed.stdout.decode().split("\0") if (ROOT / name).is_file()]
+
+
+def _texts() -> dict[str, str]:
     texts = {}
-    for name in listed.stdout.decode().split("\0"):
+    for name in _files():
         path = ROOT / name
-        if name and path.is_file() and path.stat().st_size <= TEXT_BYTES_MAX:
+        if path.stat().st_size <= TEXT_BYTES_MAX:
             try:
                 texts[name] = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
@@ -93,3 +97,11 @@ def test_no_file_knows_this_machine_or_waits_to_be_finished() -> None:
         if word in line
     ]
     assert not found, "\n".join(found)
+
+
+def test_no_room_of_benchmarks_is_a_splinter_or_a_heap() -> None:
+    rooms = [path for path in (ROOT / "benchmarks").iterdir() if (path / "__init__.py").exists()]
+    assert rooms
+    for room in rooms:
+        modules = [path.stem for path in room.glob("*.py") if path.stem != "__init__"]
+        assert 3 <= len(modules) <= FOLDER_MODULES_MAX, f"{room.name}: {sorted(modules)}"

@@ -22,14 +22,14 @@ forecast by analogues: every earlier refresh predicts its own d, weighted by its
     next one from their mean by (1 + 1/n)/d, so the kernels supply 2/(n·d), with
     n = (Σ weight)² / Σ weight² (Kish's effective size).
  6. The lower and the upper 10 % each hold a tenth of what comes, by the randomised probability
-    integral transform (`benchmarks/sizes.py`); counts of misses say less if d is often 0.
+    integral transform (`benchmarks/decisions/sizes.py`); counts of misses say less if d is often 0.
  7. Pure: no I/O, no clock, no randomness. Only the newest HISTORY_MAX refreshes count.
 
-Measured by `benchmarks/expect.py`, by log-loss one step ahead; every constant is a round number
-near a flat optimum. Rejected, with the mean loss in nats per refresh: a rate per refresh (γ = 0;
-0.09) or per time (γ = 1; 0.09), no forgetting (0.02), no level (0.02, and 0.3 if it shifts), one
-log-normal of the same weights (0.02) or around the level (0.10), almost no smoothing (0.15), and
-negative binomials of size 8, which lose 1.2 if all refreshes change alike.
+Measured by `benchmarks/decisions/expect.py`, by log-loss one step ahead; every constant is a round
+number near a flat optimum. Rejected, with the mean loss in nats per refresh: a rate per refresh
+(γ = 0; 0.09) or per time (γ = 1; 0.09), no forgetting (0.02), no level (0.02, and 0.3 if it
+shifts), one log-normal of the same weights (0.02) or around the level (0.10), almost no smoothing
+(0.15), and negative binomials of size 8, which lose 1.2 if all refreshes change alike.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ Analysis, 2.6). Ages are those in the middle of Δt.
     updated since.
  4. Pure: no I/O, no clock.
 
-Measured by `benchmarks/expect_rows.py`. Rejected: a rate for each class of age and updates, learned
-from refreshes (no better, and a table to keep); forgetting by 1/(1 + age) (as good).
+Measured by `benchmarks/decisions/expect_rows.py`. Rejected: a rate for each class of age and
+updates, learned from refreshes (no better, and a table to keep); forgetting by 1/(1 + age) (as
+good).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each phase has a price: fixed seconds, and seconds for each row that it reads, joins or writes. The
 fixed ones are most of it in small views, which are therefore recomputed. The defaults were measured
-(benchmarks/view_maintenance.py); what a phase took in earlier refreshes of the view, over what the
+(benchmarks/views/maintenance.py); what a phase took in earlier refreshes of the view, over what the
 defaults say, is its *factor*, which is noted beside the history. It holds what the defaults do not
 know: the machine, the width of rows, expressions, skew.
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.expect import (
+from benchmarks.decisions.expect import (
     HISTORIES,
     NegativeBinomial,
     Schedule,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.expect import HISTORIES, Schedule
-from benchmarks.expect_rows import Score, score
+from benchmarks.decisions.expect import HISTORIES, Schedule
+from benchmarks.decisions.expect_rows import Score, score
 from tests.harness.histories import DATA, available
 from tests.reference import update_probability as reference
 from warehouse_agent.planning.change_forecast import Past

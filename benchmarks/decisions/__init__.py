@@ -1,0 +1,1 @@
+"""What is expected of the next refresh, and when it should come: no database, no line."""

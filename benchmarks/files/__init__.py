@@ -1,0 +1,1 @@
+"""Dump files: reading one, and the differential of two."""

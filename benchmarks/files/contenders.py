@@ -1,0 +1,185 @@
+"""The contenders of a differential of two files, and what one run of each takes.
+
+Each runs in a process of its own (`taken`): the window, the whole command, `sort` with `comm`,
+DuckDB's outer join, reading alone, and nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.files.generator import snapshots
+from warehouse_agent.differential.comparison import by_window
+from warehouse_agent.differential.matching import GaveUp
+from warehouse_agent.differential.records import Hashing, in_blocks
+
+SECRET = bytes(32)
+OUTPUT = "changes.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One run: seconds, the peak of the process's own memory, and its answer."""
+
+    cpu_s: float
+    wall_s: float
+    mib: float
+    answer: str
+
+
+class Opened:
+    """Files that this process opens for writing from now on, and the bytes that it reads."""
+
+    def __init__(self) -> None:
+        self.written: set[str] = set()
+        self._before = _read_bytes()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                self.written.add(str(path))
+
+    def said(self, folder: Path) -> str:
+        """How often the files were read, and how many files beside the output were written."""
+        size = sum((folder / f"{name}.csv").stat().st_size for name in ("old", "new"))
+        times = (_read_bytes() - self._before) / size
+        others = [path for path in self.written if f".{OUTPUT}-" not in path]
+        return f"files read {times:.2f} times, {len(others)} temporary files"
+
+
+def _read_bytes() -> int:
+    return _kept("io", "rchar")
+
+
+def _peak_mib() -> float:
+    return _kept("status", "VmHWM") / 1024  # ru_maxrss has the parent's, too
+
+
+def _kept(file: str, name: str) -> int:
+    lines = Path(f"/proc/self/{file}").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def parse(folder: Path) -> str:
+    return f"{sum(len(rows) for file in snapshots(folder) for rows in file.read()):,} rows"
+
+
+def parse_and_hash(folder: Path) -> str:
+    found = snapshots(folder)
+    hashing = Hashing(found[0].recipe, SECRET)
+    rows = sum(len(block) for file in found for block in in_blocks(file, hashing, 1 << 14))
+    return f"{rows:,} rows"
+
+
+def by_the_window(folder: Path) -> str:
+    old, new = snapshots(folder)
+    opened = Opened()
+    try:
+        counts = by_window(old, new, folder / OUTPUT)
+    except GaveUp as limit:
+        return f"gave up: {limit}"
+    found = f"{counts.mended:,} pairs mended, distance {counts.distance:.3f}"
+    return f"{found}, {opened.said(folder)}"
+
+
+def by_the_command(folder: Path) -> str:
+    """`driftline diff`, which joins by Spark where the window gives up."""
+    return run_diff(folder, ["old.csv", "new.csv"])
+
+
+def run_diff(
+    folder: Path, files: list[str], algorithm: str | None = None, state: Path | None = None
+) -> str:
+    """Run the command; return the algorithm that found the changes."""
+    from warehouse_agent.differential.command import diff
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        diff(
+            folder / "warehouse.toml",
+            [folder / name for name in files],
+            format=folder / "format.toml",
+            key=["id"],
+            algorithm=algorithm,
+            state=state,
+            output=folder / OUTPUT,
+            whole_rows=False,
+            allow_shrink=False,
+            as_json=False,
+        )
+    _end_spark()
+    return said.getvalue().splitlines()[-1]
+
+
+def _end_spark() -> None:
+    """End the JVM, if there is one, so that its CPU counts as that of a child."""
+    if (pyspark := sys.modules.get("pyspark")) is None or pyspark.SparkContext._gateway is None:
+        return
+    gateway = pyspark.SparkContext._gateway
+    pyspark.sql.SparkSession.getActiveSession().stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+
+
+def by_sort(folder: Path) -> str:
+    """The old file is sorted already, as by the run before; the new one is sorted and compared."""
+    script = "tail -n +2 new.csv | sort -S 64M > new.sorted; comm -3 old.sorted new.sorted | wc -l"
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=folder, env=environment, capture_output=True, check=True
+    )
+    return f"{int(done.stdout):,} lines"
+
+
+def by_duckdb(folder: Path) -> str:
+    import duckdb
+
+    database = duckdb.connect()
+    database.execute(f"set threads = 1; set temp_directory = '{folder / 'spill'}'")
+    read = "read_csv('{}', header = true, all_varchar = true)"
+    old, new = (read.format(folder / f"{name}.csv") for name in ("old", "new"))
+    found = database.execute(
+        f"select count(*) from {old} o full outer join {new} n using (id)"
+        " where o.b is distinct from n.b"
+    ).fetchone()
+    return f"{found[0] if found else 0:,} changes"
+
+
+def nothing(_: Path) -> str:
+    return ""
+
+
+def _child(run: Callable[[Path], str], folder: Path, answers: multiprocessing.Queue) -> None:
+    begun = time.perf_counter()
+    found = run(folder)
+    wall = time.perf_counter() - begun
+    answers.put(Taken(sum(os.times()[:4]), wall, _peak_mib(), found))
+
+
+def taken(run: Callable[[Path], str], folder: Path) -> Taken:
+    """Run a function in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    child = context.Process(target=_child, args=(run, folder, answers))
+    child.start()
+    found: Taken = answers.get()
+    child.join()
+    return found
+
+
+def sort_old(folder: Path) -> None:
+    """Sort the old file, as the run before has left it."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    script = "tail -n +2 old.csv | sort > old.sorted"
+    subprocess.run(["bash", "-ec", script], cwd=folder, env=environment, check=True)

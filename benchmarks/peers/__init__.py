@@ -1,0 +1,1 @@
+"""Driftline and its peers side by side, between two network namespaces."""

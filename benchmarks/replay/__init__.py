@@ -1,0 +1,1 @@
+"""Whole histories of real tables, refreshed commit by commit, and counted in bytes."""

@@ -1,0 +1,1 @@
+"""What a source pays: scans, hashes, memory, questions, and what its own users notice."""

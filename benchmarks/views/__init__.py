@@ -1,0 +1,1 @@
+"""Views and versions: maintained or recomputed, how stale, what a flip costs."""
