@@ -149,7 +149,7 @@ def publish(results: Path, pictures: Path) -> None:
 @click.option("--timeout-s", default=900.0, show_default=True, help="For each run.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--results", type=Path, default=Path("benchmarks/peers.jsonl"), show_default=True)
-@click.option("--pictures", type=Path, default=Path("docs/pictures"), show_default=True)
+@click.option("--pictures", type=Path, default=Path("artifacts/pictures"), show_default=True)
 @click.option("--redraw", is_flag=True, help="Run nothing.")
 @click.option("--lazy-spark", is_flag=True, help="Start Spark when a step needs it.")
 def main(

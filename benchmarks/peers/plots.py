@@ -6,7 +6,8 @@ Drawn from the recorded lines, so that drawing again runs nothing. A family is o
 best settings at each point; Driftline's methods are a curve each. No change is drawn at the left
 edge, where a logarithm has no place for it. Runs that failed or were wrong are not drawn.
 
-The files are the same bytes for the same results: no date, no random ids. Needs matplotlib (`dev`).
+Those that a page shows are copied beside it; no others are kept in the tree. The files are the same
+bytes for the same results: no date, no random ids. Needs matplotlib (`dev`).
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _save(figure: Figure, file: Path) -> Path:
 
 @click.command()
 @click.option("--results", type=Path, default=Path("benchmarks/peers.jsonl"), show_default=True)
-@click.option("--pictures", type=Path, default=Path("docs/pictures"), show_default=True)
+@click.option("--pictures", type=Path, default=Path("artifacts/pictures"), show_default=True)
 def main(results: Path, pictures: Path) -> None:
     """Draw the pictures again."""
     for file in draw(read(results), pictures):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,7 @@ FOLDER_MODULES_MAX = 14  # more want rooms
 FUNCTION_LINES_MAX = 70
 GRAB_BAGS = {"utils", "util", "common", "base", "helpers", "core", "manager", "misc"}
 TEXT_BYTES_MAX = 1_000_000  # larger files are data
+PICTURES = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp"}
 # Put together here, so that this file passes its own test.
 MACHINE_PATH = "/" + "work" + "/"
 UNFINISHED = ("TO" + "DO", "FIX" + "ME")
@@ -97,6 +99,22 @@ def test_no_file_knows_this_machine_or_waits_to_be_finished() -> None:
         if word in line
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.starts
+def test_every_picture_is_linked_by_a_page() -> None:
+    """A benchmark draws many; what no page shows is in nobody's way elsewhere."""
+    linked = {
+        (ROOT / name).parent.joinpath(target.partition("#")[0]).resolve()
+        for name, text in _texts().items()
+        if name.endswith(".md")
+        for target in re.findall(r"\]\(([^)\s]+)\)", text)
+    }
+    pictures = {ROOT / name for name in _files() if Path(name).suffix.lower() in PICTURES}
+    assert pictures, "nothing looked at"
+    assert not pictures - linked, sorted(map(_name, pictures - linked))
+    shown = {path for path in linked if path.suffix.lower() in PICTURES}
+    assert not shown - pictures, sorted(map(_name, shown - pictures))
 
 
 def test_no_room_of_benchmarks_is_a_splinter_or_a_heap() -> None:
