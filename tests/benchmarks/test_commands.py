@@ -144,6 +144,14 @@ COMMANDS = {
         ),
         (POSTGRESQL,),
     ),
+    "refreshes.commands": Command(
+        "{root} --rows 300 --orders 300 --tables 1 --rounds 1",
+        (
+            rf"300 rows, unchanged: there {N} s  here {N} s  ratio {N} \({N} to {N}\)",
+            rf"status of 3: there {N} s  here {N} s  ratio {N}",
+            rf"300 rows, 1 % changed: there {N} s  here {N} s  ratio {N}",
+        ),
+    ),
     "source.carnes": Command(
         "--rows 2000 --columns 30 --changed 10 --copied 10",
         (
