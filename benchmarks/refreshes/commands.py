@@ -104,12 +104,10 @@ def pairs(there: Build, here: Build, words: list[str], rounds: int, change: Chan
         change(nth)
         for build in (there, here) if nth % 2 else (here, there):
             seconds[build].append(build.run(*words))
-    ratio = statistics.median(h / t for t, h in zip(seconds[there], seconds[here], strict=True))
-    least, greatest = (f(h / t for t, h in zip(*seconds.values(), strict=True)) for f in (min, max))
+    ratios = sorted(h / t for t, h in zip(seconds[there], seconds[here], strict=True))
     before, now = (statistics.median(one) for one in seconds.values())
-    return (
-        f"there {before:.3f} s  here {now:.3f} s  ratio {ratio:.3f} ({least:.3f} to {greatest:.3f})"
-    )
+    spread = f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+    return f"there {before:.3f} s  here {now:.3f} s  {spread}"
 
 
 @click.command()
