@@ -123,3 +123,40 @@ def test_no_room_of_benchmarks_is_a_splinter_or_a_heap() -> None:
     for room in rooms:
         modules = [path.stem for path in room.glob("*.py") if path.stem != "__init__"]
         assert 3 <= len(modules) <= FOLDER_MODULES_MAX, f"{room.name}: {sorted(modules)}"
+
+
+# They read JSON or TOML, or make JSON, and nothing else.
+JSON = {
+    "source_agent/cli/check.py",
+    "source_agent/cli/check_reads.py",
+    "source_agent/cli/total.py",
+    "source_agent/scan/marked.py",
+    "warehouse_agent/cli/commands.py",
+    "warehouse_agent/cli/schedule/claimed.py",
+    "warehouse_agent/cli/schedule/fit.py",
+    "warehouse_agent/cli/schedule/parents.py",
+    "warehouse_agent/columns/layout.py",
+    "warehouse_agent/history/marks.py",
+    "warehouse_agent/history/notes.py",
+    "warehouse_agent/history/view_notes.py",
+    "warehouse_agent/planning/notes.py",
+    "warehouse_agent/refresh/auxiliary_table.py",
+    "warehouse_agent/refresh/reporting.py",
+    "warehouse_agent/schedule/claimed_times/claims.py",
+    "warehouse_agent/schedule/memory.py",
+    "warehouse_agent/storage/store.py",
+    "warehouse_agent/tasks/staging.py",
+}
+
+
+def test_what_is_known_has_a_type() -> None:
+    """A dictionary of anything is passed on by readers and writers of JSON alone."""
+    found = {
+        _name(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        for hint in (node.returns, *(one.annotation for one in node.args.args))
+        if hint is not None and re.search(r"(dict|Mapping)\[str, object\]", ast.unparse(hint))
+    }
+    assert found == JSON

@@ -12,7 +12,9 @@ what the audit before found stays, and only its time is new.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -137,6 +139,6 @@ class _Named:
         return tuple(found)
 
 
-def _text(row: dict[str, object], key: tuple[Column, ...], layout: Layout) -> str:
+def _text(row: Mapping[str, Any], key: tuple[Column, ...], layout: Layout) -> str:
     names = zip(key, layout.key_columns, strict=True)
     return ", ".join(f"{column.name} = {row[name]}" for column, name in names)
