@@ -206,7 +206,10 @@ class Table:
         """Return a value of this type of TOML; raise ConfigurationError for one of another."""
         accepted = (int, float) if kind is float else (kind,)
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(key, f"It must be {_KINDS[kind]}, not {shown(value)}.")
+            # A text where a text, a list or a table belongs may be a secret, as a URL holds one.
+            is_shown = kind in (bool, int, float) or not _has_text(value)
+            found = shown(value) if is_shown else kind_of(value)
+            raise self.error(key, f"It must be {_KINDS[kind]}, not {found}.")
         return cast("T", value)  # an int where a float was asked for
 
 
@@ -346,9 +349,20 @@ def address_parts(value: str) -> Address | None:
 
 def shown(value: object) -> str:
     """Return a value, and what it is, for an error."""
-    kind = _KINDS.get(type(value), f"a {type(value).__name__}")
     text = as_toml(value)
-    return f"{kind} ({text if len(text) <= 40 else text[:39] + '…'})"
+    return f"{kind_of(value)} ({text if len(text) <= 40 else text[:39] + '…'})"
+
+
+def _has_text(value: object) -> bool:
+    """Return True if a value of TOML is a text, or holds one."""
+    if isinstance(value, list | dict):
+        return any(map(_has_text, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str)
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, without the value, for an error."""
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def as_toml(value: object) -> str:

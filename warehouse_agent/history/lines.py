@@ -195,7 +195,7 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         checked_at=_text(get("checked_at")),
         version=_whole(get("version")),
         previous_version=_whole(get("previous_version")),
-        is_load=get("previous_version") is None,
+        is_load="previous_version" in body and body["previous_version"] is None,
         is_part=bool(get("rows_left")),
         counts_changes=not get("schema_changed"),
         is_repair=bool(get("repaired_files")),

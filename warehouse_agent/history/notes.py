@@ -211,6 +211,10 @@ class Notes:
             done = before.damaged.keys() - self.damaged.keys()
             left = {path: what for path, what in now.damaged.items() if path not in done}
             changed["damaged"] = {**left, **self.damaged}
+        if self.head is None and before.head is not None:
+            now = now.without_versions()
+        elif self.head is not None and self.head.is_renumbered:
+            now = now.unchecked()
         return replace(now, **changed)
 
     def comparison(self, version: Snapshot) -> Checked:
@@ -278,6 +282,9 @@ class Notes:
             noted = getattr(self, name)
             if noted is not None and noted.version == before.version:
                 found = replace(found, **{name: replace(noted, version=number)})
+        if found.head is not None and found.head.version == number:
+            # It is a new number, which no reader of a feed has met.
+            found = replace(found, head=replace(found.head, is_renumbered=False))
         mark = self.mark
         if mark is not None and mark.is_of(before):
             published_at = after.record.published_at

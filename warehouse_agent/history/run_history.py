@@ -270,7 +270,7 @@ class Histories:
 
     One is kept from the begin of its fragment's turn to the end, and what the turn appends is in
     it. Nobody else appends what went well meanwhile, on a disk; on storage without locks another
-    command may, and what it appends is seen by the next turn.
+    command may, and what it appends is seen by the next attempt.
     """
 
     _kept: dict[str, History] = field(default_factory=dict)
@@ -292,9 +292,14 @@ class Histories:
     def completed(self, store: Store, name: str, newest: Snapshot | None) -> History:
         """Return the history of a fragment whose lock is held, with the line of its newest version.
 
+        Where storage has no locks it is read again: another command may have written that line
+        since the attempt before.
+
         Raises:
             WarehouseUnavailable: it cannot be read.
         """
+        if not store.has_locks:
+            self._kept.pop(name, None)
         self._kept[name] = complete(store, name, self.of(store, name), newest)
         return self._kept[name]
 

@@ -29,6 +29,7 @@ DAYS_MAX: Final = 100
 MONTHS_MAX: Final = 120
 TOTALS_BYTES_MAX: Final = 128 << 10  # of their JSON; days are added up by month sooner if need be
 BIN: Final = 2**0.25  # the ratio of the limits of a bin
+_BINS_MAX: Final = 500  # either side of 1: beyond any amount that a line can have
 OLDER: Final = "older"  # the name of the sum of all that is in no month
 _KEY: Final = "folded"  # of the line
 _DAY, _MONTH = len("2026-01-31"), len("2026-01")
@@ -85,6 +86,8 @@ class Bins:
     def from_json(cls, body: Mapping[str, Any]) -> Bins:
         """Return what `to_json` wrote. Raises one of DAMAGED."""
         counts = {int(n): _count(count) for n, count in body.items() if n != "0 exactly"}
+        if any(abs(n) > _BINS_MAX for n in counts):
+            raise ValueError(body)
         return cls(_count(body.get("0 exactly", 0)), counts)
 
 

@@ -185,6 +185,8 @@ class Folder:
             if status is None:
                 continue
             marker = named.marker(files, name)
+            if marker == name:  # the marker of a whole delivery may match the pattern of its files
+                continue
             marked = None if marker is None else self._regular(marker)
             yield Candidate(
                 name,

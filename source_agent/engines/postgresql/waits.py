@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import select
 import socket
 import threading
@@ -57,6 +58,7 @@ ANSWER_S: Final = 60.0  # for a statement that reads catalogues or settings, plu
 CANCEL_S: Final = 5.0
 READ_ONLY: Final = "-c default_transaction_read_only=on"  # for `options` of a connection
 DRIVER: Final = "psycopg"
+_SESSION_ATTRS: Final = "PGTARGETSESSIONATTRS"
 _INTERVAL_S: Final = 0.1  # psycopg's own
 _SSL_REQUEST: Final = bytes.fromhex("0000000804d2162f")  # answered by one byte, before any login
 
@@ -163,7 +165,10 @@ def connect(parameters: dict[str, str], way: Way = Way.UNKNOWN) -> BoundedConnec
     bare = parameters | {"options": ""}  # nor those of the environment
     try:
         if way is Way.UNKNOWN:
-            with _connect(bare) as connection:
+            # A session without options is not read-only yet, which would refuse every primary.
+            wanted = parameters.get("target_session_attrs", os.environ.get(_SESSION_ATTRS))
+            any_server = {"target_session_attrs": "any"} if wanted == "read-only" else {}
+            with _connect(bare | any_server) as connection:
                 way = _way_of(connection)
         if way is Way.DIRECT:
             try:

@@ -187,6 +187,15 @@ def test_a_direct_connection_is_no_pooler(pg: OfPostgreSQL) -> None:
     assert {sql.BEGIN_POOLED, sql.BACKEND, sql.SERVER} <= set(engine.templates([]))
 
 
+def test_a_primary_serves_who_asks_for_a_session_that_is_read_only(pg: OfPostgreSQL) -> None:
+    """The first connection has no options yet, so it is not: the second one is."""
+    engine = connect(f"{pg.url}&target_session_attrs=read-only", None, Limits())
+    with closing(engine.open()) as session:
+        assert isinstance(session, PostgresqlSession)
+        ((is_read_only,),) = session.ask("SHOW transaction_read_only")
+    assert is_read_only == "on"
+
+
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 def test_what_others_left_behind_does_not_count(pg: OfPostgreSQL, pool: Pool, mode: str) -> None:
     """And is there again afterwards."""

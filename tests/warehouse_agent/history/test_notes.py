@@ -288,6 +288,21 @@ def test_notes_of_a_version_that_is_published_again() -> None:
     assert moved.marking(after) == WHOLE.marking(version(3))
     assert (moved.left(after), moved.head) == (WHOLE.left(version(3)), Head(TABLE, 7))
     assert WHOLE.moved(version(2), after) == WHOLE
+    halfway = replace(WHOLE, head=Head(TABLE, 3, is_renumbered=True))
+    assert halfway.moved(version(3), after).head == Head(TABLE, 7), "7 was never given out"
+
+
+def test_numbers_that_are_given_out_again_take_what_others_noted_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is locked: what another command noted of a version meanwhile goes as well."""
+    monkeypatch.setattr(Store, "has_locks", False)
+    store, before = Store(str(tmp_path)), replace(WHOLE, checked=None)
+    WHOLE.write(store, "t", Notes())
+    for head in (Head(TABLE, 3, is_renumbered=True), None):
+        ours = replace(before.unchecked(), head=head)
+        assert ours.write(store, "t", before).checked is None
+        WHOLE.write(store, "t", Notes())
 
 
 def test_what_is_left_of_a_table_without_versions() -> None:

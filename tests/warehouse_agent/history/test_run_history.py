@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import signal
@@ -15,7 +16,8 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -27,8 +29,8 @@ from tests import ROOT
 from tests.harness import forks
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import run_history
-from warehouse_agent.history.lines import parse
-from warehouse_agent.history.run_history import append, shortened
+from warehouse_agent.history.lines import SuccessLine, parse
+from warehouse_agent.history.run_history import Histories, append, read, shortened
 from warehouse_agent.history.totals import (
     BIN,
     DAYS_MAX,
@@ -41,6 +43,7 @@ from warehouse_agent.history.totals import (
 )
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 PLACE = (PRIVATE, "runs", "orders.jsonl")
@@ -243,3 +246,28 @@ def test_quantiles_err_by_nine_percent(amounts: list[float], share: float) -> No
     found = reduce(Bins.plus, map(Bins.of, amounts), Bins()).quantile(share)
     exact = sorted(amounts)[math.ceil(round(share * len(amounts), 9)) - 1]
     assert found == pytest.approx(exact, rel=BIN**0.5 - 1 + 1e-9, abs=0)
+
+
+def test_an_attempt_after_another_writes_no_line_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is locked, another command may publish, and write its line, in between."""
+    monkeypatch.setattr(Store, "has_locks", False)
+    store, ours = Store(str(tmp_path)), Histories()
+    append(store, "orders", refreshed(0, version=0, previous_version=None))
+    assert len(ours.of(store, "orders").lines) == 1
+    theirs = refreshed(1, version=1, previous_version=0)
+    append(store, "orders", theirs)
+    record = SimpleNamespace(report=json.loads(theirs))
+    newest = cast(Snapshot, SimpleNamespace(version=1, record=record))
+    known = ours.completed(store, "orders", newest)
+    assert [line.version for line in known.successes] == [1, 0]
+    assert [line.version for line in read(store, "orders").successes] == [1, 0]
+
+
+def test_a_line_that_does_not_say_what_was_before_is_no_load() -> None:
+    body = json.loads(refreshed(0))
+    del body["previous_version"]
+    found = parse(json.dumps(body).encode())
+    assert isinstance(found, SuccessLine)
+    assert not found.is_load

@@ -177,3 +177,14 @@ def test_a_marker_that_would_complete_others_is_refused(
     accounts.relation = replace(accounts.relation, files=files)
     with pytest.raises(ConfigurationError, match="marker of each file"):
         accounts.read()
+
+
+def test_a_marker_is_never_read_as_what_it_completes(tmp_path: Path) -> None:
+    """A pattern that its own marker matches: an empty table was read from the marker."""
+    accounts = Accounts(tmp_path, pattern="a-{%Y%m%d}*")
+    files = Files("a-{%Y%m%d}*", accounts.format, complete="a-{%Y%m%d}.done")
+    accounts.relation = replace(accounts.relation, files=files)
+    accounts.put(b"id,name,balance\n1,x,2.50\n", "a-20240101.csv")
+    for day in ("20240101", "20240102"):
+        accounts.put(b"id,name,balance\n", f"a-{day}.done")
+    assert [row[0] for row in accounts.read()] == ["1"]
