@@ -84,7 +84,7 @@ class Bins:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Bins:
-        """Return what `to_json` wrote. Raises one of DAMAGED."""
+        """Return what `to_json` wrote. Raises ValueError, or another of DAMAGED."""
         counts = {int(n): _count(count) for n, count in body.items() if n != "0 exactly"}
         if any(abs(n) > _BINS_MAX for n in counts):
             raise ValueError(body)
