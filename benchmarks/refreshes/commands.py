@@ -1,12 +1,13 @@
 """Commands of this checkout against those of another, in turn, each as a process of its own.
 
     python -m benchmarks.refreshes.commands ../before
-    python -m benchmarks.refreshes.commands ../before --rows 20000 --orders 750000 --tables 50
+    python -m benchmarks.refreshes.commands ../before --rows 20000 --orders 750000 --lines 2500
 
 A refresh that finds nothing, `status` of many tables, and a refresh of 1 % changed rows: the whole
 command, from its start to its exit, beside a source agent of the same checkout over a file of
 SQLite with the same rows. What is compared is the ratio of each pair, so that a machine whose speed
-drifts changes nothing.
+drifts changes nothing. Last, of this checkout alone: a refresh that finds nothing beside a history
+of many lines, and beside one of 30.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests import ROOT
 from tests.harness.pair import SourceProcess, environment
 
 CHANGED = 0.01
+FEW = 30  # lines of a history
 _SMALL = 20  # rows of each table that `status` is told of
 Change = Callable[[int], None]
 
@@ -104,10 +106,33 @@ def pairs(there: Build, here: Build, words: list[str], rounds: int, change: Chan
         change(nth)
         for build in (there, here) if nth % 2 else (here, there):
             seconds[build].append(build.run(*words))
-    ratios = sorted(h / t for t, h in zip(seconds[there], seconds[here], strict=True))
-    before, now = (statistics.median(one) for one in seconds.values())
-    spread = f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-    return f"there {before:.3f} s  here {now:.3f} s  {spread}"
+    return compared(seconds[there], seconds[here], "there", "here")
+
+
+def compared(before: list[float], after: list[float], first: str, second: str) -> str:
+    """Return two medians, and that of the ratios of pairs with the least and the greatest."""
+    ratios = sorted(b / a for a, b in zip(before, after, strict=True))
+    medians = (
+        f"{first} {statistics.median(before):.3f} s  {second} {statistics.median(after):.3f} s"
+    )
+    spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+    return f"{medians}  ratio {spread}"
+
+
+def histories(build: Build, lines: int, rounds: int) -> str:
+    """Return the medians beside a history of FEW lines and one of `lines`, as a line."""
+    place = build.folder / "warehouse" / "_driftline" / "runs" / "t.jsonl"
+    load, *_, last = place.read_text().splitlines(keepends=True)
+    texts, seconds = dict[int, str](), dict[int, list[float]]()
+    for number in (FEW, lines):
+        place.write_text(load + last * (number - 1))
+        build.run("refresh", "t")  # adds old lines up, if there are many
+        texts[number], seconds[number] = place.read_text(), []
+    for nth in range(rounds):
+        for number in (FEW, lines) if nth % 2 else (lines, FEW):
+            place.write_text(texts[number])
+            seconds[number].append(build.run("refresh", "t"))
+    return compared(seconds[FEW], seconds[lines], str(FEW), f"{lines:,}")
 
 
 @click.command()
@@ -115,8 +140,9 @@ def pairs(there: Build, here: Build, words: list[str], rounds: int, change: Chan
 @click.option("--rows", default=20_000, show_default=True, help="of the table that stays")
 @click.option("--orders", default=750_000, show_default=True, help="rows of which 1 % change")
 @click.option("--tables", default=48, show_default=True, help="more tables, for `status`")
+@click.option("--lines", default=2500, show_default=True, help="of a long history")
 @click.option("--rounds", default=9, show_default=True)
-def main(other: Path, rows: int, orders: int, tables: int, rounds: int) -> None:
+def main(other: Path, rows: int, orders: int, tables: int, lines: int, rounds: int) -> None:
     """Time three commands of this checkout and of OTHER."""
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         there, here = (
@@ -141,6 +167,7 @@ def main(other: Path, rows: int, orders: int, tables: int, rounds: int) -> None:
         print(f"status of {tables + 2}: {pairs(there, here, ['status'], rounds, nothing)}")
         words = ["refresh", "orders"]
         print(f"{orders:,} rows, 1 % changed: {pairs(there, here, words, rounds, change)}")
+        print(f"lines of a history: {histories(here, lines, rounds)}")
 
 
 if __name__ == "__main__":

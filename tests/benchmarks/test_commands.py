@@ -145,11 +145,12 @@ COMMANDS = {
         (POSTGRESQL,),
     ),
     "refreshes.commands": Command(
-        "{root} --rows 300 --orders 300 --tables 1 --rounds 1",
+        "{root} --rows 300 --orders 300 --tables 1 --lines 60 --rounds 1",
         (
             rf"300 rows, unchanged: there {N} s  here {N} s  ratio {N} \({N} to {N}\)",
             rf"status of 3: there {N} s  here {N} s  ratio {N}",
             rf"300 rows, 1 % changed: there {N} s  here {N} s  ratio {N}",
+            rf"lines of a history: 30 {N} s  60 {N} s  ratio {N}",
         ),
     ),
     "source.carnes": Command(

@@ -19,9 +19,9 @@ DELTA_REFRESHES = 150
 LYING_REFRESHES = 300
 SEEDS = 1_000_000  # between the first worlds of two shares
 # What must have happened in a share, or the sample shows less than it says. A lost data file
-# ("damaged"), a source that shrank, and a fragment that failed and is held are too rare for each.
+# ("damaged"), a source that shrank are too rare for each.
 HAPPENS = (
-    "crash", "cut", "down", "silent", "rival", "unreadable", "full at open", "scheduled",
+    "crash", "cut", "down", "silent", "rival", "unreadable", "full at open", "scheduled", "held",
     "misdirected", "garbled", "answer lost", "WAREHOUSE", "UNREACHABLE",
 )  # fmt: skip
 

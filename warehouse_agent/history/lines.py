@@ -21,9 +21,10 @@ from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.notes import GREATEST
 from warehouse_agent.report import MovedViews
 
+# What reading a line raises that is none.
 DAMAGED: Final = (
-    *(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError),
-)  # of reading a line
+    ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError,
+)  # fmt: skip
 _SPARK: Final = "spark"  # of the places in a report
 
 
@@ -138,7 +139,7 @@ class FailureLine:
     """A refresh that failed, or that its source put off.
 
     Attributes:
-        failed_at: as the line has it; None: an older release did not say.
+        failed_at: as the line has it; None: it does not say.
         at: the same as a moment.
         put_off_until: the source reads nothing before, which is no failure; None: it did not say.
         version: which was published then.

@@ -1,7 +1,6 @@
-"""Notes of earlier refreshes and forecasts from their runs, from which the next one decides.
+"""Forecasts from earlier refreshes, and notes of the line to their source.
 
-Beside the history of runs, notes have the last comparison of a fragment and the speed of the line
-to its source. If they are lost, the next refresh costs more, and its result is the same.
+The next refresh decides from both. If they are lost, it costs more, and its result is the same.
 """
 
 from __future__ import annotations

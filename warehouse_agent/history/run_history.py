@@ -67,7 +67,7 @@ class History:
         """Return the history with the line of the newest version, also if the command that
         published it was killed before it wrote the line; its commit holds it."""
         report = newest.record.report if newest else None
-        # Older releases copy the report of another version when they publish its rows again.
+        # A report of another version, copied with its record, is none of this one.
         if newest is None or report is None or report.get("version") != newest.version:
             return self
         line = _published(report)
@@ -285,6 +285,12 @@ class Histories:
             self._kept[name] = read(store, name, runs())
         return self._kept[name]
 
+    def begin(self, store: Store, name: str) -> None:
+        """Begin an attempt. Where storage has no locks, another command may have appended what went
+        well since the attempt before, so its history is read again."""
+        if not store.has_locks:
+            self._kept.pop(name, None)
+
     def known(self, name: str) -> History | None:
         """Return the history of a fragment whose turn has begun; None: it has not, or is over."""
         return self._kept.get(name)
@@ -292,14 +298,9 @@ class Histories:
     def completed(self, store: Store, name: str, newest: Snapshot | None) -> History:
         """Return the history of a fragment whose lock is held, with the line of its newest version.
 
-        Where storage has no locks it is read again: another command may have written that line
-        since the attempt before.
-
         Raises:
             WarehouseUnavailable: it cannot be read.
         """
-        if not store.has_locks:
-            self._kept.pop(name, None)
         self._kept[name] = complete(store, name, self.of(store, name), newest)
         return self._kept[name]
 

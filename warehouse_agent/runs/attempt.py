@@ -76,6 +76,7 @@ class Attempt:
         for fragment in fragments:
             report = reports[fragment.name]
             report.attempts += 1
+            command.histories.begin(command.store, fragment.name)
             command.emit(RefreshStarted(fragment.name, report.attempts))
 
     @property

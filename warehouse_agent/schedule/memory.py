@@ -270,8 +270,6 @@ def from_json(body: Mapping[str, Any]) -> Memory:
         inserted, updated, deleted = map(_amount, body["parts"])
         lines = None if line is None else (str(line[0]), str(line[1]))
         taken = body.get("taken")
-        if taken is None and lines is not None:  # it was kept by an earlier release
-            taken = _seconds(lines[0])
         return Memory(
             recent,
             Folded(

@@ -6,9 +6,10 @@ without `options`, because Odyssey would set these in the server's session and l
 next client. Then only statements within transactions that are rolled back follow (`begin_pooled`),
 whichever mode the pooler has.
 
-Pgpool-II is refused. It reads the SQL itself, may send it to one of several servers, and a COPY of
-the extended protocol ends its process (4.3 to 4.6). It passes `options` on and tells the server's
-process number; but the server sees another port of its client, or has another port of its own.
+Pgpool-II is refused. It reads the SQL itself, may send it to one of several servers, and its
+process does not survive a scan in its usual mode (4.3 to 4.6). It passes `options` on and tells the
+server's process number; but the server sees another port of its client, or has another port of its
+own.
 
 A server whose processes are stopped, or that is behind a network which drops everything, neither
 answers nor closes its connections. So every wait has a limit: `ANSWER_S` for a statement,

@@ -260,6 +260,7 @@ def test_an_attempt_after_another_writes_no_line_that_is_there(
     append(store, "orders", theirs)
     record = SimpleNamespace(report=json.loads(theirs))
     newest = cast(Snapshot, SimpleNamespace(version=1, record=record))
+    ours.begin(store, "orders")
     known = ours.completed(store, "orders", newest)
     assert [line.version for line in known.successes] == [1, 0]
     assert [line.version for line in read(store, "orders").successes] == [1, 0]

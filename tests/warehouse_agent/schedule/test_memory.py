@@ -123,13 +123,6 @@ def test_when_a_snapshot_was_taken(
     assert again.behind_s == found.behind_s == pytest.approx(behind * DAY_S)
 
 
-def test_a_memory_of_an_earlier_release_knows_when_its_snapshot_was_taken() -> None:
-    body = Memory().after([LOAD, report(1, 5)]).to_json()
-    del body["taken"], body["behind_s"]
-    found = from_json(json.loads(json.dumps(body)))
-    assert (found.taken, found.behind_s) == (MONDAY + DAY_S, 0)
-
-
 @pytest.mark.parametrize("day", [-1, 0.9, INTERVAL_DAYS_MAX + 2])
 def test_a_clock_that_was_set_is_counted(day: float) -> None:
     found = Memory().after([LOAD, report(1, 5), report(day, 9), report(day + 1, 2)])
