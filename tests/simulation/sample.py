@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.simulation.clock import virtual_time
@@ -21,8 +22,10 @@ def run_worlds(
     on_delta: bool = False,
     parts: bool = False,
     lies: bool = False,
+    happens: Collection[str] = (),
 ) -> Tally:
-    """Run worlds from the seed `first` on, until they had so many refreshes.
+    """Run worlds from the seed `first` on, until they had so many refreshes, and until each of
+    `happens` did, but not for more than twice as many.
 
     With `parts` only worlds whose tables are compared in part, with `lies` only those in which
     notes claim more, or less, than the table holds.
@@ -34,7 +37,9 @@ def run_worlds(
     gc.collect()
     gc.freeze()  # what the modules hold is not looked through again and again
     with virtual_time():
-        while tally.refreshes < refreshes:
+        while tally.refreshes < refreshes or (
+            tally.refreshes < 2 * refreshes and not tally.happened.keys() >= set(happens)
+        ):
             is_partial = not parts or Options.of(seed).read_at_most is not None
             if is_partial and (not lies or lies_of(seed) is not None):
                 run_world(seed, tally, on_delta=on_delta)

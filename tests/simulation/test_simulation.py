@@ -29,7 +29,7 @@ HAPPENS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(SHARES))
 def test_every_version_is_the_source(share: int) -> None:
-    tally = run_worlds(share * SEEDS, REFRESHES // SHARES)
+    tally = run_worlds(share * SEEDS, REFRESHES // SHARES, happens=HAPPENS)
     assert tally.refreshes >= REFRESHES // SHARES
     assert tally.versions > tally.refreshes / 5
     missing = [what for what in HAPPENS if not tally.happened.get(what)]
