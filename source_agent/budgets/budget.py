@@ -31,12 +31,10 @@ from driftline.references import Reference
 from driftline.types import Column
 
 from source_agent.budgets.allowance import instant
-from source_agent.budgets.brakes import Brakes
-from source_agent.budgets.crowding import REST_S_MAX, Crowding, Rests
+from source_agent.budgets.crowding import REST_S_MAX, Brakes, Crowding, Rests
 from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, held_s_max
 from source_agent.budgets.others import Others
-from source_agent.budgets.places import Place, Places
-from source_agent.budgets.turns import Turns
+from source_agent.budgets.places import Place, Places, Turns
 from source_agent.budgets.watch import Watch
 from source_agent.config import Budget
 from source_agent.engines.interface import (

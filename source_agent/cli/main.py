@@ -151,7 +151,7 @@ def serve(config: Path, port_file: Path | None) -> None:
     # SIGHUP never ends the agent; before `run` it needs no answer, because `run` reads the file.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from source_agent.config import load
-    from source_agent.server.priority import give_way
+    from source_agent.scan.processors import give_way
     from source_agent.server.service import run
 
     give_way()

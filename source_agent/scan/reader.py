@@ -34,7 +34,6 @@ from source_agent.engines.shapes import Consistency, Shape
 from source_agent.failpoints import Point
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
-from source_agent.scan.repeats import Repeats
 
 INDEX_SHARE = 0.25  # measured: up to 0.75 and more, but from a cache and in key order
 
@@ -262,3 +261,40 @@ def _changed(shape: Shape) -> SnapshotLost:
         where=shape.relation.name,
         abroad=OPEN,
     )
+
+
+class Repeats:
+    """The kept position of one read.
+
+    One position is kept, and replaced when the number of batches has doubled (Brent's cycle
+    detection). A read that repeats its keys gives the kept one again, within one round of the
+    cycle, once the kept one lies in the cycle and is kept for longer than a round. So nothing is
+    assumed about the order in which a database reads, about its collations or about where batches
+    end, and no memory grows.
+    """
+
+    def __init__(self) -> None:
+        self._batches, self._ends_at, self._met = 0, 1, 0
+        self._kept: np.int64 | None = None
+
+    def add(self, positions: Positions, met_max: int) -> int | None:
+        """Add the positions of a batch; return a row with the kept one, or None.
+
+        Args:
+            positions: shape (rows,), of the keys in the batch.
+            met_max: the most batches that may have the kept position again; a row of the next is
+                returned.
+        """
+        if not len(positions):
+            return None
+        if self._kept is not None:
+            again = positions == self._kept
+            if again.any():
+                self._met += 1
+                if self._met > met_max:
+                    return int(again.argmax())
+        self._batches += 1
+        if self._batches == self._ends_at:
+            self._ends_at *= 2
+            self._kept, self._met = positions[-1], 0
+        return None

@@ -12,21 +12,35 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftline.errors import ConfigurationError
-from driftline.setting_kinds import TEXT, integer, map_of, number, or_word, table_of
+from driftline.setting_kinds import (
+    TEXT,
+    choice,
+    duration,
+    integer,
+    map_of,
+    number,
+    or_word,
+    table_of,
+)
 from driftline.settings import Table, read, resolve
 
-from warehouse_agent.config import fragments, sources, views
+from warehouse_agent.config import fragments, schedule, sources
 from warehouse_agent.config.fragments import FragmentTable
+from warehouse_agent.config.names import check_name
+from warehouse_agent.config.schedule import TimingTable
 from warehouse_agent.config.settings import (
     AHEAD,
     EXECUTORS_WAIT_S,
     SMALL_BYTES,
     SOURCES_AT_ONCE,
+    Maintain,
+    OnFailure,
+    View,
     WarehouseConfig,
 )
 from warehouse_agent.config.sources import SourceTable
-from warehouse_agent.config.views import ViewTable
 
+MAX_LAG_DAYS_MAX = 7  # `gc` keeps what readers are given, and all that was committed since
 _PATH_REFUSED = "*?[]{}\\%"
 
 
@@ -62,6 +76,28 @@ class WarehouseTable(Table):
     )
 
 
+class ViewTable(TimingTable):
+    """A query over fragments and views, and how it is maintained."""
+
+    query = TEXT.required("a query over relations of several sources; see [views.md](views.md)")
+    maintain = choice(Maintain).by_default(
+        Maintain.AUTO.value,
+        "how the view follows its inputs; see [maintenance](views.md#maintenance)",
+    )
+    on_failure = choice(OnFailure).by_default(
+        OnFailure.STALE.value,
+        'what moves if the view fails; `"stale"`: its inputs, `"hold"`: nothing',
+    )
+    max_lag = duration(
+        least=0,
+        most=MAX_LAG_DAYS_MAX * 86_400,
+        why=f"Readers can be kept waiting for at most {MAX_LAG_DAYS_MAX} days.",
+    ).by_default("0s", "how long changes may [wait for the view](views.md#staleness)")
+    chunk_rows = or_word(integer("rows", least=1), "auto", None, "a number of rows").by_default(
+        "auto", "changed rows that are gathered before a view phase"
+    )
+
+
 class WarehouseFile(Table):
     """A warehouse.toml: where sources are, and which copies to keep of their relations."""
 
@@ -86,7 +122,7 @@ def load(path: Path | str) -> WarehouseConfig:
     warehouse = top.warehouse
     origins = {name: sources.parse(name, table) for name, table in top.sources.items()}
     copies = {name: fragments.parse(name, table, origins) for name, table in top.fragments.items()}
-    queries = {name: views.parse(name, table) for name, table in top.views.items()}
+    queries = {name: _view(name, table) for name, table in top.views.items()}
     _refuse_twins(top, [*copies, *queries])
     return WarehouseConfig(
         file=top.file,
@@ -99,6 +135,20 @@ def load(path: Path | str) -> WarehouseConfig:
         ahead=warehouse.ahead,
         sources_at_once=warehouse.sources_at_once,
         executors_wait_s=warehouse.executors_wait_s,
+    )
+
+
+def _view(name: str, table: ViewTable) -> View:
+    """Return the view of one table. Raises ConfigurationError, with the key."""
+    check_name(name, table, "view")
+    return View(
+        name=name,
+        query=table.query,
+        maintain=table.maintain,
+        on_failure=table.on_failure,
+        max_lag_s=table.max_lag,
+        chunk_rows=table.chunk_rows,
+        timing=schedule.parse(name, table, zone=""),  # of each fragment: that of its source
     )
 
 

@@ -28,8 +28,7 @@ from warehouse_agent.history import record
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tile_pause import TilePause
-from warehouse_agent.planning.tiling import KeyTiling
+from warehouse_agent.planning.tiling import KeyTiling, TilePause
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import PreparedPass
 from warehouse_agent.refresh.whole import Compared, converse

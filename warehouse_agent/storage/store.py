@@ -19,24 +19,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
-from driftline.errors import Locked, WarehouseUnavailable
+from driftline.errors import WarehouseUnavailable
 from pyarrow import fs
 
 from warehouse_agent.failpoints import Point
-from warehouse_agent.storage.lock_holder import forget_holder, holder_of, note_holder
+from warehouse_agent.storage.locks import appended, forget_holder, take
 
 if TYPE_CHECKING:
     from warehouse_agent.config import WarehouseConfig
@@ -49,8 +47,6 @@ _FULL = re.compile(rf"No space left|os error {errno.ENOSPC}\b|Errno {errno.ENOSP
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE = 50
 END_BYTES = 1 << 16  # of a file of lines that is read from its end, at a time
-APPEND_S_MAX = 10.0  # waited for another process that appends, or writes the lines anew
-_APPEND_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +152,7 @@ class Store:
         with file_errors("written", path, len(line) + 1):
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
             if self.is_local:
-                with _appended(path) as out:
+                with appended(path) as out:
                     if (size := out.seek(0, os.SEEK_END)) >= bytes_max:
                         out.seek(0)
                         self.write(shorten(_ended(out.read())) + line.encode() + b"\n", *parts)
@@ -313,15 +309,7 @@ class Store:
             handle = path.open("a+")
         with handle:
             with file_errors("locked", str(path)):
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise Locked(
-                        f"Another warehouse agent works on this fragment{holder_of(handle)}.",
-                        where=name,
-                        remedy="Run the command again when it has finished.",
-                    ) from None
-            note_holder(handle)
+                take(handle, name)
             try:
                 yield
             finally:
@@ -354,29 +342,6 @@ def one_line(error: Exception) -> str:
 def _ended(lines: bytes) -> bytes:
     """Return lines whose last one is ended."""
     return lines + b"\n" * (lines[-1:] not in (b"", b"\n"))
-
-
-@contextlib.contextmanager
-def _appended(path: str) -> Iterator[BinaryIO]:
-    """Open a file of lines to append to it, while no other process does, or writes it anew.
-
-    Raises:
-        OSError: another process has it for longer than APPEND_S_MAX.
-    """
-    until = time.monotonic() + APPEND_S_MAX
-    while True:
-        with Path(path).open("ab+") as out:
-            try:
-                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_APPEND_PAUSE_S)
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(out.fileno()), os.stat(path)):
-                    yield out
-                    return
 
 
 def _named(temporary: str, path: str, *, is_new: bool) -> bool:

@@ -46,8 +46,7 @@ from warehouse_agent.config import Source
 from warehouse_agent.planning.candidates import Allowance
 from warehouse_agent.transport.bounded_replies import BoundedReplies, given
 from warehouse_agent.transport.certificates import certificates
-from warehouse_agent.transport.handshake import diagnose, proxy_between
-from warehouse_agent.transport.own_process import metadata
+from warehouse_agent.transport.handshake import diagnose, process_claim, proxy_between
 from warehouse_agent.transport.reply_validation import (
     check_activities,
     check_description,
@@ -344,7 +343,7 @@ class ExchangeCall:
         self._requests: queue.SimpleQueue[pb.Request | None] = queue.SimpleQueue()
         self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
         self._cancelled = threading.Event()
-        said = (*metadata(), pieces.METADATA)
+        said = (*process_claim(), pieces.METADATA)
         self._call = stub.Exchange(iter(self._requests.get, None), metadata=said)
         threading.Thread(target=self._read, name="driftline-replies", daemon=True).start()
 

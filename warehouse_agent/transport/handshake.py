@@ -20,10 +20,13 @@ import re
 import socket
 import ssl
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from driftline.errors import DriftlineError, SourceUnreachable, Unauthenticated
 from driftline.limits import CONTROL_S
+from driftline.same_machine import METADATA, claim
 from driftline.x509 import read_der
 
 from warehouse_agent.config import Source
@@ -312,3 +315,31 @@ def _plain_text(source: Source) -> DriftlineError | None:
 
 def _refused(source: Source, message: str, remedy: str) -> Unauthenticated:
     return Unauthenticated(message, where=f"source {source.name}", remedy=remedy)
+
+
+_PROC: Final = Path("/proc")
+
+
+def process_claim(proc: Path = _PROC) -> tuple[tuple[str, bytes], ...]:
+    """Return metadata of a call with our claim; empty where the system does not name itself.
+
+    It rests for others who need the processors, not for its own warehouse. What is said tells a
+    source elsewhere nothing.
+    """
+    try:
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        space = (proc / "self/ns/pid").readlink()
+    except OSError:
+        return ()
+    return ((METADATA, claim(f"{boot} {space}", _topmost(proc))),)
+
+
+def _topmost(proc: Path) -> int:
+    """Return the process that started all of the warehouse's: ours, or the Java of spark-submit,
+    whose child we are."""
+    parent = os.getppid()
+    try:
+        is_java = (proc / str(parent) / "comm").read_text().strip() == "java"
+    except OSError:
+        return os.getpid()
+    return parent if is_java else os.getpid()

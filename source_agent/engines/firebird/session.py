@@ -11,10 +11,12 @@ A statement is ended by `cancel_operation`, by a timer (Firebird 3.0 has no limi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime as dt
+import signal
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from driftline.arrays import Positions
 from driftline.errors import DatabaseUnavailable, ValueDoesNotFit
@@ -33,7 +35,7 @@ from firebird.driver import (
 )
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.firebird import settings, signals, types
+from source_agent.engines.firebird import settings, types
 from source_agent.engines.firebird.access import begin_error, connect_error, translate
 from source_agent.engines.firebird.charsets import ENCODERS
 from source_agent.engines.firebird.sql import (
@@ -50,15 +52,27 @@ from source_agent.engines.shapes import Relation, Shape
 DRIVER: Final = "firebird-driver"
 ROWS_MAX: Final = 2**62
 READ_ONLY: Final = tpb(Isolation.SNAPSHOT, access_mode=TraAccessMode.READ)
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_ACTION_BYTES: Final = 1024  # more than a `struct sigaction` of any system has
+
+_Actions: TypeAlias = "tuple[ctypes.Array[ctypes.c_char], ...]"
 
 
 class Connector:
-    """Connect to one database, always as the same user."""
+    """Connect to one database, always as the same user.
+
+    With the first attachment of a process, also one that fails, the client library puts its own
+    handler in the place of SIGINT's and SIGTERM's, which ends every connection of the process
+    before the agent hears of the signal. An agent that is asked to end gives its exchanges time
+    first, so what was there is put back.
+
+    Rejected: `signal.signal`, which only the main thread may call; sessions open in others.
+    """
 
     def __init__(self, database: str, user: str, password: str) -> None:
         self.database = database
         self._arguments = {"user": user, "password": password, "charset": "UTF8"}
-        self._signals: signals.Actions | None = signals.actions()  # until the first attachment
+        self._signals: _Actions | None = _actions()  # until the first attachment
 
     def __call__(self) -> Connection:
         """Return a connection that can only read. Raises DatabaseUnavailable or DatabaseRefused."""
@@ -78,9 +92,23 @@ class Connector:
         finally:
             before, self._signals = self._signals, None
             if before is not None:
-                signals.put_back(before)
+                _put_back(before)
         connection.main_transaction.default_tpb = READ_ONLY  # it begins by itself
         return connection
+
+
+def _actions() -> _Actions:
+    """Return what this process does on its signals, as sigaction(2) tells it."""
+    actions = tuple(ctypes.create_string_buffer(_ACTION_BYTES) for _ in _SIGNALS)
+    for number, action in zip(_SIGNALS, actions, strict=True):
+        ctypes.CDLL(None).sigaction(int(number), None, action)
+    return actions
+
+
+def _put_back(before: _Actions) -> None:
+    """Let the process do what it did before; a thread of any kind may call this."""
+    for number, action in zip(_SIGNALS, before, strict=True):
+        ctypes.CDLL(None).sigaction(int(number), action, None)
 
 
 class FirebirdSession(SnapshotSession):

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import DatabaseRefused, NotNow
 
-from source_agent.budgets.places import fixed_places
-from source_agent.budgets.turns import Turns
+from source_agent.budgets.places import Turns, fixed_places
 from source_agent.engines.conformance.reads import Read, rows_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect

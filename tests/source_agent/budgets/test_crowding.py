@@ -20,9 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.budgets import crowding, feedback
-from source_agent.budgets.brakes import Brakes
 from source_agent.budgets.budget import GovernedSession, Governor
-from source_agent.budgets.crowding import Crowding, Rests
+from source_agent.budgets.crowding import Brakes, Crowding, Rests
 from source_agent.budgets.feedback import Feedback, HoldLimit, RecentPast
 from source_agent.config import Budget
 from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, TimeLimit

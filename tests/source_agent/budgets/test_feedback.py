@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.budgets import feedback
-from source_agent.budgets.brakes import Brakes
 from source_agent.budgets.budget import GovernedSession, Governor, Stopped
+from source_agent.budgets.crowding import Brakes
 from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, RecentPast, held_s_max
 from source_agent.config import Budget
 from source_agent.engines.interface import DatabaseTime, Rows

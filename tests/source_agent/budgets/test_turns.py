@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from driftline.errors import NotNow
 
-from source_agent.budgets.turns import Turns
+from source_agent.budgets.places import Turns
 
 
 def test_each_client_has_one_turn_in_so_many_seconds() -> None:

@@ -16,10 +16,9 @@ from source_agent.budgets.audit import Audit, recent_snapshots
 from source_agent.budgets.budget import Governor
 from source_agent.config import Budget, SourceConfig, load
 from source_agent.engines.registry import connect
-from source_agent.server import reload
+from source_agent.server import service
 from source_agent.server.catalogue import AgentState
-from source_agent.server.reload import FileWatch
-from source_agent.server.service import start
+from source_agent.server.service import SETTLE_S, FileWatch, start
 from tests.harness.agents import configuration, make_orders
 
 LOOK_S_MAX = 20.0
@@ -68,19 +67,19 @@ def test_a_change_counts_once_when_it_has_settled(tmp_path: Path) -> None:
     path.write_text("half")
     assert not found_at(11.0)
     path.write_text("the whole")
-    assert not found_at(11.0 + reload.SETTLE_S - 0.1), "it was still being written"
+    assert not found_at(11.0 + SETTLE_S - 0.1), "it was still being written"
     assert not found_at(13.0)
-    assert found_at(13.0 + reload.SETTLE_S)
+    assert found_at(13.0 + SETTLE_S)
     assert not found_at(100.0)
     other = tmp_path / "other"
     other.write_text("the whole")
     os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     other.replace(path)  # the same size and time, as of a deployment
     assert not found_at(101.0)
-    assert found_at(101.0 + reload.SETTLE_S)
+    assert found_at(101.0 + SETTLE_S)
     path.unlink()
     assert not found_at(200.0)
-    assert found_at(200.0 + reload.SETTLE_S), "also that it is gone is told"
+    assert found_at(200.0 + SETTLE_S), "also that it is gone is told"
 
 
 def test_limits_are_adopted_and_all_else_is_named(
@@ -153,7 +152,7 @@ def test_a_wrong_file_keeps_the_limits_and_says_so(
 def test_an_agent_that_runs_notices(
     written: Callable[..., SourceConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reload, "SETTLE_S", 0.0)
+    monkeypatch.setattr(service, "SETTLE_S", 0.0)
     config = written("rows_per_second = 5")
     governor = Governor(config.budget)
     server = start(config, governor=governor)

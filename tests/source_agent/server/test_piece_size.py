@@ -16,7 +16,7 @@ from driftline.limits import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.server.piece_size import WINDOW_S, PieceSize
+from source_agent.server.conversation import WINDOW_S, PieceSize
 
 
 class Line:

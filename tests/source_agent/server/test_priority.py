@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from source_agent.server.priority import NICENESS
+from source_agent.scan.processors import NICENESS
 from tests.harness.agents import configuration, make_orders
 from tests.harness.pair import SourceProcess
 

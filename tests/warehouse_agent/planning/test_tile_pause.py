@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.planning.tile_pause import (
+from warehouse_agent.planning.tiling import (
     PAUSE_S_MAX,
     SLOWER,
     TILES_MIN,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from warehouse_agent.views.functions import FUNCTIONS
 from warehouse_agent.views.query import OCCURRENCES_MAX, read_query, resolve
+from warehouse_agent.views.words import FUNCTIONS
 
 WHERE = "warehouse.toml: views.v.query"
 ACCEPTED = [
