@@ -13,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -254,15 +255,17 @@ def version(program: str) -> str:
 
 
 @pytest.mark.soak
-def test_uvx_runs_the_demonstration(release: Release, uvx: Tool) -> None:
+def test_the_demonstration_of_the_sdist(release: Release, uvx: Tool, tmp_path: Path) -> None:
     """The whole of it at its usual scale, with all packages from the index: some 700 MB.
 
     Both agents, an initial load, changes, a refresh and a receipt; nothing is left running.
     """
+    with tarfile.open(release.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
     mark = secrets.token_hex(8)
-    words = ["--from", specification(release.wheel, "demo"), "driftline", "demo"]
     process = subprocess.Popen(
-        [uvx.program, *words],
+        [unpacked / "deploy" / "demo", "--directory", "driftline-demo"],
         cwd=uvx.folder,
         env=uvx.environment(**{MARK: mark}),
         stdout=subprocess.PIPE,

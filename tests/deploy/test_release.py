@@ -82,7 +82,11 @@ def test_the_source_archive(release: Release) -> None:
     assert private == {"deploy/systemd/source.toml", "deploy/systemd/warehouse.toml"}, "examples"
     packages = {f"{PACKAGES[p]}/{n}".lstrip("/") for p in PACKAGES for n in in_tree(p)}
     assert packages <= set(members)
-    deploy = {str(p.relative_to(ROOT)) for p in (ROOT / "deploy").rglob("*") if p.is_file()}
+    deploy = {
+        str(p.relative_to(ROOT))
+        for p in (ROOT / "deploy").rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
     assert deploy <= set(members)
     assert members["deploy/setup"].mode & 0o111, "programs stay programs"
 

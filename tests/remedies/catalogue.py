@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests import ROOT
 
-ROOMS = ("proto/driftline", "source_agent", "warehouse_agent")
+ROOMS = ("proto/driftline", "source_agent", "warehouse_agent", "deploy/demonstration")
 _SUITE = "source_agent/engines/conformance"  # for engines of others
 # Tables whose rows end with a remedy, and one such row.
 _TABLES = ("_REFUSED", "_CLAUSES", "_ERRORS", "_MEANINGS", "_JOURNALS", "_WAL")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from driftline.errors import DriftlineError
 
+from deploy.demonstration import job, processes
 from source_agent.cli import grants, init
 from source_agent.cli.enroll import enroll
 from source_agent.config import load
@@ -25,7 +26,6 @@ from tests import ROOT
 from tests.remedies.told import told
 from warehouse_agent.cli import init as warehouse_init
 from warehouse_agent.config import Source
-from warehouse_agent.demo import demonstration, processes
 from warehouse_agent.differential.command import diff
 from warehouse_agent.differential.reading import named
 from warehouse_agent.transport.certificates import certificates, context_of
@@ -407,10 +407,10 @@ def test_a_folder_of_the_demonstration(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in ("mine", "file/below"):
         with pytest.raises(DriftlineError) as caught:
-            demonstration._make_folder(tmp_path / place)
+            job._make_folder(tmp_path / place)
         told(caught.value, other)
     assert (tmp_path / "mine" / "letter").exists()
-    demonstration._make_folder(tmp_path / "another")
+    job._make_folder(tmp_path / "another")
     assert (tmp_path / "another" / "log").is_dir()
 
 

@@ -431,24 +431,13 @@ def diff(config: Path, /, files: Sequence[Path], **options: Any) -> None:
     command.diff(config, files, **options)
 
 
-@cli.command()
-@click.option("--directory", type=click.Path(path_type=Path), default=Path("driftline-demo"))
-@click.option("--postgres", is_flag=True, help="Use a real PostgreSQL instead of SQLite.")
-@click.option("--scale", default=0.1, show_default=True, help="TPC-H scale factor.")
-def demo(directory: Path, postgres: bool, scale: float) -> None:
-    """Run both agents on generated data: load, change, refresh, prove, receipt."""
-    from warehouse_agent.demo.demonstration import run
-
-    run(directory, postgres=postgres, scale=scale)
-
-
-def main() -> NoReturn:
-    """Run the console script `driftline`."""
+def main(command: click.Command = cli, name: str = "driftline") -> NoReturn:
+    """Run the console script `driftline`, or a command that ends as its commands do."""
     escape_in(sys.stdout, sys.stderr)
     if "--debug" not in sys.argv[1:]:
         foreign_output.divert()
     try:
-        cli.main(prog_name="driftline", standalone_mode=False)
+        command.main(prog_name=name, standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(CHECK_UNKNOWN if CHECK in sys.argv[1:] else USAGE)

@@ -237,7 +237,6 @@ def test_an_unforeseen_error_waits_for_no_other_source(tmp_path: Path) -> None:
         (["refresh", "ordres"], "Did you mean 'orders'?"),
         (["plan", "x*"], "No fragment of warehouse.toml matches"),
         (["gc", "orders", "--keep-hours", "-1"], "too few"),
-        (["demo", "--scale", "0"], "not between"),
     ],
 )
 def test_usage(tmp_path: Path, words: list[str], said: str) -> None:

@@ -1,4 +1,4 @@
-"""`driftline demo`: the main job on generated data, with both agents as processes.
+"""The main job on generated data, with both agents as processes.
 
 A legacy system with three TPC-H tables, a view over two of them, certificates, and two agents over
 mutual TLS: initial load, a day's changes, plan, refresh, a refresh that finds nothing, an
@@ -30,10 +30,10 @@ from driftline.errors import InternalError, ProofFailed, UsageError
 from rich.console import Console
 from rich.table import Table as Grid
 
-from warehouse_agent.demo import postgresql
-from warehouse_agent.demo import source as demo_source
-from warehouse_agent.demo.processes import agent, answer, running, terminable
-from warehouse_agent.demo.source import TABLES, Legacy
+from deploy.demonstration import postgresql
+from deploy.demonstration import source as demo_source
+from deploy.demonstration.processes import agent, answer, running, terminable
+from deploy.demonstration.source import TABLES, Legacy
 
 MARKER = ".driftline-demo"  # in every folder that we made
 _WAREHOUSE_TOML, _SOURCE_TOML = "warehouse.toml", "source.toml"
@@ -112,7 +112,7 @@ def _make_folder(folder: Path) -> None:
         shutil.rmtree(folder)
     try:
         (folder / "log").mkdir(parents=True)
-        (folder / MARKER).write_text("Made by `driftline demo`, which may remove it.\n")
+        (folder / MARKER).write_text("Made by `deploy/demo`, which may remove it.\n")
     except OSError as error:
         raise UsageError(
             f"{error.filename} cannot be made: {error.strerror}.",

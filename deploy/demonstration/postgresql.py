@@ -27,8 +27,8 @@ import pyarrow as pa
 from driftline.errors import ConfigurationError
 from pyarrow import csv
 
-from warehouse_agent.demo.processes import running
-from warehouse_agent.demo.source import Table
+from deploy.demonstration.processes import running
+from deploy.demonstration.source import Table
 
 if TYPE_CHECKING:
     import psycopg

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from driftline.errors import ConfigurationError, UsageError
 
+from deploy.demonstration import job
+from deploy.demonstration.source import TABLES, SQLite, Table, change
 from tests import ROOT
 from tests.harness.pair import environment
 from tests.harness.processes import having
-from warehouse_agent.demo import demonstration
-from warehouse_agent.demo.source import TABLES, SQLite, Table, change
 
 MARK = "DRIFTLINE_TEST_DEMO"
 WAIT_S_MAX = 60.0
@@ -58,8 +58,8 @@ def heeding_interrupts() -> None:
 def test_steps_on_spark_are_named() -> None:
     small = {"places": {"reduce": "driver"}}
     large = {"places": {"reduce": "driver", "apply": "spark", "prove": "spark"}}
-    assert demonstration.on_spark({"a": small}) == "none"
-    found = demonstration.on_spark({"a": small, "b": large, "c": large})
+    assert job.on_spark({"a": small}) == "none"
+    found = job.on_spark({"a": small, "b": large, "c": large})
     assert found == "b (apply, prove), c (apply, prove)"
 
 
@@ -115,22 +115,22 @@ def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     theirs.mkdir()
     (theirs / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="was not made by the demonstration"):
-        demonstration.run(theirs, postgres=False, scale=0.01)
+        job.run(theirs, postgres=False, scale=0.01)
     assert (theirs / "thesis.tex").read_text() == "years of work"
     with pytest.raises(UsageError, match="was not made by the demonstration"):
-        demonstration.run(theirs / "thesis.tex", postgres=False, scale=0.01)
+        job.run(theirs / "thesis.tex", postgres=False, scale=0.01)
 
 
 def test_its_own_folder_is_made_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = tmp_path / "ours"
     ours.mkdir()
-    (ours / demonstration.MARKER).write_text("")
+    (ours / job.MARKER).write_text("")
     (ours / "old").write_text("")
-    monkeypatch.setattr("warehouse_agent.demo.source.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("deploy.demonstration.source.shutil.which", lambda *_, **__: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'driftline\[demo\]'"):
-        demonstration.run(ours, postgres=False, scale=0.01)
+        job.run(ours, postgres=False, scale=0.01)
     assert not (ours / "old").exists()
-    assert (ours / demonstration.MARKER).exists()
+    assert (ours / job.MARKER).exists()
 
 
 @pytest.mark.starts
@@ -157,7 +157,7 @@ def rows(*values: tuple[str, str]) -> pa.Table:
 )
 def test_the_second_opinion(spoil: Callable[[], pa.Table], equal: bool) -> None:
     source = rows(("1", "x"), ("2", "y"), ("1", "x"))
-    assert demonstration.are_same_rows(spoil(), source) is equal
+    assert job.are_same_rows(spoil(), source) is equal
 
 
 @pytest.fixture

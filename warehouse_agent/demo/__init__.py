@@ -1,1 +1,0 @@
-"""`driftline demo`: the main job from nothing, with both agents as processes."""
