@@ -13,14 +13,15 @@ from driftline.activity import Activity, NotKnown
 from driftline.errors import DriftlineError, NotNow
 
 from warehouse_agent.config import Fragment, Source
-from warehouse_agent.history import probes
-from warehouse_agent.history.run_history import read, runs
+from warehouse_agent.history.notes import Notes
+from warehouse_agent.history.run_history import History, read, runs
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
-from warehouse_agent.schedule.activity_change import change_since
+from warehouse_agent.schedule.activity_change import Refreshed, change_since
 from warehouse_agent.schedule.probe import Answer, Probe
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.channel import Link
 
 SOURCES_AT_ONCE: Final = 4
@@ -72,9 +73,9 @@ def _since(
     if isinstance(said, Probe):
         return said, version.version
     now = said[fragment.relation]
-    kept = probes.kept(store, version, fragment.name)
+    kept = kept(store, version, fragment.name)
     history = read(store, fragment.name, runs(None))
-    found = change_since(kept, now, probes.refreshes(history))
+    found = change_since(kept, now, refreshes(history))
     return found, version.version
 
 
@@ -92,3 +93,22 @@ def _json(found: Probe, version: int | None) -> dict[str, Any]:
         "why": found.why or None,
         "text": text,
     }
+
+
+def kept(store: Store, version: Snapshot, name: str) -> Activity | None:
+    """Return the activity from before a version's `as_of`; None if it is not known."""
+    return Notes.read(store, name).comparison(version).activity
+
+
+def refreshes(history: History) -> list[Refreshed]:
+    """Return the refreshes of all rows since the last load, the load first.
+
+    A part says nothing of the rows that it did not compare. Where the columns changed, the number
+    of changed rows means something else.
+    """
+    found = [
+        Refreshed(line.activity, line.rows.changed if line.counts_changes else 0)
+        for line in history.since_load
+        if line.rows is not None and not line.is_part
+    ]
+    return found[::-1]

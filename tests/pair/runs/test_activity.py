@@ -17,7 +17,6 @@ from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
 from warehouse_agent import config as configure
 from warehouse_agent.cli import activity, status
-from warehouse_agent.history import probes
 from warehouse_agent.history.run_history import read
 from warehouse_agent.schedule.activity_change import contradictions
 from warehouse_agent.storage.formats import head
@@ -110,7 +109,7 @@ def test_a_part_keeps_the_earlier_value_and_a_pass_that_of_its_first_tile(pair: 
     assert whole.proof == "total"
     version = head(pair.store, "orders")
     assert version is not None
-    assert probes.kept(pair.store, version, "orders") == from_json(whole.activity)
+    assert activity.kept(pair.store, version, "orders") == from_json(whole.activity)
     assert asked(pair)["state"] == "unchanged"
 
 
@@ -122,7 +121,7 @@ def test_answers_that_refreshes_contradict_twice_count_as_nothing(pair: Pair) ->
         pair.legacy.execute("UPDATE orders SET v = ? WHERE id = 7", number)
         assert asked(pair)["state"] == "unchanged", "it lies, and nobody can know yet"
         assert pair.refresh("orders").rows_updated == 1
-    assert contradictions(probes.refreshes(read(pair.store, "orders"))) == 1
+    assert contradictions(activity.refreshes(read(pair.store, "orders"))) == 1
     found = asked(pair)  # read after the second refresh
     assert found["state"] == "contradicted"
     assert "2 refreshes found changes" in found["why"]
