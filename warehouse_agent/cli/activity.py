@@ -73,9 +73,9 @@ def _since(
     if isinstance(said, Probe):
         return said, version.version
     now = said[fragment.relation]
-    kept = kept(store, version, fragment.name)
+    before = kept(store, version, fragment.name)
     history = read(store, fragment.name, runs(None))
-    found = change_since(kept, now, refreshes(history))
+    found = change_since(before, now, refreshes(history))
     return found, version.version
 
 
