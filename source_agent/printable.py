@@ -7,8 +7,8 @@ hexadecimal, so that an error can still show its sample.
 from __future__ import annotations
 
 from driftline.errors import DriftlineError
-from driftline.types import Column, Recipe
-from driftline.values import decode_string
+from driftline.values.send_format import decode_string
+from driftline.values.types import Column, Recipe
 
 VALUE_CHARACTERS_MAX = 60
 _BARE = frozenset({"int2", "int4", "int8", "oid", "float4", "float8", "numeric", "bool"})

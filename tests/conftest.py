@@ -8,7 +8,7 @@ import random
 import signal
 
 import pytest
-from driftline import digests
+from driftline.rows import digests
 from hypothesis import HealthCheck, settings
 
 from tests.harness.examples import EXAMPLES_OF_A_RUN

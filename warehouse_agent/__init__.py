@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from warehouse_agent.storage.readers import Warehouse
+    from warehouse_agent.visible_versions.readers import Warehouse
 
 __all__ = ["at", "changes", "read"]
 
@@ -35,14 +35,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
     """Return a pinned version of the whole warehouse (`readers.at`)."""
-    from warehouse_agent.storage import readers
+    from warehouse_agent.visible_versions import readers
 
     return readers.at(spark, path, version)
 
 
 def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
     """Return the published table of a fragment or a view, in one version (`readers.read`)."""
-    from warehouse_agent.storage import readers  # imports pyspark, which other users may not need
+    from warehouse_agent.visible_versions import (
+        readers,  # imports pyspark, which other users may not need
+    )
 
     return readers.read(spark, path, name, version)
 
@@ -52,6 +54,6 @@ def changes(
 ) -> DataFrame:
     """Return the change feed after version `since`, up to and including `upto`
     (`readers.changes`)."""
-    from warehouse_agent.storage import readers
+    from warehouse_agent.visible_versions import readers
 
     return readers.changes(spark, path, name, since=since, upto=upto)

@@ -20,7 +20,7 @@ from typing import Any
 
 from driftline.errors import DriftlineError, NotNow
 from driftline.limits import DATABASE_FINGERPRINT_VERSION
-from driftline.types import Recipe
+from driftline.values.types import Recipe
 
 FINGERPRINT_BITS = 128
 DATABASE_FINGERPRINT_BITS = 64

@@ -21,13 +21,13 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import numpy as np
-from driftline.hours import WeekSpan, next_open
+from driftline.settings.hours import WeekSpan, next_open
 
-from warehouse_agent.schedule.decide import Circumstances, Decision, decide
-from warehouse_agent.schedule.memory import RECENT_MAX, Interval, Learned, Memory
-from warehouse_agent.schedule.probe import Answer, Probe
-from warehouse_agent.schedule.timing import Timing
-from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
+from warehouse_agent.change_models.memory import RECENT_MAX, Interval, Learned, Memory
+from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
+from warehouse_agent.timetable.decision import Circumstances, Decision, decide
+from warehouse_agent.timetable.probe import Answer, Probe
+from warehouse_agent.timetable.timing import Timing
 
 ZONE = "Europe/Vienna"
 MONDAY = 1_767_567_600.0  # 2026-01-05, midnight in Vienna

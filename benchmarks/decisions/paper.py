@@ -21,13 +21,14 @@ from itertools import pairwise
 import click
 import numpy as np
 
-from warehouse_agent.schedule import fitness, policies, processes, replay
-from warehouse_agent.schedule.claimed_times.event_times import Events, gathered
-from warehouse_agent.schedule.fit import fit
-from warehouse_agent.schedule.memory import Interval, Memory
-from warehouse_agent.schedule.replay import Cost
-from warehouse_agent.schedule.structure import matrix
-from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
+from warehouse_agent.change_models import fitness, processes
+from warehouse_agent.change_models.event_times import Events, gathered
+from warehouse_agent.change_models.fit import fit
+from warehouse_agent.change_models.memory import Interval, Memory
+from warehouse_agent.change_models.structure import matrix
+from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
+from warehouse_agent.timetable import policies, replay
+from warehouse_agent.timetable.replay import Cost
 
 SEEDS = 20
 TAUGHT_H, PAID_H = 143 * 24, 45 * 24

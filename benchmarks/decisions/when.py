@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-from warehouse_agent.schedule import replay
-from warehouse_agent.schedule.decide import Circumstances, decide
-from warehouse_agent.schedule.memory import Interval, Memory
-from warehouse_agent.schedule.policies import hindsight
-from warehouse_agent.schedule.probe import Answer, Probe
-from warehouse_agent.schedule.replay import Cost
-from warehouse_agent.schedule.timing import Policy, Timing
-from warehouse_agent.schedule.week import HOUR_S
+from warehouse_agent.change_models.memory import Interval, Memory
+from warehouse_agent.change_models.week import HOUR_S
+from warehouse_agent.timetable import replay
+from warehouse_agent.timetable.decision import Circumstances, decide
+from warehouse_agent.timetable.policies import hindsight
+from warehouse_agent.timetable.probe import Answer, Probe
+from warehouse_agent.timetable.replay import Cost
+from warehouse_agent.timetable.timing import Policy, Timing
 
 HISTORIES = {
     "ourairports_runways": "America/New_York",

@@ -32,7 +32,7 @@ import zstandard
 from benchmarks.tpch import DATA
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Files, Relation
+from source_agent.engines.relations.shapes import Files, Relation
 
 FORMAT = """
 [columns]

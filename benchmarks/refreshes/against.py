@@ -27,7 +27,7 @@ from typing import Self
 import click
 
 from benchmarks import meter
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests import ROOT
 from tests.harness.pair import SourceProcess, environment
 from tests.harness.servers import PostgreSQL

@@ -35,7 +35,7 @@ import click
 
 from benchmarks import meter
 from benchmarks.source.memory import status_mb
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests import ROOT
 from tests.harness.pair import SourceProcess, environment
 

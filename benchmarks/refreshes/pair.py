@@ -23,7 +23,7 @@ import click
 
 from benchmarks import tpch
 from benchmarks.source.memory import peak_mb, status_mb
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests.harness.servers import PostgreSQL
 from tests.wan.link import SOURCE_ADDRESS, Link
 

@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.limits import RANGES_MAX, THIRD_CELLS_MAX
-from driftline.ranges import uniform
-from driftline.sketches import Embedding
+from driftline.reconciliation.ranges import uniform
+from driftline.reconciliation.sketches import Embedding
 
 from tests.harness.agents import SALT
 from tests.harness.no_spark import NoSpark

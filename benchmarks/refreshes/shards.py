@@ -20,8 +20,7 @@ from pathlib import Path
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, SourceProcess
-from warehouse_agent.planning import candidates
-from warehouse_agent.planning.groups import shards
+from warehouse_agent.planning import candidates, group_shards
 from warehouse_agent.storage.formats import head
 from warehouse_agent.tasks.scan import read_batches
 
@@ -70,7 +69,7 @@ def peak_mb(status: Path) -> float:
 def main(rows: int = 1_200_000, most: int | None = None) -> None:
     """Load, edit, refresh by groups, and print what it took."""
     if most is not None:
-        shards.KEYS_MAX = vars(candidates)["GROUP_KEYS_MAX"] = most
+        group_shards.KEYS_MAX = vars(candidates)["GROUP_KEYS_MAX"] = most
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         legacy = filled(folder, rows)

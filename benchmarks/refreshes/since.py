@@ -33,9 +33,9 @@ import psycopg
 from benchmarks import tpch
 from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Limits, Session
-from source_agent.engines.markers import Mark, Marker
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.markers import Mark, Marker
+from source_agent.engines.relations.shapes import Relation, Shape
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL

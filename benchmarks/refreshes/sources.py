@@ -35,7 +35,7 @@ from typing import Any
 import click
 from deltalake import DeltaTable
 
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests import ROOT
 from tests.harness.pair import environment
 from tests.wan.link import SOURCE_ADDRESS, Link

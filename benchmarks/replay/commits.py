@@ -36,15 +36,15 @@ from tempfile import TemporaryDirectory
 
 import click
 from driftline.arrays import U64, Bools
-from driftline.digests import Salt
-from driftline.named_keys import KeyMap
-from driftline.ranges import Partition
-from driftline.types import Recipe
+from driftline.reconciliation.named_keys import KeyMap
+from driftline.reconciliation.ranges import Partition
+from driftline.rows.digests import Salt
+from driftline.values.types import Recipe
 
 from benchmarks.replay.results import CONNECTION_BYTES, Record, read, summary, write
 from benchmarks.replay.sides import KEY, Copy, Recorded, Source, Wire
 from source_agent.engines.interface import Session
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from tests.harness.histories import DATA, History, available
 from warehouse_agent.history import record as remember
 from warehouse_agent.methods.conversation import Talk, Terms

@@ -19,20 +19,20 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.columns import gather
-from driftline.digests import Salt, mix
-from driftline.fingerprints import hasher, position_seed, row_key
-from driftline.keys import key_spans, positions
-from driftline.ranges import Partition, RangeSums
-from driftline.sketches import Cells
-from driftline.types import Recipe
+from driftline.reconciliation.ranges import Partition, RangeSums
+from driftline.reconciliation.sketches import Cells
+from driftline.rows import frames
+from driftline.rows.columns import gather
+from driftline.rows.digests import Salt, mix
+from driftline.rows.fingerprints import hasher, position_seed, row_key
+from driftline.rows.keys import key_spans, positions
+from driftline.values.types import Recipe
 
 from benchmarks.floor import floor_bytes
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.scan.batches import Batch
 from source_agent.scan.frame_builder import FrameBuilder
 from tests.harness.exchange_pair import Pair

@@ -18,15 +18,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from driftline.activity import Counted
+from driftline.relations.activity import Counted
 
-from source_agent.cli.enroll import enroll
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.interface import Limits
 from source_agent.engines.postgresql.activity import activities
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
+from source_agent.enrolment import enroll
 from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.config import Source

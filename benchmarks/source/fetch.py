@@ -20,14 +20,14 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 import numpy.typing as npt
-from driftline.columns import Block, gather
-from driftline.fingerprints import hasher, row_key
-from driftline.keys import positions
+from driftline.rows.columns import Block, gather
+from driftline.rows.fingerprints import hasher, row_key
+from driftline.rows.keys import positions
 
 from benchmarks import tpch
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 from tests.harness.agents import FRAGMENT_KEY
 from tests.harness.servers import MariaDB, PostgreSQL
 

@@ -19,17 +19,17 @@ from pathlib import Path
 
 import click
 import psycopg
-from driftline.digests import Salt
-from driftline.ranges import Partition, RangeSums
-from driftline.sketches import Cells
+from driftline.reconciliation.ranges import Partition, RangeSums
+from driftline.reconciliation.sketches import Cells
+from driftline.rows.digests import Salt
 
 from benchmarks import tpch
 from benchmarks.source.speed import partition_for
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.registry import connect
-from source_agent.engines.relations import ReadColumn, plan_of, scan_sql
-from source_agent.engines.shapes import Fingerprint, Relation
+from source_agent.engines.relations.select import ReadColumn, plan_of, scan_sql
+from source_agent.engines.relations.shapes import Fingerprint, Relation
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.servers import PostgreSQL

@@ -44,10 +44,10 @@ from tempfile import TemporaryDirectory
 
 import click
 import grpc
-from driftline.digests import Digest
+from driftline.rows.digests import Digest
 from psycopg import IsolationLevel
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.registry import connect
 from tests.harness.agents import Peer, channel, opening
 from tests.harness.pair import SourceProcess

@@ -20,16 +20,16 @@ import numpy as np
 import psycopg
 import zstandard
 from driftline import wire_pb2 as pb
-from driftline.frames import decode
 from driftline.limits import DIGESTS_PER_MESSAGE
-from driftline.ranges import Partition, strata
+from driftline.reconciliation.ranges import Partition, strata
+from driftline.rows.frames import decode
 from driftline.wire_pb2_grpc import SourceStub
 
 from benchmarks import tpch
 from benchmarks.source.speed import Fingerprinted, partition_for
-from source_agent.cli.enroll import enroll
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.enrolment import enroll
 from tests.harness.agents import SALT, Peer, channel, opening
 from tests.harness.servers import PostgreSQL
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pymysql
-from driftline.columns import gather
-from driftline.digests import mix
-from driftline.fingerprints import hasher, position_seed, row_key
-from driftline.keys import positions
 from driftline.limits import RANGES_MAX
-from driftline.ranges import Partition, RangeSums, from_quantiles, uniform
-from driftline.sketches import Cells
+from driftline.reconciliation.ranges import Partition, RangeSums, from_quantiles, uniform
+from driftline.reconciliation.sketches import Cells
+from driftline.rows.columns import gather
+from driftline.rows.digests import mix
+from driftline.rows.fingerprints import hasher, position_seed, row_key
+from driftline.rows.keys import positions
 from pymysql.cursors import SSCursor
 from sqlalchemy.engine import make_url
 
@@ -27,8 +27,8 @@ from benchmarks.source.fetch import databases
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.mysql_family.session import FamilySession
 from source_agent.engines.registry import connect
-from source_agent.engines.relations import scan_sql
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import scan_sql
+from source_agent.engines.relations.shapes import Relation
 from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan.accumulators import Accumulator, RangeTotals, SketchCells
 from source_agent.scan.reader import Reader, Tally

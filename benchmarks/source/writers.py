@@ -24,13 +24,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
-from driftline.digests import Digest
-from driftline.key_order import KeyRange, key_bytes
-from driftline.ranges import POSITION_MIN, Partition
+from driftline.reconciliation.ranges import POSITION_MIN, Partition
+from driftline.rows.digests import Digest
+from driftline.rows.key_order import KeyRange, key_bytes
 
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.methods.comparison import Comparison, Tally
 from tests.harness.agents import opening
 from tests.harness.servers import MariaDB, PostgreSQL

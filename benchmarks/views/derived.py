@@ -31,7 +31,7 @@ import psycopg
 from benchmarks import tpch
 from benchmarks.floor import floor_bytes
 from benchmarks.refreshes.pair import SOURCE_PORT, program
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests.harness.servers import PostgreSQL
 from tests.wan.link import SOURCE_ADDRESS, Link
 

@@ -16,11 +16,12 @@ from dataclasses import replace
 from functools import partial
 
 from tests.warehouse_agent.storage.test_table_formats import LAYOUT, RECORD
-from warehouse_agent.planning.flip import Kind, Member, moved
-from warehouse_agent.storage import formats, warehouse_versions
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion
+from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions.members import Kind, Member, moved
 
 
 def main(tables: int = 50, rounds: int = 250) -> None:

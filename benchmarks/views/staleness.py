@@ -40,7 +40,7 @@ import click
 
 from benchmarks.meter import cpu_s
 from tests.harness.views import Sites
-from warehouse_agent.planning.staleness.optimum import (
+from warehouse_agent.components.staleness import (
     Batch,
     PhaseCost,
     Staleness,

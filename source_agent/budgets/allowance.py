@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
 from driftline.errors import NEXT_SCAN, LimitExceeded, NotNow
-from driftline.ranges import POSITION_MAX, POSITION_MIN
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
 
-from source_agent.config import ServedRelation
+from source_agent.config.file import ServedRelation
 
 _BY_KEY = "refresh it by key (`read_at_most` or `incremental` of the fragment)"
 

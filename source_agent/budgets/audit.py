@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from driftline import wire_pb2 as pb
-from driftline.derivations import Derivation, canonical, text_of
 from driftline.errors import ConfigurationError
+from driftline.relations.derivations import Derivation, canonical, text_of
 
 from source_agent.budgets.audit_limit import AuditLimit
 

@@ -22,13 +22,13 @@ from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
-from driftline.activity import Activity
-from driftline.derivations import Comparison, Derivation
 from driftline.errors import QUIET_UNTIL, NotNow
-from driftline.hours import Hours
-from driftline.key_order import Key, KeyRange
-from driftline.references import Reference
-from driftline.types import Column
+from driftline.relations.activity import Activity
+from driftline.relations.derivations import Comparison, Derivation
+from driftline.relations.references import Reference
+from driftline.rows.key_order import Key, KeyRange
+from driftline.settings.hours import Hours
+from driftline.values.types import Column
 
 from source_agent.budgets.allowance import instant
 from source_agent.budgets.crowding import REST_S_MAX, Brakes, Crowding, Rests
@@ -36,7 +36,8 @@ from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, held_s_max
 from source_agent.budgets.others import Others
 from source_agent.budgets.places import Place, Places, Turns
 from source_agent.budgets.watch import Watch
-from source_agent.config import Budget
+from source_agent.config.file import Budget
+from source_agent.config.scan_hours import ScanHours
 from source_agent.engines.interface import (
     DatabaseTime,
     Limits,
@@ -47,9 +48,8 @@ from source_agent.engines.interface import (
     Split,
     TimeLimit,
 )
-from source_agent.engines.markers import Mark, Running
-from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
-from source_agent.hours import ScanHours
+from source_agent.engines.relations.markers import Mark, Running
+from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.processors import Usage, usage

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
-from driftline.derivations import Comparable, Part
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
 from driftline.limits import NO_PROGRESS_S
+from driftline.relations.derivations import Comparable, Part
 from sqlalchemy.engine import URL, make_url
 
 from source_agent.budgets.audit import recent_snapshots
@@ -21,11 +21,11 @@ from source_agent.budgets.budget import local_now
 from source_agent.cli import marker_advice
 from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.cli.marker_advice import MarkerReport
-from source_agent.config import ServedRelation, SourceConfig
+from source_agent.config.file import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
 from source_agent.engines.registry import KINDS, has_files, is_file, not_run
-from source_agent.engines.shapes import Fingerprint, Relation, Shape
+from source_agent.engines.relations.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 
 _TILES = "by the index of its key"

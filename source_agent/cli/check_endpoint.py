@@ -21,7 +21,7 @@ from driftline.errors import ConfigurationError, MalformedMessage
 from driftline.limits import CONTROL_S
 from driftline.x509 import Certificate, read_pem
 
-from source_agent.config import Certificates, Endpoint, SourceConfig
+from source_agent.config.file import Certificates, Endpoint, SourceConfig
 from source_agent.printable import counted
 from source_agent.server.certificates import WatchedCertificates
 

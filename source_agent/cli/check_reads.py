@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from driftline.errors import NotFound
-from driftline.settings import nearest
+from driftline.settings.declarations import nearest
 
-from source_agent.config import SourceConfig
+from source_agent.config.file import SourceConfig
 from source_agent.engines.interface import Engine
 from source_agent.engines.own_values.comparison import (
     ColumnReads,

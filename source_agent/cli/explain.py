@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from driftline.derivations import Part
 from driftline.errors import DriftlineError
 from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
+from driftline.relations.derivations import Part
 
 from source_agent.cli import marker_advice
-from source_agent.config import SourceConfig
+from source_agent.config.file import SourceConfig
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.own_values.reading import own_values_of
-from source_agent.engines.predicates import (
+from source_agent.engines.relations.predicates import (
     COLUMNS,
     EQUALITY,
     OPERATOR,
@@ -29,8 +29,8 @@ from source_agent.engines.predicates import (
     comparison_forms,
     slotted,
 )
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Fingerprint, Shape
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Fingerprint, Shape
 
 EVERY_SESSION = "every session"
 _ASKED = "-- The agent issues these statements to describe it:"

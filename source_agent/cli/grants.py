@@ -10,7 +10,7 @@ from driftline.errors import UsageError
 from driftline.limits import DESCRIBE_RPCS_READING_MAX
 from sqlalchemy.engine import make_url
 
-from source_agent.config import Budget, SourceConfig
+from source_agent.config.file import Budget, SourceConfig
 from source_agent.engines.interface import Engine
 from source_agent.engines.registry import is_file
 

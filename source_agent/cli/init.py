@@ -22,19 +22,25 @@ from pathlib import Path
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, UsageError
 from driftline.limits import NAME_BYTES_MAX
 from driftline.peer_text import one_line
-from driftline.setting_kinds import URL_PASSWORDS
-from driftline.settings import address_parts, environment_name, password
+from driftline.settings.declarations import address_parts, environment_name, password
+from driftline.settings.kinds import URL_PASSWORDS
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from source_agent.cli.grants import ACCOUNT, connections
-from source_agent.config import Budget, load
+from source_agent.config.declarations import (
+    LOGIN,
+    DatabaseTable,
+    LimitsTable,
+    RelationTable,
+    ServerTable,
+)
+from source_agent.config.file import Budget, load
 from source_agent.engines.interface import Engine, Limits, Listed
 from source_agent.engines.registry import connect, is_file
-from source_agent.engines.relations import nearest
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.select import nearest
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.printable import counted
-from source_agent.settings import LOGIN, DatabaseTable, LimitsTable, RelationTable, ServerTable
 
 LISTEN = "127.0.0.1:7443"
 PAUSE_FILE = "PAUSE"

@@ -27,7 +27,7 @@ from driftline.peer_text import escape_in
 from source_agent.failpoints import Point
 
 if TYPE_CHECKING:
-    from source_agent.config import SourceConfig
+    from source_agent.config.file import SourceConfig
     from source_agent.engines.interface import Engine
 
 INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
@@ -42,7 +42,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 def _connected(path: Path) -> tuple[SourceConfig, Engine]:
     """Return the configuration and its engine; do not contact the database yet."""
-    from source_agent.config import load
+    from source_agent.config.file import load
     from source_agent.engines.registry import connect
 
     config = load(path)
@@ -150,7 +150,7 @@ def serve(config: Path, port_file: Path | None) -> None:
     """Answer warehouses until SIGTERM. SIGHUP reads limits and relations again."""
     # SIGHUP never ends the agent; before `run` it needs no answer, because `run` reads the file.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from source_agent.config import load
+    from source_agent.config.file import load
     from source_agent.scan.processors import give_way
     from source_agent.server.service import run
 
@@ -256,7 +256,7 @@ def enroll(
     With --authority: only the certificates of what is named, signed by an authority that exists.
     """
     try:
-        from source_agent.cli.enroll import enroll as make
+        from source_agent.enrolment import enroll as make
     except ImportError as error:
         raise _no_cryptography() from error
     made = make(

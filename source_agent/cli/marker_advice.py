@@ -18,8 +18,8 @@ from typing import Final
 from driftline.errors import DriftlineError
 
 from source_agent.engines.interface import MarkedRead, Session
-from source_agent.engines.markers import AWARE, FLAGS, INTEGERS, TIMES, Marker, MarkerKind
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.markers import AWARE, FLAGS, INTEGERS, TIMES, Marker, MarkerKind
+from source_agent.engines.relations.shapes import Shape
 
 COLUMNS_MAX: Final = 4  # that are suggested, of a table with many likely ones
 LATE_S: Final = 900.0  # an example: the DBA knows how long a transaction lasts

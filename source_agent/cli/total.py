@@ -16,16 +16,16 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from driftline.derivation_json import from_json
-from driftline.derivations import Derivation, canonical, text_of
-from driftline.digests import Digest, Salt, mix
 from driftline.errors import LimitExceeded, MalformedMessage, NotFound, RecipeChanged, UsageError
-from driftline.fingerprints import FRAGMENT_KEY_BYTES, receipt_hasher
 from driftline.limits import FINGERPRINT_VERSION
-from driftline.settings import nearest
-from driftline.types import Column, Recipe, parse_type
+from driftline.relations.derivation_json import from_json
+from driftline.relations.derivations import Derivation, canonical, text_of
+from driftline.rows.digests import Digest, Salt, mix
+from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES, receipt_hasher
+from driftline.settings.declarations import nearest
+from driftline.values.types import Column, Recipe, parse_type
 
-from source_agent.config import SourceConfig
+from source_agent.config.file import SourceConfig
 from source_agent.engines.interface import Engine
 from source_agent.printable import counted
 

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from driftline.activity import Activity
 from driftline.arrays import Positions
-from driftline.derivations import Comparison, Derivation
-from driftline.key_order import Key, KeyRange
 from driftline.limits import DATABASE_SILENCE_S
-from driftline.references import Reference
-from driftline.types import Column
+from driftline.relations.activity import Activity
+from driftline.relations.derivations import Comparison, Derivation
+from driftline.relations.references import Reference
+from driftline.rows.key_order import Key, KeyRange
+from driftline.values.types import Column
 
-from source_agent.engines.markers import Mark, Running
-from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
+from source_agent.engines.relations.markers import Mark, Running
+from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
 
 # A batch is closed at whichever limit is reached first.
 BATCH_ROWS = 4_096  # numpy is efficient, and the rows stay in the cache

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from driftline.errors import ConfigurationError
 
 from source_agent.engines.interface import Engine, Listed, Privilege, Session
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 
 _log = logging.getLogger("driftline.source")
 

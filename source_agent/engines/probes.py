@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import blake3
-from driftline.activity import NotKnown
+from driftline.relations.activity import NotKnown
 
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 NO_TABLE = NotKnown("there is no such table, or the login may not see it")
 VIEW = NotKnown("it is a view, which has no counters of its own")

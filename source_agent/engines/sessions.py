@@ -12,8 +12,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from driftline.activity import Activity
-from driftline.derivations import Comparison, Derivation
 from driftline.errors import (
     OPEN,
     ConfigurationError,
@@ -21,15 +19,17 @@ from driftline.errors import (
     DatabaseUnavailable,
     DriftlineError,
 )
-from driftline.key_order import Key
-from driftline.references import Reference
-from driftline.types import Column
+from driftline.relations.activity import Activity
+from driftline.relations.derivations import Comparison, Derivation
+from driftline.relations.references import Reference
+from driftline.rows.key_order import Key
+from driftline.values.types import Column
 
 from source_agent.engines.interface import MarkedRead, Pulse, Rows, Split
-from source_agent.engines.markers import Mark, Running
-from source_agent.engines.predicates import derived
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
+from source_agent.engines.relations.markers import Mark, Running
+from source_agent.engines.relations.predicates import derived
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
 
 T = TypeVar("T")
 

@@ -12,13 +12,13 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from driftline import wire_pb2 as pb
-from driftline.activity_messages import to_message
-from driftline.digests import Salt
 from driftline.errors import MalformedMessage
-from driftline.negotiation import check_fields
+from driftline.relations.activity_messages import to_message
+from driftline.rows.digests import Salt
+from driftline.wire.negotiation import check_fields
 
 from source_agent.engines.interface import Session
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from source_agent.failpoints import Point
 from source_agent.methods import registry
 from source_agent.methods.interface import Answered, Handover, Scan

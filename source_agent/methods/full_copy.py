@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Self
 
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
+from driftline.rows.digests import Digest
 
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import ParsedOpening, Recv, strata_in

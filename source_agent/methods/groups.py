@@ -19,11 +19,11 @@ from typing import Self
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Positions
-from driftline.digests import MASK64, Digest
 from driftline.limits import GROUP_HASHES_MAX
-from driftline.named_keys import Ranks
-from driftline.sketches import Embedding, pack
-from driftline.units import UnitSums, refines
+from driftline.reconciliation.groups import UnitSums, refines
+from driftline.reconciliation.named_keys import Ranks
+from driftline.reconciliation.sketches import Embedding, pack
+from driftline.rows.digests import MASK64, Digest
 
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Scan

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
-from driftline.ranges import Partition, RangeSums
+from driftline.reconciliation.ranges import Partition, RangeSums
+from driftline.rows.digests import Digest
 
 from source_agent.methods.request_validation import ParsedOpening, Recv
 from source_agent.scan.accumulators import Accumulator

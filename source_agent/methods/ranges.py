@@ -17,9 +17,9 @@ from typing import Self
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Bytes, Integers, Positions
-from driftline.digests import MASK64, Digest, Salt
 from driftline.limits import ROW_HASHES_MAX
-from driftline.ranges import Partition, RangeSums, estimate_differing, strata
+from driftline.reconciliation.ranges import Partition, RangeSums, estimate_differing, strata
+from driftline.rows.digests import MASK64, Digest, Salt
 
 from source_agent.failpoints import Point
 from source_agent.methods import request_validation

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import zstandard
-from driftline import named_keys
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bytes, Integers, Positions
-from driftline.columns import Block
-from driftline.digests import Digest, Salt
 from driftline.errors import (
     OPEN,
     ConfigurationError,
@@ -26,8 +23,6 @@ from driftline.errors import (
     RecipeChanged,
     VersionMismatch,
 )
-from driftline.fingerprints import FRAGMENT_KEY_BYTES
-from driftline.key_digests import HASH_BYTES
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
     FOLLOWING_RELATIONS_MAX,
@@ -40,13 +35,26 @@ from driftline.limits import (
     THIRD_CELLS_MAX,
     UNIT_KEYS_PER_MESSAGE,
 )
-from driftline.negotiation import check_features, check_fields, check_protocol
-from driftline.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
-from driftline.sketches import CELL_BYTES, HASHES, PRIME, Cells, Embedding, Grid, unpack
-from driftline.types import Recipe
-from driftline.units import UnitRun, UnitSums
+from driftline.reconciliation import named_keys
+from driftline.reconciliation.groups import UnitRun, UnitSums
+from driftline.reconciliation.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
+from driftline.reconciliation.sketches import (
+    CELL_BYTES,
+    HASHES,
+    PRIME,
+    Cells,
+    Embedding,
+    Grid,
+    unpack,
+)
+from driftline.rows.columns import Block
+from driftline.rows.digests import Digest, Salt
+from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.rows.key_digests import HASH_BYTES
+from driftline.values.types import Recipe
+from driftline.wire.negotiation import check_features, check_fields, check_protocol
 
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from source_agent.printable import counted
 
 _SALT_BYTES = _SUM_BYTES = 16

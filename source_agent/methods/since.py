@@ -27,10 +27,10 @@ from typing import Final, Self
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Bytes, Positions
-from driftline.digests import MASK64, Digest
-from driftline.key_digests import hash_seed, hashed, mixed_keys
-from driftline.ranges import POSITION_MIN, Partition
-from driftline.sketches import PRIME, Embedding, elements, pack
+from driftline.reconciliation.ranges import POSITION_MIN, Partition
+from driftline.reconciliation.sketches import PRIME, Embedding, elements, pack
+from driftline.rows.digests import MASK64, Digest
+from driftline.rows.key_digests import hash_seed, hashed, mixed_keys
 
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Handover, Scan

@@ -19,12 +19,12 @@ import numpy as np
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bytes
-from driftline.decoders import Decoder
-from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.limits import CELLS_TAKEN_MAX
-from driftline.ranges import Partition
-from driftline.sketches import HASHES, Cells, Grid, pack, sampled
+from driftline.reconciliation.decoders import Decoder
+from driftline.reconciliation.ranges import Partition
+from driftline.reconciliation.sketches import HASHES, Cells, Grid, pack, sampled
+from driftline.rows.digests import Digest
 
 from source_agent.failpoints import Point
 from source_agent.methods import request_validation

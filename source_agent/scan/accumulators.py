@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 from driftline.arrays import U64, Positions
-from driftline.digests import Digest, Salt
-from driftline.ranges import Partition, RangeSums
-from driftline.sketches import Cells, Embedding
+from driftline.reconciliation.ranges import Partition, RangeSums
+from driftline.reconciliation.sketches import Cells, Embedding
+from driftline.rows.digests import Digest, Salt
 
 from source_agent.scan.batches import Batch
 

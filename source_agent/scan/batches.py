@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from driftline.arrays import U64, Bools, Integers, Positions
-from driftline.columns import Block
-from driftline.digests import Mixed
 from driftline.limits import ROWS_HELD_BYTES
+from driftline.rows.columns import Block
+from driftline.rows.digests import Mixed
 
 
 class Batch:

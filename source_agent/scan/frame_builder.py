@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from driftline import frames, wire_pb2
+from driftline import wire_pb2
 from driftline.arrays import Bools
-from driftline.columns import Block
-from driftline.digests import Mixed, Salt
 from driftline.limits import FRAME_BODY_BYTES_TARGET, FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
-from driftline.types import Recipe
+from driftline.rows import frames
+from driftline.rows.columns import Block
+from driftline.rows.digests import Mixed, Salt
+from driftline.values.types import Recipe
 
 from source_agent.failpoints import Point
 from source_agent.scan.batches import Batch

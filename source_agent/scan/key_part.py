@@ -19,15 +19,15 @@ from functools import cached_property
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64
-from driftline.columns import Block
 from driftline.errors import OPEN, ConfigurationError, LimitExceeded, MalformedMessage
-from driftline.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
-from driftline.keys import positions
 from driftline.limits import PART_RANGES_MAX, REPEATED_BATCHES_MAX
-from driftline.named_keys import Ranks, key_recipe
+from driftline.reconciliation.named_keys import Ranks, key_recipe
+from driftline.rows.columns import Block
+from driftline.rows.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
+from driftline.rows.keys import positions
 
 from source_agent.engines.interface import Rows
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from source_agent.printable import printable_row
 from source_agent.scan.batches import Batch
 from source_agent.scan.reader import part_too_large

@@ -23,20 +23,27 @@ from typing import Final
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Positions
-from driftline.columns import Block, value_spans
-from driftline.digests import MASK64, Digest, Salt
 from driftline.errors import DatabaseRefused, DriftlineError
-from driftline.key_digests import checksum_hashes, mixed_keys
 from driftline.limits import (
     BEHIND_ROWS_MAX,
     MARK_BYTES_MAX,
     ROWS_HELD_BYTES,
     UNMARKED_ROWS_MAX,
 )
+from driftline.rows.columns import Block, value_spans
+from driftline.rows.digests import MASK64, Digest, Salt
+from driftline.rows.key_digests import checksum_hashes, mixed_keys
 
 from source_agent.engines.interface import Rows, Session
-from source_agent.engines.markers import XIDS_MAX, Earlier, Mark, MarkedBy, MarkerKind, Running
-from source_agent.engines.shapes import Consistency, Shape
+from source_agent.engines.relations.markers import (
+    XIDS_MAX,
+    Earlier,
+    Mark,
+    MarkedBy,
+    MarkerKind,
+    Running,
+)
+from source_agent.engines.relations.shapes import Consistency, Shape
 from source_agent.printable import counted
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader

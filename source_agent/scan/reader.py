@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from driftline.arrays import U64, Bools, Positions
-from driftline.columns import Block, gather, value_spans
-from driftline.digests import Mixed, Salt, mix
 from driftline.errors import (
     OPEN,
     DatabaseRefused,
@@ -23,14 +21,16 @@ from driftline.errors import (
     SnapshotLost,
     ValueDoesNotFit,
 )
-from driftline.fingerprints import database_seed, fingerprints, lanes, position_seed
-from driftline.keys import null_keys, positions
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, REPEATED_BATCHES_MAX, SAMPLES_MAX
-from driftline.types import Recipe
+from driftline.rows.columns import Block, gather, value_spans
+from driftline.rows.digests import Mixed, Salt, mix
+from driftline.rows.fingerprints import database_seed, fingerprints, lanes, position_seed
+from driftline.rows.keys import null_keys, positions
+from driftline.values.types import Recipe
 
 from source_agent.engines.encoding.rows import never_ending
 from source_agent.engines.interface import Rows, Session, Split
-from source_agent.engines.shapes import Consistency, Shape
+from source_agent.engines.relations.shapes import Consistency, Shape
 from source_agent.failpoints import Point
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches

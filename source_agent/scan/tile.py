@@ -24,14 +24,14 @@ from typing import Generic, TypeVar
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import Positions
-from driftline.columns import Block
-from driftline.digests import Salt
 from driftline.errors import OPEN, ConfigurationError, LimitExceeded, MalformedMessage
-from driftline.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
 from driftline.limits import TILE_HELD_BYTES
+from driftline.rows.columns import Block
+from driftline.rows.digests import Salt
+from driftline.rows.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
 
 from source_agent.engines.interface import Rows, Session
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader, Tally

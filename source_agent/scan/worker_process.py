@@ -23,11 +23,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from driftline.digests import Salt
 from driftline.errors import OPEN, DatabaseUnavailable, DriftlineError, InternalError
+from driftline.rows.digests import Salt
 
 from source_agent.engines.interface import DatabaseTime, Session, Split
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from source_agent.scan.accumulators import Hashed
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.heap import keep_heap_small

@@ -12,23 +12,23 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from driftline import wire_pb2 as pb
-from driftline.activity import NotKnown
-from driftline.derivation_messages import from_message
-from driftline.derivations import Derivation, Part
 from driftline.errors import ConfigurationError, DatabaseRefused, LimitExceeded, NotFound
 from driftline.limits import NAME_BYTES_MAX
-from driftline.negotiation import check_protocol
 from driftline.peer_text import visible
-from driftline.reference_messages import to_messages
-from driftline.references import Reference
-from driftline.types import Recipe
+from driftline.relations.activity import NotKnown
+from driftline.relations.derivation_messages import from_message
+from driftline.relations.derivations import Derivation, Part
+from driftline.relations.reference_messages import to_messages
+from driftline.relations.references import Reference
+from driftline.values.types import Recipe
+from driftline.wire.negotiation import check_protocol
 
 from source_agent.budgets.audit import NOT_RELOADED, RELOADED, Audit, AuditEntry
 from source_agent.budgets.budget import Governor
-from source_agent.config import Budget, ServedRelation, SourceConfig, load
+from source_agent.config.file import Budget, ServedRelation, SourceConfig, load
 from source_agent.engines.interface import Engine, Session
-from source_agent.engines.markers import MarkedBy
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.markers import MarkedBy
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.printable import counted
 
 _log = logging.getLogger("driftline.source")

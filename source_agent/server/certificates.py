@@ -17,9 +17,9 @@ from pathlib import Path
 
 import grpc
 from driftline.errors import ConfigurationError
-from driftline.settings import read_secret
+from driftline.settings.declarations import read_secret
 
-from source_agent.config import Certificates
+from source_agent.config.file import Certificates
 
 Contents = tuple[bytes, bytes, bytes]  # certificate, key, client_ca
 

@@ -24,9 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
-from driftline import pieces
 from driftline import wire_pb2 as pb
-from driftline.derivations import Derivation, Part
 from driftline.errors import (
     OPEN,
     DatabaseUnavailable,
@@ -46,13 +44,15 @@ from driftline.limits import (
     PIECE_S_MAX,
 )
 from driftline.peer_text import one_line
+from driftline.relations.derivations import Derivation, Part
+from driftline.wire import pieces
 
 from source_agent.budgets.allowance import check_by_key, check_scan
 from source_agent.budgets.audit import NAME_CHARACTERS_MAX, AuditEntry
 from source_agent.budgets.budget import GovernedSession, Stopped
 from source_agent.budgets.places import Place
-from source_agent.config import ServedRelation
-from source_agent.engines.shapes import Shape
+from source_agent.config.file import ServedRelation
+from source_agent.engines.relations.shapes import Shape
 from source_agent.failpoints import Point
 from source_agent.methods.comparison import Comparison
 from source_agent.methods.request_validation import check_release, out_of_place

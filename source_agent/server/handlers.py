@@ -30,7 +30,6 @@ from typing import NoReturn, Protocol, TypeVar
 
 import blake3
 import grpc
-from driftline import pieces, same_machine
 from driftline import wire_pb2 as pb
 from driftline.errors import (
     GRPC_STATUS,
@@ -48,8 +47,9 @@ from driftline.limits import (
     NAME_BYTES_MAX,
     OPEN_S,
 )
-from driftline.message_parts import check_parts
 from driftline.peer_text import one_line
+from driftline.wire import pieces, same_machine
+from driftline.wire.message_parts import check_parts
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 

@@ -25,8 +25,6 @@ from typing import TypeVar, cast
 import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
-from driftline.activity import Activity
-from driftline.activity_messages import to_message
 from driftline.errors import OPEN, DatabaseUnavailable, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import (
     ACTIVITY_RELATIONS_MAX,
@@ -38,17 +36,19 @@ from driftline.limits import (
     EXCHANGE_RPCS_PER_CLIENT_MAX,
     HEARTBEAT_S,
 )
-from driftline.negotiation import FEATURES, PROTOCOLS, check_fields, check_protocol
+from driftline.relations.activity import Activity
+from driftline.relations.activity_messages import to_message
+from driftline.wire.negotiation import FEATURES, PROTOCOLS, check_fields, check_protocol
 from grpc_health.v1 import health, health_pb2
 
 from source_agent.budgets.allowance import allowance
 from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor, Stopped
 from source_agent.budgets.places import fixed_places
-from source_agent.config import ServedRelation, SourceConfig
+from source_agent.config.file import ServedRelation, SourceConfig
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.registry import connect_anew, is_beside
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.failpoints import Point
 from source_agent.scan.heap import keep_heap_small
 from source_agent.server.catalogue import (

@@ -24,7 +24,7 @@ from driftline.limits import (
     RPCS_MAX,
 )
 
-from source_agent.config import Endpoint
+from source_agent.config.file import Endpoint
 from source_agent.server.acceptor import Acceptor
 from source_agent.server.certificates import WatchedCertificates
 

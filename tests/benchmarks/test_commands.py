@@ -39,8 +39,7 @@ from tests.harness.histories import available
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
-from warehouse_agent.planning import candidates
-from warehouse_agent.planning.groups import shards
+from warehouse_agent.planning import candidates, group_shards
 from warehouse_agent.spark import session
 from warehouse_agent.tasks import digests, scan
 
@@ -430,7 +429,7 @@ OF_THEIR_OWN = {"refreshes.line_relay", "warm"}  # no table: below
 OWN_SERVERS = {"source.carnes", "peers.compare"}
 # What commands set in modules of the product: it is set back.
 SET = (
-    (shards, "KEYS_MAX"),
+    (group_shards, "KEYS_MAX"),
     (candidates, "GROUP_KEYS_MAX"),
     (scan, "THREAD_BYTES"),
     (scan, "THREADS_MAX"),

@@ -6,11 +6,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from driftline.hours import WeekSpan
+from driftline.settings.hours import WeekSpan
 
 from benchmarks.decisions import month
-from warehouse_agent.schedule.fit import fit
-from warehouse_agent.schedule.memory import Learned
+from warehouse_agent.change_models.fit import fit
+from warehouse_agent.change_models.memory import Learned
 
 
 @pytest.mark.slow

@@ -27,8 +27,6 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.harness.processes import is_alive
-from warehouse_agent.cli.gc import unreferenced
-from warehouse_agent.cli.verify import check_files, damaged, verified
 from warehouse_agent.config import select
 from warehouse_agent.events import Event, PhaseStarted
 from warehouse_agent.refresh.job import Options
@@ -37,6 +35,8 @@ from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
+from warehouse_agent.table_maintenance.garbage import unreferenced
+from warehouse_agent.table_maintenance.verification import check_files, damaged, verified
 from warehouse_agent.tasks.steps import Steps
 
 ROWS = 400

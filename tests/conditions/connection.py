@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests.conditions.conditions import ROWS, Bench, cause
 from tests.harness.relay import Ending, Relay, unanswered
 from tests.harness.tls_pair import TlsPair
-from warehouse_agent.runs import preflight
 from warehouse_agent.transport import channel as link_module
-from warehouse_agent.transport import handshake
+from warehouse_agent.transport import handshake, preflight
 
 HANDSHAKE_BYTES = 500  # inside the server's first flight, which has some 850
 FLIPPED_BYTES = 3_000  # behind the handshake, in the answer to Describe

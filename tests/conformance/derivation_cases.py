@@ -8,7 +8,7 @@ on the list, and the same in Spark over the column as it is published. They keep
 
 from __future__ import annotations
 
-from driftline.derivations import Comparable
+from driftline.relations.derivations import Comparable
 
 from tests.harness.family import FAMILY
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from driftline.derivations import Derivation, Predicate
+from driftline.relations.derivations import Derivation, Predicate
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, flat, session_of
 from source_agent.engines.interface import Session
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 
 TABLE = Relation("t", table="t")
 

@@ -19,10 +19,10 @@ import grpc
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import REFERENCE
-from driftline.types import Column, Recipe, parse_type
+from driftline.values.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.server import handlers
 from source_agent.server.service import start

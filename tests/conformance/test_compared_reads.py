@@ -19,8 +19,8 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.own_values.comparison import Comparison, compare
 from source_agent.engines.own_values.reading import DriverKey, own_values_of
 from source_agent.engines.own_values.sampling import sample
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Consistency, Relation, Shape
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from tests.harness.legacies import KINDS, OfPostgreSQL, OfSQLite
 from tests.harness.servers import PostgreSQL
 

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import VersionMismatch
-from driftline.negotiation import CHECKSUM, SINCE
-from driftline.reference_messages import FEATURE
+from driftline.relations.reference_messages import FEATURE
+from driftline.wire.negotiation import CHECKSUM, SINCE
 from pyspark.sql import SparkSession
 
 from source_agent.engines.sqlite.activity import WAL
@@ -34,7 +34,7 @@ from tests.harness.absent import absent
 from tests.harness.installation import Installation, build_wheel, clean_environment, install
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import UNBRAKED, Pair, SourceProcess, environment
-from warehouse_agent.cli.schedule.parents import parents
+from warehouse_agent.scheduler.parent_deletions import parents
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.reply_validation import refusal
 

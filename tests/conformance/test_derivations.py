@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from driftline import errors
-from driftline.derivations import (
+from driftline.relations.derivations import (
     Comparable,
     Comparison,
     Derivation,
@@ -25,11 +25,11 @@ from driftline.derivations import (
     Predicate,
     Some,
 )
-from driftline.types import DeclaredType
+from driftline.values.types import DeclaredType
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, flat, session_of
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from tests.conformance.derivation_cases import (
     COLLATIONS,
     COMPARED,

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from driftline import errors
-from driftline.derivations import (
+from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_DEPTH_MAX
+from driftline.relations.derivations import (
     Comparable,
     Comparison,
     Derivation,
@@ -26,14 +27,13 @@ from driftline.derivations import (
     Some,
     comparisons,
 )
-from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_DEPTH_MAX
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, multiset, session_of
 from source_agent.engines.postgresql import split
-from source_agent.engines.predicates import comparison_forms, slotted
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Fingerprint, Relation
+from source_agent.engines.relations.predicates import comparison_forms, slotted
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Fingerprint, Relation
 from tests.conformance.derived_reads import TABLE, derived_keys, kept_raw
 from tests.harness.legacies import KINDS, OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.slots import fills

@@ -17,13 +17,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pytest
 from driftline.errors import DatabaseRefused, DriftlineError, InternalError
-from driftline.key_order import KeyRange
+from driftline.rows.key_order import KeyRange
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import flat
 from source_agent.engines.interface import Engine, Session
-from source_agent.engines.markers import Marker
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Relation, Shape
 from tests.conformance.border_cases import SECRET
 from tests.conformance.driver_failures import Failing, chosen, failing, raisers
 from tests.harness.family import spelled_as

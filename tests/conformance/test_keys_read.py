@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftline.key_order import Key, KeyRange
+from driftline.rows.key_order import Key, KeyRange
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
 from source_agent.engines.mysql_family import session as mariadb
 from source_agent.engines.postgresql import sql as postgresql
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sqlite import session as sqlite
 from tests.conformance.test_key_ranges import BYTES, RELATION, composite, drawn, text, text_of
 from tests.harness.family import FAMILY, as_mariadb, spelled_as

@@ -14,18 +14,18 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.derivations import Derivation, Part
-from driftline.digests import MASK64, Salt
 from driftline.errors import ConfigurationError, SnapshotLost
-from driftline.key_digests import hash_seed, hashed
+from driftline.relations.derivations import Derivation, Part
+from driftline.rows.digests import MASK64, Salt
+from driftline.rows.key_digests import hash_seed, hashed
 
 from source_agent.budgets.budget import GovernedSession, Governor
-from source_agent.config import Budget
+from source_agent.config.file import Budget
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
-from source_agent.engines.markers import Mark, Marker, MarkerKind
-from source_agent.engines.predicates import slotted
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.markers import Mark, Marker, MarkerKind
+from source_agent.engines.relations.predicates import slotted
+from source_agent.engines.relations.shapes import Relation
 from source_agent.scan.marked import begin
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.family import FAMILY, spelled_as

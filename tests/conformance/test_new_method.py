@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest, mix
 from driftline.errors import MalformedMessage
-from driftline.fingerprints import fingerprints
-from driftline.ranges import uniform
+from driftline.reconciliation.ranges import uniform
+from driftline.rows import frames
+from driftline.rows.digests import Digest, mix
+from driftline.rows.fingerprints import fingerprints
 
 from source_agent.engines.interface import Session
 from source_agent.methods import registry

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from driftline.derivations import Every, Predicate
 from driftline.errors import ConfigurationError, LimitExceeded
+from driftline.relations.derivations import Every, Predicate
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, flat, session_of
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from tests.conformance.derived_reads import TABLE, derived_keys
 from tests.conformance.expression_search import evaluated
 from tests.conformance.test_derivations import carrier

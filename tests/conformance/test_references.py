@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftline.references import OnDelete, Reference
+from driftline.relations.references import OnDelete, Reference
 
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import engine_of, session_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import CLASSES, KINDS
 
 TABLES = (

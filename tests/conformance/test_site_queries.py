@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driftline.derivations import Operator, Part
+from driftline.relations.derivations import Operator, Part
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import Read, read, session_of
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import KINDS
 from tests.reference.predicates import keeps
 from warehouse_agent.decomposition.site_queries import Joined, dialect_of, proposed, share_query
-from warehouse_agent.decomposition.wishes import Offer, united
+from warehouse_agent.decomposition.view_needs import Offer, united
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.query import read_query
 

@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 import pytest
 from driftline.arrays import Integers
 from driftline.errors import ConfigurationError, DuplicateKey
-from driftline.fingerprints import position_seed
-from driftline.keys import positions
-from driftline.ranges import uniform
-from driftline.sketches import Embedding
-from driftline.types import Column, Recipe, parse_type
+from driftline.reconciliation.ranges import uniform
+from driftline.reconciliation.sketches import Embedding
+from driftline.rows.fingerprints import position_seed
+from driftline.rows.keys import positions
+from driftline.values.types import Column, Recipe, parse_type
 from pyspark.sql import SparkSession
 
 from tests import ROOT
@@ -42,17 +42,19 @@ from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.methods import key_parts, key_sums, shards, unit_assignment
-from warehouse_agent.methods.groups import NamedPiece
+from warehouse_agent.methods import key_sums
+from warehouse_agent.methods.groups import assignment, key_parts, shards
+from warehouse_agent.methods.groups.assignment import InPositions, PartRows
+from warehouse_agent.methods.groups.exchange import NamedPiece
+from warehouse_agent.methods.groups.shards import Chosen
 from warehouse_agent.methods.interface import WorkingCopy
-from warehouse_agent.methods.shards import Chosen
-from warehouse_agent.methods.unit_assignment import InPositions, PartRows
-from warehouse_agent.planning.groups.group_selection import grouping, most_likely
+from warehouse_agent.planning.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Tiling, key_tiling, tiling
 from warehouse_agent.planning.update_probability import Clock
-from warehouse_agent.refresh import auxiliary_table, leftovers
+from warehouse_agent.refresh import auxiliary_table
 from warehouse_agent.refresh.job import Job, Options
+from warehouse_agent.refresh.recovery import leftovers
 from warehouse_agent.report import Report
 from warehouse_agent.spark.session import pin
 from warehouse_agent.storage.data_files import DataFile
@@ -67,8 +69,8 @@ from warehouse_agent.tasks import (
     quantiles,
 )
 from warehouse_agent.tasks.change_feed import Feed
-from warehouse_agent.tasks.restatement import restate
-from warehouse_agent.tasks.rewrite import ByPosition, files_holding, rewrite
+from warehouse_agent.tasks.rewrites.replaced_rows import ByPosition, files_holding, rewrite
+from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.steps import (
     DIGEST_BYTES,
@@ -250,13 +252,13 @@ def listed(found: digests.Listing) -> list[tuple[int, ...]]:
 def in_units(steps: Steps, files: list[DataFile], layout: Layout) -> dict[str, Any]:
     """What the group method's steps make of files."""
     place, view = (steps, files, layout), SECOND.view
-    counted = unit_assignment.histogram(*place, view)
+    counted = assignment.histogram(*place, view)
     plan = grouping(counted, row_bytes=100.0, key_bytes=2.0, wait_bytes=0.0)
     part = PartRows(most_likely(counted, 20), InPositions(-9, 30))
-    end = unit_assignment.window_end(*place, 0, 17)
+    end = assignment.window_end(*place, 0, 17)
     found: dict[str, Any] = {"histogram": (counted.counts.tolist(), counted.updates.tolist(), end)}
     for name, chosen in (("units", None), ("part", part)):
-        rows = unit_assignment.assign(*place, view, plan, Embedding(1 << 16), SALT, part=chosen)
+        rows = assignment.assign(*place, view, plan, Embedding(1 << 16), SALT, part=chosen)
         pieces = sorted((piece.size, piece.ks, piece.digests) for piece in rows.pieces)
         found[name] = (pieces, rows.ungrouped.tolist(), rows.compared, rows.rest)
     return found
@@ -276,7 +278,7 @@ def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
         "sums of keys": (sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.keys, sums.hashes),
         "replaced": (listed(gone.rows), gone.digest, gone.keys),
     }
-    counted = unit_assignment.histogram(steps, files, made.layout, SECOND.view)
+    counted = assignment.histogram(steps, files, made.layout, SECOND.view)
     plan = grouping(counted, row_bytes=100.0, key_bytes=2.0, wait_bytes=0.0)
     window = key_parts.window_of(copy, 17)
     part = PartRows(most_likely(counted, 20), window.inside)

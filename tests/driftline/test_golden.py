@@ -21,20 +21,13 @@ import numpy as np
 import pytest
 import zstandard
 from blake3 import blake3
-from driftline import (
-    derivation_json,
-    derivations,
-    digests,
-    fingerprints,
-    frames,
-    keys,
-    ranges,
-    sketches,
-    values,
-)
-from driftline.columns import Block, gather, join, split
 from driftline.limits import FINGERPRINT_VERSION
-from driftline.types import WIDTHS, Column, Recipe, parse_type
+from driftline.reconciliation import ranges, sketches
+from driftline.relations import derivation_json, derivations
+from driftline.rows import digests, fingerprints, frames, keys
+from driftline.rows.columns import Block, gather, join, split
+from driftline.values import send_format
+from driftline.values.types import WIDTHS, Column, Recipe, parse_type
 
 from tests import ROOT
 from tests.reference import digests as reference_digests
@@ -79,8 +72,8 @@ def test_the_vectors_are_those_of_the_reference() -> None:
 def test_values() -> None:
     for type, pairs in vectors("values.json").items():
         for text, data in pairs:
-            assert values.string_encoder(parse_type(type))(text).hex() == data, (type, text)
-            assert values.decode_string(parse_type(type), bytes.fromhex(data)) == text
+            assert send_format.string_encoder(parse_type(type))(text).hex() == data, (type, text)
+            assert send_format.decode_string(parse_type(type), bytes.fromhex(data)) == text
             assert reference_values.encode(type, text).hex() == data
             assert reference_values.decode(type, bytes.fromhex(data)) == text
 
@@ -110,7 +103,7 @@ def test_rows(number: int) -> None:
     encoded = []
     for row in vector["rows"]:
         texts = zip(recipe.columns, row["values"], strict=True)
-        cells = [None if t is None else values.string_encoder(c.type)(t) for c, t in texts]
+        cells = [None if t is None else send_format.string_encoder(c.type)(t) for c, t in texts]
         encoded.append(row_bytes(cells))
     assert [row.hex() for row in encoded] == [row["row"] for row in vector["rows"]]
 
@@ -301,7 +294,7 @@ def stable_block() -> Block:
     for row in range(STABLE_ROWS):
         texts = [cell(type, row, column) for column, type in enumerate(TYPES)]
         cells = [
-            None if text is None else values.string_encoder(type)(text)
+            None if text is None else send_format.string_encoder(type)(text)
             for type, text in zip(declared, texts, strict=True)
         ]
         encoded.append(row_bytes(cells))

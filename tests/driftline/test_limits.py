@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from driftline import limits
 from driftline import wire_pb2 as pb
-from driftline.ranges import strata_of
+from driftline.reconciliation.ranges import strata_of
 
 from tests import ROOT
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
-from driftline.hours import DAY, WeekSpan, next_open
+from driftline.settings.hours import DAY, WeekSpan, next_open
 from hypothesis import given
 from hypothesis import strategies as st
 

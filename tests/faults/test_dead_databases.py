@@ -20,10 +20,10 @@ from driftline import errors
 from driftline import wire_pb2 as pb
 
 from source_agent.budgets import watch
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, channel, opening
 from tests.harness.family import FAMILY
@@ -287,7 +287,7 @@ def test_rows_that_come_slowly_are_handed_out_as_they_come(own: PostgreSQL | Fam
 READ = """
 import sys
 from source_agent.engines.interface import Limits
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.engines.registry import connect
 session = connect(sys.argv[1], None, Limits()).open()
 shape = session.describe(Relation("slow", query=sys.argv[2], key=("id",)))

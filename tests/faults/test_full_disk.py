@@ -24,8 +24,9 @@ from tests.harness.fault_rig import Rig, expect
 from tests.harness.legacy import LEGACIES
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.storage import store, warehouse_versions
+from warehouse_agent.storage import store
 from warehouse_agent.storage.formats import head
+from warehouse_agent.visible_versions import warehouse_versions
 
 pytestmark = pytest.mark.slow
 PAGE = 4096

@@ -20,14 +20,14 @@ from typing import Any
 
 import grpc
 import pytest
-from driftline import frames
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError, InternalError
-from driftline.negotiation import Agreement
-from driftline.ranges import uniform
+from driftline.reconciliation.ranges import uniform
+from driftline.rows import frames
+from driftline.wire.negotiation import Agreement
 from google.protobuf.message import DecodeError, Message
 
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.methods.request_validation import check_release
 from source_agent.server.service import start

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import DriftlineError, InternalError
 
-from source_agent.config import load as load_source
+from source_agent.config.file import load as load_source
 from source_agent.engines.dump.choice import pattern
 from source_agent.engines.dump.formats import load as load_format
 from source_agent.engines.registry import connect

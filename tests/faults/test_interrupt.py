@@ -14,14 +14,14 @@ from driftline import errors
 from driftline import wire_pb2 as pb
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Limits
 from source_agent.engines.mysql_family.session import FamilySession
 from source_agent.engines.mysql_family.waits import Connector
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.server.service import start
 from tests.harness.agents import Peer, Recorded, channel, opening
 from tests.harness.family import FAMILY

@@ -24,11 +24,11 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
 from tests.harness.warm_jvm import warm_jvm
-from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.table_maintenance.garbage import unreferenced
 
 ROWS = 1200
 SMALL_BYTES = {"driver": 32 << 20, "spark": 0}

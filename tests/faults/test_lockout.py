@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.limits import CONNECTION_RPCS_MAX
+from driftline.rows.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from source_agent.budgets import budget, places
 from source_agent.budgets.budget import Governor
-from source_agent.config import Budget
+from source_agent.config.file import Budget
 from source_agent.server import handlers
 from tests.faults.test_quotas import LAKE, MART, Begin, Shared, equal, running, sets
 from tests.harness.agents import Peer, channel, opening

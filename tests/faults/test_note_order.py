@@ -21,11 +21,11 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent import changes
 from warehouse_agent.cli.status import Status, status_of
-from warehouse_agent.cli.verify import verified
 from warehouse_agent.history.notes import Head, Notes
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
+from warehouse_agent.table_maintenance.verification import verified
 
 ROWS = 300
 ACCEPTED = Options(accept_restored=True)

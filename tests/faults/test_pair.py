@@ -22,16 +22,16 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from driftline import wire_pb2 as pb
-from driftline.digests import Salt, mix
 from driftline.errors import WarehouseUnavailable
-from driftline.fingerprints import fingerprints
 from driftline.limits import MESSAGE_BYTES_MAX
-from driftline.sketches import elements
-from driftline.values import string_encoder
+from driftline.reconciliation.sketches import elements
+from driftline.rows.digests import Salt, mix
+from driftline.rows.fingerprints import fingerprints
+from driftline.values.send_format import string_encoder
 from pyspark.sql import SparkSession
 
-from source_agent import config as source_configure
-from source_agent.cli.enroll import enroll
+from source_agent.config import file as source_configure
+from source_agent.enrolment import enroll
 from source_agent.server.service import start
 from tests import ROOT
 from tests.harness.family import FAMILY

@@ -24,19 +24,19 @@ import grpc
 import pytest
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
-from driftline.digests import Digest
 from driftline.errors import DriftlineError, LimitExceeded, NotNow
 from driftline.limits import (
     DESCRIBE_RPCS_PER_CLIENT_MAX,
     EXCHANGE_RPCS_PER_CLIENT_MAX,
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
+from driftline.rows.digests import Digest
 
 from source_agent.budgets import audit_limit, places
 from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import Places
-from source_agent.cli.enroll import enroll
-from source_agent.config import load
+from source_agent.config.file import load
+from source_agent.enrolment import enroll
 from source_agent.server import conversation, service
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, Recorded, channel, configuration, make_orders, opening

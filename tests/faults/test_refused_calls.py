@@ -22,12 +22,12 @@ from pathlib import Path
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.limits import (
     COUNTED_BYTES_MIN,
     EXCHANGE_RPCS_PER_CLIENT_MAX,
     MESSAGE_PARTS_MAX,
 )
+from driftline.rows.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2
 

@@ -26,12 +26,10 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import SMALL_BYTES, Pair
 from warehouse_agent import changes
-from warehouse_agent.cli import commands, verify
-from warehouse_agent.cli.gc import unreferenced
-from warehouse_agent.cli.verify import damaged, verified
+from warehouse_agent.cli import commands
 from warehouse_agent.history.notes import Notes, note_damage
-from warehouse_agent.refresh import repair
 from warehouse_agent.refresh.job import Job, Options
+from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.report import Report
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import KeyFile
@@ -39,6 +37,9 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.table_maintenance import verification
+from warehouse_agent.table_maintenance.garbage import unreferenced
+from warehouse_agent.table_maintenance.verification import damaged, verified
 from warehouse_agent.tasks import file_damage
 
 ROWS, BATCHES = 900, 3  # files: one of the load, and one of each batch that followed
@@ -243,7 +244,7 @@ def test_damage_that_is_found_while_a_refresh_runs(
     with contextlib.ExitStack() as refresh:
         refresh.enter_context(store(pair).lock("orders"))
         with monkeypatch.context() as patched:
-            patched.setattr(verify, "NOTE_WAIT_S", 0.0)
+            patched.setattr(verification, "NOTE_WAIT_S", 0.0)
             with pytest.raises(WarehouseUnavailable, match="is damaged") as caught:
                 damaged(pair.steps, store(pair), "orders", before)
         assert "This could not be noted: " in caught.value.remedy

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from driftline.columns import gather
 from driftline.errors import SnapshotLost
+from driftline.rows.columns import gather
 from psycopg import errors as psycopg_errors
 
 from tests.fixtures.clock import Daily

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import SourceProcess, environment
 from tests.harness.servers import PostgreSQL

@@ -17,15 +17,15 @@ from typing import Any
 
 import grpc
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest, Salt
 from driftline.limits import PROTOCOL_VERSION, STRATUM_CELLS
-from driftline.ranges import Partition, strata_of, uniform
+from driftline.reconciliation.ranges import Partition, strata_of, uniform
+from driftline.rows.digests import Digest, Salt
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.config import SourceConfig, load
+from source_agent.config.file import SourceConfig, load
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 FRAGMENT_KEY = bytes(range(32))
 SALT = Salt(0x0123456789ABCDEF, 0xFEDCBA9876543210)

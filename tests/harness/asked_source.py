@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.columns import gather
-from driftline.digests import Digest, Mixed, mix
-from driftline.fingerprints import fingerprints, position_seed
-from driftline.keys import positions
-from driftline.ranges import Partition, RangeSums, strata, uniform
-from driftline.sketches import Cells, Embedding
+from driftline.reconciliation.ranges import Partition, RangeSums, strata, uniform
+from driftline.reconciliation.sketches import Cells, Embedding
+from driftline.rows import frames
+from driftline.rows.columns import gather
+from driftline.rows.digests import Digest, Mixed, mix
+from driftline.rows.fingerprints import fingerprints, position_seed
+from driftline.rows.keys import positions
 
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.methods.interface import Scan

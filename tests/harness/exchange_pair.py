@@ -16,29 +16,29 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.columns import gather
-from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.errors import DriftlineError
-from driftline.fingerprints import fingerprints, position_seed
-from driftline.keys import positions
-from driftline.named_keys import KeyMap
-from driftline.negotiation import Agreement
-from driftline.ranges import Partition, RangeSums, uniform
-from driftline.sketches import Cells, Embedding
-from driftline.types import Recipe
-from driftline.units import UnitRun, UnitSums
+from driftline.reconciliation.groups import UnitRun, UnitSums
+from driftline.reconciliation.named_keys import KeyMap
+from driftline.reconciliation.ranges import Partition, RangeSums, uniform
+from driftline.reconciliation.sketches import Cells, Embedding
+from driftline.rows import frames
+from driftline.rows.columns import gather
+from driftline.rows.digests import Digest, Mixed, Salt, mix
+from driftline.rows.fingerprints import fingerprints, position_seed
+from driftline.rows.keys import positions
+from driftline.values.types import Recipe
+from driftline.wire.negotiation import Agreement
 
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.server.handlers import refusal
 from tests.reference.rows import row_bytes
 from tests.samples.prices import flat
 from warehouse_agent.methods.conversation import Talk, Terms, Wire
-from warehouse_agent.methods.groups import Grouped, GroupSide, PartOf, UnitPiece
+from warehouse_agent.methods.groups.exchange import Grouped, GroupSide, PartOf, UnitPiece
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.registry import compare

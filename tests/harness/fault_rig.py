@@ -29,12 +29,12 @@ from tests.harness.forks import SOURCE, WAREHOUSE, Fork, run
 from tests.harness.legacy import ServedLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
-from warehouse_agent.cli.gc import kept_flips, unreferenced
-from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.storage import warehouse_versions
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
+from warehouse_agent.table_maintenance.garbage import kept_flips, unreferenced
+from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions.members import Kind, Member
 
 ROWS = 1200
 SESSION_S_MAX = 60.0

@@ -20,8 +20,8 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.encoding import rows
 from source_agent.engines.mysql_family import sql as mariadb_sql
 from source_agent.engines.postgresql import copy
-from source_agent.engines.relations import null_key_sql
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.select import null_key_sql
+from source_agent.engines.relations.shapes import Shape
 from source_agent.engines.sqlite import session as sqlite_session
 from source_agent.engines.sqlite import sql as sqlite_sql
 from source_agent.engines.sqlite import values as sqlite_values

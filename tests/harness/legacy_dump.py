@@ -20,7 +20,7 @@ from typing import Any
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Session
-from source_agent.engines.shapes import Files, Relation, Shape
+from source_agent.engines.relations.shapes import Files, Relation, Shape
 
 NULL = "\\N"
 DAY_NS = 86_400 * 10**9

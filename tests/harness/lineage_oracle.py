@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
-from driftline.values import string_encoder
+from driftline.values.send_format import string_encoder
 
 from tests.harness.pair import plain
 from tests.harness.views import Sites, insert

@@ -26,7 +26,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from source_agent import config as source_configure
+from source_agent.config import file as source_configure
 from source_agent.server.service import Server, start
 from tests import ROOT
 from tests.harness.forks import SOURCE, Fork
@@ -38,10 +38,10 @@ from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
 from warehouse_agent.storage.formats import head
-from warehouse_agent.storage.readers import changes, read
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.visible_versions.readers import changes, read
 
 START_S_MAX = 60.0
 

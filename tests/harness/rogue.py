@@ -12,7 +12,7 @@ import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
 
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from warehouse_agent.config import Source
 from warehouse_agent.transport.channel import Link
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from source_agent.engines.predicates import ANY, COLUMNS, EQUALITY, OPERATOR, ROWS
+from source_agent.engines.relations.predicates import ANY, COLUMNS, EQUALITY, OPERATOR, ROWS
 
 _ORDER = r"(?:=|<>|<=|>=|<|>)"
 _VALUE = r"(?:'(?:[^'\\]|''|\\.)*'|-?\d+|%s|\?)"  # bound by the driver, or its placeholder

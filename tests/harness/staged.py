@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from driftline import frames
-from driftline.digests import Salt, mix
-from driftline.fingerprints import fingerprints
-from driftline.types import Recipe
+from driftline.rows import frames
+from driftline.rows.digests import Salt, mix
+from driftline.rows.fingerprints import fingerprints
+from driftline.values.types import Recipe
 
 from tests.reference.rows import Row
 from tests.samples.rows import block

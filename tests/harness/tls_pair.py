@@ -13,9 +13,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from source_agent import config as source_configure
 from source_agent.budgets.budget import Governor
-from source_agent.cli.enroll import enroll
+from source_agent.config import file as source_configure
+from source_agent.enrolment import enroll
 from source_agent.server.service import start
 from tests.harness.legacy import Legacy
 from tests.harness.pair import UNBRAKED, Pair

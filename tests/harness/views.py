@@ -25,12 +25,12 @@ from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred
-from warehouse_agent.storage import warehouse_versions
-from warehouse_agent.storage.readers import Warehouse, at
 from warehouse_agent.storage.store import Store, located
-from warehouse_agent.storage.warehouse_versions import WarehouseVersion
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
+from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions.readers import Warehouse, at
+from warehouse_agent.visible_versions.warehouse_versions import WarehouseVersion
 
 
 def served(table: str, derive: Sequence[str] = ()) -> str:

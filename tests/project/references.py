@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from driftline.settings import Kind, Setting, Table, as_toml
+from driftline.settings.declarations import Kind, Setting, Table, as_toml
 
+from source_agent.config.declarations import MarkerTable, SourceFile
 from source_agent.engines.dump.formats import FormatTable
-from source_agent.settings import MarkerTable, SourceFile
 from tests import ROOT
 from warehouse_agent.config.file import WarehouseFile
 

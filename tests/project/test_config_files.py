@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from driftline.errors import ConfigurationError, DriftlineError, UsageError
 
-from source_agent import config as source
+from source_agent.config import file as source
 from source_agent.engines.interface import Limits
-from source_agent.engines.shapes import Fingerprint, Relation
+from source_agent.engines.relations.shapes import Fingerprint, Relation
 from warehouse_agent import config as warehouse
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental
-from warehouse_agent.schedule.timing import Policy, Timing
+from warehouse_agent.timetable.timing import Policy, Timing
 
 SOURCE = """
 [database]

@@ -32,13 +32,13 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 from driftline import errors
-from driftline.types import WIDTHS, parse_type
+from driftline.values.types import WIDTHS, parse_type
 
-from source_agent import config as source_configure
-from source_agent import settings as source_settings
 from source_agent.budgets.audit import AuditEntry
 from source_agent.cli import main as source_cli
 from source_agent.cli.check import check
+from source_agent.config import declarations as source_settings
+from source_agent.config import file as source_configure
 from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.dump import formats
 from source_agent.engines.registry import connect

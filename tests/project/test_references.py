@@ -15,7 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from driftline.errors import ConfigurationError
-from driftline.settings import Kind, Setting, Table
+from driftline.settings.declarations import Kind, Setting, Table
 
 from tests import ROOT
 from tests.faults.test_fuzzed_settings import DUMP, FORMAT, SOURCE, VALUES, WAREHOUSE

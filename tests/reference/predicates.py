@@ -7,8 +7,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from driftline.derivations import Comparison, Every, Negated, Operator, Predicate, Some
-from driftline.types import DeclaredType
+from driftline.relations.derivations import Comparison, Every, Negated, Operator, Predicate, Some
+from driftline.values.types import DeclaredType
 
 Row = Mapping[str, Any]  # a Python value, or None, by column
 

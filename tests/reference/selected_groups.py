@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from driftline.arrays import Floats, Integers
 
-from warehouse_agent.planning.groups.group_selection import Sizes, expected_benefit, lambert_w
+from warehouse_agent.planning.group_selection import Sizes, expected_benefit, lambert_w
 
 UNGROUPED: Final = -1
 

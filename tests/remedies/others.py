@@ -94,6 +94,7 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
 
 # By tests that are elsewhere for what they start.
 _ENGINES = "tests/source_agent/engines"
+_VERSIONS = "tests/warehouse_agent/visible_versions/test_warehouse_versions.py"
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     f"{_ENGINES}/test_mysql.py::test_a_package_that_a_login_needs_is_named": (
         "pip install 'driftline[mysql]', or connect with TLS (`ssl_ca` in the URL).",
@@ -156,9 +157,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/conformance/test_driver_failures.py::test_a_transaction_that_a_trigger_refuses": (
         "Have a trigger ON TRANSACTION START, if there is one, let the agent pass.",
     ),
-    "tests/warehouse_agent/storage/test_warehouse_versions.py::test_versions_can_be_pinned": (
-        "Read that one, or leave the version out.",
-    ),
+    f"{_VERSIONS}::test_versions_can_be_pinned": ("Read that one, or leave the version out.",),
     f"{_ENGINES}/test_owner_objects.py::test_a_function_that_changes_the_session_is_refused": (
         (
             "Have the function leave the setting as it found it, or publish columns that do not"

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from source_agent.cli.main import main as source_main
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.server.service import Server, start
 from warehouse_agent.cli.main import main as warehouse_main
 

@@ -17,11 +17,11 @@ from driftline.errors import DriftlineError
 
 from deploy.demonstration import job, processes
 from source_agent.cli import grants, init
-from source_agent.cli.enroll import enroll
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.dump.engine import DumpEngine
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.enrolment import enroll
 from tests import ROOT
 from tests.remedies.told import told
 from warehouse_agent.cli import init as warehouse_init

@@ -21,11 +21,11 @@ from driftline.errors import (
 
 from source_agent.engines.conformance.reads import Read, read, rows_of, session_of
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Marker
 from source_agent.engines.postgresql import waits
 from source_agent.engines.registry import connect
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Relation
 from source_agent.engines.sessions import foreseen
-from source_agent.engines.shapes import Relation
 from tests.harness.family import FAMILY
 from tests.harness.legacies import OfMariaDB, OfMySQL, OfPostgreSQL, of_family
 from tests.harness.pgbouncer import PgBouncer

@@ -15,7 +15,7 @@ import pytest
 from driftline.errors import DriftlineError
 
 from source_agent.engines.dump import blocks, choice, streams
-from source_agent.engines.shapes import Files
+from source_agent.engines.relations.shapes import Files
 from tests.remedies.told import told
 from tests.source_agent.engines.dump.folders import Accounts
 

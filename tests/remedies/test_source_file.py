@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import ConfigurationError
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.registry import connect
 from tests.remedies.told import told
 

@@ -13,9 +13,9 @@ from driftline.errors import DatabaseRefused, DatabaseUnavailable, DriftlineErro
 from source_agent.engines.conformance.reads import Read, rows_of
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Fingerprint, Relation
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Fingerprint, Relation
 from tests.remedies.told import told
 
 TABLES = """

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from driftline.columns import Block, gather
-from driftline.types import Column, Recipe, parse_type
+from driftline.rows.columns import Block, gather
+from driftline.values.types import Column, Recipe, parse_type
 from hypothesis import strategies as st
 
 from tests.reference import rows as reference

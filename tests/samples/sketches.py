@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from driftline.digests import Salt
 from driftline.limits import SKETCH_KEYS_MAX
-from driftline.ranges import POSITION_MAX, POSITION_MIN
-from driftline.sketches import HASHES, Cells, Embedding, Grid, places
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
+from driftline.reconciliation.sketches import HASHES, Cells, Embedding, Grid, places
+from driftline.rows.digests import Salt
 from hypothesis import strategies as st
 
 from tests.reference import digests

@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from driftline.arrays import Positions
-from driftline.derivations import Comparable
 from driftline.errors import DatabaseUnavailable
-from driftline.key_order import KeyRange
-from driftline.types import Column, Recipe, parse_type
+from driftline.relations.derivations import Comparable
+from driftline.rows.key_order import KeyRange
+from driftline.values.types import Column, Recipe, parse_type
 
 from source_agent.engines.interface import Rows, TimeLimit
+from source_agent.engines.relations.shapes import Consistency, Plan, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession
-from source_agent.engines.shapes import Consistency, Plan, Relation, Shape
 from tests.reference.rows import row_bytes
 from tests.simulation import clock
 

@@ -23,8 +23,8 @@ from driftline import wire_pb2 as pb
 
 from source_agent.budgets.audit import AuditEntry
 from source_agent.budgets.budget import Governor, Stopped
-from source_agent.config import Budget, ServedRelation, SourceConfig
-from source_agent.engines.shapes import Relation
+from source_agent.config.file import Budget, ServedRelation, SourceConfig
+from source_agent.engines.relations.shapes import Relation
 from source_agent.server.catalogue import AgentState, Client
 from source_agent.server.conversation import Conversation
 from source_agent.server.handlers import known, refusal

@@ -18,8 +18,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from source_agent.config import Budget, Endpoint, SourceConfig
-from source_agent.config import Database as DatabaseConfig
+from source_agent.config.file import Budget, Endpoint, SourceConfig
+from source_agent.config.file import Database as DatabaseConfig
 from source_agent.engines.interface import Limits
 from tests.simulation import clock
 from tests.simulation.checker import Checker, InDelta, InMemory, Published, Violation
@@ -28,21 +28,22 @@ from tests.simulation.database import INTEGER, LOOSE, SCHEMAS, Engine, History, 
 from tests.simulation.disk import ROOT, Disk, Folder, mounted
 from tests.simulation.memory_log import MemoryLog, SteppedDelta
 from tests.simulation.network import Lost, SimulatedLink, SourceAgent
-from warehouse_agent.cli.schedule.due import look
 from warehouse_agent.config import Fragment, Proof, Require, Source, WarehouseConfig
 from warehouse_agent.history import record
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.planning.tiling import Incremental
 from warehouse_agent.refresh.job import Options as RefreshOptions
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.schedule.decide import CLOCK_S
-from warehouse_agent.schedule.retry import RETRY_S_MAX
-from warehouse_agent.schedule.timing import Timing
-from warehouse_agent.storage import formats, warehouse_versions
+from warehouse_agent.scheduler.due import look
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
+from warehouse_agent.timetable.decision import CLOCK_S
+from warehouse_agent.timetable.retry import RETRY_S_MAX
+from warehouse_agent.timetable.timing import Timing
 from warehouse_agent.views.selection import of_fragments
+from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions.members import Kind, Member
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

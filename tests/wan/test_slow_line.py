@@ -22,7 +22,7 @@ import pytest
 from deltalake import DeltaTable
 
 from source_agent.budgets.places import WAITED_S_MAX
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests import ROOT
 from tests.harness.agents import configuration
 from tests.harness.legacy import SqliteLegacy

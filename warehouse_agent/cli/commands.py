@@ -16,35 +16,42 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from driftline.derivation_json import to_json
-from driftline.digests import Salt
 from driftline.errors import ProofFailed, SourceUnreachable, UsageError, WarehouseUnavailable
-from driftline.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.relations.derivation_json import to_json
+from driftline.rows.digests import Salt
+from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.cli import views
 from warehouse_agent.cli.answers import Answers
 from warehouse_agent.cli.doctor import examine
-from warehouse_agent.cli.gc import kept_flips, unreferenced
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import Display
-from warehouse_agent.cli.verify import check_files, check_rows, damaged, given_version, verified
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Options
+from warehouse_agent.refresh.recovery import restored
 from warehouse_agent.report import Report, counted, utc_now
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.runs.each_fragment import each, published
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import failures, mistake
-from warehouse_agent.storage import formats, warehouse_versions
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.table_maintenance.garbage import kept_flips, unreferenced
+from warehouse_agent.table_maintenance.verification import (
+    check_files,
+    check_rows,
+    damaged,
+    given_version,
+    verified,
+)
 from warehouse_agent.tasks import proof
 from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.views import selection
 from warehouse_agent.views.selection import Selection
+from warehouse_agent.visible_versions import warehouse_versions
 
 _log = logging.getLogger("driftline")
 

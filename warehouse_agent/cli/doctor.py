@@ -37,22 +37,22 @@ from driftline.peer_text import one_line
 from driftline.x509 import read_der
 
 from warehouse_agent.cli.init import size_and_key
-from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
-from warehouse_agent.history.known import rows_of_part
+from warehouse_agent.history.forecast_inputs import rows_of_part
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
-from warehouse_agent.runs.preflight import reach
 from warehouse_agent.spark import cluster, java, session
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.table_maintenance.verification import check_files
 from warehouse_agent.transport.certificates import certificates, context_of, validity
 from warehouse_agent.transport.channel import Link, allowances
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
+from warehouse_agent.transport.preflight import reach
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 from warehouse_agent.views.inputs import load, query_of
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from driftline import wire_pb2 as pb
-from driftline.derivations import Part
 from driftline.errors import DriftlineError
+from driftline.relations.derivations import Part
 
 from warehouse_agent.columns.layout import Layout, derived
 from warehouse_agent.config import Fragment, View, WarehouseConfig
@@ -27,14 +27,14 @@ from warehouse_agent.decomposition.site_queries import (
     proposed,
     share_query,
 )
-from warehouse_agent.decomposition.wishes import Decomposition, Offer, united
+from warehouse_agent.decomposition.view_needs import Decomposition, Offer, united
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
-from warehouse_agent.runs.preflight import reach
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.preflight import reach
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.inputs import query_of
 from warehouse_agent.views.query import ColumnUse, Query

@@ -29,7 +29,7 @@ from driftline.errors import (
     UsageError,
 )
 from driftline.peer_text import one_line
-from driftline.settings import address_parts, is_loopback
+from driftline.settings.declarations import address_parts, is_loopback
 
 from warehouse_agent import config
 from warehouse_agent.config import Fragment, Source
@@ -38,8 +38,8 @@ from warehouse_agent.config.fragments import FragmentTable
 from warehouse_agent.config.sources import SourceTable
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
-from warehouse_agent.runs.preflight import reach
 from warehouse_agent.transport.channel import Link, allowances
+from warehouse_agent.transport.preflight import reach
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 USUAL = Path("warehouse.toml")

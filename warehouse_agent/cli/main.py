@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from driftline.debug_option import Commands
 from driftline.peer_text import escape_in
-from driftline.settings import duration_s
+from driftline.settings.declarations import duration_s
 
 from warehouse_agent.columns.without_pandas import leave_out_pandas
 from warehouse_agent.failpoints import Point
@@ -234,7 +234,7 @@ def refresh(
     selection = select(config, patterns, not patterns, without)
     failing: list[int] = []
     if due:
-        from warehouse_agent.cli.schedule import due as timetable
+        from warehouse_agent.scheduler import due as timetable
 
         now = datetime.now(UTC)
         selection, failing = timetable.due(config, selection, without, now)
@@ -253,7 +253,7 @@ def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[i
 
     Of a view that is named, all that it reads is shown.
     """
-    from warehouse_agent.cli.schedule import due as timetable
+    from warehouse_agent.scheduler import due as timetable
     from warehouse_agent.views.selection import select
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
@@ -268,7 +268,7 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     SIGTERM ends it after the refreshes that are at work, a second one at once.
     """
     from warehouse_agent.cli import commands
-    from warehouse_agent.cli.schedule import loop
+    from warehouse_agent.scheduler import loop
     from warehouse_agent.spark.session import Deferred
     from warehouse_agent.views.selection import Selection
 
@@ -307,7 +307,7 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
 @click.pass_obj
 def fit(config: Path, name: str, plot: Path | None, as_json: bool) -> None:
     """Show when a relation changes, as its refreshes tell, and what they cannot tell."""
-    from warehouse_agent.cli.schedule import fit as model
+    from warehouse_agent.cli import fit as model
     from warehouse_agent.views.inputs import load
 
     model.fit_each(load(config), name, as_json=as_json, plot=plot)

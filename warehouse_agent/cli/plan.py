@@ -22,29 +22,35 @@ from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
 from driftline.peer_text import one_line
 
+from warehouse_agent.change_models import processes
+from warehouse_agent.change_models.fit import fit
+from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
 from warehouse_agent.config import Fragment, Proof
-from warehouse_agent.history import intervals, record
-from warehouse_agent.history.known import Situation, forecasts, foretold_partition, marker_of
+from warehouse_agent.history import change_memory, record
+from warehouse_agent.history.forecast_inputs import (
+    Situation,
+    forecasts,
+    foretold_partition,
+    marker_of,
+)
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.run_history import History, read, runs
+from warehouse_agent.history.refresh_history import History, read, runs
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.choice import NAMES, Method
-from warehouse_agent.planning.markers.state import MarkerState
+from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Objective
-from warehouse_agent.refresh import auxiliary_table, derivation, repair, schema_change
+from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
+from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.report import HELD_BACK_SHOWN_S, counted
-from warehouse_agent.runs.preflight import reach
-from warehouse_agent.schedule import processes
-from warehouse_agent.schedule.fit import fit
-from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.staging import Staging
 from warehouse_agent.transport.channel import Link, allowances
+from warehouse_agent.transport.preflight import reach
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 MOST_H = 52.0 * HOURS  # a forecast of rows for later than a year says nothing
@@ -189,7 +195,7 @@ def rows_forecast(
         rows: of the published version.
         history: of the fragment; None: it is read.
     """
-    memory = intervals.remembered(store, fragment.name, fragment.time_zone, history)
+    memory = change_memory.remembered(store, fragment.name, fragment.time_zone, history)
     model = None if rows is None or memory.last is None else fit(memory, fragment.time_zone)
     if rows is None or memory.last is None or model is None:
         return None

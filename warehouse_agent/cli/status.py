@@ -18,14 +18,14 @@ from typing import Any
 
 from driftline.errors import NotFound
 
+from warehouse_agent.components import phase_history
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.history import alarms, failures, run_history, view_phases
+from warehouse_agent.history import alarms, failures, refresh_history
 from warehouse_agent.history.alarms import State
 from warehouse_agent.history.failures import Failure
 from warehouse_agent.history.notes import Left, Notes
-from warehouse_agent.history.run_history import History
-from warehouse_agent.planning.flip import Member
-from warehouse_agent.planning.markers.state import Audit
+from warehouse_agent.history.refresh_history import History
+from warehouse_agent.planning.marker_state import Audit
 from warehouse_agent.report import (
     HELD_BACK_SHOWN_S,
     age,
@@ -41,6 +41,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
 from warehouse_agent.views.selection import chosen as named
 from warehouse_agent.views.timings import longest_s
+from warehouse_agent.visible_versions.members import Member
 
 READ_AT_ONCE = 4  # tables
 ALARMS_SHOWN = 5  # in the first line of `--check`
@@ -276,10 +277,10 @@ def _left(name: str, part: Left) -> str:
 
 def _asked(store: Store, chosen: Sequence[Fragment | View]) -> Mapping[str, dict[str, Any]]:
     """Return what the sources say of the changes since the published versions."""
-    from warehouse_agent.cli import activity  # gRPC, which `status` needs for nothing else
+    from warehouse_agent.scheduler import probes  # gRPC, which `status` needs for nothing else
 
     fragments = [one for one in chosen if isinstance(one, Fragment)]
-    return activity.asked(store, fragments)
+    return probes.asked(store, fragments)
 
 
 def _waiting(status: Status, now: datetime) -> str:
@@ -330,7 +331,7 @@ def _members(store: Store) -> Mapping[str, Member]:
     """Return the members of the newest warehouse version; none without a table of versions."""
     if not store.files(PRIVATE, "warehouse", "_delta_log"):
         return {}
-    from warehouse_agent.storage import warehouse_versions
+    from warehouse_agent.visible_versions import warehouse_versions
 
     found = warehouse_versions.newest(store)
     return found.members if found else {}
@@ -374,9 +375,9 @@ def _status_of(store: Store, one: Fragment | View) -> tuple[Status, History]:
     """Return what is published of a table, and the history of its refreshes."""
     if isinstance(one, Fragment):
         found = replace(status_of(store, one.name), kind="kept" if one.is_kept else "fragment")
-        return found, run_history.read(store, one.name, failures.until_success())
+        return found, refresh_history.read(store, one.name, failures.until_success())
     snapshot = formats.view_head(store, one.name)
-    history = run_history.read(store, one.name, view_phases.last_staleness)
+    history = refresh_history.read(store, one.name, phase_history.last_staleness)
     if snapshot is None:
         return Status(one.name, kind="view"), history
     record = snapshot.record
@@ -394,7 +395,7 @@ def _status_of(store: Store, one: Fragment | View) -> tuple[Status, History]:
         kind="view",
         inputs=dict(record.inputs or {}),
         other=None if snapshot.other is None else snapshot.other.text,
-        staleness=next((dict(s) for _, s in view_phases.staleness(history)), None),
+        staleness=next((dict(s) for _, s in phase_history.staleness(history)), None),
     )
     return found, history
 
@@ -448,7 +449,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     """Print the versions of a fragment or a view, newest first, and what failed after each."""
     store = Store.of(config)
     one = named(config, [name], False)[0]
-    known = run_history.read(store, one.name)
+    known = refresh_history.read(store, one.name)
     failed = failures.kept(known)
     look = published_view if isinstance(one, View) else published
     try:
@@ -460,7 +461,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     entries = formats.entries(store, one.name, head)
     ours = [(e.version, e.record) for e in entries if e.record]
     member = _members(store).get(one.name)
-    moved = {version: dict(found) for version, found in view_phases.staleness(known)}
+    moved = {version: dict(found) for version, found in phase_history.staleness(known)}
     for version, record in ours[:limit]:
         # Both are in UTC, to the second.
         later = [f for f in failed if f.at is not None and f.at >= record.published_at]

@@ -9,23 +9,24 @@ from typing import Any
 
 from driftline.errors import NotFound
 
-from warehouse_agent.cli.verify import check_files
+from warehouse_agent.components.state import state_of
 from warehouse_agent.config import View, WarehouseConfig
-from warehouse_agent.history.run_history import read, refreshes
+from warehouse_agent.history.refresh_history import read, refreshes
 from warehouse_agent.history.view_notes import ViewNotes
 from warehouse_agent.report import Report, counted, utc_at, utc_now
-from warehouse_agent.runs.component_state import state_of
 from warehouse_agent.runs.each_fragment import published_view
 from warehouse_agent.spark import session
-from warehouse_agent.storage import formats, warehouse_versions
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
+from warehouse_agent.table_maintenance.verification import check_files
 from warehouse_agent.tasks.steps import StepLog, Steps
-from warehouse_agent.views import graph
+from warehouse_agent.views import component_graph
 from warehouse_agent.views.evaluate import Input
 from warehouse_agent.views.inputs import inputs_of, query_of
 from warehouse_agent.views.maintenance.maintain import Chosen, choose
 from warehouse_agent.views.maintenance.recompute import verified
+from warehouse_agent.visible_versions import warehouse_versions
 
 REFRESHES = 5  # of a view, whose median seconds are those of the next one
 
@@ -116,7 +117,7 @@ def _ahead(store: Store, view: View, config: WarehouseConfig) -> dict[str, Any] 
     newest = warehouse_versions.newest(store) if warehouse_versions.exists(store) else None
     if newest is None:
         return None
-    found = graph.components(inputs_of(config.views))
+    found = component_graph.components(inputs_of(config.views))
     component = next(one for one in found if view.name in one.views)
     ahead = state_of(store, component.fragments, {}, newest.members, newest.number).ahead
     if ahead is None:

@@ -2,7 +2,7 @@
 
 Each declared type has a carrier, the Spark type of the published column (protocol, section 2).
 `to_arrow` and `from_arrow` convert whole columns with numpy, without a loop over rows for common
-types; rare types are converted value by value by `driftline.values`.
+types; rare types are converted value by value by `driftline.values.send_format`.
 
 Invariants: from_arrow(to_arrow(r)) == r, byte for byte, for every ragged column that to_arrow
 accepts. Bytes that are no value of the type raise MalformedMessage; a value that the carrier cannot
@@ -22,11 +22,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from driftline import values
 from driftline.arrays import Bools
-from driftline.columns import NULL, Ragged
 from driftline.errors import LimitExceeded, MalformedMessage, ValueDoesNotFit
-from driftline.types import Column, DeclaredType
+from driftline.rows.columns import NULL, Ragged
+from driftline.values import send_format
+from driftline.values.types import Column, DeclaredType
 
 from warehouse_agent.columns import buffers, numeric
 from warehouse_agent.columns import text as carry_text
@@ -63,9 +63,9 @@ _FIXED: Final[dict[str, tuple[str, pa.DataType, str]]] = {
 }
 # From PostgreSQL's epoch (2000) to Arrow's (1970), and years 0001 to 9999 as Arrow counts them.
 _DAYS_2000: Final = 10_957
-_US_2000: Final = _DAYS_2000 * values.DAY_US
+_US_2000: Final = _DAYS_2000 * send_format.DAY_US
 _DAYS: Final = (-719_162, 2_932_896)
-_US: Final = (_DAYS[0] * values.DAY_US, (_DAYS[1] + 1) * values.DAY_US - 1)
+_US: Final = (_DAYS[0] * send_format.DAY_US, (_DAYS[1] + 1) * send_format.DAY_US - 1)
 _NAN: Final = {"float4": (">u4", 0x7FC00000), "float8": (">u8", 0x7FF8000000000000)}
 # Arrow checks these casts for loss. It does not check float64 to float32 or numbers to text.
 _CASTS: Final = (
@@ -188,7 +188,7 @@ def as_strings(names: Sequence[str]) -> str:
 def _decoded(column: Column, data: bytes, row: int | None = None) -> str:
     """Return the string form of a value; `row` of the array is named if it does not fit."""
     try:
-        return values.decode_string(column.type, data)
+        return send_format.decode_string(column.type, data)
     except (MalformedMessage, ValueDoesNotFit) as error:
         details = {} if row is None else {ROW: str(row)}
         raise type(error)(
@@ -314,7 +314,7 @@ def _bytes_of_decimals(column: Column, array: pa.Array) -> Ragged:
 
 
 def _bytes_of_texts(column: Column, array: pa.Array) -> Ragged:
-    encode = values.string_encoder(column.type)
+    encode = send_format.string_encoder(column.type)
     try:
         found = [None if text is None else encode(text) for text in array.to_pylist()]
     except ValueDoesNotFit as error:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.arrays import Bools, Bytes
-from driftline.columns import NULL, Ragged, spans
+from driftline.rows.columns import NULL, Ragged, spans
 
 Items = npt.NDArray[Any]  # of the dtype that the column's type says
 

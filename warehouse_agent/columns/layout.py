@@ -20,14 +20,14 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-from driftline import derivation_json
 from driftline.arrays import U64
-from driftline.columns import Block, Ragged, pick, spans
-from driftline.derivations import Derivation, canonical, text_of
 from driftline.errors import ConfigurationError, MalformedMessage, ValueDoesNotFit, together
-from driftline.keys import key_spans, positions
-from driftline.types import Column, Recipe, parse_type
-from driftline.values import decode_string
+from driftline.relations import derivation_json
+from driftline.relations.derivations import Derivation, canonical, text_of
+from driftline.rows.columns import Block, Ragged, pick, spans
+from driftline.rows.keys import key_spans, positions
+from driftline.values.send_format import decode_string
+from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.columns.arrow import (
     ROW,

@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from driftline.arrays import U64, Bools, Bytes, Integers
-from driftline.columns import Ragged
-from driftline.types import DeclaredType
+from driftline.rows.columns import Ragged
+from driftline.values.types import DeclaredType
 
 Words = Integers  # [rows, 2]: low and high half of a 128-bit two's complement
 Digits = npt.NDArray[np.int16]  # [groups, rows]

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from driftline.arrays import U64, Bools, Integers
-from driftline.columns import Block, Ragged
-from driftline.digests import xx_array
-from driftline.keys import hash_spans
 from driftline.limits import KEY_BYTES_MAX
+from driftline.rows.columns import Block, Ragged
+from driftline.rows.digests import xx_array
+from driftline.rows.keys import hash_spans
 
 from warehouse_agent.columns.buffers import bits_of, items_of, present_in, ragged_of
 from warehouse_agent.columns.row_bytes import join

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 from driftline.arrays import Bools
-from driftline.columns import NULL, Ragged
+from driftline.rows.columns import NULL, Ragged
 
 JSONB_VERSION: Final = 1
 UUID_BYTES: Final = 16

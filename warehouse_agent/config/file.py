@@ -12,7 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftline.errors import ConfigurationError
-from driftline.setting_kinds import (
+from driftline.settings.declarations import Table, read, resolve
+from driftline.settings.kinds import (
     TEXT,
     choice,
     duration,
@@ -22,12 +23,10 @@ from driftline.setting_kinds import (
     or_word,
     table_of,
 )
-from driftline.settings import Table, read, resolve
 
-from warehouse_agent.config import fragments, schedule, sources
+from warehouse_agent.config import fragments, sources, timing
 from warehouse_agent.config.fragments import FragmentTable
 from warehouse_agent.config.names import check_name
-from warehouse_agent.config.schedule import TimingTable
 from warehouse_agent.config.settings import (
     AHEAD,
     EXECUTORS_WAIT_S,
@@ -39,6 +38,7 @@ from warehouse_agent.config.settings import (
     WarehouseConfig,
 )
 from warehouse_agent.config.sources import SourceTable
+from warehouse_agent.config.timing import TimingTable
 
 MAX_LAG_DAYS_MAX = 7  # `gc` keeps what readers are given, and all that was committed since
 _PATH_REFUSED = "*?[]{}\\%"
@@ -148,7 +148,7 @@ def _view(name: str, table: ViewTable) -> View:
         on_failure=table.on_failure,
         max_lag_s=table.max_lag,
         chunk_rows=table.chunk_rows,
-        timing=schedule.parse(name, table, zone=""),  # of each fragment: that of its source
+        timing=timing.parse(name, table, zone=""),  # of each fragment: that of its source
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from driftline.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
-from driftline.setting_kinds import (
+from driftline.settings.declarations import Table, in_units, nearest
+from driftline.settings.kinds import (
     TEXT,
     choice,
     duration,
@@ -15,12 +16,10 @@ from driftline.setting_kinds import (
     or_word,
     table_of,
 )
-from driftline.settings import Table, in_units, nearest
 
 from warehouse_agent.columns.arrow import Carrier
-from warehouse_agent.config import schedule
+from warehouse_agent.config import timing
 from warehouse_agent.config.names import check_name
-from warehouse_agent.config.schedule import TimingTable
 from warehouse_agent.config.settings import (
     AUDIT_S,
     EventKind,
@@ -30,6 +29,7 @@ from warehouse_agent.config.settings import (
     Require,
     Source,
 )
+from warehouse_agent.config.timing import TimingTable
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental
 
@@ -125,9 +125,7 @@ def parse(name: str, table: FragmentTable, sources: Mapping[str, Source]) -> Fra
         incremental=_incremental(table.incremental),
         staging_at_most=table.staging_at_most,
         priority=table.priority,
-        timing=schedule.parse(
-            name, table, sources[source].time_zone, sources[source].refresh_hours
-        ),
+        timing=timing.parse(name, table, sources[source].time_zone, sources[source].refresh_hours),
         event_time=_event_time(table),
     )
     _check_part(table, fragment)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from driftline.errors import UsageError
-from driftline.settings import Table, nearest
+from driftline.settings.declarations import Table, nearest
 
 from warehouse_agent.config.settings import Fragment, WarehouseConfig
 

@@ -9,16 +9,16 @@ from functools import total_ordering
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftline.hours import WeekSpan
+from driftline.settings.hours import WeekSpan
 
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.tiling import Incremental
-from warehouse_agent.schedule.timing import Timing
+from warehouse_agent.timetable.timing import Timing
 
 if TYPE_CHECKING:
-    from warehouse_agent.decomposition.wishes import Wish
+    from warehouse_agent.decomposition.view_needs import Wish
 
 SMALL_BYTES = 32 << 20
 AHEAD = 4  # fragments

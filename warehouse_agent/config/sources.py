@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from driftline.setting_kinds import ADDRESS, FLAG, PATH, TEXT, ZONE, choice, list_of
-from driftline.settings import Table, is_loopback
+from driftline.settings.declarations import Table, is_loopback
+from driftline.settings.kinds import ADDRESS, FLAG, PATH, TEXT, ZONE, choice, list_of
 
-from warehouse_agent.config import schedule
+from warehouse_agent.config import timing
 from warehouse_agent.config.settings import Source
 from warehouse_agent.planning.network import Objective
 
@@ -43,13 +43,13 @@ class SourceTable(Table):
         " rows of refreshes (30 µs a row at the source; first loads use 3)",
     )
     time_zone = ZONE.by_default(
-        schedule.UTC,
+        timing.UTC,
         'the zone of its wall clock, by which its jobs run; such as `"Europe/Vienna"`, see'
         " [scheduling.md](scheduling.md)",
     )
     refresh_hours = (
-        list_of(schedule.SPAN, schedule.SPANS, least=1)
-        .then(schedule.apart)
+        list_of(timing.SPAN, timing.SPANS, least=1)
+        .then(timing.apart)
         .optional("when scheduled refreshes may begin, by that clock; end exclusive", "always")
     )
 

@@ -1,7 +1,7 @@
 """Conditions of a view's query on one relation, and the predicates that a source may evaluate.
 
 A condition has no types: it is what the text says (`views.conditions` reads it). With the columns
-of the relation it becomes a predicate of the contract (`driftline.derivations`), or stays at the
+of the relation it becomes a predicate of the contract (`relations.derivations`), or stays at the
 warehouse, with the reason. Every condition stays in the view's query as well, so a predicate may be
 weaker than its condition: of `a AND b` the part that can be evaluated at the source is enough, of
 `a OR b` both are needed, and of NOT all.
@@ -22,7 +22,7 @@ from datetime import date, datetime
 from enum import Enum
 from typing import TypeAlias
 
-from driftline.derivations import (
+from driftline.relations.derivations import (
     Comparable,
     Comparison,
     Every,
@@ -32,7 +32,7 @@ from driftline.derivations import (
     Some,
     is_literal,
 )
-from driftline.types import INTEGER_WIDTHS, Column, DeclaredType
+from driftline.values.types import INTEGER_WIDTHS, Column, DeclaredType
 
 _NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from typing import Final
 
-from driftline.derivations import (
+from driftline.relations.derivations import (
     Comparable,
     Comparison,
     Every,
@@ -26,9 +26,9 @@ from driftline.derivations import (
     Predicate,
     Some,
 )
-from driftline.types import Column, Recipe
+from driftline.values.types import Column, Recipe
 
-from warehouse_agent.decomposition.wishes import Offer, Share
+from warehouse_agent.decomposition.view_needs import Offer, Share
 
 _NUMBERS = ("int2", "int4", "int8", "numeric")
 _KEYWORDS = {"date": "DATE ", "timestamp": "TIMESTAMP "}

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from driftline.errors import ConfigurationError, UsageError
-from driftline.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.config import load
 from warehouse_agent.differential.comparison import by_window

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 from driftline.errors import DuplicateKey, InternalError, TableShrank
-from driftline.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.differential.matching import Collision, RepeatedPosition
 from warehouse_agent.differential.output import Output

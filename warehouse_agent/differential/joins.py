@@ -27,9 +27,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.arrays import Integers
-from driftline.columns import Block, gather, pick
-from driftline.keys import key_spans
-from driftline.types import Recipe
+from driftline.rows.columns import Block, gather, pick
+from driftline.rows.keys import key_spans
+from driftline.values.types import Recipe
 
 from warehouse_agent.columns.buffers import ragged_of, variable_array_of
 from warehouse_agent.differential.comparison import duplicate, refuse_shrunk

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from driftline.columns import Block, split
 from driftline.errors import ConfigurationError, UsageError, ValueDoesNotFit
-from driftline.types import Recipe
+from driftline.rows.columns import Block, split
+from driftline.values.types import Recipe
 
 from warehouse_agent.columns import parquet
 from warehouse_agent.columns.arrow import Carrier, arrow_type, to_arrow

@@ -17,7 +17,7 @@ from driftline.errors import SnapshotLost
 
 from source_agent.engines.dump.engine import DumpEngine
 from source_agent.engines.interface import Limits
-from source_agent.engines.shapes import Files, Relation
+from source_agent.engines.relations.shapes import Files, Relation
 from warehouse_agent.differential.records import Snapshot
 
 

@@ -18,12 +18,12 @@ from enum import StrEnum
 
 import numpy as np
 from driftline.arrays import U64, Bools, Bytes, Integers, Positions
-from driftline.columns import Block, gather, pick, spans_at
 from driftline.errors import NullKey
-from driftline.fingerprints import fingerprints, position_seed
-from driftline.frames import Fingerprints
-from driftline.keys import null_keys, positions
-from driftline.types import Recipe
+from driftline.rows.columns import Block, gather, pick, spans_at
+from driftline.rows.fingerprints import fingerprints, position_seed
+from driftline.rows.frames import Fingerprints
+from driftline.rows.keys import null_keys, positions
+from driftline.values.types import Recipe
 
 ARRAYS_BYTES = 40  # of a record: its entries in the five arrays
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
-from driftline.types import Recipe
+from driftline.values.types import Recipe
 
 from warehouse_agent.spark.executors import driver_errors
 

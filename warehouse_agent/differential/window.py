@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from driftline.arrays import Bools, Integers
-from driftline.columns import Block
 from driftline.limits import (
     DIFF_AGING_BYTES,
     DIFF_AGING_ROWS,
@@ -38,6 +37,7 @@ from driftline.limits import (
     DIFF_KEYS_BYTES,
     DIFF_LEFT_BYTES,
 )
+from driftline.rows.columns import Block
 
 from warehouse_agent.differential.matching import Collision, DistinctKeys, GaveUp, match
 from warehouse_agent.differential.records import (

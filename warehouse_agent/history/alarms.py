@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from warehouse_agent.history.failures import Failure, in_all, often, since_success
-from warehouse_agent.history.run_history import History
+from warehouse_agent.history.refresh_history import History
 from warehouse_agent.report import counted, utc_at
 
 FAILURES_MAX: Final = 3  # in a row, of a kind that another try may mend

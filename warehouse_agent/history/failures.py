@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from warehouse_agent.history.lines import FailureLine, HistoryLine, SuccessLine
-from warehouse_agent.history.run_history import Enough, History
+from warehouse_agent.history.history_lines import FailureLine, HistoryLine, SuccessLine
+from warehouse_agent.history.refresh_history import Enough, History
 from warehouse_agent.report import age
 
 FAILURES_READ_MAX: Final = 200  # since the last success: some 400 kB of a history are read

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from driftline.negotiation import CHECKSUM, SINCE
+from driftline.wire.negotiation import CHECKSUM, SINCE
 
-from warehouse_agent.planning.markers.state import Audit, MarkerState
-from warehouse_agent.planning.notes import number
+from warehouse_agent.json_values import number
+from warehouse_agent.planning.marker_state import Audit, MarkerState
 
 if TYPE_CHECKING:  # commands that ask nobody do not load it
     from driftline import wire_pb2 as pb

@@ -28,13 +28,13 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 
-from driftline import activity
-from driftline.activity import Activity
-from driftline.ranges import POSITION_MAX, POSITION_MIN
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
+from driftline.relations import activity
+from driftline.relations.activity import Activity
 
 from warehouse_agent.config import Proof, Require
 from warehouse_agent.history.marks import Marking
-from warehouse_agent.planning.notes import GREATEST, knots, number
+from warehouse_agent.json_values import GREATEST, knots, number
 from warehouse_agent.planning.prices import Learnt
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store

@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 from warehouse_agent.config import Source
+from warehouse_agent.json_values import number
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
 from warehouse_agent.planning.network import Line
-from warehouse_agent.planning.notes import number
 from warehouse_agent.storage.store import PRIVATE, Store
 
 if TYPE_CHECKING:  # `status` reads these records, and needs neither gRPC nor messages

@@ -22,8 +22,8 @@ from datetime import UTC
 from functools import reduce
 from typing import Any, Final
 
-from warehouse_agent.history.lines import DAMAGED, FailureLine, HistoryLine, SuccessLine
-from warehouse_agent.planning.notes import GREATEST
+from warehouse_agent.history.history_lines import DAMAGED, FailureLine, HistoryLine, SuccessLine
+from warehouse_agent.json_values import GREATEST
 
 DAYS_MAX: Final = 100
 MONTHS_MAX: Final = 120

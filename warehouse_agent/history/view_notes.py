@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from warehouse_agent.history.notes import place
+from warehouse_agent.json_values import number
 from warehouse_agent.planning import view_cost
-from warehouse_agent.planning.notes import number
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import VersionRecord
 

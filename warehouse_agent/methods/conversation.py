@@ -13,26 +13,28 @@ from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
-from driftline import derivation_messages, derivations, frames, key_order, named_keys
 from driftline import wire_pb2 as pb
-from driftline.activity_messages import from_message
 from driftline.arrays import U64, Positions
-from driftline.columns import join
-from driftline.derivations import Derivation
-from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage, SourceUnreachable
-from driftline.fingerprints import position_seed
-from driftline.key_digests import checksum_hashes, mixed_keys
-from driftline.key_order import KeyRange
-from driftline.keys import positions, received
 from driftline.limits import EXCHANGE_S_MAX
-from driftline.named_keys import KeyMap
-from driftline.negotiation import CHECKSUM, SINCE, Agreement
-from driftline.ranges import Partition
-from driftline.types import Recipe
+from driftline.reconciliation import named_keys
+from driftline.reconciliation.named_keys import KeyMap
+from driftline.reconciliation.ranges import Partition
+from driftline.relations import derivation_messages, derivations
+from driftline.relations.activity_messages import from_message
+from driftline.relations.derivations import Derivation
+from driftline.rows import frames, key_order
+from driftline.rows.columns import join
+from driftline.rows.digests import Digest, Salt
+from driftline.rows.fingerprints import position_seed
+from driftline.rows.key_digests import checksum_hashes, mixed_keys
+from driftline.rows.key_order import KeyRange
+from driftline.rows.keys import positions, received
+from driftline.values.types import Recipe
+from driftline.wire.negotiation import CHECKSUM, SINCE, Agreement
 
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.markers.state import warnings
+from warehouse_agent.planning.marker_state import warnings
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage.row_security import PolicyDigests

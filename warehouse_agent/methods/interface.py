@@ -18,10 +18,10 @@ from functools import partial
 from typing import Protocol
 
 from driftline.arrays import U64, Bools
-from driftline.digests import Digest, Salt
-from driftline.named_keys import KeyMap
-from driftline.ranges import Partition, RangeSums
-from driftline.sketches import Grid
+from driftline.reconciliation.named_keys import KeyMap
+from driftline.reconciliation.ranges import Partition, RangeSums
+from driftline.reconciliation.sketches import Grid
+from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.history.notes import Turn

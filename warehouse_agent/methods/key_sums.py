@@ -15,11 +15,11 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 from driftline.arrays import U64, Integers
-from driftline.digests import MASK64, MASK128, Digest, Mixed, Salt, mix
-from driftline.key_digests import checksum_hashes, hashed, mixed_keys
-from driftline.ranges import Partition, RangeSums
-from driftline.sketches import HASHES, Cells, Embedding
-from driftline.types import INTEGER_WIDTHS
+from driftline.reconciliation.ranges import Partition, RangeSums
+from driftline.reconciliation.sketches import HASHES, Cells, Embedding
+from driftline.rows.digests import MASK64, MASK128, Digest, Mixed, Salt, mix
+from driftline.rows.key_digests import checksum_hashes, hashed, mixed_keys
+from driftline.values.types import INTEGER_WIDTHS
 
 from warehouse_agent.columns.arrow import from_arrow
 from warehouse_agent.columns.layout import Layout

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.arrays import Bools
-from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX, ROW_HASHES_MAX
-from driftline.ranges import Partition, RangeSums, strata
+from driftline.reconciliation.ranges import Partition, RangeSums, strata
+from driftline.rows.digests import Digest
 
 from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods.conversation import Talk

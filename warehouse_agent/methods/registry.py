@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.full_copy import FullCopyOpening, WholeCopy
+from warehouse_agent.methods.groups.opening import GroupOpening
 from warehouse_agent.methods.interface import Continuation, Opening, OurSide, Priced, Stalled
 from warehouse_agent.methods.ranges import RangeDigests, RangeOpening
 from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.methods.sketch import MoreCells, SketchOpening
-from warehouse_agent.methods.units import GroupOpening
 from warehouse_agent.planning.candidates import Candidate, Known, Part, in_part
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import (

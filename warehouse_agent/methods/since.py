@@ -22,12 +22,12 @@ from typing import ClassVar, Final
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import Bools
-from driftline.digests import Digest
 from driftline.errors import MalformedMessage, ProofFailed
-from driftline.key_digests import HASH_BYTES
 from driftline.limits import CELLS_PER_MESSAGE, SKETCH_KEYS_MAX
-from driftline.ranges import Partition, strata
-from driftline.sketches import CELL_BYTES, Grid, unpack
+from driftline.reconciliation.ranges import Partition, strata
+from driftline.reconciliation.sketches import CELL_BYTES, Grid, unpack
+from driftline.rows.digests import Digest
+from driftline.rows.key_digests import HASH_BYTES
 
 from warehouse_agent.history import record
 from warehouse_agent.history.notes import Turn
@@ -47,7 +47,7 @@ from warehouse_agent.planning.choice import (
     Method,
     opening_bytes,
 )
-from warehouse_agent.planning.markers.state import MarkerState
+from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
 from warehouse_agent.tasks.difference import Equal, ListedRows, Outcome
 

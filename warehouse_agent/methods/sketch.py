@@ -14,11 +14,11 @@ from typing import ClassVar
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import Bools
-from driftline.digests import Digest
 from driftline.errors import InternalError
 from driftline.limits import CELLS_PER_MESSAGE
-from driftline.ranges import Partition, strata
-from driftline.sketches import CELL_BYTES, Cells, Grid, unpack
+from driftline.reconciliation.ranges import Partition, strata
+from driftline.reconciliation.sketches import CELL_BYTES, Cells, Grid, unpack
+from driftline.rows.digests import Digest
 
 from warehouse_agent.history.notes import Turn
 from warehouse_agent.methods.conversation import ShippedKeys, Talk

@@ -16,19 +16,18 @@ from datetime import datetime
 from typing import ClassVar
 
 import numpy as np
-from driftline.digests import Digest
 from driftline.errors import NEXT_SCAN, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import GROUP_KEYS_MAX
-from driftline.ranges import Partition
-from driftline.sketches import HASHES, sampled
-from driftline.units import ROW_HASH_BYTES
+from driftline.reconciliation.groups import ROW_HASH_BYTES
+from driftline.reconciliation.ranges import Partition
+from driftline.reconciliation.sketches import HASHES, sampled
+from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import choice as plan
-from warehouse_agent.planning import sketch_size
+from warehouse_agent.planning import group_selection, sketch_size
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
-from warehouse_agent.planning.groups import group_selection
-from warehouse_agent.planning.markers.state import MarkerState
+from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall

@@ -18,12 +18,12 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from itertools import pairwise
 
-from driftline import ranges as key_ranges
-from driftline.digests import Digest
 from driftline.limits import RANGES_MAX, ROW_HASHES_MAX, STRATUM_CELLS
-from driftline.ranges import POSITION_MIN, Partition
-from driftline.sketches import CELL_BYTES, HASHES, Grid
-from driftline.units import ROW_HASH_BYTES
+from driftline.reconciliation import ranges as key_ranges
+from driftline.reconciliation.groups import ROW_HASH_BYTES
+from driftline.reconciliation.ranges import POSITION_MIN, Partition
+from driftline.reconciliation.sketches import CELL_BYTES, HASHES, Grid
+from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import sketch_size
 from warehouse_agent.planning.network import Line

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from driftline.digests import Digest
-from driftline.sketches import PRIME
+from driftline.reconciliation.sketches import PRIME
+from driftline.rows.digests import Digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from driftline.arrays import Floats
 from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
-from driftline.sketches import CELL_BYTES, HASHES, Embedding, Grid
+from driftline.reconciliation.sketches import CELL_BYTES, HASHES, Embedding, Grid
 
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.network import Line

@@ -22,10 +22,9 @@ from statistics import median
 
 import numpy as np
 import numpy.typing as npt
-from driftline.digests import MASK128, Digest, Mixed
-from driftline.key_order import KeyOrder, KeyRange, Keys, key_text
 from driftline.limits import RANGES_MAX, STRATUM_CELLS
-from driftline.ranges import (
+from driftline.reconciliation.groups import ROW_HASH_BYTES
+from driftline.reconciliation.ranges import (
     POSITION_MAX,
     POSITION_MIN,
     Partition,
@@ -33,8 +32,9 @@ from driftline.ranges import (
     strata_of,
     uniform,
 )
-from driftline.types import Recipe
-from driftline.units import ROW_HASH_BYTES
+from driftline.rows.digests import MASK128, Digest, Mixed
+from driftline.rows.key_order import KeyOrder, KeyRange, Keys, key_text
+from driftline.values.types import Recipe
 
 from warehouse_agent.planning import choice
 

@@ -29,12 +29,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from driftline.activity import from_json, to_json
-from driftline.digests import Digest, Salt, mix
-from driftline.types import Recipe
+from driftline.relations.activity import from_json, to_json
+from driftline.rows.digests import Digest, Salt, mix
+from driftline.values.types import Recipe
 
 from warehouse_agent.config import Fragment
-from warehouse_agent.history.lines import moment
+from warehouse_agent.history.history_lines import moment
 from warehouse_agent.planning import tiling as planning
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.choice import Method
@@ -47,8 +47,8 @@ from warehouse_agent.planning.tiling import (
     Tiled,
     Tiling,
 )
-from warehouse_agent.refresh import repair
 from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot

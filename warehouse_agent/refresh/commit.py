@@ -17,7 +17,7 @@ from warehouse_agent.failpoints import Point
 from warehouse_agent.history.notes import Checked, Left, Mark, Notes, OfVersion, weaker
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
-from warehouse_agent.refresh import derivation, marker_audit, repair, restored, schema_change
+from warehouse_agent.refresh import derivation, marker_audit, schema_change
 from warehouse_agent.refresh.finish import (
     Proven,
     ProvenEqual,
@@ -26,6 +26,7 @@ from warehouse_agent.refresh.finish import (
     proof_of,
 )
 from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.recovery import repair, restored
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Published, fingerprint_kind, miss_probability, utc_now
 from warehouse_agent.storage.table import NewVersion, VersionRecord

@@ -17,16 +17,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from driftline import derivations
 from driftline import wire_pb2 as pb
-from driftline.derivations import Comparable, Part, text_of
 from driftline.errors import DerivationRefused, DriftlineError, MalformedMessage, RecipeChanged
-from driftline.types import Recipe
+from driftline.relations import derivations
+from driftline.relations.derivations import Comparable, Part, text_of
+from driftline.values.types import Recipe
 from google.protobuf import json_format
 
 from warehouse_agent.columns.layout import Layout, derived
 from warehouse_agent.config import Fragment
-from warehouse_agent.decomposition.wishes import Decomposition, Offer, united, wish_id
+from warehouse_agent.decomposition.view_needs import Decomposition, Offer, united, wish_id
 from warehouse_agent.history.notes import Wish
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.refresh.job import Job

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from driftline.digests import Digest
 from driftline.errors import (
     ConfigurationError,
     DriftlineError,
@@ -30,14 +29,16 @@ from driftline.errors import (
     TableShrank,
     ValueDoesNotFit,
 )
-from driftline.sketches import Embedding
+from driftline.reconciliation.sketches import Embedding
+from driftline.rows.digests import Digest
 
 from warehouse_agent.config import Proof, Require
 from warehouse_agent.failpoints import Point
 from warehouse_agent.planning import choice, proof_diagnosis
-from warehouse_agent.refresh import repair, schema_change
+from warehouse_agent.refresh import schema_change
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared, PreparedPass
+from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import counted
 from warehouse_agent.storage import row_security
@@ -55,7 +56,7 @@ from warehouse_agent.tasks.difference import (
     Zones,
 )
 from warehouse_agent.tasks.key_lookup import fits
-from warehouse_agent.tasks.rewrite import (
+from warehouse_agent.tasks.rewrites.replaced_rows import (
     Applied,
     ByHash,
     ByK,

@@ -18,7 +18,7 @@ from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
 from warehouse_agent.events import Listener, RowsRead
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.run_history import Histories
+from warehouse_agent.history.refresh_history import Histories
 from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
@@ -26,7 +26,7 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, Snapshot
 from warehouse_agent.tasks import staging as stage
-from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
+from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER
 from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.steps import Phases, StepLog, Steps
 from warehouse_agent.tasks.write import write_rows

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from driftline.arrays import I32, Integers
-from driftline.types import Column
+from driftline.values.types import Column
 
 from warehouse_agent.columns.layout import POSITION, Layout
 from warehouse_agent.history.marks import Marking
 from warehouse_agent.methods import key_sums
-from warehouse_agent.planning.markers.state import AUDITS_MISSED, KEYS_SHOWN, Audit, MarkerState
+from warehouse_agent.planning.marker_state import AUDITS_MISSED, KEYS_SHOWN, Audit, MarkerState
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import PreparedWhole
 from warehouse_agent.storage.data_files import DataFile

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from driftline import key_order
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest, Salt
 from driftline.errors import (
     ConfigurationError,
     MalformedMessage,
@@ -24,16 +22,18 @@ from driftline.errors import (
     ValueDoesNotFit,
     WarehouseUnavailable,
 )
-from driftline.fingerprints import FRAGMENT_KEY_BYTES
-from driftline.ranges import Partition
+from driftline.reconciliation.ranges import Partition
+from driftline.rows import key_order
+from driftline.rows.digests import Digest, Salt
+from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import record
-from warehouse_agent.history.known import Situation, forecasts, marker_of, noted_knots
+from warehouse_agent.history.forecast_inputs import Situation, forecasts, marker_of, noted_knots
 from warehouse_agent.history.notes import Quantiles, Turn
-from warehouse_agent.history.run_history import Histories
+from warehouse_agent.history.refresh_history import Histories
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice
@@ -41,15 +41,16 @@ from warehouse_agent.planning.candidates import Allowance, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.tiling import Incremental
 from warehouse_agent.planning.update_probability import Outlook
-from warehouse_agent.refresh import auxiliary_table, derivation, leftovers, repair, schema_change
+from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.recovery import leftovers, repair
 from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import quantiles, row_statistics
-from warehouse_agent.tasks.restatement import restate
+from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from driftline.activity import to_json
+from driftline.relations.activity import to_json
 
 from warehouse_agent.methods.registry import predicted
 from warehouse_agent.methods.since import SinceSide

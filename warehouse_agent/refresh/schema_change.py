@@ -15,7 +15,7 @@ from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.peer_text import one_line
-from driftline.types import Column, Recipe, parse_type
+from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment

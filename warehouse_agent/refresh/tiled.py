@@ -20,8 +20,8 @@ from dataclasses import replace
 
 import numpy as np
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.errors import DriftlineError, VersionMismatch
+from driftline.rows.digests import Digest
 
 from warehouse_agent.events import RowsRead
 from warehouse_agent.history import record

@@ -33,7 +33,8 @@ from warehouse_agent.events import (
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import marks, record
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.refresh import derivation, repair, reporting, schema_change, tiled, whole
+from warehouse_agent.refresh import derivation, reporting, schema_change, tiled, whole
+from warehouse_agent.refresh.command import Command
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
 from warehouse_agent.refresh.job import Job
@@ -44,11 +45,11 @@ from warehouse_agent.refresh.prepare import (
     expect_spark,
     prepare,
 )
+from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Report
-from warehouse_agent.runs import preflight
-from warehouse_agent.runs.command import Command
 from warehouse_agent.storage import formats
+from warehouse_agent.transport import preflight
 from warehouse_agent.transport.channel import Link, Stream
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)

@@ -24,17 +24,16 @@ from typing import TYPE_CHECKING
 
 from driftline.errors import DriftlineError
 
+from warehouse_agent.components.phase_timing import fuzzy_sources
+from warehouse_agent.components.turn import ComponentTurn
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
-from warehouse_agent.history.intervals import IntervalHistory
-from warehouse_agent.history.run_history import Histories, RunHistory, read, refreshes
+from warehouse_agent.history.change_memory import IntervalHistory
+from warehouse_agent.history.refresh_history import Histories, RunHistory, read, refreshes
+from warehouse_agent.refresh.command import Command
 from warehouse_agent.refresh.job import Options
+from warehouse_agent.refresh.order import SourceSchedule, schedule
 from warehouse_agent.report import Report
-from warehouse_agent.runs.command import Command
-from warehouse_agent.runs.component_turn import ComponentTurn
-from warehouse_agent.runs.flips import Flips
-from warehouse_agent.runs.phase_timing import fuzzy_sources
-from warehouse_agent.runs.schedule import SourceSchedule, schedule
 from warehouse_agent.runs.source_run import SourceRuns
 from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
 from warehouse_agent.spark.session import Deferred
@@ -42,6 +41,7 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.views.selection import Selection, of_fragments
+from warehouse_agent.visible_versions.flips import Flips
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

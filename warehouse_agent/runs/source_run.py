@@ -40,10 +40,10 @@ from driftline.errors import (
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.events import RefreshRetried
+from warehouse_agent.refresh.command import Command, RunBefore
 from warehouse_agent.report import Report
-from warehouse_agent.runs import preflight
 from warehouse_agent.runs.attempt import Attempt
-from warehouse_agent.runs.command import Command, RunBefore
+from warehouse_agent.transport import preflight
 from warehouse_agent.transport.channel import Link
 
 _OF_SOURCE = (DatabaseUnavailable, NotNow)

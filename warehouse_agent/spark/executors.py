@@ -23,9 +23,9 @@ from driftline.errors import (
     WarehouseUnavailable,
     from_code,
 )
-from driftline.fingerprints import fingerprints, position_seed
-from driftline.frames import Fingerprints
-from driftline.types import Recipe
+from driftline.rows.fingerprints import fingerprints, position_seed
+from driftline.rows.frames import Fingerprints
+from driftline.values.types import Recipe
 
 from warehouse_agent.storage.store import read_at
 

@@ -13,10 +13,10 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from driftline.activity import Activity
 from driftline.arrays import U64, Integers
-from driftline.digests import Digest
-from driftline.named_keys import KeyMap
+from driftline.reconciliation.named_keys import KeyMap
+from driftline.relations.activity import Activity
+from driftline.rows.digests import Digest
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.storage.row_security import PolicyDigests

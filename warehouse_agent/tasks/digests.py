@@ -26,12 +26,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.arrays import U64, Bools, Integers
-from driftline.digests import Digest, Mixed, Salt, mix
-from driftline.key_order import KeyOrder, Keys
-from driftline.named_keys import KeyMap
-from driftline.ranges import Partition, RangeSums
-from driftline.sketches import HASHES, PRIME, Cells
-from driftline.types import Recipe
+from driftline.reconciliation.named_keys import KeyMap
+from driftline.reconciliation.ranges import Partition, RangeSums
+from driftline.reconciliation.sketches import HASHES, PRIME, Cells
+from driftline.rows.digests import Digest, Mixed, Salt, mix
+from driftline.rows.key_order import KeyOrder, Keys
+from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.planning.choice import everything

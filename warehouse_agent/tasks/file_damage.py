@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 from driftline.errors import DriftlineError, SparkLost, WarehouseUnavailable
-from driftline.frames import Fingerprints
+from driftline.rows.frames import Fingerprints
 
 from warehouse_agent.columns.layout import HI, LO, Layout
 from warehouse_agent.spark.executors import KeyFile, failures

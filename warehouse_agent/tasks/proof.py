@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from driftline.digests import Digest, Salt, mix
 from driftline.errors import DuplicateKey, ProofFailed
-from driftline.fingerprints import receipt_hasher
-from driftline.frames import Fingerprints
 from driftline.limits import SAMPLES_MAX
+from driftline.rows.digests import Digest, Salt, mix
+from driftline.rows.fingerprints import receipt_hasher
+from driftline.rows.frames import Fingerprints
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.report import counted

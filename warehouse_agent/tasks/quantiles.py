@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.arrays import Integers
-from driftline.key_order import KeyOrder, Keys
-from driftline.types import Recipe
+from driftline.rows.key_order import KeyOrder, Keys
+from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.storage.data_files import DataFile

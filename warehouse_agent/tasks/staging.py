@@ -16,9 +16,9 @@ from functools import partial
 from typing import Self
 
 import pyarrow as pa
-from driftline import frames, keys
 from driftline.errors import FrameDamaged, Locked
-from driftline.types import Recipe
+from driftline.rows import frames, keys
+from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join

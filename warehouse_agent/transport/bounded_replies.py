@@ -14,7 +14,7 @@ import grpc
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
 from driftline.limits import REPLY_PARTS_MAX
-from driftline.message_parts import check_parts
+from driftline.wire.message_parts import check_parts
 from google.protobuf.message import Message
 
 _M = TypeVar("_M", bound=Message)

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from driftline.errors import ConfigurationError, MalformedMessage
-from driftline.settings import read_secret
+from driftline.settings.declarations import read_secret
 from driftline.x509 import read_pem
 
 from warehouse_agent.config import Source

@@ -17,10 +17,7 @@ from datetime import datetime
 from typing import Protocol, Self, cast
 
 import grpc
-from driftline import pieces
 from driftline import wire_pb2 as pb
-from driftline.activity import Activity, NotKnown
-from driftline.activity_messages import from_message
 from driftline.errors import (
     GRPC_STATUS,
     DriftlineError,
@@ -38,7 +35,10 @@ from driftline.limits import (
     NO_PROGRESS_S,
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
-from driftline.negotiation import FOLLOWING, Agreement, agree, is_negotiable
+from driftline.relations.activity import Activity, NotKnown
+from driftline.relations.activity_messages import from_message
+from driftline.wire import pieces
+from driftline.wire.negotiation import FOLLOWING, Agreement, agree, is_negotiable
 from driftline.wire_pb2_grpc import SourceStub
 from google.protobuf.message import DecodeError
 

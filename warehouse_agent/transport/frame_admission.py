@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from driftline import frames
-from driftline.digests import Digest, Salt
 from driftline.errors import LimitExceeded, MalformedMessage
 from driftline.limits import FRAME_ROWS_MAX
-from driftline.types import Recipe
+from driftline.rows import frames
+from driftline.rows.digests import Digest, Salt
+from driftline.values.types import Recipe
 
 # Rows of ranges that we lack come at once, and all rows may follow (too many row hashes). A table
 # without snapshots may grow before a second scan; the source refuses that at the end of the scan.

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from driftline.errors import DriftlineError, SourceUnreachable, Unauthenticated
 from driftline.limits import CONTROL_S
-from driftline.same_machine import METADATA, claim
+from driftline.wire.same_machine import METADATA, claim
 from driftline.x509 import read_der
 
 from warehouse_agent.config import Source

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Final
 
 from driftline import wire_pb2 as pb
-from driftline.activity_messages import from_message
 from driftline.errors import DriftlineError, MalformedMessage, from_code
 from driftline.limits import COLUMNS_MAX, MARK_BYTES_MAX, NAME_BYTES_MAX, UNMARKED_ROWS_MAX
 from driftline.peer_text import one_line
-from driftline.reference_messages import from_description
+from driftline.relations.activity_messages import from_message
+from driftline.relations.reference_messages import from_description
 
 from warehouse_agent.report import counted
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from driftline.derivations import Operator
 from driftline.limits import DERIVATION_DEPTH_MAX
+from driftline.relations.derivations import Operator
 from sqlglot import exp
 
 from warehouse_agent.decomposition.conditions import (
@@ -26,7 +26,7 @@ from warehouse_agent.decomposition.conditions import (
     Stays,
     Test,
 )
-from warehouse_agent.decomposition.wishes import Conjunct, Wish
+from warehouse_agent.decomposition.view_needs import Conjunct, Wish
 from warehouse_agent.views.query import Query
 
 _DIALECT = "spark"

@@ -27,12 +27,12 @@ from warehouse_agent.columns.view_layout import (
     ViewRecipe,
     arrow_type,
 )
-from warehouse_agent.decomposition.wishes import Offer, lacks
+from warehouse_agent.decomposition.view_needs import Offer, lacks
 from warehouse_agent.spark.executors import cause, meaning
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks.change_feed import Feed
-from warehouse_agent.tasks.maintenance.semi_join import CHANGED, LINEAGE_PART
+from warehouse_agent.tasks.semi_join import CHANGED, LINEAGE_PART
 from warehouse_agent.views.common_types import rounded
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.query import Query, Resolved, resolve

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from driftline.errors import ConfigurationError
 from driftline.limits import NAME_BYTES_MAX
-from driftline.settings import nearest
+from driftline.settings.declarations import nearest
 
 from warehouse_agent import config as configure
 from warehouse_agent.config import Fragment, View, WarehouseConfig, is_fragment_name
-from warehouse_agent.views import graph
+from warehouse_agent.views import component_graph
 
 if TYPE_CHECKING:
-    from warehouse_agent.decomposition.wishes import Wish
+    from warehouse_agent.decomposition.view_needs import Wish
     from warehouse_agent.views.query import Query
 
 
@@ -54,7 +54,7 @@ def load(file: Path | str) -> WarehouseConfig:
             names.append(one)
         views[view.name] = replace(view, inputs=tuple(names))
     _refuse_twins(config, fragments)
-    graph.in_order(inputs_of(views))
+    component_graph.in_order(inputs_of(views))
     return replace(config, fragments=MappingProxyType(fragments), views=MappingProxyType(views))
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import sqlglot
 from driftline.errors import ConfigurationError
-from driftline.settings import nearest
+from driftline.settings.declarations import nearest
 from sqlglot import Token, TokenType, exp
 from sqlglot.errors import SqlglotError
 

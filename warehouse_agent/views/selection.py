@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from driftline.errors import ConfigurationError, UsageError
-from driftline.settings import nearest
+from driftline.settings.declarations import nearest
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig, named
-from warehouse_agent.views import graph
-from warehouse_agent.views.graph import Component
+from warehouse_agent.views import component_graph
+from warehouse_agent.views.component_graph import Component
 from warehouse_agent.views.inputs import inputs_of
 
 
@@ -94,12 +94,12 @@ def _moving(
 ) -> Selection:
     inputs = inputs_of(config.views)
     views = [name for name in asked if name in inputs]
-    fragments = {*asked, *graph.below(views, inputs)} - inputs.keys()
-    moving = graph.above(fragments, inputs)
-    order = graph.in_order(inputs)
-    touched = [c for c in graph.components(inputs) if fragments & {*c.fragments}]
+    fragments = {*asked, *component_graph.below(views, inputs)} - inputs.keys()
+    moving = component_graph.above(fragments, inputs)
+    order = component_graph.in_order(inputs)
+    touched = [c for c in component_graph.components(inputs) if fragments & {*c.fragments}]
     near = {view for component in touched for view in component.views}
-    left_out = near & {*without, *graph.above(without, inputs)}
+    left_out = near & {*without, *component_graph.above(without, inputs)}
     return Selection(
         tuple(f for name, f in config.fragments.items() if name in fragments),
         tuple(config.views[name] for name in order if name in moving - left_out),

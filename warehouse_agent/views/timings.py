@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warehouse_agent.config import Fragment, WarehouseConfig
-from warehouse_agent.schedule.timing import Timing, closed_s
-from warehouse_agent.views import graph
+from warehouse_agent.timetable.timing import Timing, closed_s
+from warehouse_agent.views import component_graph
 from warehouse_agent.views.inputs import inputs_of
 
 
@@ -15,7 +15,7 @@ def timings_of(config: WarehouseConfig, fragment: Fragment) -> list[Timing]:
 
     The timing of a view has the time zone of the fragment's source, if it names none.
     """
-    over = graph.above([fragment.name], inputs_of(config.views))
+    over = component_graph.above([fragment.name], inputs_of(config.views))
     asked = [config.views[name].timing for name in config.views if name in over]
     found = [one for one in (fragment.timing, *asked) if one is not None and one.is_asked]
     return [replace(one, zone=one.zone or fragment.source.time_zone) for one in found]

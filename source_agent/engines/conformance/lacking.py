@@ -17,7 +17,7 @@ from driftline.errors import ConfigurationError
 
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.shapes import Consistency, Relation
+from source_agent.engines.relations.shapes import Consistency, Relation
 
 T = TypeVar("T", bound=Callable[..., None])
 _TABLE: Final = 'CREATE TABLE "lacking" ("id" BIGINT NOT NULL PRIMARY KEY, "name" VARCHAR(9))'

@@ -23,7 +23,7 @@ from source_agent.engines import registry
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Engine, Limits, Session
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 
 # (declaration, declared type, literals, texts): each literal is another value. Texts are what they
 # must read as; empty: not checked.

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import numpy as np
-from driftline.values import decode_string
+from driftline.values.send_format import decode_string
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Engine, Rows, Session
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 
 ITEMS = """CREATE TABLE "items" (
     "label" VARCHAR(40), "id" BIGINT NOT NULL PRIMARY KEY, "name" VARCHAR(100),

@@ -23,7 +23,7 @@ from source_agent.engines.conformance.reads import (
 )
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect, is_file
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 
 @needs(Capability.TEMPLATES, Capability.QUERIES)

@@ -15,7 +15,7 @@ from source_agent.engines.conformance.reads import filled
 from source_agent.engines.own_values.comparison import Comparison, compare
 from source_agent.engines.own_values.reading import own_values_of
 from source_agent.engines.own_values.sampling import sample
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 _ROWS = 100
 _QUOTED = ("a", "it's", '"', "%s", "?", "\\\\", "é", "~")

@@ -24,7 +24,7 @@ from source_agent.engines.conformance.reads import (
     session_of,
 )
 from source_agent.engines.interface import BATCH_ROWS
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 ITEMS_BY_ID: Final = Relation("items", table="items", key=("id",))
 

@@ -19,7 +19,7 @@ from source_agent.engines.conformance.reads import (
     rows_of,
     session_of,
 )
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 
 def test_a_table_is_described_key_first(legacy: Legacy) -> None:

@@ -23,7 +23,7 @@ from source_agent.engines.conformance.reads import (
     session_of,
 )
 from source_agent.engines.interface import BATCH_ROWS
-from source_agent.engines.shapes import Consistency, Relation
+from source_agent.engines.relations.shapes import Consistency, Relation
 
 ITEMS: Final = Relation("items", table="items", key=("id",))
 

@@ -11,12 +11,12 @@ from typing import Final
 
 import pytest
 from driftline import errors
-from driftline.types import parse_type
+from driftline.values.types import parse_type
 
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Case, Legacy
 from source_agent.engines.conformance.reads import rows_of, session_of
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "oid", "numeric"})
 _FLOATS: Final = frozenset({"float4", "float8"})

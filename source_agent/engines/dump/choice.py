@@ -24,7 +24,7 @@ from typing import Final
 
 from driftline.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable
 
-from source_agent.engines.shapes import Files
+from source_agent.engines.relations.shapes import Files
 
 _TIME: Final = re.compile(r"\{([^{}]*)\}")
 _DIRECTIVES: Final = {

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from driftline.activity import NotKnown
 from driftline.errors import ConfigurationError
+from driftline.relations.activity import NotKnown
 
-from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.dump.folder import Folder
 from source_agent.engines.dump.session import DumpSession
 from source_agent.engines.interface import Engine, Limits, Listed, Privilege
 from source_agent.engines.own_values.dump import DumpValues
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.column_warnings import column_warnings, spark_warning
+from source_agent.engines.relations.shapes import Relation, Shape
 
 if TYPE_CHECKING:  # the warehouse's reader of files needs no URL
     from sqlalchemy.engine import URL

@@ -21,7 +21,7 @@ from driftline.errors import DatabaseRefused, DatabaseUnavailable, SnapshotLost
 
 from source_agent.engines.dump import choice
 from source_agent.engines.dump.choice import Candidate
-from source_agent.engines.shapes import Files
+from source_agent.engines.relations.shapes import Files
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from driftline.setting_kinds import COLUMN_TYPE, FLAG, TEXT, integer, map_of, one_of, written
-from driftline.settings import Table, nearest, read
-from driftline.types import DeclaredType
+from driftline.settings.declarations import Table, nearest, read
+from driftline.settings.kinds import COLUMN_TYPE, FLAG, TEXT, integer, map_of, one_of, written
+from driftline.values.types import DeclaredType
 
 _CSV_ONLY: Final = ("separator", "quote", "escape")
 _TEXT_ONLY: Final = (

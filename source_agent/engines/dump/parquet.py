@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFit
-from driftline.times import DAY_US
-from driftline.types import DeclaredType
-from driftline.values import string_encoder
+from driftline.values.send_format import string_encoder
+from driftline.values.times import DAY_US
+from driftline.values.types import DeclaredType
 
 from source_agent.engines.dump import parquet_types
 from source_agent.engines.dump.blocks import Block

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from driftline.types import DeclaredType
+from driftline.values.types import DeclaredType
 
 from source_agent.engines.dump.blocks import Column
 

@@ -17,8 +17,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 from driftline.arrays import I32, Bools, Integers
-from driftline.columns import Block, gather, integers_at, value_spans
-from driftline.derivations import (
+from driftline.relations.derivations import (
     Comparable,
     Comparison,
     Every,
@@ -28,8 +27,9 @@ from driftline.derivations import (
     Some,
     comparisons,
 )
-from driftline.types import DeclaredType, Recipe
-from driftline.values import decode_string, string_encoder
+from driftline.rows.columns import Block, gather, integers_at, value_spans
+from driftline.values.send_format import decode_string, string_encoder
+from driftline.values.types import DeclaredType, Recipe
 
 from source_agent.engines.interface import Rows
 

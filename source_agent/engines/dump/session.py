@@ -22,9 +22,6 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from driftline.arrays import Bools, Positions
-from driftline.columns import Block as RowBlock
-from driftline.columns import gather
-from driftline.derivations import Comparison, Operator
 from driftline.errors import (
     OPEN,
     ConfigurationError,
@@ -32,9 +29,12 @@ from driftline.errors import (
     DriftlineError,
     ValueDoesNotFit,
 )
-from driftline.key_order import KeyRange
-from driftline.keys import null_keys, positions
-from driftline.types import Column
+from driftline.relations.derivations import Comparison, Operator
+from driftline.rows.columns import Block as RowBlock
+from driftline.rows.columns import gather
+from driftline.rows.key_order import KeyRange
+from driftline.rows.keys import null_keys, positions
+from driftline.values.types import Column
 
 from source_agent.engines.dump import (
     choice,
@@ -49,9 +49,9 @@ from source_agent.engines.dump.blocks import Block
 from source_agent.engines.dump.folder import Delivery, DumpFile, Folder
 from source_agent.engines.encoding.rows import RowEncoder, row_encoder
 from source_agent.engines.interface import BATCH_ROWS, Limits, Rows, TimeLimit
-from source_agent.engines.relations import Access, ReadColumn, arrange, plan_of, quote, shape
+from source_agent.engines.relations.select import Access, ReadColumn, arrange, plan_of, quote, shape
+from source_agent.engines.relations.shapes import Condition, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession
-from source_agent.engines.shapes import Condition, Relation, Shape
 
 T = TypeVar("T")
 

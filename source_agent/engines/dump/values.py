@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 from driftline.arrays import Integers
 from driftline.errors import ValueDoesNotFit
-from driftline.types import INTEGER_WIDTHS, DeclaredType
-from driftline.values import string_encoder
+from driftline.values.send_format import string_encoder
+from driftline.values.types import INTEGER_WIDTHS, DeclaredType
 
 from source_agent.engines.dump.formats import Format
 from source_agent.engines.encoding import rows

@@ -16,8 +16,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from driftline.errors import ValueDoesNotFit
-from driftline.types import DeclaredType
-from driftline.values import encode_float4, string_encoder
+from driftline.values.send_format import encode_float4, string_encoder
+from driftline.values.types import DeclaredType
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw, Values

@@ -24,8 +24,8 @@ import numpy as np
 from driftline.arrays import Integers
 from driftline.errors import OPEN, DatabaseRefused, LimitExceeded, ValueDoesNotFit, together
 from driftline.limits import REPEATED_BATCHES_MAX, ROW_BYTES_MAX
-from driftline.types import DeclaredType, Recipe
-from driftline.values import string_encoder
+from driftline.values.send_format import string_encoder
+from driftline.values.types import DeclaredType, Recipe
 
 from source_agent.engines.encoding.plain_values import (
     NULL,
@@ -35,8 +35,8 @@ from source_agent.engines.encoding.plain_values import (
     joined,
 )
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS, BATCH_S, Pulse, Rows
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Shape
 from source_agent.printable import printable_row
 
 BLOCK_ROWS = 512  # fetched and encoded at once: a sudden wide row costs at most this many of them

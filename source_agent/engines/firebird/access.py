@@ -15,9 +15,9 @@ from driftline.errors import (
 from firebird.driver import DatabaseError, get_api
 
 from source_agent.engines.interface import Ask, Privilege
-from source_agent.engines.relations import quote, split_name
+from source_agent.engines.relations.select import quote, split_name
+from source_agent.engines.relations.shapes import Relation
 from source_agent.engines.rights import firebird as rights
-from source_agent.engines.shapes import Relation
 
 _CANCELLED: Final = 335544794
 # Of limits since Firebird 4.0, beside _CANCELLED: the server's, and one that a trigger has set. An

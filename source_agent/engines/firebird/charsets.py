@@ -12,7 +12,7 @@ import codecs
 from collections.abc import Callable
 from typing import Any, Final
 
-from driftline.types import DeclaredType
+from driftline.values.types import DeclaredType
 
 from source_agent.engines.encoding import driver_values, rows
 from source_agent.engines.encoding.plain_values import ColumnEncoder

@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from driftline.activity import NotKnown
 from driftline.errors import ConfigurationError
+from driftline.relations.activity import NotKnown
 from firebird.driver import DatabaseError
 from sqlalchemy.engine import URL
 
-from source_agent.engines.column_warnings import column_warnings
 from source_agent.engines.firebird import access, sql, types
 from source_agent.engines.firebird.session import Connector, FirebirdSession
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.own_values.firebird import FirebirdValues
-from source_agent.engines.relations import join_name
+from source_agent.engines.relations.column_warnings import column_warnings
+from source_agent.engines.relations.select import join_name
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import attempted
-from source_agent.engines.shapes import Relation, Shape
 
 _NO_COUNTERS = NotKnown("Firebird counts no changes of a table")
 

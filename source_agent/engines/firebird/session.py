@@ -20,10 +20,10 @@ from typing import Any, Final, TypeAlias
 
 from driftline.arrays import Positions
 from driftline.errors import DatabaseUnavailable, ValueDoesNotFit
-from driftline.key_order import KeyRange
 from driftline.limits import ROW_BYTES_MAX
-from driftline.ranges import POSITION_MIN
-from driftline.types import INTEGER_WIDTHS
+from driftline.reconciliation.ranges import POSITION_MIN
+from driftline.rows.key_order import KeyRange
+from driftline.values.types import INTEGER_WIDTHS
 from firebird.driver import (
     CancelType,
     Connection,
@@ -45,9 +45,9 @@ from source_agent.engines.firebird.sql import (
     range_sql,
 )
 from source_agent.engines.interface import Limits, Rows, TimeLimit
-from source_agent.engines.relations import select_sql
+from source_agent.engines.relations.select import select_sql
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
-from source_agent.engines.shapes import Relation, Shape
 
 DRIVER: Final = "firebird-driver"
 ROWS_MAX: Final = 2**62

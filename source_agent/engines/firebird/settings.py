@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from source_agent.engines.interface import Ask
-from source_agent.engines.relations import changed_setting
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import changed_setting
+from source_agent.engines.relations.shapes import Relation
 
 Shown = tuple[object, ...]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from source_agent.engines.firebird import settings
-from source_agent.engines.relations import quote, select_sql
+from source_agent.engines.relations.select import quote, select_sql
+from source_agent.engines.relations.shapes import Shape
 from source_agent.engines.rights import firebird as rights
-from source_agent.engines.shapes import Shape
 
 RANGES_PER_SELECT: Final = 100  # the last is repeated, so the text is always the same
 

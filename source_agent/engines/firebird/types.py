@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from driftline.types import DeclaredType
+from driftline.values.types import DeclaredType
 
 from source_agent.engines.firebird import charsets
 from source_agent.engines.firebird.charsets import CODECS, NONE, OCTETS, UTF8
 from source_agent.engines.firebird.sql import COLUMNS, PRIMARY, TABLES, described_sql
-from source_agent.engines.relations import (
+from source_agent.engines.relations.select import (
     Access,
     ReadColumn,
     arrange,
@@ -34,7 +34,7 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
-from source_agent.engines.shapes import Consistency, Relation, Shape
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 
 # Numbers of RDB$FIELD_TYPE: the integer, and the digits that it holds.
 _INTEGERS: Final = {

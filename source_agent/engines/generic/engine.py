@@ -20,8 +20,8 @@ from source_agent.engines.generic.dialects import entry_of
 from source_agent.engines.generic.session import Catalogue, GenericSession, said
 from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.own_values.generic import GenericValues
-from source_agent.engines.relations import join_name, scan_sql
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.select import join_name, scan_sql
+from source_agent.engines.relations.shapes import Relation, Shape
 
 UNKNOWN = "the generic engine cannot read privileges; read-only rests on this login alone"
 NOT_LISTED = "-- SQLAlchemy's dialect also reads the catalogue when it connects and describes."

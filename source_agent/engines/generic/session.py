@@ -25,7 +25,7 @@ from driftline.errors import (
     DatabaseUnavailable,
     DriftlineError,
 )
-from driftline.key_order import KeyRange
+from driftline.rows.key_order import KeyRange
 from sqlalchemy import Connection, Engine, exc, inspect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
@@ -35,9 +35,9 @@ from source_agent.engines.encoding.driver_values import ENCODERS
 from source_agent.engines.generic import types
 from source_agent.engines.generic.dialects import DialectEntry, entry_of
 from source_agent.engines.interface import Rows, TimeLimit
-from source_agent.engines.relations import select_sql
+from source_agent.engines.relations.select import select_sql
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
-from source_agent.engines.shapes import Consistency, Relation, Shape
 
 RANGES_PER_SELECT: Final = 100
 _STREAMED: Final = {"stream_results": True, "max_row_buffer": rows.BLOCK_ROWS}

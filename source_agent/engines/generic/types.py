@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from driftline.types import DeclaredType
+from driftline.values.types import DeclaredType
 from sqlalchemy import types as sql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
 from source_agent.engines.generic.dialects import DialectEntry
-from source_agent.engines.relations import (
+from source_agent.engines.relations.select import (
     ALIAS,
     Access,
     ReadColumn,
@@ -32,7 +32,7 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
-from source_agent.engines.shapes import Consistency, Relation, Shape
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 
 NUMERIC_DIGITS_MAX: Final = 38
 MICROSECONDS: Final = 6  # digits of a second that the protocol holds

@@ -20,7 +20,6 @@ from pymysql import Error, OperationalError
 from pymysql.constants import CR, ER
 
 from source_agent.engines.interface import Ask, Limits, Listed, MarkedRead, Privilege
-from source_agent.engines.markers import ORDERED
 from source_agent.engines.mysql_family import settings, types, warnings
 from source_agent.engines.mysql_family.activity import ACTIVITY
 from source_agent.engines.mysql_family.innodb import is_stored
@@ -45,7 +44,8 @@ from source_agent.engines.mysql_family.sql import (
     range_sql,
 )
 from source_agent.engines.mysql_family.values import bound
-from source_agent.engines.relations import (
+from source_agent.engines.relations.markers import ORDERED
+from source_agent.engines.relations.select import (
     PRESENCE,
     granted_columns,
     join_name,
@@ -55,8 +55,8 @@ from source_agent.engines.relations import (
     scan_sql,
     split_name,
 )
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.rights import mysql_family as rights
-from source_agent.engines.shapes import Relation, Shape
 from source_agent.printable import counted
 
 LISTED = """

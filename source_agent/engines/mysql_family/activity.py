@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from driftline.activity import Activity, Flagged, NotKnown
+from driftline.relations.activity import Activity, Flagged, NotKnown
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.mysql_family.sql import MARK
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
-from source_agent.engines.relations import split_name
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import split_name
+from source_agent.engines.relations.shapes import Relation
 
 # Hex names, so that a list of any length is one value; a table that is not listed is not opened.
 # The first list has names of the session's database, the second of others.

@@ -16,7 +16,6 @@ from driftline.errors import ConfigurationError
 from pymysql.cursors import Cursor
 from sqlalchemy.engine import URL
 
-from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
 from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.mysql_family import access, types
 from source_agent.engines.mysql_family.mariadb import MARIADB
@@ -26,8 +25,9 @@ from source_agent.engines.mysql_family.session import FamilySession
 from source_agent.engines.mysql_family.sql import first_row_sql, source_of
 from source_agent.engines.mysql_family.waits import DRIVER, Connector
 from source_agent.engines.own_values.mysql_family import FamilyValues
+from source_agent.engines.relations.column_warnings import DATES, READ_AS_TEXT, column_warnings
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import attempted, foreseen
-from source_agent.engines.shapes import Relation, Shape
 
 _ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00', which is refused"
 _PRODUCTS: Final = {product.scheme: product for product in (MARIADB, MYSQL)}

@@ -34,8 +34,8 @@ from source_agent.engines.mysql_family.sql import (
     lock_sql,
     source_of,
 )
-from source_agent.engines.relations import split_name
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import split_name
+from source_agent.engines.relations.shapes import Relation
 
 _READABLE: Final = """
 SELECT table_name, engine, table_type FROM information_schema.tables

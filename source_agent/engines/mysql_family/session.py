@@ -22,16 +22,15 @@ from typing import Any, Final, cast
 
 import numpy as np
 import pymysql
-from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.errors import OPEN, DatabaseRefused, DatabaseUnavailable, DriftlineError
-from driftline.key_order import Key, KeyRange
-from driftline.references import Reference
+from driftline.relations.activity import Activity, NotKnown
+from driftline.relations.references import Reference
+from driftline.rows.key_order import Key, KeyRange
 from pymysql.cursors import Cursor, SSCursor
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, MarkedRead, Rows, TimeLimit
-from source_agent.engines.markers import ORDERED, Mark, bounds, future, latest, mark_of
 from source_agent.engines.mysql_family import (
     access,
     activity,
@@ -71,9 +70,10 @@ from source_agent.engines.mysql_family.waits import (
     limit,
     prepared_fields,
 )
-from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
+from source_agent.engines.relations.markers import ORDERED, Mark, bounds, future, latest, mark_of
+from source_agent.engines.relations.select import null_key_sql, null_places, plan_of, scan_sql
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
-from source_agent.engines.shapes import Consistency, Relation, Shape
 
 LEFT_ROWS_MAX: Final = 1024  # of a scan that is given up: as cheap to read as to end it
 

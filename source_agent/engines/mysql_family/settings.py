@@ -17,8 +17,8 @@ from driftline.errors import DatabaseRefused
 
 from source_agent.engines.interface import Ask, Limits, TimeLimit
 from source_agent.engines.mysql_family.product import Product
-from source_agent.engines.relations import changed_setting
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import changed_setting
+from source_agent.engines.relations.shapes import Relation
 
 Shown = tuple[str | None, ...]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from driftline.key_order import KeyRange
+from driftline.rows.key_order import KeyRange
 
-from source_agent.engines.markers import MarkedBy, MarkerKind, behind, behind_any
-from source_agent.engines.relations import (
+from source_agent.engines.relations.markers import MarkedBy, MarkerKind, behind, behind_any
+from source_agent.engines.relations.select import (
     derived_table,
     null_key_sql,
     plan_of,
@@ -22,7 +22,7 @@ from source_agent.engines.relations import (
     select_sql,
     split_name,
 )
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 
 MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading

@@ -20,10 +20,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from driftline.errors import ConfigurationError, SnapshotLost
-from driftline.references import OnDelete, Reference
+from driftline.relations.references import OnDelete, Reference
 
-from source_agent.engines.foreign_keys import ForeignKey, references
-from source_agent.engines.markers import MarkedBy, Marker, definition_of, marked_by
 from source_agent.engines.mysql_family import innodb
 from source_agent.engines.mysql_family.activity import is_created_after
 from source_agent.engines.mysql_family.product import Product
@@ -35,7 +33,9 @@ from source_agent.engines.mysql_family.sql import (
     source_of,
 )
 from source_agent.engines.mysql_family.values import TEXT, Described, can_page, column, marking
-from source_agent.engines.relations import (
+from source_agent.engines.relations.foreign_keys import ForeignKey, references
+from source_agent.engines.relations.markers import MarkedBy, Marker, definition_of, marked_by
+from source_agent.engines.relations.select import (
     Access,
     arrange,
     each_column,
@@ -46,7 +46,7 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
-from source_agent.engines.shapes import Consistency, Relation, Shape
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 
 TABLE = """
 SELECT table_schema, table_name, table_type, engine, table_rows

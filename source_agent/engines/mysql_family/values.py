@@ -24,15 +24,15 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from driftline.derivations import Comparable, Comparison, Operator
-from driftline.types import INTEGER_WIDTHS, Column, DeclaredType, parse_type
+from driftline.relations.derivations import Comparable, Comparison, Operator
+from driftline.values.types import INTEGER_WIDTHS, Column, DeclaredType, parse_type
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw
 from source_agent.engines.mysql_family.product import Product
 from source_agent.engines.mysql_family.sql import MARK
-from source_agent.engines.relations import ReadColumn, quote, refused_type
-from source_agent.engines.shapes import Condition, Relation
+from source_agent.engines.relations.select import ReadColumn, quote, refused_type
+from source_agent.engines.relations.shapes import Condition, Relation
 
 # Character sets that convert to Unicode and back without loss. MySQL's latin1 is cp1252, completed.
 # fmt: off

@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from driftline.derivations import Comparison, Negated, Predicate
 from driftline.errors import DatabaseRefused, DriftlineError, ValueDoesNotFit
+from driftline.relations.derivations import Comparison, Negated, Predicate
 
 from source_agent.engines.encoding.rows import printable_value
 from source_agent.engines.mysql_family.product import Product
 from source_agent.engines.mysql_family.sql import MARK, lost_sql
 from source_agent.engines.mysql_family.values import as_bytes
-from source_agent.engines.predicates import COLUMNS
-from source_agent.engines.relations import plan_of, quote
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.predicates import COLUMNS
+from source_agent.engines.relations.select import plan_of, quote
+from source_agent.engines.relations.shapes import Shape
 
 LISTED_MAX: Final = 65_535  # max_error_count as pinned, and the most that a packet can count
 WARNINGS: Final = "SHOW WARNINGS"

@@ -31,8 +31,8 @@ from typing import Any, Final
 import numpy as np
 from driftline.errors import DriftlineError
 from driftline.limits import SAMPLES_MAX
-from driftline.types import Recipe
-from driftline.values import decode_string
+from driftline.values.send_format import decode_string
+from driftline.values.types import Recipe
 
 from source_agent.engines.interface import Session
 from source_agent.engines.own_values.reading import (
@@ -43,7 +43,7 @@ from source_agent.engines.own_values.reading import (
 )
 from source_agent.engines.own_values.sampling import Sample, sample
 from source_agent.engines.own_values.spelling import normal, spelled
-from source_agent.engines.shapes import Consistency, Shape
+from source_agent.engines.relations.shapes import Consistency, Shape
 
 _ROW: Final = -1  # the number of no column: the row is missing on one side
 Text = str | None  # of a value; None is NULL

@@ -11,12 +11,12 @@ from decimal import Decimal, InvalidOperation
 from itertools import chain, islice
 from typing import Any, Protocol
 
-from driftline.key_order import Key
-from driftline.types import INTEGER_WIDTHS
+from driftline.rows.key_order import Key
+from driftline.values.types import INTEGER_WIDTHS
 
 from source_agent.engines.interface import Rows
 from source_agent.engines.own_values.reading import DriverKey, NotComparable, OwnValues
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 
 
 class Notation(Protocol):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from source_agent.engines.own_values.reading import PLACE, NotComparable, SessionValues
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Shape
 
 
 class FirebirdValues(SessionValues):

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from driftline.key_order import Key
 from driftline.limits import COLUMNS_MAX
+from driftline.rows.key_order import Key
 from pymysql.converters import decoders
 
 from source_agent.engines.interface import Rows
 from source_agent.engines.own_values.reading import DriverKey, NotComparable, OwnValues, beside_key
-from source_agent.engines.relations import plan_of, quote, split_name
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.select import plan_of, quote, split_name
+from source_agent.engines.relations.shapes import Relation, Shape
 
 INDEXED: Final = """
 SELECT DISTINCT column_name FROM information_schema.statistics

@@ -16,16 +16,16 @@ from decimal import Decimal
 from typing import Any, Final
 
 import psycopg
-from driftline.key_order import Key
 from driftline.limits import COLUMNS_MAX
+from driftline.rows.key_order import Key
 from psycopg import postgres
 from psycopg.types.string import TextLoader
 
 from source_agent.engines.interface import Rows, Session
 from source_agent.engines.own_values.reading import DriverKey, NotComparable, OwnValues, beside_key
-from source_agent.engines.relations import plan_of, quote
+from source_agent.engines.relations.select import plan_of, quote
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import foreseen
-from source_agent.engines.shapes import Relation, Shape
 
 INDEXED = """
 SELECT DISTINCT a.attname::pg_catalog.text FROM pg_catalog.pg_index i

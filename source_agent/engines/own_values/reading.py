@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from driftline.key_order import Key
+from driftline.rows.key_order import Key
 
 from source_agent.engines.interface import Rows
-from source_agent.engines.relations import plan_of, quote, select_sql
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.select import plan_of, quote, select_sql
+from source_agent.engines.relations.shapes import Shape
 
 KEYS_PER_READ: Final = 50  # of one SELECT; always as many, so the text is always the same
 PLACE: Final = "\0"

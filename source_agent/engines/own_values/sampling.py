@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from driftline.ranges import POSITION_MAX
-from driftline.types import INTEGER_WIDTHS
+from driftline.reconciliation.ranges import POSITION_MAX
+from driftline.values.types import INTEGER_WIDTHS
 
 from source_agent.engines.own_values.reading import DriverKey, OwnValues
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 
 PARTS: Final = 10  # of a sample, each from another place of the key
 EXTREMES: Final = 2  # rows at either end of a column that has an index

@@ -15,7 +15,7 @@ import uuid
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-from driftline.types import DeclaredType
+from driftline.values.types import DeclaredType
 
 from source_agent.engines.own_values.reading import NotComparable
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from driftline.key_order import Key
 from driftline.limits import COLUMNS_MAX
+from driftline.rows.key_order import Key
 
 from source_agent.engines.interface import Rows
 from source_agent.engines.own_values.reading import DriverKey, NotComparable, OwnValues, beside_key
-from source_agent.engines.relations import plan_of, quote, split_name
+from source_agent.engines.relations.select import plan_of, quote, split_name
+from source_agent.engines.relations.shapes import Shape
 from source_agent.engines.sessions import foreseen
-from source_agent.engines.shapes import Shape
 
 INDEX_LIST: Final = "PRAGMA main.index_list({name})"
 INDEX_INFO: Final = "PRAGMA main.index_xinfo({name})"

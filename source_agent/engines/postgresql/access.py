@@ -28,7 +28,6 @@ from psycopg.conninfo import make_conninfo
 
 from source_agent.engines.encoding.rows import printable_value
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
-from source_agent.engines.markers import ORDERED
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
 from source_agent.engines.postgresql.activity import ACTIVITY
 from source_agent.engines.postgresql.sql import (
@@ -51,7 +50,8 @@ from source_agent.engines.postgresql.sql import (
     null_in_key_sql,
     range_sql,
 )
-from source_agent.engines.relations import (
+from source_agent.engines.relations.markers import ORDERED
+from source_agent.engines.relations.select import (
     PRESENCE,
     granted_columns,
     join_name,
@@ -61,8 +61,8 @@ from source_agent.engines.relations import (
     scan_sql,
     split_name,
 )
+from source_agent.engines.relations.shapes import Fingerprint, Relation, Shape
 from source_agent.engines.rights import postgresql as rights
-from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 
 SIZE = """

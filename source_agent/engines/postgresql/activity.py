@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from driftline.activity import Activity, Counted, NotKnown
+from driftline.relations.activity import Activity, Counted, NotKnown
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
-from source_agent.engines.relations import quote, split_name
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import quote, split_name
+from source_agent.engines.relations.shapes import Relation
 
 # The tables below a table are its partitions, or inherit from it. Statistics are reported after a
 # transaction has ended; what still runs has counted nothing.

@@ -22,8 +22,8 @@ from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS, BATCH_S, Row
 from source_agent.engines.postgresql.access import error_of
 from source_agent.engines.postgresql.sql import copy_of
 from source_agent.engines.postgresql.waits import DRIVER, ResultSocket
+from source_agent.engines.relations.shapes import Shape
 from source_agent.engines.sessions import driven
-from source_agent.engines.shapes import Shape
 
 _HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
 _TRAILER: Final = b"\xff\xff"

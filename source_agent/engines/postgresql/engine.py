@@ -16,14 +16,14 @@ from psycopg import Error
 from sqlalchemy.engine import URL
 
 from source_agent.engines import sockets
-from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.own_values.postgresql import PostgresqlValues
 from source_agent.engines.postgresql import access, sql, types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.postgresql.waits import READ_ONLY, Way
+from source_agent.engines.relations.column_warnings import column_warnings, spark_warning
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import attempted
-from source_agent.engines.shapes import Relation, Shape
 
 
 class PostgresqlEngine:

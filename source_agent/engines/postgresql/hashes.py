@@ -21,14 +21,14 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from driftline.fingerprints import NULLS_PER_WORD
-from driftline.lookup3 import hash_spans, hash_words
+from driftline.rows.fingerprints import NULLS_PER_WORD
+from driftline.rows.lookup3 import hash_spans, hash_words
 from psycopg import Error
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.postgresql.sql import EXPLAIN
-from source_agent.engines.relations import ReadColumn, refused_fingerprint, scan_sql
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.select import ReadColumn, refused_fingerprint, scan_sql
+from source_agent.engines.relations.shapes import Relation, Shape
 
 SEED: Final = "SELECT pg_catalog.set_config('driftline.seed', %s, true)"
 FUNCTIONS: Final = """

@@ -24,7 +24,7 @@ from psycopg import Error
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.postgresql.sql import EXPLAIN
-from source_agent.engines.row_security import Policy, RowSecurity
+from source_agent.engines.relations.row_security import Policy, RowSecurity
 
 PROBE: Final = "SAVEPOINT driftline_probe"
 PROBED: Final = "ROLLBACK TO SAVEPOINT driftline_probe"

@@ -29,9 +29,9 @@ from typing import Final
 from driftline.errors import SnapshotLost
 
 from source_agent.engines.interface import Ask
-from source_agent.engines.markers import MarkerKind
 from source_agent.engines.postgresql import sql
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.markers import MarkerKind
+from source_agent.engines.relations.shapes import Relation, Shape
 
 # OIDs below 16384 are the system's. A locked relation that the snapshot does not know was created
 # after it; one whose name, file or columns differ was changed after it. A relation without a file

@@ -22,25 +22,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from driftline.activity import NotKnown
 from driftline.arrays import Positions
-from driftline.derivations import Derivation
-from driftline.digests import MASK64
 from driftline.errors import DriftlineError
-from driftline.key_order import Key, KeyRange
-from driftline.references import Reference
+from driftline.relations.activity import NotKnown
+from driftline.relations.derivations import Derivation
+from driftline.relations.references import Reference
+from driftline.rows.digests import MASK64
+from driftline.rows.key_order import Key, KeyRange
 from psycopg import Error, errors, pq
 
 from source_agent.engines.interface import DatabaseTime, Limits, MarkedRead, Rows, TimeLimit
-from source_agent.engines.markers import (
-    ORDERED,
-    Mark,
-    MarkerKind,
-    Running,
-    future,
-    latest,
-    mark_of,
-)
 from source_agent.engines.postgresql import (
     access,
     activity,
@@ -58,9 +49,18 @@ from source_agent.engines.postgresql.settings import refuse_changed
 from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql, part_sql
 from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
-from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
+from source_agent.engines.relations.markers import (
+    ORDERED,
+    Mark,
+    MarkerKind,
+    Running,
+    future,
+    latest,
+    mark_of,
+)
+from source_agent.engines.relations.select import null_key_sql, null_places, plan_of, scan_sql
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import SnapshotSession
-from source_agent.engines.shapes import Relation, Shape
 
 KEEP_S: Final = 1.0  # between two statements of a session that waits, so that it is not idle
 KEEP_SHARE: Final = 0.25  # of the server's limit for idle sessions, where that is shorter

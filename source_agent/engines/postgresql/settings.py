@@ -32,8 +32,8 @@ from driftline.errors import OPEN, ConfigurationError, DatabaseRefused
 from psycopg import Error
 
 from source_agent.engines.interface import Ask, Limits
-from source_agent.engines.relations import changed_setting
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import changed_setting
+from source_agent.engines.relations.shapes import Relation
 
 # DateStyle keeps its order of day and month, by which the DBA's literals are read. IntervalStyle
 # `postgres` prints intervals losslessly (sql_standard is ambiguous with mixed signs). A limit of

@@ -22,8 +22,8 @@ from driftline.errors import OPEN, DatabaseUnavailable
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, ONLY, copy_of, name_of
-from source_agent.engines.relations import select_sql
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.select import select_sql
+from source_agent.engines.relations.shapes import Shape
 
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
 PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: the last part delays the end no longer

@@ -9,13 +9,13 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from driftline.key_order import Key, KeyRange
+from driftline.rows.key_order import Key, KeyRange
 
-from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, behind, behind_any
 from source_agent.engines.postgresql.settings import SETTINGS
 from source_agent.engines.postgresql.values import array_of, bound, literal, named
-from source_agent.engines.relations import plan_of, quote, select_sql
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.markers import MarkedBy, Marker, MarkerKind, behind, behind_any
+from source_agent.engines.relations.select import plan_of, quote, select_sql
+from source_agent.engines.relations.shapes import Shape
 
 # Bytes and their encoding in a message of any language.
 _BYTES: Final = r"(?P<bytes>(?:0x[0-9a-f]{2} ?)+)"

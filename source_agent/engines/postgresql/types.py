@@ -14,21 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from driftline.derivations import Comparable
 from driftline.errors import OPEN, ConfigurationError
-from driftline.references import OnDelete, Reference
+from driftline.relations.derivations import Comparable
+from driftline.relations.references import OnDelete, Reference
 
-from source_agent.engines import relations
-from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import MarkedRead
-from source_agent.engines.markers import Column as MarkingColumn
-from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, marked_by
 from source_agent.engines.postgresql import hashes, settings, values
 from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import EXPLAIN, LEAVES, ONLY, kept_sql, range_sql
 from source_agent.engines.postgresql.values import NATIVE, is_output, read_columns, sorting
-from source_agent.engines.relations import plan_of, quote, scan_sql
-from source_agent.engines.shapes import Consistency, Fingerprint, Relation, Shape
+from source_agent.engines.relations import select
+from source_agent.engines.relations.foreign_keys import ForeignKey, references
+from source_agent.engines.relations.markers import Column as MarkingColumn
+from source_agent.engines.relations.markers import MarkedBy, Marker, MarkerKind, marked_by
+from source_agent.engines.relations.select import plan_of, quote, scan_sql
+from source_agent.engines.relations.shapes import Consistency, Fingerprint, Relation, Shape
 
 SMALL_PAGES: Final = 1024  # 8 MiB: below it sorting costs nothing
 CORRELATION_MIN: Final = 0.95
@@ -234,21 +234,21 @@ def foreign_keys(
 
 def _name_sql(relation: Relation) -> str:
     """Return the name of a relation's table, quoted; empty if it can be none."""
-    parts = relations.split_name(relation.table or "")
+    parts = select.split_name(relation.table or "")
     return ".".join(map(quote, parts)) if len(parts) <= 2 and all(parts) else ""
 
 
 def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
     """Describe a relation, for `Session.describe`."""
-    relations.refuse_types(relation, "PostgreSQL")
+    select.refuse_types(relation, "PostgreSQL")
     source = _table(session, relation) if relation.table is not None else _query(session, relation)
-    order = relations.arrange(relation, source.columns, source.primary)
+    order = select.arrange(relation, source.columns, source.primary)
     found = _columns(session, relation, source, order)
     row_hash = None
     if relation.fingerprint is Fingerprint.DATABASE:
         row_hash = hashes.row_hash(session.ask, relation, found)
     marked = _marked(session, relation, source)
-    access = relations.Access(
+    access = select.Access(
         source.sql,
         vouched=source.vouches(order.key) and not any(map(is_output, found[: len(order.key)])),
         ordered=_is_ordered(session, source, order.key[0]),
@@ -261,7 +261,7 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
         marker=marked,
         marking=source.marking,
     )
-    made = relations.shape(relation, source.columns, order, found, access)
+    made = select.shape(relation, source.columns, order, found, access)
     made = _planned(session, made, is_heap=source.is_heap)
     if row_hash is not None:
         hashes.refuse_unplanned(session.ask, made)
@@ -269,14 +269,14 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
 
 
 def _query(session: PostgresqlCatalogue, relation: Relation) -> _Source:
-    derived = relations.derived_table(relation)
+    derived = select.derived_table(relation)
     described = session.row_description(f"SELECT * FROM {derived}")
     types = {name: oid for name, oid, _ in described}
     return _Source(derived, tuple(types), types=types)
 
 
 def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
-    parts = relations.split_name(relation.table or "")
+    parts = select.split_name(relation.table or "")
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigurationError(
             f"{relation.table!r} is not the name of a table.",
@@ -286,7 +286,7 @@ def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
     sql = ".".join(map(quote, parts))
     rows = session.ask(TABLE, sql)
     if not rows:
-        raise relations.unknown_table(relation, [name for (name,) in session.ask(TABLES)])
+        raise select.unknown_table(relation, [name for (name,) in session.ask(TABLES)])
     oid, schema, name, kind, has_children, tuples, pages = rows[0]
     if oid is None:
         raise replaced(relation, sql)
@@ -369,8 +369,8 @@ def _is_ordered(session: PostgresqlCatalogue, source: _Source, key: str) -> bool
 
 
 def _columns(
-    session: PostgresqlCatalogue, relation: Relation, source: _Source, order: relations.Order
-) -> list[relations.ReadColumn]:
+    session: PostgresqlCatalogue, relation: Relation, source: _Source, order: select.Order
+) -> list[select.ReadColumn]:
     names = ", ".join(map(quote, order.names))
     described = session.row_description(f"SELECT {names} FROM {source.sql}")
     found = read_columns(session.ask, relation, described, session.decimals_as)
@@ -401,10 +401,10 @@ def _key_indexed(session: PostgresqlCatalogue, source: _Source, key: tuple[str, 
 def _sorted(
     session: PostgresqlCatalogue,
     source: _Source,
-    found: list[relations.ReadColumn],
+    found: list[select.ReadColumn],
     key: tuple[str, ...],
     encoding: str,
-) -> list[relations.ReadColumn]:
+) -> list[select.ReadColumn]:
     """Return the columns; those of the key with how the database sorts them."""
     if source.oid is None:
         return found

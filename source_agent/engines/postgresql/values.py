@@ -22,14 +22,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from driftline.derivations import Comparable, Comparison, Operator
 from driftline.errors import OPEN, ConfigurationError
-from driftline.types import Column, DeclaredType
+from driftline.relations.derivations import Comparable, Comparison, Operator
+from driftline.values.types import Column, DeclaredType
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.postgresql import settings
-from source_agent.engines.relations import ReadColumn, quote
-from source_agent.engines.shapes import Condition, Relation
+from source_agent.engines.relations.select import ReadColumn, quote
+from source_agent.engines.relations.shapes import Condition, Relation
 
 # OIDs of pg_type.dat, which never change, and the declared kind of each.
 NATIVE: Final = {

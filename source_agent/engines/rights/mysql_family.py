@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from source_agent.engines.interface import Ask, Privilege
-from source_agent.engines.relations import quote
+from source_agent.engines.relations.select import quote
 from source_agent.engines.rights.weights import weigh
 
 SHOWN: Final = "SHOW GRANTS"

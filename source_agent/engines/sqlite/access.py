@@ -25,10 +25,10 @@ from driftline.errors import (
 from driftline.limits import ROW_BYTES_MAX
 
 from source_agent.engines.interface import Ask, MarkedRead, Privilege
-from source_agent.engines.markers import ORDERED
-from source_agent.engines.predicates import COLUMNS
-from source_agent.engines.relations import PRESENCE, null_key_sql, plan_of, quote, scan_sql
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.markers import ORDERED
+from source_agent.engines.relations.predicates import COLUMNS
+from source_agent.engines.relations.select import PRESENCE, null_key_sql, plan_of, quote, scan_sql
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sqlite import sql, types
 from source_agent.engines.sqlite.sql import (
     EXPLAIN_PLAN,

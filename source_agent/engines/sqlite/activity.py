@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from driftline.activity import Activity, Flagged, NotKnown
+from driftline.relations.activity import Activity, Flagged, NotKnown
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
-from source_agent.engines.relations import split_name
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import split_name
+from source_agent.engines.relations.shapes import Relation
 from source_agent.engines.sqlite.sql import TABLES, named
 
 _COUNTER_AT, _COUNTER_BYTES = 24, 4

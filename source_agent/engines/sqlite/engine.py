@@ -11,11 +11,11 @@ from typing import Final
 from driftline.errors import ConfigurationError
 from sqlalchemy.engine import URL
 
-from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.own_values.sqlite import SqliteValues
+from source_agent.engines.relations.column_warnings import column_warnings, spark_warning
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import attempted
-from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite import access, types
 from source_agent.engines.sqlite.activity import Header
 from source_agent.engines.sqlite.session import STATEMENTS, SqliteSession

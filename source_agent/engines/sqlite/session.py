@@ -27,17 +27,17 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote as quote_url
 
-from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.errors import DriftlineError
-from driftline.key_order import Key, KeyRange
 from driftline.limits import ROW_BYTES_MAX
-from driftline.ranges import POSITION_MAX, POSITION_MIN
-from driftline.references import Reference
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
+from driftline.relations.activity import Activity, NotKnown
+from driftline.relations.references import Reference
+from driftline.rows.key_order import Key, KeyRange
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, MarkedRead, Rows, TimeLimit
-from source_agent.engines.markers import (
+from source_agent.engines.relations.markers import (
     ORDERED,
     Mark,
     bounds,
@@ -46,9 +46,9 @@ from source_agent.engines.markers import (
     latest,
     mark_of,
 )
-from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
+from source_agent.engines.relations.select import null_key_sql, null_places, plan_of, scan_sql
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
-from source_agent.engines.shapes import Consistency, Relation, Shape
 from source_agent.engines.sqlite import access, activity, sql, types
 from source_agent.engines.sqlite.access import translate
 from source_agent.engines.sqlite.activity import Header

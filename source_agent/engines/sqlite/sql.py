@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from driftline.key_order import KeyRange
+from driftline.rows.key_order import KeyRange
 
-from source_agent.engines.markers import MarkedBy, Marker, behind, behind_any
-from source_agent.engines.relations import plan_of, quote, select_sql
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.markers import MarkedBy, Marker, behind, behind_any
+from source_agent.engines.relations.select import plan_of, quote, select_sql
+from source_agent.engines.relations.shapes import Shape
 from source_agent.engines.sqlite.values import MARK
 
 # As bytes: the text of one that is no UTF-8 would end the reading of all.

@@ -25,16 +25,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError, DriftlineError
-from driftline.references import OnDelete, Reference
-from driftline.types import DeclaredType
+from driftline.relations.derivations import Comparable
+from driftline.relations.references import OnDelete, Reference
+from driftline.values.types import DeclaredType
 
 from source_agent.engines.encoding.rows import DOUBLE_DIGITS
-from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import Listed
-from source_agent.engines.markers import marked_by
-from source_agent.engines.relations import (
+from source_agent.engines.relations.foreign_keys import ForeignKey, references
+from source_agent.engines.relations.markers import marked_by
+from source_agent.engines.relations.select import (
     PRESENCE,
     Access,
     ReadColumn,
@@ -47,7 +47,7 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sqlite.sql import (
     EXPLAIN_PLAN,
     FOREIGN_KEYS,

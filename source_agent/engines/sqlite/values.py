@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from driftline.derivations import Comparison, Operator
 from driftline.errors import ValueDoesNotFit
-from driftline.types import INTEGER_WIDTHS, Column, DeclaredType
-from driftline.values import encode_float4, string_encoder
+from driftline.relations.derivations import Comparison, Operator
+from driftline.values.send_format import encode_float4, string_encoder
+from driftline.values.types import INTEGER_WIDTHS, Column, DeclaredType
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw, Values
-from source_agent.engines.relations import quote
-from source_agent.engines.shapes import Condition
+from source_agent.engines.relations.select import quote
+from source_agent.engines.relations.shapes import Condition
 
 MARK: Final = "`"  # around columns: SQLite reads an unknown name in "…" as a text
 _NONE: Final = type(None)

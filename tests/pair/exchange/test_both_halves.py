@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.errors import (
     DatabaseRefused,
     DriftlineError,
@@ -35,14 +33,16 @@ from driftline.errors import (
     VersionMismatch,
 )
 from driftline.limits import CELLS_TAKEN_MAX, SEGMENTS_MAX, STRATUM_CELLS, THIRD_CELLS_MAX
-from driftline.negotiation import Agreement
-from driftline.ranges import Partition, from_quantiles, strata_of, uniform
-from driftline.sketches import HASHES, PRIME, Embedding, Grid, pack
+from driftline.reconciliation.ranges import Partition, from_quantiles, strata_of, uniform
+from driftline.reconciliation.sketches import HASHES, PRIME, Embedding, Grid, pack
+from driftline.rows import frames
+from driftline.rows.digests import Digest
+from driftline.wire.negotiation import Agreement
 from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.engines.interface import Session
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.shapes import Shape
 from source_agent.methods import ranges as source_refine
 from source_agent.methods import row_hashes
 from source_agent.methods.comparison import Comparison, Tally

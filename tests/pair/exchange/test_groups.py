@@ -19,10 +19,10 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, DriftlineError, LimitExceeded, MalformedMessage
 from driftline.limits import GROUP_KEYS_MAX, PART_RANGES_MAX, UNIT_KEYS_MAX
-from driftline.negotiation import Agreement
-from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition
-from driftline.sketches import Embedding, pack
-from driftline.units import UnitRun
+from driftline.reconciliation.groups import UnitRun
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN, Partition
+from driftline.reconciliation.sketches import Embedding, pack
+from driftline.wire.negotiation import Agreement
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +63,7 @@ from tests.pair.exchange.test_both_halves import (
     table_of,
     verdict,
 )
-from warehouse_agent.methods.groups import PartOf
+from warehouse_agent.methods.groups.exchange import PartOf
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.sketch_size import embedding_for

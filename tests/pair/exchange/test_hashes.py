@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from driftline.ranges import uniform
+from driftline.reconciliation.ranges import uniform
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Fingerprint, Relation
+from source_agent.engines.relations.shapes import Fingerprint, Relation
 from tests.harness.exchange_pair import COMPOSITE, INTEGER, Schema, Table, exchange
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driftline import named_keys
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest, Mixed
 from driftline.errors import ConfigurationError, LimitExceeded, MalformedMessage
-from driftline.key_order import Key, KeyRange, key_bytes
-from driftline.named_keys import Ranks
-from driftline.ranges import POSITION_MIN, Partition, short_digests
-from driftline.types import Recipe
+from driftline.reconciliation import named_keys
+from driftline.reconciliation.named_keys import Ranks
+from driftline.reconciliation.ranges import POSITION_MIN, Partition, short_digests
+from driftline.rows.digests import Digest, Mixed
+from driftline.rows.key_order import Key, KeyRange, key_bytes
+from driftline.values.types import Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ from tests.harness.exchange_pair import (
 )
 from tests.harness.exchange_pair import exchange as exchanged
 from tests.pair.exchange.test_both_halves import FORCINGS, edited, patched
-from warehouse_agent.methods.groups import Grouped, GroupSide, KeyPartOf, NamedPiece
+from warehouse_agent.methods.groups.exchange import Grouped, GroupSide, KeyPartOf, NamedPiece
 from warehouse_agent.methods.interface import OurSide
 
 Row = tuple[Any, ...]

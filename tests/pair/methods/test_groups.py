@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from driftline.errors import WarehouseUnavailable
-from driftline.ranges import POSITION_MAX, POSITION_MIN
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
 from pyspark.sql import SparkSession
 
 from tests.harness.family import FAMILY
@@ -19,7 +19,7 @@ from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of, plain
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
-from warehouse_agent.methods import units
+from warehouse_agent.methods.groups import opening
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import finish, prepare
 from warehouse_agent.refresh.job import Job, Options
@@ -170,14 +170,14 @@ def test_rows_before_the_least_key_have_their_turn(pair: Pair) -> None:
 def windows_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What parts from here on have in turn: first and last position."""
     windows: list[tuple[int, int]] = []
-    choose = units._window
+    choose = opening._window
 
     def chosen(*given: Any) -> tuple[tuple[int, int], int]:
         window, following = choose(*given)
         windows.append(window)
         return window, following
 
-    monkeypatch.setattr(units, "_window", chosen)
+    monkeypatch.setattr(opening, "_window", chosen)
     return windows
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driftline.digests import Salt
-from driftline.types import Recipe
+from driftline.rows.digests import Salt
+from driftline.values.types import Recipe
 from pyspark.sql import SparkSession
 
-from source_agent import config as configure
 from source_agent.cli.total import Receipt, total
+from source_agent.config import file as configure
 from source_agent.engines.registry import connect
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from driftline.digests import Digest
+from driftline.rows.digests import Digest
 from pyspark.sql import SparkSession
 
 from source_agent.methods import registry as source_registry

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from driftline import negotiation
+from driftline.wire import negotiation
 
 from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, PostgresLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, plain
 from tests.pair.parts.test_key_tiles import KEYS, ROWS, Orders
-from warehouse_agent.methods import key_parts
+from warehouse_agent.methods.groups import key_parts
 
 BUDGET = 1000
 IN_TURN = 250  # of them, a quarter

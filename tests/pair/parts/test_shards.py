@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from driftline.errors import LimitExceeded
-from driftline.key_order import KeyOrder, Keys, key_bytes
-from driftline.types import Column, DeclaredType, Recipe
+from driftline.rows.key_order import KeyOrder, Keys, key_bytes
+from driftline.values.types import Column, DeclaredType, Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,11 +23,10 @@ from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
-from warehouse_agent.methods import key_parts
-from warehouse_agent.methods import shards as shard_methods
-from warehouse_agent.methods.shards import Shards, clipped
-from warehouse_agent.planning import candidates
-from warehouse_agent.planning.groups import shards
+from warehouse_agent.methods.groups import key_parts
+from warehouse_agent.methods.groups import shards as shard_methods
+from warehouse_agent.methods.groups.shards import Shards, clipped
+from warehouse_agent.planning import candidates, group_shards
 from warehouse_agent.storage.formats import head
 from warehouse_agent.tasks.difference import Equal
 from warehouse_agent.tasks.digests import InKeyTiles
@@ -80,7 +79,7 @@ def table() -> str:
 def pair(
     legacy: Legacy, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pair]:
-    for module, name in ((shards, "KEYS_MAX"), (candidates, "GROUP_KEYS_MAX")):
+    for module, name in ((group_shards, "KEYS_MAX"), (candidates, "GROUP_KEYS_MAX")):
         monkeypatch.setattr(module, name, MOST)
     legacy.execute(f"CREATE TABLE {table} ({TABLES[table].format(**TYPES[legacy.engine])})")
     rows = [row(table, n) for n in range(ROWS) if n % 5]
@@ -253,9 +252,9 @@ def test_keys_that_are_too_long_for_one_exchange(
     """Few enough rows, whose keys have more bytes than a source holds, are compared in shards."""
     pair.refresh("named")
     pair.fragment_lines["named"] = 'read_at_most = 1000\nrequire = "fuzzy"'
-    for module in (shards, key_parts):
+    for module in (group_shards, key_parts):
         monkeypatch.setattr(module, "NAMED_BYTES_MAX", 8000)
-    monkeypatch.setattr(shards, "KEYS_MAX", 1 << 20)
+    monkeypatch.setattr(group_shards, "KEYS_MAX", 1 << 20)
     edit(pair.legacy, "named", 1)
     for _ in range(10):
         report = pair.refresh("named")
@@ -267,7 +266,7 @@ def test_keys_that_are_too_long_for_one_exchange(
 @pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
 def test_keys_of_other_lengths_in_other_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes, and behind them paths: a shard of paths has fewer rows."""
-    for module in (shards, key_parts, request_validation):
+    for module in (group_shards, key_parts, request_validation):
         monkeypatch.setattr(module, "NAMED_BYTES_MAX", 6000)
     pair.legacy.execute("CREATE TABLE files (path TEXT PRIMARY KEY NOT NULL, v INTEGER)")
     codes = [f"a{n:06}" for n in range(MOST * 3)]
@@ -311,7 +310,7 @@ def test_rows_of_two_instants_are_no_snapshot(
     tmp_path: Path, gone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer commits while a shard is read, the first or the last (a rollback journal)."""
-    for module, name in ((shards, "KEYS_MAX"), (candidates, "GROUP_KEYS_MAX")):
+    for module, name in ((group_shards, "KEYS_MAX"), (candidates, "GROUP_KEYS_MAX")):
         monkeypatch.setattr(module, name, MOST)
     legacy = SqliteLegacy(tmp_path / "erp.db", wal=False)
     legacy.execute("CREATE TABLE near (id INTEGER PRIMARY KEY NOT NULL, v INTEGER)")

@@ -31,7 +31,6 @@ from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, 
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.relay import Relay
 from warehouse_agent.cli import status as show
-from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.methods import conversation
 from warehouse_agent.planning.choice import Method
@@ -41,8 +40,9 @@ from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.table_maintenance.garbage import unreferenced
 from warehouse_agent.tasks import staging
-from warehouse_agent.tasks.rewrite import InTiles
+from warehouse_agent.tasks.rewrites.replaced_rows import InTiles
 from warehouse_agent.tasks.staging import Staging
 
 pytestmark = pytest.mark.spark

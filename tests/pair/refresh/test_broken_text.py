@@ -19,7 +19,7 @@ from driftline import errors
 from source_agent.engines.conformance.reads import read
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL

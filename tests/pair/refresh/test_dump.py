@@ -16,16 +16,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from source_agent.cli.total import read_receipt, total
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.registry import connect
 from tests.harness.legacy_dump import DumpFolder
 from tests.harness.pair import SMALL_BYTES, Pair
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.storage.readers import at
 from warehouse_agent.views.inputs import load as load_warehouse
 from warehouse_agent.views.selection import select
+from warehouse_agent.visible_versions.readers import at
 
 TYPES = {"name": "text", "id": "int8", "balance": "numeric(12,2)", "opened": "date", "n": "int4"}
 Rows = dict[int, tuple[Any, ...]]

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from tests.harness.family import FAMILY
 from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of
-from warehouse_agent.cli.verify import damaged
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage import formats
+from warehouse_agent.table_maintenance.verification import damaged
 
 MakePair = Callable[[dict[str, str]], Pair]
 

@@ -22,12 +22,11 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.pair.since.rig import BY_VERSION
 from warehouse_agent.cli import plan
-from warehouse_agent.cli.schedule.due import Scheduled, scheduled
 from warehouse_agent.config import Fragment
-from warehouse_agent.history import known as history_known
-from warehouse_agent.history.intervals import remembered
-from warehouse_agent.history.known import even_knots, forecasts
-from warehouse_agent.history.run_history import read
+from warehouse_agent.history import forecast_inputs as history_known
+from warehouse_agent.history.change_memory import remembered
+from warehouse_agent.history.forecast_inputs import even_knots, forecasts
+from warehouse_agent.history.refresh_history import read
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning.candidates import Known
 from warehouse_agent.planning.choice import partition_for
@@ -35,6 +34,7 @@ from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.prepare import prepare
 from warehouse_agent.runs import attempt
+from warehouse_agent.scheduler.due import Scheduled, scheduled
 from warehouse_agent.storage.formats import head
 
 ROWS = 2000

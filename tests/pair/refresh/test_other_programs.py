@@ -28,12 +28,12 @@ from tests.harness.legacy import Legacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
 from warehouse_agent.cli import status
-from warehouse_agent.cli.gc import unreferenced
-from warehouse_agent.cli.verify import damaged, verified
-from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Options
+from warehouse_agent.refresh.recovery import restored
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
+from warehouse_agent.table_maintenance.garbage import unreferenced
+from warehouse_agent.table_maintenance.verification import damaged, verified
 from warehouse_agent.tasks import file_damage
 
 Rows = list[tuple[Any, ...]]

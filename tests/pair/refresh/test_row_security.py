@@ -20,12 +20,12 @@ from driftline import wire_pb2 as pb
 from driftline.errors import RecipeChanged
 from pyspark.sql import SparkSession
 
-from source_agent import config as source_configure
 from source_agent.cli.check import as_text, check
+from source_agent.config import file as source_configure
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftline.activity import Counted, from_json
+from driftline.relations.activity import Counted, from_json
 
 from tests.harness.legacy import PostgresLegacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
 from warehouse_agent import config as configure
-from warehouse_agent.cli import activity, status
-from warehouse_agent.history.run_history import read
-from warehouse_agent.schedule.activity_change import contradictions
+from warehouse_agent.cli import status
+from warehouse_agent.history.refresh_history import read
+from warehouse_agent.scheduler import probes
 from warehouse_agent.storage.formats import head
+from warehouse_agent.timetable.activity_change import contradictions
 
 ROWS = 2000
 SEEN_S_MAX = 20.0
@@ -53,7 +54,7 @@ def asked(pair: Pair, name: str = "orders") -> dict[str, Any]:
     config = pair.config()
     chosen = configure.select(config, [name], False)
     time.sleep(0.002)  # the least time between two questions
-    return activity.asked(pair.store, chosen)[name]
+    return probes.asked(pair.store, chosen)[name]
 
 
 def written(pair: Pair, statement: str) -> None:
@@ -109,7 +110,7 @@ def test_a_part_keeps_the_earlier_value_and_a_pass_that_of_its_first_tile(pair: 
     assert whole.proof == "total"
     version = head(pair.store, "orders")
     assert version is not None
-    assert activity.kept(pair.store, version, "orders") == from_json(whole.activity)
+    assert probes.kept(pair.store, version, "orders") == from_json(whole.activity)
     assert asked(pair)["state"] == "unchanged"
 
 
@@ -121,7 +122,7 @@ def test_answers_that_refreshes_contradict_twice_count_as_nothing(pair: Pair) ->
         pair.legacy.execute("UPDATE orders SET v = ? WHERE id = 7", number)
         assert asked(pair)["state"] == "unchanged", "it lies, and nobody can know yet"
         assert pair.refresh("orders").rows_updated == 1
-    assert contradictions(activity.refreshes(read(pair.store, "orders"))) == 1
+    assert contradictions(probes.refreshes(read(pair.store, "orders"))) == 1
     found = asked(pair)  # read after the second refresh
     assert found["state"] == "contradicted"
     assert "2 refreshes found changes" in found["why"]

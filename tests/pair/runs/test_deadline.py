@@ -13,7 +13,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.warehouse_agent.cli.test_main import REPORT, Ended, command
-from warehouse_agent.history.run_history import append
+from warehouse_agent.history.refresh_history import append
 from warehouse_agent.storage.store import PRIVATE
 
 NAMES = ("long", "longer", "new", "short")

@@ -12,10 +12,10 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from warehouse_agent.cli import plan, status
-from warehouse_agent.cli.schedule import due
 from warehouse_agent.config import select
-from warehouse_agent.history import intervals, run_history
-from warehouse_agent.history.run_history import append, read
+from warehouse_agent.history import change_memory, refresh_history
+from warehouse_agent.history.refresh_history import append, read
+from warehouse_agent.scheduler import due
 from warehouse_agent.storage.store import PRIVATE, Store
 
 
@@ -85,7 +85,7 @@ def test_a_turn_sees_what_it_appends(pair: Pair, opened: list[str]) -> None:
     opened.clear()
     assert pair.refresh("orders").rows_changed == 0
     assert opened == ["orders"]
-    found = intervals.remembered(pair.store, "orders", "UTC")
+    found = change_memory.remembered(pair.store, "orders", "UTC")
     assert sum(one.changed for one in found.recent) == 9
     assert [run.changed for run in read(pair.store, "orders").runs] == [300, 9, 0]
 
@@ -93,8 +93,8 @@ def test_a_turn_sees_what_it_appends(pair: Pair, opened: list[str]) -> None:
 def test_what_is_not_kept_is_still_told(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_history, "LINES_BYTES_MAX", 9000)
-    monkeypatch.setattr(run_history, "KEPT_BYTES", 5000)
+    monkeypatch.setattr(refresh_history, "LINES_BYTES_MAX", 9000)
+    monkeypatch.setattr(refresh_history, "KEPT_BYTES", 5000)
     for _ in range(6):
         line = pair.refresh("orders").to_json()
     known = read(pair.store, "orders")

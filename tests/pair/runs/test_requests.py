@@ -20,8 +20,8 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from warehouse_agent.cli import main
-from warehouse_agent.storage.readers import read
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
+from warehouse_agent.visible_versions.readers import read
 
 ROWS = 400
 KINDS = ("notes", "history", "memory", "log", "data")  # whose reads have a column each

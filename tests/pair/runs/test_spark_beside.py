@@ -19,10 +19,10 @@ from warehouse_agent.config import select
 from warehouse_agent.events import Event, PhaseStarted
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
-from warehouse_agent.runs import preflight
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
 from warehouse_agent.spark.session import Deferred
+from warehouse_agent.transport import preflight
 
 pytestmark = pytest.mark.spark
 

@@ -18,12 +18,12 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.cli.doctor import examine
-from warehouse_agent.cli.verify import damaged
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.spark import java
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
+from warehouse_agent.table_maintenance.verification import damaged
 
 ROWS = 3000
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from driftline.negotiation import CHECKSUM, FEATURES
+from driftline.wire.negotiation import CHECKSUM, FEATURES
 
 from source_agent.scan.marked import KeyReader
 from source_agent.scan.reader import Reader

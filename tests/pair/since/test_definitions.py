@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from source_agent.engines.markers import MarkerKind
+from source_agent.engines.relations.markers import MarkerKind
 from tests.harness.absent import needs_release
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.pair import expect_equal

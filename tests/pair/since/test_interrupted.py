@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.legacy import SqliteLegacy
 from tests.pair.since.rig import STOCK, TYPES, Stock, counts, used
-from warehouse_agent.history import known
+from warehouse_agent.history import forecast_inputs
 from warehouse_agent.refresh.job import Options
 
 _TEST_TABLE = STOCK.format(**TYPES["sqlite"]).replace("stock", "stock_test", 1)
@@ -104,7 +104,7 @@ def test_many_staged_rows_are_kept_and_all_rows_compared(
     local.fragment('audit = "1s"')
     local.make_due()
     refuse_shrunk(local)
-    monkeypatch.setattr(known, "AGAIN_BYTES", 0)
+    monkeypatch.setattr(forecast_inputs, "AGAIN_BYTES", 0)
     found = local.refresh(Options(allow_shrink=True))
     assert (found.proof, used(found)["rows"]) == ("total", 0)
     assert used(found)["why"] == "rows that a cut exchange staged are compared again"

@@ -11,8 +11,8 @@ from tests.harness.legacy import PostgresLegacy
 from tests.harness.pgbouncer import PgBouncer
 from tests.harness.servers import PostgreSQL
 from tests.pair.since.rig import ROWS, XMIN, Stock, counts
-from warehouse_agent.cli import activity
 from warehouse_agent.config import select
+from warehouse_agent.scheduler import probes
 
 LEFT_BEHIND = (
     "SET DateStyle = 'German, DMY'",
@@ -88,6 +88,6 @@ def test_refreshes_through_a_pooler(legacy: Pooled, tmp_path: Path) -> None:
     assert (counts(report), report.proof) == ((0, 2, 0), "total")
     stock.check()
     config = stock.pair.config()
-    asked = activity.asked(stock.pair.store, select(config, ["stock"], False))["stock"]
+    asked = probes.asked(stock.pair.store, select(config, ["stock"], False))["stock"]
     assert asked["state"] == "unchanged" or not legacy.reports_counts
     stock.pair.stop()

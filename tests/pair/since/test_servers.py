@@ -21,9 +21,9 @@ import pytest
 from driftline.errors import DriftlineError
 
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.servers import PostgreSQL
 from tests.harness.standby import Standby

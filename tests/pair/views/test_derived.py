@@ -10,11 +10,11 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from driftline.derivations import text_of
+from driftline.relations.derivations import text_of
 from pyspark.sql import SparkSession
 
 from source_agent.cli.total import read_receipt, total
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.registry import connect
 from tests.harness.legacy import LEGACIES
 from tests.harness.pair import Pair

@@ -26,19 +26,19 @@ from tests.harness.views import Sites
 from tests.pair.since.rig import OLD, by_time, now
 from tests.warehouse_agent.cli.test_main import REPORT, Run, command
 from warehouse_agent import changes, read
-from warehouse_agent.cli.gc import unreferenced
+from warehouse_agent.components import view_phase
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
-from warehouse_agent.runs import view_phase
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.formats import view_head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, NewViewVersion
-from warehouse_agent.storage.warehouse_versions import WarehouseVersion
+from warehouse_agent.table_maintenance.garbage import unreferenced
 from warehouse_agent.views.maintenance.maintain import maintain
 from warehouse_agent.views.maintenance.next_version import Computed
 from warehouse_agent.views.selection import select
+from warehouse_agent.visible_versions.warehouse_versions import WarehouseVersion
 
 pytestmark = pytest.mark.spark
 

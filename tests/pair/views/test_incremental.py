@@ -21,13 +21,13 @@ from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent import changes
+from warehouse_agent.components.view_phase import ViewPhase
 from warehouse_agent.history.view_notes import ViewNotes
 from warehouse_agent.planning.view_cost import ViewMethod
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
-from warehouse_agent.runs.view_phase import ViewPhase
 from warehouse_agent.storage.formats import view_head
-from warehouse_agent.tasks import rewrite
+from warehouse_agent.tasks.rewrites import replaced_rows
 from warehouse_agent.views.evaluate import stamp_of
 from warehouse_agent.views.maintenance import incremental as incremental_road
 from warehouse_agent.views.maintenance import slice_proof
@@ -398,7 +398,7 @@ def test_the_anchors_are_of_the_largest_input(
 
 
 def test_small_files_are_merged(only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrite, "SMALL_FILES_MAX", 3)
+    monkeypatch.setattr(replaced_rows, "SMALL_FILES_MAX", 3)
     sites, oracle = only("chain")
     for key in range(20, 25):
         sites.sql("erp", "INSERT INTO line VALUES (?, 50, 'new')", key)

@@ -19,11 +19,12 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import Run, command
 from warehouse_agent import changes, read
-from warehouse_agent.cli.gc import unreferenced
-from warehouse_agent.history.run_history import append
+from warehouse_agent.history.refresh_history import append
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import MovedViews, Report
-from warehouse_agent.storage import formats, warehouse_versions
+from warehouse_agent.storage import formats
+from warehouse_agent.table_maintenance.garbage import unreferenced
+from warehouse_agent.visible_versions import warehouse_versions
 
 pytestmark = pytest.mark.spark
 

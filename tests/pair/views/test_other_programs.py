@@ -14,7 +14,7 @@ from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import Run
 from warehouse_agent import changes
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.warehouse_versions import TABLE
+from warehouse_agent.visible_versions.warehouse_versions import TABLE
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ from driftline.errors import DriftlineError
 
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.nobody import as_nobody, only_root, open_folder
 from tests.remedies.told import told
 from tests.source_agent.engines.dump.folders import Accounts

@@ -13,7 +13,7 @@ from driftline.errors import DriftlineError
 from source_agent.engines.conformance.reads import Read, rows_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.remedies.told import told
 
 if TYPE_CHECKING:

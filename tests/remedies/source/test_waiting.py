@@ -17,7 +17,7 @@ from source_agent.engines.conformance.reads import Read, rows_of
 from source_agent.engines.interface import Limits, Pulse, Session
 from source_agent.engines.mysql_family import warnings
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Fingerprint, Relation
+from source_agent.engines.relations.shapes import Fingerprint, Relation
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.family import FAMILY
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, of_family

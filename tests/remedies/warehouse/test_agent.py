@@ -15,8 +15,8 @@ from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, DriftlineError
 from pyspark.sql import SparkSession
 
-from source_agent.cli.enroll import enroll
-from source_agent.config import load as source_config
+from source_agent.config.file import load as source_config
+from source_agent.enrolment import enroll
 from source_agent.server.service import start
 from tests.fixtures.disk import Mount
 from tests.harness.raw_server import served

@@ -15,9 +15,9 @@ from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan.reader import Reader
 from tests.remedies.site import Site
 from tests.remedies.told import told
-from warehouse_agent.methods import key_parts
-from warehouse_agent.planning.groups import group_selection
-from warehouse_agent.planning.groups import shards as planning
+from warehouse_agent.methods.groups import key_parts
+from warehouse_agent.planning import group_selection
+from warehouse_agent.planning import group_shards as planning
 from warehouse_agent.transport import channel
 
 pytestmark = pytest.mark.starts

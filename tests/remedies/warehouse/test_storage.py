@@ -20,13 +20,15 @@ from driftline.errors import DriftlineError
 from tests.harness.nobody import NOBODY, as_nobody, give, only_root, open_folder
 from tests.remedies.site import Site, rewrite
 from tests.remedies.told import told
-from tests.warehouse_agent.planning.test_flip import fragment
-from warehouse_agent.cli import doctor, verify
-from warehouse_agent.planning.flip import moved
-from warehouse_agent.refresh import repair
-from warehouse_agent.storage import delta_log, formats, warehouse_versions
+from tests.warehouse_agent.visible_versions.test_members import fragment
+from warehouse_agent.cli import doctor
+from warehouse_agent.refresh.recovery import repair
+from warehouse_agent.storage import delta_log, formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion
+from warehouse_agent.table_maintenance import verification
+from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions.members import moved
 
 pytestmark = pytest.mark.starts
 
@@ -335,7 +337,7 @@ def test_damage_that_could_not_be_noted(site: Site) -> None:
     data = bytearray(path.read_bytes())
     data[40:99] = bytes(59)
     path.write_bytes(data)
-    with mock.patch.object(verify, "NOTE_WAIT_S", 0.01), store_of(site).lock("orders"):
+    with mock.patch.object(verification, "NOTE_WAIT_S", 0.01), store_of(site).lock("orders"):
         ended = site.driftline("verify", "orders", "--json")
     remedy = told(
         ended.error["remedy"],

@@ -11,19 +11,19 @@ from pathlib import Path
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.errors import DriftlineError, LimitExceeded, NotNow
-from driftline.hours import DAY, Hours
-from driftline.ranges import POSITION_MAX, POSITION_MIN
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
+from driftline.rows.digests import Digest
+from driftline.settings.hours import DAY, Hours
 from driftline.wire_pb2_grpc import SourceStub
 from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.budgets.allowance import allowance, check_scan, instant, needs_scan
 from source_agent.budgets.budget import Governor
-from source_agent.config import ServedRelation
-from source_agent.engines.shapes import Relation
-from source_agent.hours import ScanHours
+from source_agent.config.file import ServedRelation
+from source_agent.config.scan_hours import ScanHours
+from source_agent.engines.relations.shapes import Relation
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, Recorded, channel, configuration, make_orders, opening
 from tests.harness.exchange_pair import open_session

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from driftline.errors import NotNow
-from driftline.hours import Hours
+from driftline.settings.hours import Hours
 from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.budgets.budget import Bucket, GovernedSession, Governor, Stopped
-from source_agent.config import Budget
+from source_agent.config.file import Budget
 from tests.harness.agents import Recorded, configuration, make_orders
 
 

@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any, cast
 
 import pytest
-from driftline.derivations import Comparable
-from driftline.hours import Hours
-from driftline.types import Column, Recipe, parse_type
+from driftline.relations.derivations import Comparable
+from driftline.settings.hours import Hours
+from driftline.values.types import Column, Recipe, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,10 +23,10 @@ from source_agent.budgets import crowding, feedback
 from source_agent.budgets.budget import GovernedSession, Governor
 from source_agent.budgets.crowding import Brakes, Crowding, Rests
 from source_agent.budgets.feedback import Feedback, HoldLimit, RecentPast
-from source_agent.config import Budget
+from source_agent.config.file import Budget
 from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, TimeLimit
 from source_agent.engines.registry import is_beside
-from source_agent.engines.shapes import Consistency, Plan, Relation, Shape
+from source_agent.engines.relations.shapes import Consistency, Plan, Relation, Shape
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.processors import queued_s
 

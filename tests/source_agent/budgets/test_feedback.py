@@ -13,7 +13,7 @@ from source_agent.budgets import feedback
 from source_agent.budgets.budget import GovernedSession, Governor, Stopped
 from source_agent.budgets.crowding import Brakes
 from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, RecentPast, held_s_max
-from source_agent.config import Budget
+from source_agent.config.file import Budget
 from source_agent.engines.interface import DatabaseTime, Rows
 from source_agent.scan.database_time import DatabaseTimer
 

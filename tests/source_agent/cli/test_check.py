@@ -20,11 +20,11 @@ from driftline.errors import MalformedMessage
 from driftline.x509 import read_pem
 
 from source_agent.cli.check_endpoint import EndpointReport, examine
-from source_agent.cli.enroll import enroll
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
+from source_agent.enrolment import enroll
 from source_agent.server.service import start
 from tests.harness import forks
 from tests.harness.agents import configuration, make_orders

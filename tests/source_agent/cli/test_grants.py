@@ -14,12 +14,12 @@ import pymysql
 import pytest
 
 from source_agent.cli.check import as_text, check
-from source_agent.config import SourceConfig, load
+from source_agent.config.file import SourceConfig, load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import rows_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.family import FAMILY
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, of_family
 from tests.harness.servers import PostgreSQL

@@ -18,9 +18,9 @@ from sqlalchemy.engine import make_url
 
 from source_agent.cli import check, init
 from source_agent.cli.init import Made, Request
-from source_agent.config import SourceConfig, load
+from source_agent.config.file import SourceConfig, load
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness import forks
 from tests.harness.family import FAMILY
 from tests.harness.forks import SOURCE

@@ -14,17 +14,17 @@ from pathlib import Path
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.derivation_json import to_json
-from driftline.derivations import Comparison, Derivation, Operator
-from driftline.digests import Salt, mix
-from driftline.fingerprints import hasher, row_key
-from driftline.types import Column, Recipe, parse_type
-from driftline.values import string_encoder
+from driftline.relations.derivation_json import to_json
+from driftline.relations.derivations import Comparison, Derivation, Operator
+from driftline.rows.digests import Salt, mix
+from driftline.rows.fingerprints import hasher, row_key
+from driftline.values.send_format import string_encoder
+from driftline.values.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.cli.grants import grants
 from source_agent.cli.main import cli
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.registry import connect
 from source_agent.printable import printable_row
 from tests.harness import forks

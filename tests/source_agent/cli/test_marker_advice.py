@@ -12,13 +12,13 @@ import pytest
 
 from source_agent.cli import check, marker_advice
 from source_agent.cli.explain import explain
-from source_agent.config import SourceConfig, load
+from source_agent.config.file import SourceConfig, load
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Engine, MarkedRead
-from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.family import FAMILY, spelled_as
 from tests.harness.legacies import KINDS
 

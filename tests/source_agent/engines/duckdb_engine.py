@@ -29,16 +29,16 @@ from driftline.errors import (
     DatabaseUnavailable,
     SnapshotLost,
 )
-from driftline.key_order import Key
-from driftline.types import DeclaredType
-from driftline.values import string_encoder
+from driftline.rows.key_order import Key
+from driftline.values.send_format import string_encoder
+from driftline.values.types import DeclaredType
 from sqlalchemy.engine import URL
 
-from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
 from source_agent.engines.own_values.reading import DriverKey, OwnValues
-from source_agent.engines.relations import (
+from source_agent.engines.relations.column_warnings import column_warnings, spark_warning
+from source_agent.engines.relations.select import (
     Access,
     ReadColumn,
     arrange,
@@ -54,8 +54,8 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, attempted
-from source_agent.engines.shapes import Relation, Shape
 
 ENGINE_API = 2
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from driftline.activity import Activity, Counted, Flagged, NotKnown
 from driftline.errors import DatabaseUnavailable
+from driftline.relations.activity import Activity, Counted, Flagged, NotKnown
 
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.absent import needs_release
 from tests.harness.family import FAMILY
 from tests.harness.legacies import KINDS, OfMariaDB, OfPostgreSQL, OfSQLite, of_family

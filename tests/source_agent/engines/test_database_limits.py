@@ -15,10 +15,10 @@ import pytest
 from driftline import errors
 
 from source_agent.cli import check
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.interface import Engine, Limits, Session
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.family import FAMILY
 from tests.harness.mysql_server import MySQL
 from tests.harness.servers import FamilyServer, PostgreSQL

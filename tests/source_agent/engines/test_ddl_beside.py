@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.columns import join
 from driftline.errors import RecipeChanged, SnapshotLost
 from driftline.limits import FOLLOWING_RELATIONS_MAX
-from driftline.negotiation import FOLLOWING
-from driftline.types import Column, Recipe, parse_type
+from driftline.rows import frames
+from driftline.rows.columns import join
+from driftline.values.types import Column, Recipe, parse_type
+from driftline.wire.negotiation import FOLLOWING
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.conformance.reads import decoded
 from source_agent.engines.mysql_family.session import FamilySession
 from source_agent.engines.mysql_family.sql import BEGIN, BEGIN_LATER
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.server.service import start
 from tests.harness.agents import Peer, channel, opening
 from tests.harness.legacies import OfMariaDB

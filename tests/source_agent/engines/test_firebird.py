@@ -22,7 +22,7 @@ from source_agent.engines.conformance.reads import decoded, flat, read, session_
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness import server_versions
 from tests.harness.absent import absent, could_be_installed
 from tests.harness.firebird_server import FirebirdServer

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 
 from source_agent.engines.conformance.reads import read, session_of
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 pytestmark = [pytest.mark.firebird, pytest.mark.usefixtures("firebird")]
 

@@ -12,16 +12,16 @@ from driftline.errors import ConfigurationError, DatabaseUnavailable
 from sqlalchemy import types as sql
 
 from source_agent.cli.check import as_text, check
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
 from source_agent.engines.generic import dialects
 from source_agent.engines.generic.types import Described, _declared
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Consistency, Relation
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Consistency, Relation
 from tests.harness.legacy_generic import GenericOverPostgreSQL, GenericOverSQLite
 
 

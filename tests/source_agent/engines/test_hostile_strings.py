@@ -14,14 +14,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from driftline.derivations import Comparison, Derivation, Negated, Operator
 from driftline.errors import DriftlineError
-from driftline.key_order import KeyRange
+from driftline.relations.derivations import Comparison, Derivation, Negated, Operator
+from driftline.rows.key_order import KeyRange
 
 from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.source_agent.engines.test_statement_log import (
     OnMariaDB,
     OnPostgreSQL,

@@ -16,9 +16,9 @@ import pytest
 
 from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Mark, MarkedBy, Marker, time_mark
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.markers import Mark, MarkedBy, Marker, time_mark
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
 

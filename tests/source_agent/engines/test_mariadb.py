@@ -14,10 +14,10 @@ from driftline import errors
 
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, read, session_of
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Marker
 from source_agent.engines.mysql_family.types import CREATED
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Consistency, Relation
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Consistency, Relation
 from tests.harness.legacies import OfMariaDB
 
 

@@ -17,8 +17,8 @@ import pytest
 from source_agent.engines.interface import Limits
 from source_agent.engines.mysql_family import session as mariadb
 from source_agent.engines.registry import connect
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.family import FAMILY
 from tests.harness.legacies import KINDS, OfMariaDB, OfMySQL
 from tests.harness.mysql_server import MySQL

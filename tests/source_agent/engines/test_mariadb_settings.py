@@ -16,7 +16,7 @@ from driftline.errors import DatabaseRefused
 
 from source_agent.engines.conformance.reads import Read, read, session_of
 from source_agent.engines.mysql_family import settings
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.family import FAMILY
 from tests.harness.legacies import KINDS, OfMariaDB, of_family
 from tests.harness.mysql_server import MySQL, own_server

@@ -20,8 +20,8 @@ from pymysql.converters import conversions
 
 from source_agent.engines.conformance.reads import Read, read, session_of
 from source_agent.engines.mysql_family.sql import probe_sql
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfMariaDB
 from tests.harness.servers import find_program
 

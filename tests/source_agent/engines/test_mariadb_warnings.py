@@ -8,13 +8,13 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 from driftline import errors
-from driftline.derivations import Comparison, Derivation, Operator
-from driftline.key_order import KeyRange
+from driftline.relations.derivations import Comparison, Derivation, Operator
+from driftline.rows.key_order import KeyRange
 
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, read, session_of
 from source_agent.engines.interface import Session
-from source_agent.engines.markers import Marker
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfMariaDB, OfMySQL
 from tests.harness.mysql_server import MySQL
 

@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 from source_agent.engines.conformance.reads import flat, read
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfMySQL, of_family
 from tests.harness.mysql_server import MySQL
 from tests.harness.servers import FamilyServer, MariaDB

@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Limits, Rows, Session
-from source_agent.engines.markers import Mark, Marker
 from source_agent.engines.postgresql import values as postgresql_values
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Fingerprint, Relation
+from source_agent.engines.relations.markers import Mark, Marker
+from source_agent.engines.relations.shapes import Fingerprint, Relation
 from tests.harness.absent import needs_release
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.legacy import PostgresLegacy

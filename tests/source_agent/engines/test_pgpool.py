@@ -11,7 +11,7 @@ from driftline.errors import DatabaseRefused
 from source_agent.engines.conformance.reads import read
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.pgpool import Pgpool
 from tests.harness.relay import Relay

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from driftline.errors import ValueDoesNotFit
-from driftline.types import DeclaredType
+from driftline.values.types import DeclaredType
 from hypothesis import given
 from hypothesis import strategies as st
 

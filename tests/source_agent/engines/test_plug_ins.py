@@ -15,7 +15,7 @@ from driftline.errors import ConfigurationError
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import KINDS, connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests import ROOT
 
 DUCKDB = "tests.source_agent.engines.duckdb_engine:from_url"

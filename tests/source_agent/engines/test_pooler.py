@@ -23,18 +23,18 @@ from driftline.errors import (
     DatabaseUnavailable,
     DriftlineError,
 )
-from driftline.key_order import KeyRange
+from driftline.rows.key_order import KeyRange
 
 from source_agent.cli import check
-from source_agent.cli.enroll import enroll
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.conformance.reads import flat, read, rows_of
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Marker
 from source_agent.engines.postgresql import settings, sql
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Relation
+from source_agent.enrolment import enroll
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.pgbouncer import PgBouncer, Pooler
 from tests.harness.servers import PostgreSQL

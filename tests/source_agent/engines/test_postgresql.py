@@ -8,10 +8,10 @@ import pytest
 from driftline import errors
 
 from source_agent.engines.conformance.reads import flat, read, session_of
-from source_agent.engines.markers import Marker
 from source_agent.engines.postgresql import types as postgresql_types
 from source_agent.engines.postgresql.session import PostgresqlSession
-from source_agent.engines.shapes import Consistency, Relation
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.shapes import Consistency, Relation
 from tests.harness.legacies import OfPostgreSQL
 
 

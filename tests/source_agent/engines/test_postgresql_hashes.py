@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftline.digests import Salt, mix
 from driftline.errors import ConfigurationError, DatabaseRefused, NullKey, ValueDoesNotFit
-from driftline.fingerprints import FRAGMENT_KEY_BYTES, database_seed, fingerprints
+from driftline.rows.digests import Salt, mix
+from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES, database_seed, fingerprints
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from source_agent.cli.check import as_text, check
-from source_agent.config import load as load_file
+from source_agent.config.file import load as load_file
 from source_agent.engines.interface import Ask, Limits, Rows, Session
 from source_agent.engines.postgresql import hashes as postgresql_hashes
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.postgresql.sql import copy_of
 from source_agent.engines.registry import connect
-from source_agent.engines.relations import ReadColumn
-from source_agent.engines.shapes import Fingerprint, Relation, Shape
+from source_agent.engines.relations.select import ReadColumn
+from source_agent.engines.relations.shapes import Fingerprint, Relation, Shape
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.absent import needs_release
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from driftline.errors import ConfigurationError, SnapshotLost
-from driftline.key_order import KeyRange
+from driftline.rows.key_order import KeyRange
 from psycopg.errors import LockNotAvailable
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.server.service import start
 from tests.harness.agents import Recorded, configuration, opening
 from tests.harness.legacies import OfPostgreSQL

@@ -21,7 +21,7 @@ from source_agent.engines.postgresql.session import PostgresqlJoin
 from source_agent.engines.postgresql.split import Cut
 from source_agent.engines.postgresql.sql import EXPORT
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.legacy_generic import GenericOverPostgreSQL
 from tests.harness.servers import PostgreSQL, PostgreSQLWithLanguages

@@ -22,7 +22,7 @@ import pytest
 from psycopg import pq
 
 from source_agent.engines.conformance.reads import read, session_of
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.absent import needs_release
 from tests.harness.legacies import OfPostgreSQL
 

@@ -11,7 +11,7 @@ from driftline.limits import COLUMNS_NAMED_MAX
 
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfMariaDB
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.servers import MariaDB

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import pytest
 from driftline import errors
-from driftline.types import parse_type
-from driftline.values import string_encoder
+from driftline.values.send_format import string_encoder
+from driftline.values.types import parse_type
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from source_agent.engines.markers import Earlier, Running
+from source_agent.engines.relations.markers import Earlier, Running
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 

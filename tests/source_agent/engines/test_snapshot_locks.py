@@ -17,7 +17,7 @@ from source_agent.engines.mysql_family.session import FamilySession
 from source_agent.engines.mysql_family.sql import BEGIN_LATER, EXPLAIN, lock_sql, source_of
 from source_agent.engines.mysql_family.types import COLUMNS, CREATION, INDEXES, TABLE
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Consistency, Relation
+from source_agent.engines.relations.shapes import Consistency, Relation
 from tests.harness.legacies import OfMariaDB
 
 T = Relation("t", table="t")

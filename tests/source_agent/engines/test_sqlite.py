@@ -27,7 +27,7 @@ from source_agent.engines.conformance.reads import (
 )
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import BATCH_ROWS
-from source_agent.engines.shapes import Consistency, Relation
+from source_agent.engines.relations.shapes import Consistency, Relation
 from source_agent.engines.sqlite import session as sqlite_session
 from tests.harness.legacies import OfSQLite
 

@@ -23,7 +23,7 @@ from driftline import errors
 from hypothesis import settings
 
 from source_agent.engines.conformance.reads import decoded, flat
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfSQLite
 
 ENCODINGS = ("UTF-8", "UTF-16le", "UTF-16be")

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.derivation_messages import to_message
-from driftline.derivations import (
+from driftline.relations.derivation_messages import to_message
+from driftline.relations.derivations import (
     FEATURE,
     Comparison,
     Derivation,
@@ -30,7 +30,7 @@ from driftline.derivations import (
     canonical,
     text_of,
 )
-from driftline.types import Column, Recipe, parse_type
+from driftline.values.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub
 
 from tests.harness import forks, slots

@@ -17,10 +17,10 @@ from driftline.errors import ConfigurationError
 
 from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Mark, MarkedBy, Marker, MarkerKind, time_mark
 from source_agent.engines.registry import connect
-from source_agent.engines.relations import plan_of
-from source_agent.engines.shapes import Consistency, Relation, Shape
+from source_agent.engines.relations.markers import Mark, MarkedBy, Marker, MarkerKind, time_mark
+from source_agent.engines.relations.select import plan_of
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from tests.harness.legacies import OfMariaDB
 from tests.harness.servers import MariaDB
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.errors import DatabaseRefused
-from driftline.ranges import RangeSums, uniform
+from driftline.reconciliation.ranges import RangeSums, uniform
+from driftline.rows.digests import Digest
 
 from source_agent.methods.full_copy import send_again
 from source_agent.methods.interface import Handover

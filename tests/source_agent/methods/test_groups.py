@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import LimitExceeded, MalformedMessage
-from driftline.sketches import Embedding, pack, unpack
-from driftline.units import UnitRun, UnitSums
+from driftline.reconciliation.groups import UnitRun, UnitSums
+from driftline.reconciliation.sketches import Embedding, pack, unpack
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseRefused
-from driftline.ranges import from_quantiles, uniform
+from driftline.reconciliation.ranges import from_quantiles, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,8 +9,8 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
 from driftline.limits import STRATUM_CELLS
-from driftline.ranges import strata_of
-from driftline.sketches import HASHES
+from driftline.reconciliation.ranges import strata_of
+from driftline.reconciliation.sketches import HASHES
 
 from source_agent.methods import registry
 from source_agent.methods.full_copy import EverythingSent, send_again

@@ -11,8 +11,8 @@ import zstandard
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, MalformedMessage, RecipeChanged, VersionMismatch
 from driftline.limits import BITMAP_SLACK_BYTES, STRATUM_CELLS
-from driftline.ranges import coarse_ranges, from_quantiles, strata_of, uniform
-from driftline.sketches import Cells, Embedding, pack
+from driftline.reconciliation.ranges import coarse_ranges, from_quantiles, strata_of, uniform
+from driftline.reconciliation.sketches import Cells, Embedding, pack
 from hypothesis import given
 from hypothesis import strategies as st
 

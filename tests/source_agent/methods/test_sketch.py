@@ -13,8 +13,8 @@ import pytest
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
-from driftline.ranges import strata
-from driftline.sketches import HASHES, Embedding, Grid, unpack
+from driftline.reconciliation.ranges import strata
+from driftline.reconciliation.sketches import HASHES, Embedding, Grid, unpack
 
 from source_agent.methods import sketch
 from source_agent.scan import accumulators

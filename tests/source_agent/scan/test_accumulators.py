@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
-from driftline.columns import gather
-from driftline.digests import Mixed
-from driftline.ranges import Partition, RangeSums, uniform
-from driftline.sketches import Cells, Embedding
+from driftline.reconciliation.ranges import Partition, RangeSums, uniform
+from driftline.reconciliation.sketches import Cells, Embedding
+from driftline.rows.columns import gather
+from driftline.rows.digests import Mixed
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from driftline.columns import Block, gather
-from driftline.digests import Mixed, Salt, mix
-from driftline.fingerprints import hasher
+from driftline.rows.columns import Block, gather
+from driftline.rows.digests import Mixed, Salt, mix
+from driftline.rows.fingerprints import hasher
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from driftline import wire_pb2
-from driftline.digests import Salt
 from driftline.limits import FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
+from driftline.rows.digests import Salt
 
 from source_agent.scan.batches import Batch
 from source_agent.scan.frame_builder import FrameBuilder
-from tests.driftline.test_frames import mixed, rows_of, verified
+from tests.driftline.rows.test_frames import mixed, rows_of, verified
 from tests.samples.rows import recipe
 
 SHIPMENTS = {

@@ -14,7 +14,7 @@ import pytest
 from driftline.errors import DatabaseRefused, LimitExceeded, NullKey, SnapshotLost
 
 from source_agent.engines.interface import Rows
-from source_agent.engines.shapes import Consistency, Shape
+from source_agent.engines.relations.shapes import Consistency, Shape
 from source_agent.scan.batches import Batch
 from source_agent.scan.reader import INDEX_SHARE
 from tests.harness.asked_source import AskedSource, asked_source

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.errors import (
     ConfigurationError,
     LimitExceeded,
@@ -22,13 +21,14 @@ from driftline.errors import (
     SnapshotLost,
     VersionMismatch,
 )
-from driftline.key_order import KeyRange
-from driftline.negotiation import check_features
-from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, from_quantiles
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN, Partition, from_quantiles
+from driftline.rows.digests import Digest
+from driftline.rows.key_order import KeyRange
+from driftline.wire.negotiation import check_features
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.scan import batches, tile
 from source_agent.server.service import start

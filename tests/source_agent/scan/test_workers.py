@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 import pytest
 from driftline import errors
-from driftline.ranges import uniform
+from driftline.reconciliation.ranges import uniform
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,14 +29,14 @@ from source_agent.budgets.budget import GovernedSession, GovernedSplit, Governor
 from source_agent.cli.check import check
 from source_agent.cli.explain import explain
 from source_agent.cli.grants import grants
-from source_agent.config import Budget, load
+from source_agent.config.file import Budget, load
 from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, Split
 from source_agent.engines.postgresql import session as postgresql_session
 from source_agent.engines.postgresql import split as postgresql_split
 from source_agent.engines.postgresql.engine import PostgresqlEngine
 from source_agent.engines.postgresql.split import BLOCKS_MIN, PART_BLOCKS, Cut, cut
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.scan import workers
 from source_agent.scan.accumulators import Hashed
 from source_agent.scan.reader import Reader, Tally

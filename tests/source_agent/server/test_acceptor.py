@@ -22,7 +22,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from source_agent.server.admission import (
     CONNECTIONS_MAX,
     CONNECTIONS_PER_CLIENT_MAX,

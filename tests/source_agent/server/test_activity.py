@@ -12,17 +12,17 @@ from typing import Any, cast
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.activity import Activity, Flagged, NotKnown
-from driftline.activity_messages import from_message
 from driftline.errors import ConfigurationError, NotNow
 from driftline.limits import ACTIVITY_RELATIONS_MAX
+from driftline.relations.activity import Activity, Flagged, NotKnown
+from driftline.relations.activity_messages import from_message
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.budgets.budget import Governor
-from source_agent.cli.enroll import enroll
-from source_agent.config import SourceConfig
+from source_agent.config.file import SourceConfig
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.enrolment import enroll
 from source_agent.server.handlers import REFUSED_METADATA
 from source_agent.server.service import start
 from tests.harness.agents import Peer, Recorded, channel, configuration, opening

@@ -20,7 +20,7 @@ from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from source_agent.server.service import start
 from tests.harness.agents import channel, configuration, make_orders
 from warehouse_agent.config import Source

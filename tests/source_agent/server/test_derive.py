@@ -10,8 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.derivation_messages import to_message
-from driftline.derivations import (
+from driftline.errors import ConfigurationError
+from driftline.limits import DERIVATION_BYTES_MAX, DERIVATION_DEPTH_MAX, DERIVATION_VALUES_MAX
+from driftline.relations.derivation_messages import to_message
+from driftline.relations.derivations import (
     FEATURE,
     Comparison,
     Derivation,
@@ -22,12 +24,10 @@ from driftline.derivations import (
     canonical,
     text_of,
 )
-from driftline.errors import ConfigurationError
-from driftline.limits import DERIVATION_BYTES_MAX, DERIVATION_DEPTH_MAX, DERIVATION_VALUES_MAX
-from driftline.types import Column, Recipe, parse_type
+from driftline.values.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, Recorded, channel, configuration, make_orders, opening
 

@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
+from driftline.rows.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.agents import Peer, channel, opening
 from tests.harness.family import FAMILY
 from tests.harness.legacies import KINDS

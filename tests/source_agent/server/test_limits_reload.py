@@ -14,7 +14,7 @@ import pytest
 
 from source_agent.budgets.audit import Audit, recent_snapshots
 from source_agent.budgets.budget import Governor
-from source_agent.config import Budget, SourceConfig, load
+from source_agent.config.file import Budget, SourceConfig, load
 from source_agent.engines.registry import connect
 from source_agent.server import service
 from source_agent.server.catalogue import AgentState

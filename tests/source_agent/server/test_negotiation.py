@@ -12,11 +12,12 @@ from typing import TypeVar
 
 import grpc
 import pytest
-from driftline import negotiation
 from driftline import wire_pb2 as pb
 from driftline.errors import VersionMismatch
 from driftline.limits import SAMPLES_MAX
-from driftline.negotiation import (
+from driftline.values.types import Column, Recipe, parse_type
+from driftline.wire import negotiation
+from driftline.wire.negotiation import (
     Agreement,
     agree,
     check_features,
@@ -24,7 +25,6 @@ from driftline.negotiation import (
     is_negotiable,
     unknown_fields,
 )
-from driftline.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceServicer, SourceStub, add_SourceServicer_to_server
 from google.protobuf.message import Message
 

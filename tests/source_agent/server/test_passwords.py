@@ -13,7 +13,7 @@ from driftline import wire_pb2 as pb
 from driftline.limits import PROTOCOL_VERSION
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.server.service import Server, start
 from tests.harness.agents import channel
 from tests.harness.family import FAMILY

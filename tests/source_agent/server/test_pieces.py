@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from driftline import frames, pieces
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.limits import MESSAGE_BYTES_MAX, PIECE_BYTES_MIN
+from driftline.rows import frames
+from driftline.rows.digests import Digest
+from driftline.wire import pieces
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.server.service import start
 from tests.harness.agents import Peer, channel, configuration, make_orders, opening
 from tests.source_agent.server.test_service import RECIPE

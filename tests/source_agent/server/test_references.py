@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.reference_messages import from_description
-from driftline.references import OnDelete, Reference
+from driftline.relations.reference_messages import from_description
+from driftline.relations.references import OnDelete, Reference
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from source_agent.server.service import start
 from tests.harness.agents import channel, configuration
 from tests.harness.legacies import OfSQLite

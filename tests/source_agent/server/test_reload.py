@@ -15,12 +15,12 @@ from pathlib import Path
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
+from driftline.rows.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.budgets.budget import Governor
-from source_agent.cli.enroll import enroll
-from source_agent.config import Budget, SourceConfig
+from source_agent.config.file import Budget, SourceConfig
+from source_agent.enrolment import enroll
 from source_agent.scan.workers import WorkerPool
 from source_agent.server.service import start
 from tests.harness.agents import Peer, channel, configuration, make_orders, opening

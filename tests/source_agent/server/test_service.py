@@ -21,20 +21,20 @@ import numpy as np
 import pytest
 import zstandard
 from blake3 import blake3
-from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.columns import join
-from driftline.digests import Digest, mix
 from driftline.errors import ConfigurationError
-from driftline.fingerprints import hasher
 from driftline.limits import PROTOCOL_VERSION
-from driftline.ranges import RangeSums, strata, uniform
+from driftline.reconciliation.ranges import RangeSums, strata, uniform
+from driftline.rows import frames
+from driftline.rows.columns import join
+from driftline.rows.digests import Digest, mix
+from driftline.rows.fingerprints import hasher
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from source_agent.budgets.budget import Governor
-from source_agent.cli.enroll import enroll
-from source_agent.config import SourceConfig, load
+from source_agent.config.file import SourceConfig, load
+from source_agent.enrolment import enroll
 from source_agent.server import service, transport
 from source_agent.server.catalogue import Client
 from source_agent.server.service import Server, start

@@ -16,23 +16,23 @@ from click.testing import CliRunner, Result
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
-from tests.warehouse_agent.schedule.weeks import every, remembered
+from tests.warehouse_agent.change_models.weeks import every, remembered
+from warehouse_agent.change_models.week import HOURS
 from warehouse_agent.cli import commands
 from warehouse_agent.cli.main import cli
-from warehouse_agent.cli.schedule import due as timetable
-from warehouse_agent.cli.schedule.configuration import Configuration
-from warehouse_agent.cli.schedule.loop import Loop
-from warehouse_agent.cli.schedule.loop import run as run_loop
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.events import Event, RefreshCommitted
 from warehouse_agent.failpoints import Point
-from warehouse_agent.history import intervals
+from warehouse_agent.history import change_memory
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.schedule.retry import RETRY_S
-from warehouse_agent.schedule.week import HOURS
+from warehouse_agent.scheduler import due as timetable
+from warehouse_agent.scheduler.configuration import Configuration
+from warehouse_agent.scheduler.loop import Loop
+from warehouse_agent.scheduler.loop import run as run_loop
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
+from warehouse_agent.timetable.retry import RETRY_S
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import Selection, select
 
@@ -329,7 +329,7 @@ def test_what_is_due_comes_by_what_a_second_of_it_saves(pair: Pair) -> None:
     now = datetime.now(UTC).timestamp()
     for name, rows, seconds in (("items", 5.0, 9.0), ("orders", 4.0, 2.0)):
         memory = remembered(np.full(HOURS, rows), every(24), np.random.default_rng(1))
-        kept = replace(intervals.remembered(pair.store, name, "UTC"), recent=memory.recent)
+        kept = replace(change_memory.remembered(pair.store, name, "UTC"), recent=memory.recent)
         pair.store.write(json.dumps(kept.to_json()).encode(), PRIVATE, "schedule", f"{name}.json")
         report = json.loads(pair.store.read(PRIVATE, "runs", f"{name}.jsonl") or b"")
         line = json.dumps(report | {"seconds": {"exchange": seconds}})

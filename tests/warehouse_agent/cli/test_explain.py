@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from source_agent.config import load
+from source_agent.config.file import load
 from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent import config as configure

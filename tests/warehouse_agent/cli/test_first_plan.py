@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from driftline import wire_pb2 as pb
 
-from source_agent.config import Budget
+from source_agent.config.file import Budget
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from source_agent.server import catalogue
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from warehouse_agent.cli.plan import Forecast, know, predict
 from warehouse_agent.config import Fragment, Source
-from warehouse_agent.history.run_history import History
+from warehouse_agent.history.refresh_history import History
 from warehouse_agent.storage.store import Store
 
 ROWS = 18

@@ -18,8 +18,8 @@ from driftline import wire_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.cli.enroll import enroll
-from source_agent.config import load as load_source
+from source_agent.config.file import load as load_source
+from source_agent.enrolment import enroll
 from source_agent.server.service import Server, start
 from tests.warehouse_agent.cli.test_main import Ended
 from warehouse_agent import config as configure

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from driftline.errors import ConfigurationError
 from pyspark.sql import SparkSession
 
-from source_agent.cli.enroll import enroll
+from source_agent.enrolment import enroll
 from tests.harness import forks
 from tests.harness.forks import SOURCE, WAREHOUSE
 from tests.harness.legacy import SqliteLegacy

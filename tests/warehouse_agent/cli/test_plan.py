@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import ConfigurationError, NotFound
 from driftline.limits import GROUP_KEYS_MAX
-from driftline.ranges import uniform
+from driftline.reconciliation.ranges import uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
@@ -27,10 +27,10 @@ from tests.samples.prices import flat
 from warehouse_agent.cli.plan import Beside, Forecast, forecast, know, predict
 from warehouse_agent.config import Source, select
 from warehouse_agent.history import record
-from warehouse_agent.history.known import even_knots
-from warehouse_agent.history.lines import parse
+from warehouse_agent.history.forecast_inputs import even_knots
+from warehouse_agent.history.history_lines import parse
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.run_history import History, read
+from warehouse_agent.history.refresh_history import History, read
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
 from warehouse_agent.planning.candidates import Known, expected_slots

@@ -15,28 +15,28 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from driftline.errors import TableShrank
-from driftline.hours import DAYS
+from driftline.settings.hours import DAYS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
-from tests.warehouse_agent.schedule.weeks import OFFICE, THREE, every, remembered
+from tests.warehouse_agent.change_models.weeks import OFFICE, THREE, every, remembered
+from warehouse_agent.change_models.fit import fit
+from warehouse_agent.change_models.memory import Interval
+from warehouse_agent.cli.fit import spans
+from warehouse_agent.cli.fit_plot import svg
 from warehouse_agent.cli.main import cli
 from warehouse_agent.cli.plan import rows_forecast
-from warehouse_agent.cli.schedule import due as timetable
-from warehouse_agent.cli.schedule.fit import spans
-from warehouse_agent.cli.schedule.plot import svg
-from warehouse_agent.history.run_history import append
+from warehouse_agent.history.refresh_history import append
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import PARTIAL
-from warehouse_agent.schedule.decide import NEVER, Decision
-from warehouse_agent.schedule.fit import fit
-from warehouse_agent.schedule.memory import Interval
-from warehouse_agent.schedule.retry import COUNTED, RETRY_S, RETRY_S_MAX, wait_s
-from warehouse_agent.schedule.timing import Timing
+from warehouse_agent.scheduler import due as timetable
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.timetable.decision import NEVER, Decision
+from warehouse_agent.timetable.retry import COUNTED, RETRY_S, RETRY_S_MAX, wait_s
+from warehouse_agent.timetable.timing import Timing
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
 from warehouse_agent.views.timings import timings_of

@@ -12,10 +12,10 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
-from driftline.columns import Ragged
 from driftline.errors import DriftlineError, MalformedMessage, ValueDoesNotFit
-from driftline.types import Column, parse_type
-from driftline.values import decode_string
+from driftline.rows.columns import Ragged
+from driftline.values.send_format import decode_string
+from driftline.values.types import Column, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from driftline.derivations import Comparison, Derivation, Every, Operator, Some, text_of
-from driftline.types import Column, Recipe, parse_type
+from driftline.relations.derivations import Comparison, Derivation, Every, Operator, Some, text_of
+from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.columns.layout import derived, from_json, lay_out, to_json

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from driftline.derivations import Derivation
-from driftline.types import Column, Recipe, parse_type
+from driftline.relations.derivations import Derivation
+from driftline.values.types import Column, Recipe, parse_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from driftline import columns
-from driftline.columns import Ragged
+from driftline.rows import columns
+from driftline.rows.columns import Ragged
 from hypothesis import given
 from hypothesis import strategies as st
 

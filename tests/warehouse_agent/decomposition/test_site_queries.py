@@ -6,8 +6,16 @@ import tomllib
 from collections.abc import Mapping
 
 import pytest
-from driftline.derivations import Comparable, Comparison, Every, Negated, Operator, Part, Some
-from driftline.types import Column, Recipe, parse_type
+from driftline.relations.derivations import (
+    Comparable,
+    Comparison,
+    Every,
+    Negated,
+    Operator,
+    Part,
+    Some,
+)
+from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.decomposition.site_queries import (
     Joined,
@@ -16,7 +24,7 @@ from warehouse_agent.decomposition.site_queries import (
     proposed,
     share_query,
 )
-from warehouse_agent.decomposition.wishes import Offer, united
+from warehouse_agent.decomposition.view_needs import Offer, united
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.query import Query, read_query
 

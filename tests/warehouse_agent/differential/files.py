@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from driftline.columns import Block
-from driftline.types import Column, Recipe, parse_type
+from driftline.rows.columns import Block
+from driftline.values.types import Column, Recipe, parse_type
 
 from tests.reference.snapshot_differentials import Change, Record
 from warehouse_agent.differential.records import Form, Snapshot

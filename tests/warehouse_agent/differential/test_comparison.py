@@ -4,9 +4,9 @@ import csv
 
 import pyarrow.parquet as pq
 import pytest
-from driftline.columns import gather
 from driftline.errors import ConfigurationError, DuplicateKey, TableShrank, UsageError
-from driftline.types import Column, Recipe, parse_type
+from driftline.rows.columns import gather
+from driftline.values.types import Column, Recipe, parse_type
 
 from tests.reference.snapshot_differentials import Change, Record, differential
 from tests.warehouse_agent.differential.files import BY_INTEGER, BY_TEXT, snapshot

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from driftline.errors import NullKey
-from driftline.fingerprints import position_seed
+from driftline.rows.fingerprints import position_seed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -12,7 +12,7 @@ import pytest
 from warehouse_agent.history import alarms, failures
 from warehouse_agent.history.alarms import Known, State
 from warehouse_agent.history.failures import Failure
-from warehouse_agent.history.run_history import History, read
+from warehouse_agent.history.refresh_history import History, read
 from warehouse_agent.storage.store import PRIVATE, Store
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from driftline.activity import Counted, Flagged, NotKnown
-from driftline.ranges import POSITION_MAX, POSITION_MIN
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
+from driftline.relations.activity import Counted, Flagged, NotKnown
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,8 +29,8 @@ from warehouse_agent.history.notes import (
     note_damage,
 )
 from warehouse_agent.history.view_notes import Current, ViewNotes
-from warehouse_agent.planning.markers.state import Audit
-from warehouse_agent.planning.notes import GREATEST, LEAST
+from warehouse_agent.json_values import GREATEST, LEAST
+from warehouse_agent.planning.marker_state import Audit
 from warehouse_agent.planning.prices import Learnt
 from warehouse_agent.planning.view_cost import FACTOR_LEAST, FACTOR_MOST, PHASES
 from warehouse_agent.storage.row_security import PolicyDigests

@@ -14,7 +14,7 @@ import pytest
 from driftline import wire_pb2 as pb
 
 from warehouse_agent.config import Source
-from warehouse_agent.history import lines as lines_
+from warehouse_agent.history import history_lines as lines_
 from warehouse_agent.history.record import (
     changes_expected,
     line,
@@ -23,12 +23,12 @@ from warehouse_agent.history.record import (
     note_line,
     pasts,
 )
-from warehouse_agent.history.run_history import History, read
+from warehouse_agent.history.refresh_history import History, read
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.report import Report
-from warehouse_agent.schedule.retry import COUNTED, Failed
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.timetable.retry import COUNTED, Failed
 from warehouse_agent.transport.channel import Link, Stream
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)

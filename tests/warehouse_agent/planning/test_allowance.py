@@ -13,7 +13,7 @@ from driftline.limits import GROUP_KEYS_MAX
 from tests.warehouse_agent.cli.test_plan import ROWS, known
 from warehouse_agent.cli.plan import predict
 from warehouse_agent.config import Fragment, Proof, Source
-from warehouse_agent.history.known import rows_of_part
+from warehouse_agent.history.forecast_inputs import rows_of_part
 from warehouse_agent.planning.candidates import Allowance
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental, Tiled

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.limits import CELLS_TAKEN_MAX, RANGES_MAX, ROW_HASHES_MAX, THIRD_CELLS_MAX
-from driftline.ranges import Partition
-from driftline.sketches import Embedding, Grid, sampled
+from driftline.reconciliation.ranges import Partition
+from driftline.reconciliation.sketches import Embedding, Grid, sampled
+from driftline.rows.digests import Digest
 from hypothesis import given
 from hypothesis import strategies as st
 

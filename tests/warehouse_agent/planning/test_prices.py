@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from driftline.digests import Digest
+from driftline.rows.digests import Digest
 
 from tests.harness.expectations import alike
 from tests.samples.prices import flat

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from driftline.digests import Digest, Mixed
-from driftline.sketches import PRIME
+from driftline.reconciliation.sketches import PRIME
+from driftline.rows.digests import Digest, Mixed
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from driftline.digests import Digest, Salt, mix
-from driftline.key_order import Keys, key_bytes
 from driftline.limits import RANGES_MAX
-from driftline.ranges import POSITION_MAX, POSITION_MIN, RangeSums
-from driftline.types import Column, DeclaredType, Recipe
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN, RangeSums
+from driftline.rows.digests import Digest, Salt, mix
+from driftline.rows.key_order import Keys, key_bytes
+from driftline.values.types import Column, DeclaredType, Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 

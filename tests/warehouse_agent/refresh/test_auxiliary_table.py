@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driftline.activity import Counted
-from driftline.digests import Digest, Salt
 from driftline.errors import Locked
+from driftline.relations.activity import Counted
+from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental, PassSums, tiling

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.derivations import Derivation
 from driftline.errors import DerivationRefused, DriftlineError, RecipeChanged
+from driftline.relations.derivations import Derivation
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment, Source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from driftline.digests import Digest, Salt
+from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental, PassSums, tiling

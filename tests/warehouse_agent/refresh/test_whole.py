@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from driftline.digests import Digest
+from driftline.rows.digests import Digest
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Line

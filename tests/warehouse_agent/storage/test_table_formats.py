@@ -19,14 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable
 from driftline.errors import Locked, NotFound, WarehouseUnavailable
-from driftline.types import Column, Recipe, parse_type
+from driftline.values.types import Column, Recipe, parse_type
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from tests.warehouse_agent.storage.manifest_log import ManifestLog
 from warehouse_agent import changes
-from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.planning.update_probability import Clock
 from warehouse_agent.storage import formats, log_trial
@@ -34,6 +33,7 @@ from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, Snapshot, TableFormat, VersionRecord
+from warehouse_agent.table_maintenance.garbage import unreferenced
 
 NAME = "orders"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driftline.activity import Counted
-from driftline.digests import MASK128, Digest
+from driftline.relations.activity import Counted
+from driftline.rows.digests import MASK128, Digest
 from hypothesis import given
 from hypothesis import strategies as st
 

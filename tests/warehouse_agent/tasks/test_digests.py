@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from driftline.digests import Digest, Salt, mix
 from driftline.errors import WarehouseUnavailable
-from driftline.ranges import RangeSums, uniform
-from driftline.sketches import PRIME, Cells, Embedding
+from driftline.reconciliation.ranges import RangeSums, uniform
+from driftline.reconciliation.sketches import PRIME, Cells, Embedding
+from driftline.rows.digests import Digest, Salt, mix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession

@@ -24,14 +24,15 @@ from tests.harness.pair import Pair
 from warehouse_agent import changes
 from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
 from warehouse_agent.history import record
-from warehouse_agent.history.run_history import read
+from warehouse_agent.history.refresh_history import read
 from warehouse_agent.planning import update_probability
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.data_files import rows_of
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import change_feed, key_lookup, rewrite, row_statistics, scan
+from warehouse_agent.tasks import change_feed, key_lookup, row_statistics, scan
+from warehouse_agent.tasks.rewrites import replaced_rows
 
 ROWS = 600
 NAMES = [name for name, _ in STATISTICS]
@@ -151,7 +152,7 @@ def test_rows_are_counted(
 
 
 def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrite, "SMALL_FILES_MAX", 2)
+    monkeypatch.setattr(replaced_rows, "SMALL_FILES_MAX", 2)
     pair.refresh("orders")
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
     for version in range(1, 6):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from driftline import frames
-from driftline.digests import Salt, mix
 from driftline.errors import FrameDamaged, Locked
-from driftline.fingerprints import fingerprints
+from driftline.rows import frames
+from driftline.rows.digests import Salt, mix
+from driftline.rows.fingerprints import fingerprints
 
 from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe

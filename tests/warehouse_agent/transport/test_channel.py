@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from driftline.activity import NotKnown
 from driftline.limits import LINE_HELD_BYTES_MAX, NO_PROGRESS_S
+from driftline.relations.activity import NotKnown
 
 from source_agent.server import transport
 from source_agent.server.acceptor import UNACKNOWLEDGED_MS_MAX

@@ -6,10 +6,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from driftline import negotiation
 from driftline import wire_pb2 as pb
 from driftline.limits import FOLLOWING_RELATIONS_MAX
-from driftline.negotiation import FOLLOWING
+from driftline.wire import negotiation
+from driftline.wire.negotiation import FOLLOWING
 
 from source_agent.server.service import start
 from tests.harness.agents import configuration, make_orders, opening

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest, Salt, mix
 from driftline.errors import (
     FrameDamaged,
     LimitExceeded,
@@ -19,9 +17,11 @@ from driftline.errors import (
     SourceUnreachable,
     WarehouseUnavailable,
 )
-from driftline.fingerprints import fingerprints
 from driftline.limits import FRAME_ROWS_MAX, NO_ADVANCE_S
-from driftline.ranges import uniform
+from driftline.reconciliation.ranges import uniform
+from driftline.rows import frames
+from driftline.rows.digests import Digest, Salt, mix
+from driftline.rows.fingerprints import fingerprints
 from hypothesis import given
 from hypothesis import strategies as st
 

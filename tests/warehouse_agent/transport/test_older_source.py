@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from driftline.activity import NotKnown
+from driftline.relations.activity import NotKnown
 
 from warehouse_agent.config import Source
 from warehouse_agent.transport.channel import Link

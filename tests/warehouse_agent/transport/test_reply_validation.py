@@ -12,7 +12,7 @@ from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError, MalformedMessage
 from driftline.limits import FINGERPRINT_VERSION, NAME_BYTES_MAX
 from driftline.peer_text import one_line, visible
-from driftline.types import Column, Recipe, parse_type
+from driftline.values.types import Column, Recipe, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from driftline.errors import ViewFailed
-from driftline.types import Column, Recipe, parse_type
+from driftline.values.types import Column, Recipe, parse_type
 from pyspark.errors import AnalysisException, ArithmeticException
 
 from warehouse_agent.columns.layout import lay_out

@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from driftline.derivations import Comparable, Part, Predicate
-from driftline.types import Column, Recipe, parse_type
+from driftline.relations.derivations import Comparable, Part, Predicate
+from driftline.values.types import Column, Recipe, parse_type
 from pyspark.sql import SparkSession
 
 from tests.reference.predicates import keeps
 from warehouse_agent.decomposition.conditions import Conjunction, Disjunction, Negation
-from warehouse_agent.decomposition.wishes import Offer, united
+from warehouse_agent.decomposition.view_needs import Offer, united
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.evaluate import _PINNED
 from warehouse_agent.views.query import read_query

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driftline.derivations import Comparison, Derivation, Operator
-from driftline.types import Column, Recipe, parse_type
+from driftline.relations.derivations import Comparison, Derivation, Operator
+from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.columns.layout import derived, lay_out
 from warehouse_agent.columns.view_layout import ViewRecipe

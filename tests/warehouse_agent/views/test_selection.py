@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from warehouse_agent import config as configure
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.storage.store import Store
-from warehouse_agent.views import graph
+from warehouse_agent.views import component_graph
 from warehouse_agent.views.inputs import inputs_of, load
 from warehouse_agent.views.selection import Selection, of_fragments, select
 
@@ -186,11 +186,11 @@ GRAPHS = st.integers(1, 6).flatmap(
 @given(GRAPHS, st.sets(st.sampled_from("abcd")))
 def test_components(reads: tuple[list[str], ...], some: set[str]) -> None:
     inputs = {f"v{i}": names for i, names in enumerate(reads)}
-    order = graph.in_order(inputs)
+    order = component_graph.in_order(inputs)
     assert sorted(order) == sorted(inputs)
     for view, names_ in inputs.items():
         assert all(order.index(n) < order.index(view) for n in names_ if n in inputs)
-    found = graph.components(inputs)
+    found = component_graph.components(inputs)
     members = [n for c in found for n in (*c.fragments, *c.views)]
     assert len(members) == len(set(members))
     assert set(members) == {*inputs, *(n for ns in inputs.values() for n in ns)}
@@ -198,9 +198,9 @@ def test_components(reads: tuple[list[str], ...], some: set[str]) -> None:
         together = {*component.fragments, *component.views}
         for view in component.views:
             assert set(inputs[view]) <= together
-            assert graph.below([view], inputs) <= together
-    over = graph.above(some, inputs)
-    assert over == {v for v in inputs if graph.below([v], inputs) & some}
+            assert component_graph.below([view], inputs) <= together
+    over = component_graph.above(some, inputs)
+    assert over == {v for v in inputs if component_graph.below([v], inputs) & some}
 
 
 def test_fragments_bring_their_views(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import VersionRecord
 from warehouse_agent.tasks.change_feed import OPERATIONS
-from warehouse_agent.tasks.maintenance.semi_join import LINEAGE_PART, ChangedKeys, Selected
 from warehouse_agent.tasks.scan import read_batches
+from warehouse_agent.tasks.semi_join import LINEAGE_PART, ChangedKeys, Selected
 from warehouse_agent.views.evaluate import Input, stamp_of
 
 CHANGED_ROWS_MAX = 4_000_000  # of an input: their keys are held in memory, and go to every task

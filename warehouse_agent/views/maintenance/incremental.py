@@ -40,17 +40,18 @@ from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.report import counted
 from warehouse_agent.storage.data_files import DataFile, written_files
 from warehouse_agent.storage.table import ViewSnapshot
+from warehouse_agent.tasks import semi_join
 from warehouse_agent.tasks.change_feed import Feed
-from warehouse_agent.tasks.maintenance import semi_join, view_rewrite
-from warehouse_agent.tasks.maintenance.semi_join import CHANGED, FOUND_BY, Condition, Selected
-from warehouse_agent.tasks.maintenance.view_rewrite import (
+from warehouse_agent.tasks.rewrites import view_rows
+from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER
+from warehouse_agent.tasks.rewrites.view_rows import (
     PAIRED_BYTES_MAX,
     AffectedLineage,
     Removed,
     have_own_lineage,
 )
-from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
 from warehouse_agent.tasks.scan import read_batches
+from warehouse_agent.tasks.semi_join import CHANGED, FOUND_BY, Condition, Selected
 from warehouse_agent.tasks.write import Sink
 from warehouse_agent.views.evaluate import (
     Input,
@@ -381,7 +382,7 @@ def _applied(
     """
     base, store, name, layout = plan.base, job.store, job.name, plan.base.layout
     _check_affected(name, added, layout, affected)
-    found = view_rewrite.remove(job.steps, store, name, folders[0], base.files, layout, affected)
+    found = view_rows.remove(job.steps, store, name, folders[0], base.files, layout, affected)
     gone = sum(f.rows for f in found.gone)
     stayed = sum(f.rows for f in (*found.kept, *found.rewritten))
     if base.rows - gone != stayed:
@@ -408,17 +409,17 @@ def _feed(job: ViewJob, base: ViewSnapshot, found: Removed, added: Sequence[Data
         spark = job.steps.spark(job.input_bytes)
         version = base.version + 1
         return pairing.write_changes(spark, store, name, version, layout, found.gone, added)
-    before, after = (view_rewrite.read_rows(files, layout) for files in (found.gone, added))
+    before, after = (view_rows.read_rows(files, layout) for files in (found.gone, added))
     for rows, files in ((before, found.gone), (after, added)):
         if len(rows) != sum(f.rows for f in files) or not have_own_lineage(rows, layout):
             raise _not_whole(name, "a lineage is null or occurs twice")
-    pairs = view_rewrite.paired(before, after, layout)
+    pairs = view_rows.paired(before, after, layout)
     counts = pairs.counts
     if counts["insert"] - counts["delete"] != len(after) - len(before):
         raise _not_whole(name, f"{len(before):,} and {len(after):,} rows give {counts}")
     if not any(counts.values()):
         return Feed(None, (), counts)
-    return view_rewrite.write_feed(store, name, base.version + 1, pairs, layout)
+    return view_rows.write_feed(store, name, base.version + 1, pairs, layout)
 
 
 def _check_affected(

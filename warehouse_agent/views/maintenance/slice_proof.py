@@ -19,7 +19,7 @@ from driftline.errors import ProofFailed
 
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.data_files import DataFile, rows_of
-from warehouse_agent.tasks.maintenance.view_rewrite import (
+from warehouse_agent.tasks.rewrites.view_rows import (
     PAIRED_BYTES_MAX,
     have_own_lineage,
     paired,

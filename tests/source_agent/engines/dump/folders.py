@@ -9,7 +9,7 @@ from pathlib import Path
 from source_agent.engines.conformance.reads import Read, decoded, flat
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Files, Relation
+from source_agent.engines.relations.shapes import Files, Relation
 
 ACCOUNTS = """
 null = ""

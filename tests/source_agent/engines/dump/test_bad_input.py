@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import zstandard
 from driftline import errors
-from driftline.activity import NotKnown
+from driftline.relations.activity import NotKnown
 
 from source_agent.engines.conformance.reads import flat
 from source_agent.engines.dump import blocks, streams
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Files, Relation
+from source_agent.engines.relations.shapes import Files, Relation
 from tests.source_agent.engines.dump.folders import ACCOUNTS, Accounts
 
 HEADER = b"id,name,balance\n"

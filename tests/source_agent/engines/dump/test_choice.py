@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.engines.dump.choice import Candidate, newest, pattern, text_of
-from source_agent.engines.shapes import Files
+from source_agent.engines.relations.shapes import Files
 
 S = 10**9
 MARKED = Files("a-*.csv", Path("f"), "{file}.done")

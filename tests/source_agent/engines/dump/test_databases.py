@@ -17,7 +17,7 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import Read, read
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Files, Relation
+from source_agent.engines.relations.shapes import Files, Relation
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL
 from tests.harness.servers import MariaDB, PostgreSQL, find_program
 from tests.source_agent.engines.dump.folders import Accounts

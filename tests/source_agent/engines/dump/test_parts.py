@@ -18,7 +18,7 @@ from source_agent.engines.dump import choice
 from source_agent.engines.dump.session import DumpSession
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Files
+from source_agent.engines.relations.shapes import Files
 from tests.source_agent.engines.dump.folders import Accounts
 
 PARQUET = 'kind = "parquet"\n[columns]\nid = "int8"\nname = "text"\n'

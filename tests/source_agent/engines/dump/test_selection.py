@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from driftline import errors
-from driftline.derivations import (
+from driftline.relations.derivations import (
     Comparable,
     Comparison,
     Derivation,
@@ -31,9 +31,9 @@ from hypothesis import strategies as st
 
 from source_agent.engines.conformance.reads import Read, decoded, flat
 from source_agent.engines.interface import Limits
-from source_agent.engines.predicates import comparison_forms
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Shape
+from source_agent.engines.relations.predicates import comparison_forms
+from source_agent.engines.relations.shapes import Shape
 from tests.reference.predicates import keeps, value_of
 from tests.source_agent.engines.dump.folders import Accounts
 

@@ -12,7 +12,7 @@ import pytest
 from driftline.errors import ConfigurationError
 
 from source_agent.cli.check import as_text, check
-from source_agent.config import load
+from source_agent.config.file import load
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from driftline.errors import ValueDoesNotFit
-from driftline.types import parse_type
+from driftline.values.types import parse_type
 from hypothesis import given
 from hypothesis import strategies as st
 

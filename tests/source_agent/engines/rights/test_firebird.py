@@ -12,7 +12,7 @@ from driftline.errors import DatabaseRefused
 
 from source_agent.engines.interface import Limits, Privilege
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 
 if TYPE_CHECKING:
     from tests.harness.legacy_firebird import OfFirebird

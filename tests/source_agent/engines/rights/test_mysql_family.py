@@ -15,8 +15,8 @@ import pytest
 
 from source_agent.engines.interface import Limits, Privilege
 from source_agent.engines.registry import connect
+from source_agent.engines.relations.shapes import Relation
 from source_agent.engines.rights import mysql_family as rights
-from source_agent.engines.shapes import Relation
 from tests.harness.family import FAMILY
 from tests.harness.legacies import OfMariaDB, OfMySQL, of_family
 from tests.harness.servers import FamilyServer

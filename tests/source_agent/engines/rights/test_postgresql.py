@@ -11,7 +11,7 @@ import pytest
 
 from source_agent.engines.interface import Engine, Limits, Privilege
 from source_agent.engines.registry import connect
-from source_agent.engines.shapes import Relation
+from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
 

@@ -1,0 +1,1 @@
+"""What is said of a published relation: its derivation, foreign keys, activity; and messages."""

@@ -1,0 +1,338 @@
+"""Derivations: the columns and rows of a relation that a warehouse wants (protocol, section 9).
+
+A derivation is a projection and a selection. It travels as structure: names of columns, operators
+and literals, never as SQL. A literal is written in the string form of its column's declared type
+(`send_format`), so it has that type and one spelling. The columns of the key and those of the
+predicate are always part of the projection: the recipe then has the types that its literals have.
+
+A predicate has the three truth values of SQL: a comparison with NULL is neither true nor false, and
+a row belongs to the derivation if the predicate is true. Numbers, dates and timestamps are compared
+by value, text by its bytes in UTF-8. `canonical` gives equal predicates that are written in another
+order one form; its text belongs to the recipe of the derived relation.
+
+Invariant: what a predicate may say is small enough to be checked before anything is read. Rejected:
+arithmetic, functions, LIKE and comparisons of two columns; databases disagree about their results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+from driftline.errors import DerivationRefused, LimitExceeded, MalformedMessage, ValueDoesNotFit
+from driftline.limits import (
+    DERIVATION_COMPARISONS_MAX,
+    DERIVATION_DEPTH_MAX,
+    DERIVATION_VALUES_MAX,
+)
+from driftline.values.send_format import decode_string, string_encoder
+from driftline.values.types import Column, DeclaredType
+
+FEATURE: Final = "derive"  # in `DescribeReply.features` and `Open.features`
+
+_SHOWN_MAX: Final = 60  # characters of a name in an error
+
+# Kinds of types whose literals are compared, and the literals that no carrier of Spark holds.
+_KINDS: Final = frozenset({"int2", "int4", "int8", "numeric", "date", "timestamp", "text"})
+_UNHELD: Final = re.compile(r"infinity|-.*|0000-.*|\d{5,}-.*")  # instants
+
+
+class Operator(Enum):
+    """Operators between a column and literals; IS_NULL has no literal, IN one or more."""
+
+    EQUAL = "="
+    NOT_EQUAL = "<>"
+    LESS = "<"
+    LESS_EQUAL = "<="
+    GREATER = ">"
+    GREATER_EQUAL = ">="
+    IN = "IN"
+    IS_NULL = "IS NULL"
+
+    @property
+    def needs_order(self) -> bool:
+        """True if its result depends on the order of values."""
+        return self in (
+            Operator.LESS, Operator.LESS_EQUAL, Operator.GREATER, Operator.GREATER_EQUAL,
+        )  # fmt: skip
+
+
+class Comparable(Enum):
+    """The operators that mean the same at the source and in Spark, for one column.
+
+    NOTHING: none. EQUALITY: `=`, `<>`, IN and IS NULL. ORDER: all. A word of a newer source, which
+    `Comparable(word)` does not know, is NOTHING.
+    """
+
+    NOTHING = ""
+    EQUALITY = "equality"
+    ORDER = "order"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Comparable | None:
+        return cls.NOTHING if isinstance(value, str) else None
+
+    def allows(self, operator: Operator) -> bool:
+        """Return True if the operator has one meaning."""
+        return self is Comparable.ORDER or (
+            self is Comparable.EQUALITY and not operator.needs_order
+        )
+
+
+class Part(Enum):
+    """Parts of a relation that a DBA lets a warehouse choose (`derive` in source.toml)."""
+
+    COLUMNS = "columns"
+    ROWS = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A column compared with literals, in the string form of the column's declared type."""
+
+    column: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """AND of one or more predicates."""
+
+    parts: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """OR of one or more predicates."""
+
+    parts: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Negated:
+    """NOT of a predicate."""
+
+    part: Predicate
+
+
+Predicate: TypeAlias = Comparison | Every | Some | Negated
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Columns and rows of a relation. `columns`: one name or more; None: all. `rows`: None: all.
+
+    The columns of the key and of the predicate are always part of it; see `names`.
+    Raises MalformedMessage if `columns` is empty, which a message could not tell from None.
+    """
+
+    columns: tuple[str, ...] | None = None
+    rows: Predicate | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns == ():
+            raise MalformedMessage("A derivation names at least one column, or none to have all.")
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """Return the parts of the relation that it chooses; none: the whole relation."""
+        chosen = {Part.COLUMNS: self.columns is not None, Part.ROWS: self.rows is not None}
+        return frozenset(part for part, is_chosen in chosen.items() if is_chosen)
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Return the columns that it wants beside those of the key; None: all."""
+        if self.columns is None:
+            return None
+        compared = comparisons(self.rows) if self.rows is not None else ()
+        return frozenset(self.columns) | {comparison.column for comparison in compared}
+
+
+def comparisons(predicate: Predicate) -> Iterator[Comparison]:
+    """Yield every comparison of a predicate, from left to right."""
+    match predicate:
+        case Comparison():
+            yield predicate
+        case Every(parts) | Some(parts):
+            for part in parts:
+                yield from comparisons(part)
+        case Negated(part):
+            yield from comparisons(part)
+
+
+def canonical(predicate: Predicate) -> Predicate:
+    """Return one form of predicates that differ in order, repetition and nesting alone."""
+    match predicate:
+        case Comparison(column, operator, values):
+            if operator is Operator.IN:
+                values = tuple(sorted(set(values)))
+                if len(values) == 1:
+                    operator = Operator.EQUAL
+            return Comparison(column, operator, values)
+        case Negated(part):
+            inner = canonical(part)
+            return inner.part if isinstance(inner, Negated) else Negated(inner)
+        case Every(parts):
+            found = _flat(Every, parts)
+            return found[0] if len(found) == 1 else Every(found)
+        case Some(parts):
+            found = _flat(Some, parts)
+            return found[0] if len(found) == 1 else Some(found)
+
+
+def text_of(predicate: Predicate) -> str:
+    """Return a canonical predicate as text that no other one has: names in `"`, literals in `'`.
+
+    It looks like SQL and is shown and compared, but never sent to a database.
+    """
+    match predicate:
+        case Comparison(column, Operator.IS_NULL, _):
+            return f"{_quoted(column)} IS NULL"
+        case Comparison(column, Operator.IN, values):
+            return f"{_quoted(column)} IN ({', '.join(map(_literal, values))})"
+        case Comparison(column, operator, values):
+            return f"{_quoted(column)} {operator.value} {', '.join(map(_literal, values))}"
+        case Negated(part):
+            return f"NOT ({text_of(part)})"
+        case Every(parts):
+            return " AND ".join(f"({text_of(part)})" for part in parts)
+        case Some(parts):
+            return " OR ".join(f"({text_of(part)})" for part in parts)
+
+
+def check(
+    derivation: Derivation,
+    columns: Iterable[Column],
+    comparable: Mapping[str, Comparable],
+    *,
+    where: str = "",
+) -> None:
+    """Check a derivation against the relation's columns.
+
+    Args:
+        columns: of the relation.
+        comparable: by name of column; a column that is missing compares with nothing.
+        where: the place for errors, such as the relation's name.
+
+    Raises:
+        LimitExceeded: it has too many comparisons, levels or literals.
+        DerivationRefused: a column that the relation lacks, or an operator that has not one meaning
+            for its column.
+        MalformedMessage: a literal, or a number of literals, that its operator cannot have.
+    """
+    known = {column.name: column for column in columns}
+    for name in derivation.columns or ():
+        if name not in known:
+            raise _no_column(name, where)
+    if derivation.columns is not None and len(set(derivation.columns)) < len(derivation.columns):
+        raise MalformedMessage("A derivation names a column twice.", where=where)
+    if derivation.rows is None:
+        return
+    check_size(derivation.rows, where)
+    for comparison in comparisons(derivation.rows):
+        if comparison.column not in known:
+            raise _no_column(comparison.column, where)
+        if not comparable.get(comparison.column, Comparable.NOTHING).allows(comparison.operator):
+            raise DerivationRefused(
+                f"{comparison.operator.value} does not mean the same at the source and in Spark for"
+                f" the column {_shown(comparison.column)}.",
+                where=where,
+            )
+        _check_values(comparison, known[comparison.column], where)
+
+
+def is_literal(type: DeclaredType, text: str) -> bool:
+    """Return True if a text is the one spelling of a value of the type that may be compared.
+
+    That is a value that the type's native carrier holds. NaN, infinities and years outside
+    0001-9999 are none, and neither is text with a zero byte, which PostgreSQL does not know.
+    """
+    if type.kind not in _KINDS or (type.kind == "numeric" and type.precision is None):
+        return False
+    is_held = "\0" not in text if type.kind == "text" else _is_held(type, text)
+    try:
+        return is_held and decode_string(type, string_encoder(type)(text)) == text
+    except ValueDoesNotFit:
+        return False
+
+
+def _is_held(type: DeclaredType, text: str) -> bool:
+    if type.kind in {"date", "timestamp"}:
+        return not _UNHELD.fullmatch(text)
+    return text != "NaN"
+
+
+def _flat(kind: type[Every | Some], parts: Iterable[Predicate]) -> tuple[Predicate, ...]:
+    """Return the canonical operands of one AND or OR: without nesting, each once, in order."""
+    found: dict[str, Predicate] = {}
+    for part in map(canonical, parts):
+        for one in part.parts if isinstance(part, kind) else (part,):
+            found[text_of(one)] = one
+    return tuple(found[key] for key in sorted(found))
+
+
+def check_size(predicate: Predicate, where: str = "") -> None:
+    """Raise LimitExceeded if a predicate has too many levels, comparisons or literals."""
+    if depth(predicate) > DERIVATION_DEPTH_MAX:
+        raise too_deep(where)
+    found = list(comparisons(predicate))
+    if len(found) > DERIVATION_COMPARISONS_MAX:
+        raise LimitExceeded(
+            f"A predicate has at most {DERIVATION_COMPARISONS_MAX} comparisons.", where=where
+        )
+    if sum(len(c.values) for c in found) > DERIVATION_VALUES_MAX:
+        raise LimitExceeded(
+            f"A predicate has at most {DERIVATION_VALUES_MAX:,} literals.", where=where
+        )
+
+
+def depth(predicate: Predicate) -> int:
+    """Return the number of levels of a predicate; 1: a comparison."""
+    match predicate:
+        case Comparison():
+            return 1
+        case Negated(part):
+            return 1 + depth(part)
+        case Every(parts) | Some(parts):
+            return 1 + max(map(depth, parts))
+
+
+def _check_values(comparison: Comparison, column: Column, where: str) -> None:
+    """Raise MalformedMessage if literals do not fit the operator, or the type of the column."""
+    number = len(comparison.values)
+    wanted = {Operator.IS_NULL: number == 0, Operator.IN: number > 0}
+    if not wanted.get(comparison.operator, number == 1):
+        raise MalformedMessage(
+            f"{comparison.operator.value} does not take {number} literals.", where=where
+        )
+    for value in comparison.values:
+        if not is_literal(column.type, value):
+            raise MalformedMessage(
+                f"A literal for {_shown(column.name)} is not one of type {column.type}.",
+                where=where,
+            )
+
+
+def too_deep(where: str = "") -> LimitExceeded:
+    """Return the error of a predicate that has too many levels."""
+    return LimitExceeded(f"A predicate has at most {DERIVATION_DEPTH_MAX} levels.", where=where)
+
+
+def _no_column(name: str, where: str) -> DerivationRefused:
+    return DerivationRefused(f"The relation has no column {_shown(name)}.", where=where)
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= _SHOWN_MAX else name[:_SHOWN_MAX] + "…")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

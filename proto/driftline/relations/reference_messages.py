@@ -1,0 +1,58 @@
+"""Foreign keys as messages.
+
+Apart from `references`, because protobuf takes longer to import than a short command needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from driftline import wire_pb2 as pb
+from driftline.errors import MalformedMessage
+from driftline.limits import COLUMNS_MAX, NAME_BYTES_MAX, REFERENCES_MAX
+from driftline.relations.references import OnDelete, Reference
+
+FEATURE = "references"  # of a source that tells them, so that none means that there is none
+_RULES = {rule.value: rule for rule in OnDelete}
+
+
+def to_messages(references: Iterable[Reference]) -> list[pb.Reference]:
+    """Return the first REFERENCES_MAX foreign keys as messages."""
+    return [
+        pb.Reference(
+            columns=reference.columns,
+            relation=reference.relation,
+            referenced=reference.referenced,
+            on_delete=reference.on_delete.value,
+        )
+        for _, reference in zip(range(REFERENCES_MAX), references, strict=False)
+    ]
+
+
+def from_description(description: pb.Description) -> tuple[Reference, ...]:
+    """Return the foreign keys of a description; without those whose rule is not known here.
+
+    Raises:
+        MalformedMessage: there are too many, one is no list of pairs of columns, or it names a
+            column that the relation lacks.
+    """
+    if len(description.references) > REFERENCES_MAX:
+        raise MalformedMessage(
+            f"A description has {len(description.references):,} foreign keys;"
+            f" the maximum is {REFERENCES_MAX}."
+        )
+    own = {column.name for column in description.columns}
+    found = []
+    for sent in description.references:
+        count, names = len(sent.columns), (sent.relation, *sent.referenced)
+        is_whole = 0 < count == len(sent.referenced) <= COLUMNS_MAX and own.issuperset(sent.columns)
+        if not is_whole or not all(0 < len(name.encode()) <= NAME_BYTES_MAX for name in names):
+            raise MalformedMessage(
+                "A foreign key of a description does not pair columns of the relation with columns"
+                " of another one."
+            )
+        if (rule := _RULES.get(sent.on_delete)) is not None:
+            found.append(
+                Reference(tuple(sent.columns), sent.relation, tuple(sent.referenced), rule)
+            )
+    return tuple(found)

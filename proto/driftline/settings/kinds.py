@@ -1,0 +1,261 @@
+"""Kinds of values that settings of several tables have: how they are checked, bounds included.
+
+A bound stands once, in the arguments of a kind: the check, its error, the reference's words and the
+schema for editors are made of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Final, TypeVar
+from zoneinfo import ZoneInfo
+
+from driftline.errors import MalformedMessage
+from driftline.settings.declarations import (
+    Kind,
+    Table,
+    address_parts,
+    as_toml,
+    duration_s,
+    environment_name,
+    in_units,
+    nearest,
+    resolve,
+    shown,
+)
+from driftline.values.types import DeclaredType, parse_type
+
+T = TypeVar("T")
+U = TypeVar("U")
+E = TypeVar("E", bound=Enum)
+S = TypeVar("S", bound=Table)
+
+# `user:password@` as SQLAlchemy reads it, and the query parameters in which drivers take passwords.
+URL_PASSWORDS: Final = (
+    *("password", "passwd", "pwd", "passfile"),
+    *("sslpassword", "ssl_key_password"),  # of a key file
+)
+_URL_PASSWORD = re.compile(rf"://[^:/]*:[^@]+@|[?&;](?:{'|'.join(URL_PASSWORDS)})=", re.I)
+_NO_VALUE: Final = "Remove the line or give it a value."
+
+
+def _text(table: Table, key: str, value: object) -> str:
+    if not (text := table.typed(key, value, str)):
+        raise table.error(key, "It is empty.", _NO_VALUE)
+    return text
+
+
+def _flag(table: Table, key: str, value: object) -> bool:
+    return table.typed(key, value, bool)
+
+
+def _path(table: Table, key: str, value: object) -> Path:
+    return resolve(table.file, _text(table, key, value))
+
+
+TEXT: Final = Kind("a string", {"type": "string", "minLength": 1}, _text)
+FLAG: Final = Kind("`true` or `false`", {"type": "boolean"}, _flag)
+PATH: Final = Kind("a path", TEXT.schema, _path)
+
+
+def integer(unit: str, *, least: int | None = None) -> Kind[int]:
+    """Return the kind of integers that are at least `least`; None: any."""
+
+    def parse(table: Table, key: str, value: object) -> int:
+        number = table.typed(key, value, int)
+        if least is not None and number < least:
+            raise table.error(key, f"It must be at least {least}, not {as_toml(number)}.")
+        return number
+
+    if least is None:
+        return Kind(f"{unit}, an integer", {"type": "integer"}, parse, unit)
+    label = f"{unit}, at least {least:,}"
+    return Kind(label, {"type": "integer", "minimum": least}, parse, unit)
+
+
+def number(unit: str, *, most: float | None = None, why: str = "") -> Kind[float]:
+    """Return the kind of positive finite numbers, up to `most`, for the reason `why`."""
+
+    def parse(table: Table, key: str, value: object) -> float:
+        found = table.typed(key, value, float)
+        if not 0 < found < math.inf:
+            raise table.error(key, f"It must be more than 0 and finite, not {as_toml(found)}.")
+        if most is not None and found > most:
+            raise table.error(key, why, f"Write at most {most:g}.")
+        return found
+
+    schema: dict[str, object] = {"type": "number", "exclusiveMinimum": 0}
+    if most is None:
+        return Kind(f"{unit}, more than 0", schema, parse, unit)
+    label = f"{unit}, more than 0, at most {most:,g}"
+    return Kind(label, schema | {"maximum": most}, parse, unit)
+
+
+def or_word(kind: Kind[T], word: str, meant: U, what: str, remedy: str = "") -> Kind[T | U]:
+    """Return a kind whose values may also be one word; `what` names the others in the error."""
+
+    def parse(table: Table, key: str, value: object) -> T | U:
+        if not isinstance(value, str):
+            return kind.parse(table, key, value)
+        if value != word:
+            raise table.error(key, f'{value!r} is neither {what} nor "{word}".', remedy)
+        return meant
+
+    schema = {"anyOf": [kind.schema, {"const": word}]}
+    return Kind(f'{kind.label}; or `"{word}"`', schema, parse, kind.unit)
+
+
+def choice(kind: type[E]) -> Kind[E]:
+    """Return the kind of the members of an enumeration, by their values."""
+    return one_of({str(member.value): member for member in kind})
+
+
+def one_of(known: Mapping[str, T]) -> Kind[T]:
+    """Return the kind of values that have these names."""
+
+    def parse(table: Table, key: str, value: object) -> T:
+        text = _text(table, key, value)
+        if text not in known:
+            message = f"{text!r} is not one of {', '.join(known)}."
+            raise table.error(key, message, nearest(text, known))
+        return known[text]
+
+    label = ", ".join(f'`"{name}"`' for name in known)
+    return Kind(label, {"type": "string", "enum": list(known)}, parse)
+
+
+def written(
+    label: str,
+    read: Callable[[str], T | None],
+    *,
+    lack: str,
+    remedy: str = "",
+    is_any: bool = False,
+) -> Kind[T]:
+    """Return the kind of texts that `read` understands; of others, the error says `lack`. With
+    `is_any` it is asked about an empty text, too."""
+
+    def parse(table: Table, key: str, value: object) -> T:
+        text = table.typed(key, value, str) if is_any else _text(table, key, value)
+        found = read(text)
+        if found is None:
+            raise table.error(key, f"{text!r} {lack}", remedy)
+        return found
+
+    return Kind(label, {"type": "string"} if is_any else TEXT.schema, parse)
+
+
+ADDRESS: Final = written(
+    "`HOST:PORT`",
+    address_parts,
+    lack="is not an address.",
+    remedy="Write HOST:PORT, such as 127.0.0.1:7443; between two dots of HOST are 1 to 63 "
+    "characters.",
+)
+
+
+def _zone(name: str) -> str | None:
+    try:
+        return ZoneInfo(name).key
+    except (ValueError, OSError, LookupError):
+        return None
+
+
+ZONE: Final = written(
+    "a time zone", _zone, lack="is no time zone.", remedy='Write it like "Europe/Vienna" or "UTC".'
+)
+_DURATION: Final = "^(?=.)([0-9]{1,6}d)?([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
+
+
+def duration(*, least: int = 1, most: int | None = None, why: str = "") -> Kind[int]:
+    """Return the kind of durations such as `1h30m`, in seconds, up to `most` for the reason."""
+
+    def parse(table: Table, key: str, value: object) -> int:
+        text = _text(table, key, value)
+        found = duration_s(text)
+        if found is None or found < least:
+            message = f"{text!r} is no duration."
+            raise table.error(key, message, "Write it like 90s, 15m, 1h30m or 1d.")
+        if most is not None and found > most:
+            raise table.error(key, why, f"Write {in_units(most)} or less.")
+        return found
+
+    label = 'a duration such as `"15m"`'
+    label += "" if most is None else f', at most `"{in_units(most)}"`'
+    return Kind(label, {"type": "string", "pattern": _DURATION}, parse)
+
+
+def url(secret: str) -> Kind[str]:
+    """Return the kind of URLs, without a password, which is that of `secret`."""
+
+    def parse(table: Table, key: str, value: object) -> str:
+        text = _text(table, key, value)
+        if _URL_PASSWORD.search(text):
+            raise table.error(
+                key,
+                "The URL holds a password, which would end up in copies and logs of this file.",
+                "Remove it from the URL and put it alone into a file named by `password_file`, "
+                f"or into the environment variable {environment_name(secret)}. A TLS key must have "
+                "no passphrase.",
+            )
+        return text
+
+    return Kind("a URL", TEXT.schema, parse)
+
+
+def list_of(kind: Kind[T], label: str, *, least: int = 0) -> Kind[tuple[T, ...]]:
+    """Return the kind of lists of different texts, each of this kind; with `least` 1, not empty."""
+
+    def parse(table: Table, key: str, value: object) -> tuple[T, ...]:
+        items = table.typed(key, value, list)
+        if len(items) < least:
+            raise table.error(key, "It is an empty list.", _NO_VALUE)
+        for number, item in enumerate(items, start=1):
+            if not isinstance(item, str) or not item:
+                raise table.error(key, f"Item {number} must be a string, not {shown(item)}.")
+            if items.count(item) > 1:
+                raise table.error(key, f"{item!r} stands in the list twice.")
+        return tuple(kind.parse(table, key, item) for item in items)
+
+    schema = {"type": "array", "items": kind.schema, "uniqueItems": True, "minItems": least}
+    return Kind(label, schema, parse)
+
+
+class _FreeTable(Table):
+    """A table whose names are free."""
+
+    def __post_init__(self) -> None:
+        """Refuse no name."""
+
+
+def map_of(kind: Kind[T], *, called: str = "NAME") -> Kind[dict[str, T]]:
+    """Return the kind of tables by free names, in the order of the file."""
+
+    def parse(table: Table, key: str, value: object) -> dict[str, T]:
+        inner = _FreeTable(table.file, table.below(key), table.typed(key, value, dict))
+        return {name: kind.parse(inner, name, one) for name, one in inner.values.items()}
+
+    return Kind("a table", {"type": "object"}, parse, each=kind, called=called)
+
+
+def table_of(declared: type[S]) -> Kind[S]:
+    """Return the kind of the tables whose settings a class declares."""
+
+    def parse(table: Table, key: str, value: object) -> S:
+        return declared(table.file, table.below(key), table.typed(key, value, dict))
+
+    return Kind("a table", {"type": "object"}, parse, table=declared)
+
+
+def _column_type(table: Table, key: str, value: object) -> DeclaredType:
+    try:
+        return parse_type(_text(table, key, value))
+    except MalformedMessage as error:
+        raise table.error(key, error.message, "See docs/types.md.") from None
+
+
+COLUMN_TYPE: Final = Kind("a declared type", TEXT.schema, _column_type)

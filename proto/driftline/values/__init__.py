@@ -1,0 +1,1 @@
+"""One value and its declared type: bytes to text and back (protocol, section 2)."""

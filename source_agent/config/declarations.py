@@ -1,0 +1,270 @@
+"""The settings of source.toml, each declared once: its values, its meaning, its default.
+
+The reference in docs/operating.md and the schema for editors are made of it (`docs/generate`).
+`config` and `marker_settings` read a file by it, and check what one setting says of another.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from driftline.limits import DATABASE_SILENCE_S_MAX
+from driftline.relations.derivations import Part
+from driftline.settings.declarations import Table
+from driftline.settings.hours import Hours
+from driftline.settings.kinds import (
+    ADDRESS,
+    COLUMN_TYPE,
+    FLAG,
+    PATH,
+    TEXT,
+    ZONE,
+    choice,
+    duration,
+    integer,
+    list_of,
+    map_of,
+    number,
+    or_word,
+    table_of,
+    url,
+    written,
+)
+
+from source_agent.engines.interface import Limits
+from source_agent.engines.relations.shapes import Fingerprint
+
+LOGIN: Final = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
+BY_KEY_LEAST: Final = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
+SCANS_AT_ONCE: Final = 2
+READERS: Final = 1
+ACTIVITY_S: Final = 60.0  # between two questions of a client about activity
+_NEVER: Final = "never"
+_SPAN: Final = written(
+    "a time span",
+    Hours.parse,
+    lack="is not a time span.",
+    remedy='Write "08:00-18:00", or "22:00-06:00" over midnight; local time.',
+)
+_HOURS: Final = 'hours such as `["22:00-06:00"]`'
+_NAMES: Final = list_of(TEXT, "a list of names", least=1)
+_TLS: Final = "without `insecure`"
+_SECONDS: Final = number("seconds")
+
+
+class DatabaseTable(Table):
+    """The database and the limits of a session."""
+
+    url = url(LOGIN).required(
+        "`postgresql://user@host/db` (also `postgresql+psycopg`), `mariadb://user@host/db`,"
+        " `mysql://…` (also `+pymysql`), `sqlite:///file` (relative) or `sqlite:////file`"
+        " (absolute), `dump:///folder` or `dump:////folder` likewise; without a password."
+        " Parameters after `?`: for PostgreSQL those of libpq; for MariaDB `unix_socket`,"
+        " `bind_address`, `ssl_ca`, `ssl_cert`, `ssl_key` (no passphrase), `ssl_disabled`,"
+        " `ssl_verify_cert`, `ssl_verify_identity`; for SQLite none. Other schemes may come from"
+        " [packages with an engine](contributing.md#where-a-change-goes), which run with everything"
+        " that the agent may do"
+    )
+    password_file = PATH.optional(
+        "a file with the password alone; readable by its owner alone (or by its group if root owns"
+        " it), read at each session",
+        f"the environment variable `DRIFTLINE_PASSWORD_{LOGIN}`, else the driver's own ways",
+    )
+    statement_timeout_s = _SECONDS.optional(
+        "the longest time of a statement; this and the next two never extend a limit of the server"
+        " or the role"
+    )
+    lock_timeout_s = _SECONDS.by_default(Limits().lock_s, "the longest wait for a lock")
+    idle_timeout_s = _SECONDS.by_default(
+        Limits().idle_s,
+        "the longest time in which a client may send or take nothing; also set in the session, so"
+        " that the database ends it",
+    )
+    silence_timeout_s = number(
+        "seconds",
+        most=DATABASE_SILENCE_S_MAX,
+        why=f"A warehouse gives up after {DATABASE_SILENCE_S_MAX:g} s.",
+    ).by_default(
+        Limits().silence_s,
+        "the longest time in which a database may deliver nothing; no row, no byte, no end of a"
+        " statement",
+    )
+    connect_timeout_s = _SECONDS.by_default(
+        Limits().connect_s, "the longest time of a connection attempt; 2 or more for PostgreSQL"
+    )
+    pooler = FLAG.by_default(
+        False,
+        "the URL leads to a [connection pooler](dba-guide.md#behind-a-connection-pooler) of"
+        " PostgreSQL; without it a pooler is recognised at the first connection",
+    )
+
+
+class ServerTable(Table):
+    """The address to listen on, and the files of mutual TLS."""
+
+    listen = ADDRESS.required(
+        "the address to listen on; port 0 picks a free one (`serve --port-file` writes it)"
+    )
+    certificate = PATH.required(
+        "PEM file: the certificate of this agent (`driftline-source enroll`)", _TLS
+    )
+    key = PATH.required("PEM file: its key; as private as a password", _TLS)
+    client_ca = PATH.required("PEM file: the authorities that issue clients' certificates", _TLS)
+    insecure = FLAG.by_default(False, "plain text; loopback only, without the three settings above")
+    audit_file = PATH.optional("a line for each request; the [audit](dba-guide.md#audit)", "stderr")
+
+
+class LimitsTable(Table):
+    """The limits of all exchanges together."""
+
+    scans_at_once = integer("relations", least=1).by_default(
+        SCANS_AT_ONCE,
+        "relations that are answered at the same time; a warehouse on a slow line"
+        " [leaves its place](errors.md#not_now) to others now and then",
+    )
+    readers = integer("processes", least=1).by_default(
+        READERS,
+        "processes that read one scan; if the database can share a snapshot: plain tables of"
+        " PostgreSQL 14 or later, from 16 MiB. All scans share the additional ones",
+    )
+    rows_per_second = number("rows a second").optional("rows read from the database")
+    bytes_per_second = number("bytes a second").optional("bytes sent")
+    pause_file = PATH.optional("while this file exists, the agent reads nothing")
+    quiet_hours = list_of(_SPAN, _HOURS).by_default(
+        [], "hours in which nothing is read; local time, end exclusive"
+    )
+    snapshot_seconds = _SECONDS.optional("the longest life of a snapshot")
+    activity_seconds = or_word(_SECONDS, _NEVER, None, "a number of seconds").by_default(
+        ACTIVITY_S,
+        "the shortest time between two questions of a client about"
+        " [activity](dba-guide.md#activity)",
+    )
+    feedback = FLAG.by_default(
+        True,
+        "hold reads back while the database answers slowly; more slowly than in its own recent"
+        " past, or while others need the processors of its machine"
+        " ([dba-guide.md](dba-guide.md#feedback))",
+    )
+
+
+class JoinedMarkerTable(Table):
+    """The marker of a table that a query joins."""
+
+    column = TEXT.required(
+        "a column of times, dates or integers, published or not, that every writer sets;"
+        " application or trigger. Text is refused",
+        "without one of the others that take its place",
+    )
+    late = duration().optional(
+        'longer than any transaction, such as `"15m"`; a transaction takes the time and shows its'
+        " rows when it commits: meanwhile the agent, which sees no other session, would pass them"
+        " by. Rows of the last `late` are read again each time",
+        "required for times",
+    )
+    zone = ZONE.optional(
+        'the time zone of the writers, such as `"UTC"`; where clocks are set back in autumn, an'
+        " hour or more is read again",
+        "required for times without a time zone",
+    )
+
+
+class MarkerTable(JoinedMarkerTable):
+    """The marker of a relation: what it keeps about its own changes."""
+
+    column = JoinedMarkerTable.column  # first in the reference
+    late, zone = JoinedMarkerTable.late, JoinedMarkerTable.zone
+    xmin = FLAG.by_default(
+        False,
+        "instead of `column`, on PostgreSQL; the number of the transaction that wrote each row. It"
+        " needs no promise, no column and no index",
+    )
+    versioned = FLAG.by_default(
+        False,
+        "instead of `column`, on MariaDB; the time at which the current version of each row began,"
+        " of a table `WITH SYSTEM VERSIONING`. `late` is required",
+    )
+    checksum = TEXT.optional(
+        "instead of `column`, a column with a checksum of each row that the source maintains; of"
+        " any type. It must be published, and not be in the key"
+    )
+    deleted = TEXT.optional(
+        "a flag, a truth value or an integer; flagged rows are rows that are gone, however they are"
+        " read. NULL deletes nothing"
+    )
+
+
+class RelationTable(Table):
+    """A relation that is served: a `table`, a `query` or `files`."""
+
+    table = TEXT.optional(
+        "a table, `schema.table`; quote a part that contains a dot as the database does"
+    )
+    query = TEXT.optional("a SELECT")
+    files = TEXT.optional(
+        "names of [dump files](dba-guide.md#dump-files); exactly one of the three"
+    )
+    format = PATH.required("the file that describes the columns of `files`", "with `files`")
+    complete = TEXT.optional('the marker of a complete file, such as `"{file}.done"`')
+    settle_s = _SECONDS.optional(
+        "the time without a change after which a file is complete; exactly one of the two"
+    )
+    key = _NAMES.optional(
+        "columns that identify a row; required for a query and for files", "the primary key"
+    )
+    columns = _NAMES.optional("columns to serve", "all")
+    where = TEXT.optional("an SQL condition, with `table`")
+    as_text = list_of(TEXT, "a list of names").by_default(
+        [], "columns to read as text ([types.md](types.md))"
+    )
+    types = map_of(COLUMN_TYPE, called="COLUMN").by_default(
+        {}, "declared types of columns; SQLite only"
+    )
+    fingerprint = choice(Fingerprint).by_default(
+        Fingerprint.AGENT.value,
+        'who makes fingerprints; the agent (128 bits), or, with `"database"`, PostgreSQL (64 bits,'
+        " less reading): see [dba-guide.md](dba-guide.md#hashes-made-by-the-database)",
+    )
+    allow = list_of(TEXT, "a list of names").optional(
+        "URIs and DNS names of the client certificates that may have it, letter for letter",
+        "every certificate",
+    )
+    derive = list_of(choice(Part), 'a list of `"columns"`, `"rows"`').by_default(
+        [],
+        "what a warehouse may choose of it"
+        " ([dba-guide.md](dba-guide.md#let-a-warehouse-choose-columns-and-rows))",
+    )
+    scan = or_word(
+        list_of(_SPAN, _HOURS, least=1),
+        _NEVER,
+        (),
+        "a list of hours",
+        remedy='Write "never", or hours such as ["22:00-05:00"]; local time.',
+    ).optional(
+        "when a scan of the relation may begin; local time, end exclusive"
+        " ([dba-guide.md](dba-guide.md#hours-for-scans))",
+        "at any time",
+    )
+    rows_by_key = integer("rows", least=BY_KEY_LEAST).optional(
+        "rows that an exchange may read by key; all that a part or a tile compares", "no limit"
+    )
+    activity = FLAG.by_default(
+        True,
+        "tell clients of its [activity](dba-guide.md#activity); `false`: nothing is said of it",
+    )
+    marker = table_of(MarkerTable).optional(
+        "what the relation keeps about its own changes; such as"
+        ' `{ column = "updated_at", late = "15m" }` ([dba-guide.md](dba-guide.md#markers))'
+    )
+    markers = map_of(table_of(JoinedMarkerTable), called="TABLE").optional(
+        "the same of each table that a query joins; `column`, `late` and `zone` alone, such as"
+        ' `{ o = { column = "o_changed", late = "15m" }, … }`'
+    )
+
+
+class SourceFile(Table):
+    """A source.toml: what is published, to whom, and at what cost to the database."""
+
+    database = table_of(DatabaseTable).required("the database and the limits of a session")
+    server = table_of(ServerTable).required("the address to listen on")
+    limits = table_of(LimitsTable).by_default({}, "the limits of all exchanges together")
+    relations = map_of(table_of(RelationTable)).by_default({}, "what is served, by name")

@@ -1,0 +1,1 @@
+"""A relation: what its DBA wrote, how it is read, what is known of it; shared by all engines."""

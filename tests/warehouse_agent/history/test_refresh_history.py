@@ -1,0 +1,274 @@
+"""A history remembers within a bound: newest lines whole, all others in totals, each line once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+from driftline.failpoints import arm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import ROOT
+from tests.harness import forks
+from warehouse_agent.failpoints import Point
+from warehouse_agent.history import refresh_history
+from warehouse_agent.history.history_lines import SuccessLine, parse
+from warehouse_agent.history.refresh_history import Histories, append, read, shortened
+from warehouse_agent.history.totals import (
+    BIN,
+    DAYS_MAX,
+    MONTHS_MAX,
+    OLDER,
+    TOTALS_BYTES_MAX,
+    Bins,
+    Folded,
+    Totals,
+)
+from warehouse_agent.report import Report
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+PLACE = (PRIVATE, "runs", "orders.jsonl")
+DAMAGE = ['{"torn": ', "[]", "{}", "7", '{"folded": {"2024-01-01": 3}}', "\u2028", ""]
+
+
+def refreshed(minute: float, changed: int = 3, **facts: Any) -> str:
+    report = Report(
+        "orders",
+        version=1,
+        previous_version=0,
+        rows_updated=changed,
+        rows_total=10,
+        method="range",
+        checked_at=(START + timedelta(minutes=minute)).isoformat(),
+        seconds={"exchange": 0.25, "apply": 0.5},
+        bytes_sent=100,
+        bytes_received=7 * changed,
+        held_back_s=0.125,
+    )
+    return dataclasses.replace(report, **facts).to_json()
+
+
+def failed(minute: float, code: str = "RECIPE", **facts: Any) -> str:
+    at = (START + timedelta(minutes=minute)).isoformat()
+    error = {"code": code, "exit_code": 6}
+    return refreshed(0, 0, checked_at=None, failed_at=at, error=error, **facts)
+
+
+def totals(lines: Sequence[str]) -> Totals:
+    """The totals of lines, one after the other."""
+    found = (parse(line.encode()) for line in lines)
+    return reduce(Totals.plus, (Totals.of(line) for line in found if line), Totals())
+
+
+def split(body: bytes) -> tuple[Totals, list[str]]:
+    """Totals and lines of a file."""
+    lines = body.decode(errors="replace").split("\n")
+    folded = [found for line in lines if (found := Folded.from_line(line.encode()))]
+    whole = reduce(Totals.plus, (one.whole for one in folded), Totals())
+    return whole, [line for line in lines if parse(line.encode())]
+
+
+@contextmanager
+def small(kept: int, most: int) -> Iterator[Store]:
+    patched = mock.patch.multiple(refresh_history, KEPT_BYTES=kept, LINES_BYTES_MAX=most)
+    with TemporaryDirectory() as folder, patched:
+        yield Store(folder)
+
+
+LINES = st.one_of(
+    st.builds(refreshed, st.integers(0, 10**6), st.integers(0, 10**6)),
+    st.builds(refreshed, st.just(0), previous_version=st.none(), rows_inserted=st.integers(0, 9)),
+    st.builds(failed, st.integers(0, 99), st.sampled_from(["RECIPE", "LOCKED"])),
+    st.builds(failed, st.integers(0, 99), put_off_until=st.just("2026-01-01T00:00:00Z")),
+    st.sampled_from([failed(0), *DAMAGE]),
+)
+STEPS = (Point.SMALL_FILE_WRITING, Point.SMALL_FILE_WRITTEN, Point.SMALL_FILE_NAMED)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(LINES, st.sampled_from([*STEPS, "cut", None, None, None])), max_size=30),
+    st.integers(1, 9000),
+    st.integers(0, 6000),
+)
+def test_each_line_is_kept_or_counted_once(
+    lines: list[tuple[str, Point | str | None]], kept: int, more: int
+) -> None:
+    """Wherever lines are added up, a write ends, or a line is cut."""
+    written: list[str] = []
+    longest = max((len(line) + 1 for line, _ in lines), default=0)
+    with small(kept, kept + more) as store:
+        for line, step in lines:
+            before = store.read(*PLACE)
+            arm(f"{step.value}:raise" if isinstance(step, Point) else None)
+            try:
+                append(store, "orders", line)
+            except RuntimeError:
+                assert step in STEPS
+            arm(None)
+            body = store.read(*PLACE) or b""
+            if step == "cut":
+                store.write(body[: -1 - len(line.encode()) // 2], *PLACE)
+            elif body != before and parse(line.encode()):
+                written.append(line)
+            counted, newest = split(store.read(*PLACE) or b"")
+            assert newest == written[len(written) - len(newest) :]
+            assert counted.plus(totals(newest)) == totals(written)
+            assert sum(len(one) + 1 for one in newest) <= kept + more + longest
+
+
+WRITER = """
+import sys
+from tests.warehouse_agent.history.test_refresh_history import failed
+from warehouse_agent.history import run_history
+from warehouse_agent.storage.store import Store
+
+refresh_history.KEPT_BYTES, refresh_history.LINES_BYTES_MAX = 5_000, 10_000
+for number in range(int(sys.argv[2])):
+    refresh_history.append(Store(sys.argv[1]), "orders", failed(number, sys.argv[3]))
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.starts
+def test_two_commands_at_once_lose_no_line_and_count_none_twice(tmp_path: Path) -> None:
+    """One that does not have the lock of a fragment says so in its history, too."""
+    both = [
+        forks.Fork(["-c", WRITER, tmp_path, "80", code], cwd=ROOT, stdout=subprocess.PIPE)
+        for code in ("LOCKED", "RECIPE")
+    ]
+    assert [one.communicate()[0].count("\n") for one in both] == [80, 80]
+    counted, newest = split(Store(str(tmp_path)).read(*PLACE) or b"")
+    assert counted.plus(totals(newest)).failed == {"LOCKED": 80, "RECIPE": 80}
+    assert counted.attempts > 100
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_command_that_is_killed_loses_its_own_line_at_most(
+    tmp_path: Path, step: Point, nth: int
+) -> None:
+    more = {**os.environ, "DRIFTLINE_FAILPOINT": f"{step.value}:kill:{nth}"}
+    ended = forks.run(["-c", WRITER, tmp_path, "40", "RECIPE"], cwd=ROOT, env=more)
+    assert ended.returncode == -signal.SIGKILL
+    told = ended.stdout.count("\n")
+    counted, newest = split(Store(str(tmp_path)).read(*PLACE) or b"")
+    is_named = step is Point.SMALL_FILE_NAMED
+    assert counted.attempts + len(newest) == told + is_named
+    append(Store(str(tmp_path)), "orders", failed(0))
+    counted, newest = split(Store(str(tmp_path)).read(*PLACE) or b"")
+    assert counted.attempts + len(newest) == told + is_named + 1
+
+
+def test_a_history_of_four_mebibytes_is_added_up_without_loss(tmp_path: Path) -> None:
+    """As earlier releases left it; they would remove its older half now."""
+    store = Store(str(tmp_path))
+    lines = [refreshed(60 * n, n % 50) if n % 9 else failed(60 * n) for n in range(4000)]
+    store.write("".join(f"{line}\n" for line in lines).encode(), *PLACE)
+    assert store.files(PRIVATE, "runs")[0][1] > 4 << 20
+    append(store, "orders", refreshed(60 * 4000))
+    counted, newest = split(store.read(*PLACE) or b"")
+    assert newest == [*lines, refreshed(60 * 4000)][-len(newest) :]
+    assert 250 < len(newest) < 500
+    assert counted.plus(totals(newest)) == totals([*lines, refreshed(60 * 4000)])
+    assert store.files(PRIVATE, "runs")[0][1] < refresh_history.LINES_BYTES_MAX
+    assert counted.changed.quantile(0.5) == pytest.approx(25, rel=BIN**0.5 - 1 + 0.05)
+    assert counted.took_s.quantile(0.99) == pytest.approx(0.75, rel=BIN**0.5 - 1)
+
+
+def test_totals_are_bounded_whatever_the_lines_say() -> None:
+    """Hours of a hundred years, of a wrong clock, and amounts of all sizes."""
+    folded = Folded()
+    for n in range(1500):
+        spent = {"seconds": {"a": 1.2 ** (n % 150)}, "bytes_sent": int(1.3 ** (n % 100))}
+        folded = folded.plus(parse(refreshed(n * 34_000.0, n * n, **spent).encode()))  # type: ignore[arg-type]
+        if n % 100 == 99:
+            whole, folded = folded.whole, folded.bounded()
+            assert replace(folded.whole, seconds=0) == replace(whole, seconds=0)
+            assert folded.whole.seconds == pytest.approx(whole.seconds)
+    by = Counter(len(name) for name in folded.by if name != OLDER)
+    assert by[len("2026-01-31")] <= DAYS_MAX
+    assert by[len("2026-01")] <= MONTHS_MAX
+    assert len(folded.to_line()) <= TOTALS_BYTES_MAX
+    again = Folded.from_line(folded.to_line())
+    assert again is not None
+    assert again.whole.changed == folded.whole.changed
+    assert again.whole.attempts == 1500
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b'{"folded": {"2024-01-01": {"refreshes": -1}}}', b'{"folded": {"x": {}}}',
+        b'{"folded": {"older": {"took_s": {"a": 1}}}}', b'{"folded": [1]}', b"{", b"\xff",
+        b'{"folded": {"older": {"seconds": NaN}}}', b'{"folded": {"older": {"failed": 7}}}',
+        b'{"folded": {"older": {"loads": 1.5}}}', b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_damaged_totals_cost_themselves_alone(damage: bytes) -> None:
+    lines = [refreshed(n, n) for n in range(5)]
+    body = damage + b"\n" + "".join(f"{line}\n" for line in lines).encode()
+    with mock.patch.object(refresh_history, "KEPT_BYTES", 3000):
+        counted, newest = split(shortened(body))
+    assert counted.plus(totals(newest)) == totals(lines)
+
+
+def test_two_histories_in_one_file_are_added_up() -> None:
+    lines = [refreshed(n, n) for n in range(20)]
+    with mock.patch.object(refresh_history, "KEPT_BYTES", 3000):
+        body = shortened("".join(f"{line}\n" for line in lines).encode())
+        counted, newest = split(shortened(body + body))
+    assert counted.plus(totals(newest)) == totals(lines + lines)
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1), st.floats(0.01, 1))
+def test_quantiles_err_by_nine_percent(amounts: list[float], share: float) -> None:
+    found = reduce(Bins.plus, map(Bins.of, amounts), Bins()).quantile(share)
+    exact = sorted(amounts)[math.ceil(round(share * len(amounts), 9)) - 1]
+    assert found == pytest.approx(exact, rel=BIN**0.5 - 1 + 1e-9, abs=0)
+
+
+def test_an_attempt_after_another_writes_no_line_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is locked, another command may publish, and write its line, in between."""
+    monkeypatch.setattr(Store, "has_locks", False)
+    store, ours = Store(str(tmp_path)), Histories()
+    append(store, "orders", refreshed(0, version=0, previous_version=None))
+    assert len(ours.of(store, "orders").lines) == 1
+    theirs = refreshed(1, version=1, previous_version=0)
+    append(store, "orders", theirs)
+    record = SimpleNamespace(report=json.loads(theirs))
+    newest = cast(Snapshot, SimpleNamespace(version=1, record=record))
+    ours.begin(store, "orders")
+    known = ours.completed(store, "orders", newest)
+    assert [line.version for line in known.successes] == [1, 0]
+    assert [line.version for line in read(store, "orders").successes] == [1, 0]
+
+
+def test_a_line_that_does_not_say_what_was_before_is_no_load() -> None:
+    body = json.loads(refreshed(0))
+    del body["previous_version"]
+    found = parse(json.dumps(body).encode())
+    assert isinstance(found, SuccessLine)
+    assert not found.is_load

@@ -1,0 +1,82 @@
+"""Decide what becomes of the views of a component when its fragments move, without I/O.
+
+Each view is decided after the views that it reads. It is left alone, evaluated, taken as its newest
+version is (a command was killed before it flipped), or it stays behind with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warehouse_agent.config import View
+from warehouse_agent.visible_versions.members import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """The view is made of these versions already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The newest version of the view's table is made of these versions, and no flip names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """The view is to be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The view cannot follow. `is_new`: it was never published, so nothing is marked."""
+
+    why: str
+    is_new: bool
+
+
+Decision = Current | Adopt | Evaluate | Behind
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest version of a view's table: what it was made of, and if the recipe is the same."""
+
+    version: int
+    inputs: Mapping[str, int]
+    has_recipe: bool
+
+
+def decide(
+    view: View,
+    versions: Mapping[str, int | None],
+    behind: Mapping[str, str],
+    member: Member | None,
+    head: Head | None,
+) -> Decision:
+    """Return what becomes of a view.
+
+    Args:
+        versions: of its inputs after the command; None: never published.
+        behind: its inputs that are views and stay behind.
+        member: the view in the newest warehouse version.
+        head: of its table.
+    """
+    for name in view.inputs:
+        if name in behind:
+            return Behind(f"its input {name} is stale", member is None)
+        if versions[name] is None:
+            return Behind(f"its input {name} was never published", member is None)
+    wanted = {name: versions[name] for name in view.inputs}
+    if head is None or not head.has_recipe:
+        return Evaluate()
+    if (
+        member is not None
+        and member.stale is None
+        and dict(member.inputs) == wanted
+        and member.version == head.version
+    ):
+        return Current()
+    is_adopted = dict(head.inputs) == wanted
+    return Adopt() if is_adopted else Evaluate()

@@ -1,0 +1,367 @@
+"""One view phase of a component: what becomes of each view, its rows, and their commit.
+
+Each view is decided after the views that it reads, computed from files that no commit may name yet,
+and committed after the fragments. An error is that of its view: the views over it stay behind, and
+no other view does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from driftline.errors import DriftlineError, Locked, NotFound, WarehouseUnavailable
+
+from warehouse_agent.components.view_decision import Behind, Decision, Evaluate, Head, decide
+from warehouse_agent.config import View
+from warehouse_agent.events import RefreshStarted
+from warehouse_agent.failpoints import Point
+from warehouse_agent.refresh.command import Command
+from warehouse_agent.refresh.derivation import noted_offer
+from warehouse_agent.report import Report, utc_now
+from warehouse_agent.spark.executors import mistake
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
+from warehouse_agent.tasks import file_damage
+from warehouse_agent.tasks.steps import Phases, StepLog
+from warehouse_agent.views.component_graph import Component
+from warehouse_agent.views.evaluate import Input, has_inputs_of, lacking
+from warehouse_agent.views.inputs import query_of
+from warehouse_agent.views.maintenance.affected_keys import made_of
+from warehouse_agent.views.maintenance.maintain import maintain, note_current
+from warehouse_agent.views.maintenance.next_version import Computed, NextVersion, UnchangedView
+from warehouse_agent.views.maintenance.view_job import ViewJob
+from warehouse_agent.visible_versions.flips import view_member, weakest
+from warehouse_agent.visible_versions.members import Member
+
+LOCK_WAIT_S = 600.0  # for another command that computes views of this component
+_TRY_S = 0.5  # between two attempts to take a lock
+_LEFT_OUT = "left out with --without"
+
+
+@dataclass(slots=True)
+class PhaseOfView:
+    """One view in a phase; `head` is its newest version that is committed."""
+
+    view: View
+    report: Report
+    decision: Decision
+    head: ViewSnapshot | None
+    made: Computed | None = None
+    is_tried: bool = False  # its commit, which may have been made although it failed
+    is_committed: bool = False
+    error: DriftlineError | None = None
+
+    @property
+    def behind(self) -> str | None:
+        """Return why the view stays behind; None if it does not."""
+        if self.error is not None:
+            return self.error.message
+        return self.decision.why if isinstance(self.decision, Behind) else None
+
+    @property
+    def as_input(self) -> Input | None:
+        """Return the view as an input of views over it."""
+        if isinstance(made := self.made, NextVersion):
+            version = made.base.version + 1 if made.base else 0
+            return Input(self.view.name, version, made.layout, made.files, feed=made.changes)
+        return None if self.head is None else Input.published(self.view.name, self.head)
+
+    def remove(self, store: Store) -> None:
+        """Remove files of a version that was not committed, as `Job.discard`."""
+        if not isinstance(made := self.made, NextVersion) or self.is_committed:
+            return
+        name, version = self.view.name, made.base.version + 1 if made.base else 0
+        needed = formats.needed_after_failure(store, name, version if self.is_tried else None)
+        if needed is None:
+            return
+        for folder in made.folders:
+            if not any(path.startswith(f"{folder}/") for path in needed):
+                store.remove(name, folder)
+
+
+class ViewPhase:
+    """The views of a component that move in a command, in one phase of it."""
+
+    def __init__(
+        self,
+        command: Command,
+        component: Component,
+        left_out: Sequence[View],
+        reports: dict[str, Report],
+    ) -> None:
+        """Put what becomes of views into `reports`, by name; `left_out` stay as they are."""
+        self._command, self._component = command, component
+        self._left_out, self._reports = left_out, reports
+        self._anew = {*command.options.anew}
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the locks of the component's views; wait for a command that has one.
+
+        Raises:
+            Locked: it has them for too long.
+        """
+        command = self._command
+        until = time.monotonic() + LOCK_WAIT_S
+        with ExitStack() as stack:
+            for name in sorted(self._component.views):
+                while True:
+                    try:
+                        stack.enter_context(command.store.lock(name))
+                        break
+                    except Locked:
+                        if time.monotonic() > until:
+                            raise
+                        command.sleep(_TRY_S)
+                self._take_back(name)
+            yield
+
+    def _take_back(self, name: str) -> None:
+        """Publish our last version of a view again if another program wrote after it.
+
+        Views have no fingerprints by which rows of other files could be recognized. If our files
+        are gone, the view is computed anew. What cannot be read is an error of the view, later.
+        """
+        store = self._command.store
+        with contextlib.suppress(WarehouseUnavailable, NotFound):
+            formats.mend(store, name)
+            head = formats.view_head(store, name) if formats.has_log(store, name) else None
+            if head is not None and head.other is not None and head.other.unreadable is None:
+                if file_damage.absent(store, name, head.files):
+                    self._anew.add(name)
+                formats.put_back(store, name, head)
+
+    def decided(
+        self,
+        fragments: Mapping[str, Input | None],
+        members: Mapping[str, Member],
+        moving: Collection[str],
+        *,
+        evaluating: bool = False,
+    ) -> list[PhaseOfView]:
+        """Decide what becomes of each view, in order; compute those that need it if told to.
+
+        Args:
+            fragments: the component's fragments as they will be; None: never published.
+            members: of the newest warehouse version.
+            moving: names of the views that move with them; the others stay as flipped.
+        """
+        inputs = dict(fragments)
+        behind: dict[str, str] = {}
+        turned = []
+        out = {view.name for view in self._left_out}
+        for name in self._component.views:
+            member = members.get(name)
+            if name not in moving or name in out:
+                if name in out:
+                    behind[name] = _LEFT_OUT
+                elif member is not None and member.stale is not None:
+                    behind[name] = member.stale
+                inputs[name] = self._unmoved(name, member)
+                continue
+            one = self._one(self._command.config.views[name], inputs, behind, member)
+            turned.append(one)
+            if evaluating:
+                self._evaluate(one, inputs)
+            if one.behind is not None:
+                behind[name] = one.behind
+            inputs[name] = one.as_input
+        return turned
+
+    def commit(self, turned: Sequence[PhaseOfView], after: dict[str, Member]) -> None:
+        """Commit the views that were computed, and put all into `after`, beside their inputs."""
+        now, behind = utc_now(), dict[str, str]()
+        for one in turned:
+            name, made = one.view.name, one.made
+            late = next((n for n in one.view.inputs if n in behind), None)
+            if one.behind is None and late is not None:
+                one.decision = Behind(f"its input {late} is stale", name not in after)
+            try:
+                if one.behind is None:
+                    inputs = [after[n] for n in dict.fromkeys(one.view.inputs)]
+                    if isinstance(made, NextVersion):
+                        self._commit_view(one, made, inputs)
+                    assert one.head is not None, "a view that is not computed is published"
+                    after[name] = view_member(self._command.store, name, one.head, inputs)
+            except Exception as problem:
+                one.error = mistake(problem, name)
+            if one.behind is not None:
+                behind[name] = one.behind
+                if name in after:
+                    after[name] = after[name].marked(one.behind, now)
+        for view in self._left_out:
+            known = after.get(view.name)
+            if known is None:
+                continue
+            now_there = {n: after[n].version for n in known.inputs if n in after}  # not if removed
+            if now_there != known.inputs:
+                after[view.name] = known.marked(_LEFT_OUT, now)
+
+    def note_current(self, turned: Sequence[PhaseOfView], after: Mapping[str, Member]) -> None:
+        """Note for what committed versions of their inputs views that did not change are right."""
+        for one in turned:
+            if one.behind is None and isinstance(one.made, UnchangedView):
+                name = one.view.name
+                note_current(self._command.store, name, one.made, after[name].inputs)
+
+    def _one(
+        self,
+        view: View,
+        inputs: Mapping[str, Input | None],
+        behind: Mapping[str, str],
+        member: Member | None,
+    ) -> PhaseOfView:
+        """Decide what becomes of one view; a table that cannot be read is an error of the view."""
+        report = self._reports.setdefault(view.name, Report(view.name))
+        try:
+            head = formats.view_head(self._command.store, view.name)
+            if head is not None:
+                if head.other is not None:
+                    formats.refuse_unreadable(view.name, head.other)
+                report.version = head.version
+                report.rows_total = head.rows
+                if not report.attempts:
+                    report.previous_version = head.version
+            known = {n: None if one is None else one.version for n, one in inputs.items()}
+            same = None
+            if head is not None:
+                is_good = view.name not in self._anew and head.other is None
+                is_good = is_good and _is_same(view, head, inputs)
+                same = Head(head.version, head.record.inputs or {}, is_good)
+            decision = decide(view, known, behind, member, same)
+            if isinstance(decision, Evaluate) and (why := self._lacking(view, inputs)):
+                decision = Behind(why, member is None)
+            return PhaseOfView(view, report, decision, head)
+        except Exception as problem:
+            error = mistake(problem, view.name)
+            return PhaseOfView(view, report, Evaluate(), None, error=error)
+
+    def _lacking(self, view: View, inputs: Mapping[str, Input | None]) -> str | None:
+        """Return why a view cannot be made of these versions; None if it can.
+
+        A column that no relation has is left to the evaluation, which says where it is written.
+        """
+        known = [one for name in view.inputs if (one := inputs[name]) is not None]
+        store, relations = self._command.store, dict[str, frozenset[str]]()
+        for name in {one.name for one in known}:
+            if (reply := noted_offer(store, name)) is not None:
+                columns = (column.name.lower() for column in reply.description.columns)
+                relations[name] = frozenset(columns)
+        return lacking(view.name, query_of(view), known, relations)
+
+    def _evaluate(self, one: PhaseOfView, inputs: Mapping[str, Input | None]) -> None:
+        """Compute a view that needs it."""
+        if one.error is not None or not isinstance(one.decision, Evaluate):
+            return
+        command, name = self._command, one.view.name
+        one.report.attempts += 1
+        command.emit(RefreshStarted(name, one.report.attempts))
+        try:
+            chosen = [given for n in one.view.inputs if (given := inputs[n]) is not None]
+            steps = replace(command.steps, log=StepLog(one.report.places))
+            one.made = maintain(
+                ViewJob(
+                    name,
+                    query_of(one.view),
+                    chosen,
+                    one.head,
+                    command.store,
+                    steps,
+                    one.report,
+                    command.emit,
+                ),
+                one.view.maintain,
+                accept_schema=command.options.accept_schema,
+                anew=name in self._anew,
+            )
+            Point.VIEW_COMPUTED.reach()
+        except Exception as problem:
+            one.error = command.steps.mistake(problem, name)
+
+    def _unmoved(self, name: str, member: Member | None) -> Input | None:
+        """Return a view that does not move in this phase as an input."""
+        if member is None:
+            return None
+        found = formats.view_head(self._command.store, name, version=member.version)
+        return None if found is None else Input.published(name, found)
+
+    def _commit_view(self, one: PhaseOfView, made: NextVersion, inputs: list[Member]) -> None:
+        """Commit a view as its next version."""
+        store, name, report = self._command.store, one.view.name, one.report
+        phase = Phases(report, StepLog(report.places), self._command.emit)
+        with phase("publish"):
+            counts = _count(report, made)
+            now, versions = utc_now(), {m.name: m.version for m in inputs}
+            record = VersionRecord(
+                as_of=min(m.as_of for m in inputs),
+                checked_at=now,
+                consistency=weakest("consistency", inputs),
+                proof=weakest("proof", inputs),
+                rows=made.rows,
+                published_at=now,
+                changes=made.changes.folder,
+                changes_files=made.changes.files,
+                rows_inserted=counts.inserted,
+                rows_updated=counts.updated,
+                rows_deleted=counts.deleted,
+                method=report.method,
+                inputs=versions,
+                checked=made.checked.value,
+                made_of=made_of(store, versions),
+                java=made.java,
+            )
+            new = NewViewVersion(made.base, made.layout, made.added, made.removed, record)
+            one.is_tried = True
+            version = formats.commit(store, name, new)
+            Point.VIEW_COMMITTED.reach()
+            one.is_committed = True
+            one.head = formats.view_head(store, name, version=version)
+
+
+def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, Input | None]) -> bool:
+    """Return True if a view's newest version has its query and the columns of its inputs, and was
+    made of none that began anew with the same number.
+
+    Settings and Spark's version are compared when the view is computed.
+    """
+    found = [one for name in view.inputs if (one := inputs[name]) is not None]
+    query, recipe, record = query_of(view), head.layout.recipe, head.record
+    versions, stamps = record.inputs or {}, record.made_of or {}
+    began_anew = any(
+        one.version == versions.get(one.name) and one.stamp != stamps.get(one.name, one.stamp)
+        for one in found
+    )
+    is_whole = recipe.query == query.text and len(found) == len(view.inputs)
+    return is_whole and not began_anew and has_inputs_of(recipe, query, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Changed rows of a view between two of its versions."""
+
+    inserted: int
+    updated: int
+    deleted: int
+
+
+def _count(report: Report, made: NextVersion) -> _Counts:
+    """Return the counts of a new version; add them to a view's report."""
+    base, counts = made.base, made.changes.counts
+    found = _Counts(
+        counts.get("insert", 0) if base else made.rows,
+        counts.get("update_after", 0),
+        counts.get("delete", 0),
+    )
+    report.version = base.version + 1 if base else 0
+    report.rows_total = made.rows
+    report.schema_changed |= base is not None and base.layout != made.layout
+    report.rows_inserted += found.inserted
+    report.rows_updated += found.updated
+    report.rows_deleted += found.deleted
+    report.bytes_rewritten += sum(f.size for f in made.removed)
+    return found

@@ -1,0 +1,305 @@
+"""The lines of a history of runs as typed values; the keys of their JSON are in this module alone.
+
+Each line is the report of one refresh, which went well or failed. A line is a file's: it may be
+cut, damaged or another program's. What is no report of a refresh is no line. A field that a line
+does not say, or that says what cannot be, is None: what needs it skips the line, and the others use
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from driftline.relations.activity import Activity, from_json
+
+from warehouse_agent.json_values import GREATEST
+from warehouse_agent.planning.change_forecast import Run
+from warehouse_agent.report import MovedViews
+
+# What reading a line raises that is none.
+DAMAGED: Final = (
+    ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError,
+)  # fmt: skip
+_SPARK: Final = "spark"  # of the places in a report
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that a refresh inserted, updated and deleted."""
+
+    inserted: int
+    updated: int
+    deleted: int
+
+    @property
+    def changed(self) -> int:
+        """Return the number of changed rows."""
+        return self.inserted + self.updated + self.deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The cost of a refresh, whether it went well or not.
+
+    Attributes:
+        seconds: of all phases.
+        sent, received: bytes, from the view of the warehouse.
+        held_back_s: seconds among `seconds` by which the source read more slowly.
+    """
+
+    seconds: float | None
+    sent: int | None
+    received: int | None
+    held_back_s: float | None
+
+    @property
+    def bytes(self) -> int | None:
+        """Return the bytes in both directions."""
+        if self.sent is None or self.received is None:
+            return None
+        return self.sent + self.received
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessLine:
+    """A refresh that went well.
+
+    Attributes:
+        at: when it had compared, by the clock of the warehouse.
+        ended: the same, or when its files were proven, to the millisecond.
+        as_of, checked_at: as the line has them: they identify it.
+        is_load: nothing was published before.
+        is_part: some rows were not compared.
+        counts_changes: the columns stayed, so that changed rows are changes of the source.
+        is_repair: data files were missing or damaged, whose rows came again.
+        total: rows that it left.
+        exchange_s: of the exchange; 0 where the line has none.
+        is_tiled, is_resumed: a pass over tiles; one that an earlier command had begun.
+        scans: of the relation at the source.
+        staleness: of a view that moved, as its report has it.
+    """
+
+    at: datetime | None
+    ended: datetime | None
+    as_of: str | None
+    checked_at: str | None
+    version: int | None
+    previous_version: int | None
+    is_load: bool
+    is_part: bool
+    counts_changes: bool
+    is_repair: bool
+    rows: Rows | None
+    total: int | None
+    method: str | None
+    scans: int | None
+    exchange_s: float
+    is_tiled: bool
+    is_resumed: bool
+    on_spark: bool
+    activity: Activity | None
+    view_phases: tuple[MovedViews, ...]
+    staleness: Mapping[str, Any] | None
+    spent: Spent
+
+    @property
+    def identity(self) -> tuple[int | None, int | None, str | None, str | None]:
+        """Return what tells the line of a version from all others."""
+        return self.version, self.previous_version, self.as_of, self.checked_at
+
+    @property
+    def run(self) -> Run | None:
+        """Return the refresh for forecasts; None for a part, which counts only some changes."""
+        if self.is_part or self.at is None or self.rows is None or self.total is None:
+            return None
+        if self.scans is None or self.spent.seconds is None:
+            return None
+        return Run(
+            self.at,
+            self.rows.inserted,
+            self.rows.updated,
+            self.rows.deleted,
+            self.total,
+            self.is_load,
+            self.method,
+            self.scans,
+            self.spent.seconds,
+            self.counts_changes,
+            self.on_spark,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FailureLine:
+    """A refresh that failed, or that its source put off.
+
+    Attributes:
+        failed_at: as the line has it; None: it does not say.
+        at: the same as a moment.
+        put_off_until: the source reads nothing before, which is no failure; None: it did not say.
+        version: which was published then.
+        code, exit_code: of the error; empty and None: damaged.
+    """
+
+    failed_at: str | None
+    at: datetime | None
+    put_off_until: datetime | None
+    is_put_off: bool
+    version: int | None
+    code: str
+    message: str
+    where: str
+    remedy: str
+    safe_to_retry: bool
+    exit_code: int | None
+    details: Mapping[str, str]
+    spent: Spent
+
+
+HistoryLine = SuccessLine | FailureLine
+
+
+def parse(line: bytes) -> HistoryLine | None:
+    """Return a line; None if it is no report of a refresh, or damaged."""
+    try:
+        return of_report(json.loads(line))
+    except DAMAGED:
+        return None
+
+
+def of_report(body: Mapping[str, Any]) -> HistoryLine | None:
+    """Return the line of a report as JSON; None of another command.
+
+    Raises:
+        One of DAMAGED: it is no report.
+    """
+    error = body["error"]
+    if body["command"] != "refresh":
+        return None
+    return _success(body) if error is None else _failure(body, error)
+
+
+def _success(body: Mapping[str, Any]) -> SuccessLine:
+    get = body.get
+    seconds, places, proven_at = get("seconds"), get("places"), get("proven_at")
+    exchange = seconds.get("exchange") if isinstance(seconds, dict) else None
+    at, phases, staleness = _moment(get("checked_at")), get("view_phases"), get("staleness")
+    return SuccessLine(
+        at=at,
+        ended=_moment(proven_at) if proven_at else at,
+        as_of=_text(get("as_of")),
+        checked_at=_text(get("checked_at")),
+        version=_whole(get("version")),
+        previous_version=_whole(get("previous_version")),
+        is_load="previous_version" in body and body["previous_version"] is None,
+        is_part=bool(get("rows_left")),
+        counts_changes=not get("schema_changed"),
+        is_repair=bool(get("repaired_files")),
+        rows=_rows(body),
+        total=_count(get("rows_total")),
+        method=_text(get("method")),
+        scans=_count(get("source_scans", 0)),
+        exchange_s=_amount(exchange) or 0.0,
+        is_tiled=bool(get("tiles")),
+        is_resumed=get("resumed_at") is not None,
+        on_spark=isinstance(places, dict) and _SPARK in places.values(),
+        activity=from_json(found) if (found := get("activity")) else None,
+        view_phases=tuple(moved_views(phases)) if phases else (),
+        staleness=staleness if isinstance(staleness, dict) else None,
+        spent=_spent(body),
+    )
+
+
+def _failure(body: Mapping[str, Any], error: object) -> FailureLine:
+    cause: Mapping[str, Any] = error if isinstance(error, dict) else {}
+    failed_at, until = body.get("failed_at"), body.get("put_off_until")
+    details, exit_code = cause.get("details"), cause.get("exit_code")
+    told = details if isinstance(details, dict) else {}
+    return FailureLine(
+        failed_at=None if failed_at is None else str(failed_at),
+        at=_moment(failed_at),
+        put_off_until=_moment(until),
+        is_put_off=until is not None,
+        version=_whole(body.get("version")),
+        code=str(cause.get("code", "")),
+        message=str(cause.get("message", "")),
+        where=str(cause.get("where", "")),
+        remedy=str(cause.get("remedy", "")),
+        safe_to_retry=bool(cause.get("safe_to_retry")),
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        details={str(name): str(text) for name, text in told.items()},
+        spent=_spent(body),
+    )
+
+
+def _spent(body: Mapping[str, Any]) -> Spent:
+    return Spent(
+        _sum(body.get("seconds")),
+        _count(body.get("bytes_sent")),
+        _count(body.get("bytes_received")),
+        _amount(body.get("held_back_s")),
+    )
+
+
+def _rows(body: Mapping[str, Any]) -> Rows | None:
+    inserted, updated = _count(body.get("rows_inserted")), _count(body.get("rows_updated"))
+    deleted = _count(body.get("rows_deleted"))
+    if inserted is None or updated is None or deleted is None:
+        return None
+    return Rows(inserted, updated, deleted)
+
+
+def moved_views(found: object) -> Iterator[MovedViews]:
+    """Yield the view phases that a report names, the oldest first; skip damaged ones."""
+    for one in found if isinstance(found, list) else ():
+        if not isinstance(one, dict) or not one.keys() >= {"rows", "seconds", "at"}:
+            continue
+        rows, seconds = _count(one["rows"]), _amount(one["seconds"])
+        if seconds is not None and (rows is not None or one["rows"] is None):
+            yield MovedViews(rows, seconds, str(one["at"]))
+
+
+def _sum(found: object) -> float | None:
+    """Return the sum of the seconds of phases; None if one of them is damaged."""
+    if not isinstance(found, dict):
+        return None
+    total = 0.0
+    for one in found.values():
+        if (seconds := _amount(one)) is None:
+            return None
+        total += seconds
+    return total
+
+
+def _count(found: object) -> int | None:
+    amount = _amount(found)
+    return None if amount is None else int(amount)
+
+
+def _amount(found: object) -> float | None:
+    return found if isinstance(found, (int, float)) and 0 <= found <= GREATEST else None
+
+
+def _whole(found: object) -> int | None:
+    return found if isinstance(found, int) else None
+
+
+def _text(found: object) -> str | None:
+    return found if isinstance(found, str) else None
+
+
+def _moment(text: object) -> datetime | None:
+    with contextlib.suppress(ValueError, OverflowError):
+        return moment(text).astimezone(UTC) if isinstance(text, str) else None
+    return None
+
+
+def moment(text: str) -> datetime:
+    """Return a moment that a text names, in UTC if it has no time zone. Raises ValueError."""
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -1,0 +1,276 @@
+"""The group method: units of our rows, each compared as one (protocol, section 9).
+
+After Lu, Liu and Hyland, section VI. We send the keys and a digest of each unit. The source ships
+rows whose keys were not named (insertions) and sends keys that it lacks (deletions). A unit that
+differs is shipped whole, or its row hashes are sent. A unit that lost keys is hashed again without
+them before it is compared; then our rows of the units that differ are listed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from driftline import wire_pb2 as pb
+from driftline.arrays import U64, Bools, Integers
+from driftline.errors import MalformedMessage
+from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_PER_MESSAGE
+from driftline.reconciliation.groups import UnitRun, UnitSums
+from driftline.reconciliation.named_keys import KeyMap, Ranks
+from driftline.reconciliation.ranges import short_digests
+from driftline.reconciliation.sketches import unpack
+from driftline.rows.digests import Digest
+from driftline.rows.key_order import KeyRange
+
+from warehouse_agent.history.notes import Turn
+from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.methods.interface import Lister, Step
+from warehouse_agent.methods.ranges import (
+    Receive,
+    mismatch,
+    multiset_difference,
+    row_hashes,
+    some,
+    want,
+)
+from warehouse_agent.planning.choice import Method, everything
+from warehouse_agent.tasks.difference import BelowKeys, ListedRows, Outcome
+from warehouse_agent.tasks.digests import Listing
+
+
+@dataclass(frozen=True, slots=True)
+class UnitPiece:
+    """Units as they are sent: keys in each, the list of all keys, a digest for each unit."""
+
+    size: int
+    ks: bytes
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPiece:
+    """Units whose rows are named by keys: keys in each, positions of all keys, int64 [n], a digest
+    for each unit, and the keys themselves in a frame."""
+
+    size: int
+    positions: Integers
+    digests: bytes
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPartOf:
+    """The limits of a part whose rows are named by keys: ranges of keys to be read beside these,
+    ascending, and the most rows that may be read, named ones included."""
+
+    ranges: tuple[KeyRange, ...]
+    rows_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """The limits of a part beside the named keys.
+
+    Attributes:
+        first, last: ranges of positions to be read, int64 [n] each, both ends inclusive.
+        rows_max: the most rows that may be read, named ones included.
+    """
+
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+    rows_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Our rows in units.
+
+    Attributes:
+        ungrouped: k, uint64 [n] ascending, of our rows in no unit: replaced, never compared.
+        row_bytes, wait_bytes: costs of a row and of a round trip; they decide if hashes are sent.
+        part: None if all rows are compared.
+    """
+
+    embedding: KeyMap
+    pieces: tuple[UnitPiece | NamedPiece, ...]
+    ungrouped: U64
+    row_bytes: int
+    wait_bytes: int
+    part: PartOf | KeyPartOf | None = None
+
+    def described(self) -> pb.Grouping:
+        """Return the description for the opening."""
+        said = pb.Grouping(row_bytes=self.row_bytes, wait_bytes=self.wait_bytes)
+        if isinstance(self.part, KeyPartOf):
+            said.rows_max = self.part.rows_max
+            said.keys.SetInParent()  # also of no range
+            for within in self.part.ranges:
+                said.keys.ranges.add(lower=within.lower or (), upper=within.upper or ())
+            return said
+        assert not isinstance(self.embedding, Ranks), "ranks are for a part by keys"
+        said.span, said.base = self.embedding.span, self.embedding.base or 0
+        said.hashed = self.embedding.base is None
+        if self.part is not None:
+            said.rows_max = self.part.rows_max
+            said.firsts.extend(self.part.first.tolist())
+            said.lasts.extend(self.part.last.tolist())
+        return said
+
+    def requests(self) -> Iterator[pb.Request]:
+        """Return the messages that carry the units."""
+        for at, piece in enumerate(self.pieces):
+            units = pb.Units(size=piece.size, digests=piece.digests)
+            if isinstance(piece, NamedPiece):
+                units.keys = piece.keys
+            else:
+                units.ks = piece.ks
+            units.last = at == len(self.pieces) - 1
+            yield pb.Request(units=units)
+        if not self.pieces:
+            yield pb.Request(units=pb.Units(last=True))
+
+    def sums(self) -> UnitSums:
+        """Return the units, unpacked."""
+        return UnitSums([UnitRun(piece.size, self._ks(piece)) for piece in self.pieces])
+
+    def _ks(self, piece: UnitPiece | NamedPiece) -> U64:
+        """Return the k of a piece, uint64 [n]."""
+        if isinstance(piece, UnitPiece):
+            return unpack(piece.ks, span=self.embedding.span, count_max=UNIT_KEYS_PER_MESSAGE)
+        assert isinstance(self.embedding, Ranks), "a piece is named as its units are"
+        return self.embedding.embed(piece.positions)[0]
+
+    def ours(self) -> U64:
+        """Return the k, uint64 [n] ascending, of our rows that may be replaced."""
+        return np.union1d(self.sums().all_ks(), self.ungrouped)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSide:
+    """Our side in units. `compared` is the digest of our rows that may be replaced, `rest` that of
+    all others, which only a part has; `updates_left` of these are expected to have been updated."""
+
+    grouped: Grouped
+    compared: Digest
+    lister: Lister
+    rest: Digest = field(default_factory=Digest)
+    turn: Turn = field(default_factory=Turn)
+    updates_left: float = 0.0
+
+    def open(self, talk: Talk) -> Step:
+        """Open with units, and compare those that differ row by row."""
+        found = self.compare(talk)
+        return found if self.grouped.part is None else found.beside(self.rest)
+
+    def compare(self, talk: Talk) -> Outcome:
+        """Return the outcome of the rows that are compared."""
+        grouped = self.grouped
+        difference: ListedRows | BelowKeys | None = None
+        talk.open(self.compared, everything(), grouping=grouped.described())
+        for request in grouped.requests():
+            talk.send(request)
+        # Rows of other k replace nothing of ours, however many come. But if a part receives a row
+        # that we did not compare, the proof must fail.
+        among = grouped.ours() if grouped.part is None else None
+        keys = talk.collect(grouped.embedding, among)
+        reply = talk.receive()
+        if reply.HasField("mismatch"):
+            talk.stop_collecting()
+            difference = regroup(grouped, talk, first=reply, lister=self.lister)
+            reply = talk.receive()
+        elif reply.HasField("deleted"):
+            gone = gone_of(grouped, reply)
+            difference = keys.replaced(np.concatenate([gone, grouped.ungrouped]))
+            reply = talk.receive()
+        return talk.finished(reply, difference, Method.GROUP)
+
+
+def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) -> ListedRows:
+    """Compare the units that differ row by row, until the wanted rows are on their way.
+
+    Args:
+        first: the reply that says which units differ.
+
+    Returns:
+        Rows of ours that are replaced or deleted.
+
+    Raises:
+        MalformedMessage, and whatever `talk.receive` raises.
+    """
+    units = grouped.sums()
+    if not len(units):
+        raise MalformedMessage("Units differ where none were sent.")
+    differs, counts = mismatch(_with(first, talk.receive), len(units))
+    gone = gone_of(grouped, talk.receive())
+    hashes = row_hashes(talk.receive)
+    if hashes is None or (units.find(gone) < 0).any():
+        raise MalformedMessage(
+            "Units were answered with something else.",
+            remedy="Install the same release on both sides.",
+        )
+    lost = np.zeros(len(units), np.bool_)
+    lost[units.find(gone)] = True
+    # One hash for every row, but one for all rows of a unit that lost keys.
+    entries = np.where(lost[differs], np.minimum(counts, 1), counts)
+    if (lost & ~differs).any() or int(entries.sum()) != len(hashes):
+        raise MalformedMessage("The source sent another number of row hashes than it said.")
+    unit_of = np.repeat(np.flatnonzero(differs), entries)
+    ks = np.union1d(units.ks_of(differs), grouped.ungrouped)
+    listed = lister.list_keys(grouped.embedding, ks)
+    ours = units.find(listed.ranges.astype(np.uint64))
+    is_gone = np.isin(listed.ranges.astype(np.uint64), gone)
+    is_lost = lost[unit_of]
+    again = _same_again(units, lost, listed, np.where(is_gone, -1, ours), unit_of, hashes, is_lost)
+    wanted = is_lost & ~again[unit_of]
+    # Rows in no unit and deleted rows are removed; a unit that lost keys and still differs is
+    # replaced.
+    removed = (ours < 0) | is_gone | (lost & ~again)[np.maximum(ours, 0)]
+    singly = (ours >= 0) & ~lost[np.maximum(ours, 0)]
+    alone, asked = multiset_difference(
+        ours[singly], listed.hashes[singly], unit_of[~is_lost], hashes[~is_lost]
+    )
+    removed[np.flatnonzero(singly)[alone]] = True
+    wanted[np.flatnonzero(~is_lost)[asked]] = True
+    if len(hashes):
+        want(talk, wanted)
+    return ListedRows(some(listed, removed))
+
+
+def gone_of(grouped: Grouped, reply: pb.Reply) -> U64:
+    """Return the k, uint64 [n], for which the source has no row. Raises MalformedMessage."""
+    if reply.WhichOneof("message") != "deleted":
+        raise MalformedMessage("The deleted keys were expected.")
+    most = min(len(grouped.pieces) * UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX)
+    return unpack(reply.deleted.ks, span=grouped.embedding.span, count_max=most)
+
+
+def _same_again(
+    units: UnitSums,
+    lost: Bools,
+    listed: Listing,
+    ours: npt.NDArray[np.int64],
+    unit_of: npt.NDArray[np.int64],
+    hashes: U64,
+    is_lost: Bools,
+) -> Bools:
+    """Return which units, bool [units], are equal without the keys that they lost.
+
+    Args:
+        ours: the unit of each listed row, int64 [listed]; −1 for deleted rows.
+    """
+    sums, counts = np.zeros(len(units), np.uint64), np.zeros(len(units), np.int64)
+    mine = ours >= 0
+    np.add.at(sums, ours[mine], listed.hashes[mine])
+    np.add.at(counts, ours[mine], 1)
+    theirs = np.zeros(len(units), np.uint64)
+    theirs[unit_of[is_lost]] = hashes[is_lost]
+    same: Bools = lost & (short_digests(sums, counts) == theirs)
+    return same
+
+
+def _with(first: pb.Reply, receive: Receive) -> Receive:
+    """Return a function that returns `first`, then what `receive` returns."""
+    held = [first]
+    return lambda: held.pop() if held else receive()

@@ -1,0 +1,157 @@
+"""The group method's opening: put all of our rows into units, or the part that a budget allows.
+
+A part has the rows most likely to have changed, the next rows in key order after the last part, so
+that every row has its turn, and room for rows after the largest key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+from driftline.errors import LimitExceeded
+from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
+
+from warehouse_agent.history.notes import Turn
+from warehouse_agent.methods.groups import assignment, key_parts
+from warehouse_agent.methods.groups import shards as sharded
+from warehouse_agent.methods.groups.assignment import InPositions, PartRows
+from warehouse_agent.methods.groups.exchange import Grouped, GroupSide, PartOf
+from warehouse_agent.methods.groups.shards import Chosen, ShardedSide
+from warehouse_agent.methods.interface import Offers, Priced, WorkingCopy
+from warehouse_agent.planning import group_selection, group_shards, sketch_size
+from warehouse_agent.planning.candidates import Known, Part, Whole, in_groups, in_part, p_delete
+from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.choice import NAMES, Method
+from warehouse_agent.storage import data_files
+
+LIKELIEST, IN_TURN = 0.6, 0.25  # shares of the budget; the rest is for new rows
+
+
+class GroupOpening:
+    """Open with groups: of all rows where the configuration asks for it, or of a part."""
+
+    method, stalls = Method.GROUP, False
+
+    def supports(self, known: Known) -> bool:
+        return bool(known.rows) and isinstance(known.scope, Whole | Part)
+
+    def price(
+        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+    ) -> Priced:
+        ours, scope = known.rows or 0, known.scope
+        if isinstance(scope, Part):
+            compared = min(scope.rows_max, ours)
+            part = in_part(known, scope, expected, max(changed * compared // max(ours, 1), 1))
+            return (part,), part.what
+        if known.forced is self.method and known.named_key_bytes is None:
+            group_selection.refuse_too_many(known.name, ours)
+        return in_groups(known, expected, changed), NAMES[self.method]
+
+    def plan(self, known: Known, expected: Expected | None) -> UnitsPlan:
+        scope = known.scope
+        rows_max = scope.rows_max if isinstance(scope, Part) else None
+        wait_bytes, deleted = known.line.round_trip_bytes, p_delete(known, expected)
+        key = known.named_key_bytes
+        limit = (known.allowance.rows_by_key if known.allowance else None) or sharded.ROWS_MAX
+        return UnitsPlan(known.prices.row, wait_bytes, rows_max, deleted, key, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsPlan:
+    """Bytes of a row and of a round trip, by which units are sized; `rows_max` is the budget of a
+    part, None where all rows are compared; `p_delete` is the probability that a row is deleted;
+    `named_key_bytes` are those of a key that travels itself, None: keys have no order; `limit` is
+    the most rows that may be read by key."""
+
+    row_bytes: float
+    wait_bytes: float
+    rows_max: int | None
+    p_delete: float = 0.0
+    named_key_bytes: float | None = None
+    limit: int = sharded.ROWS_MAX
+
+    def reduce(self, copy: WorkingCopy) -> GroupSide | ShardedSide:
+        """Put the working copy into units; two to four steps. More rows than an exchange can name
+        are divided into shards, if their keys have an order.
+
+        Raises:
+            ConfigurationError: more keys than units can name, or a part of a table, and their keys
+                have no order.
+            LimitExceeded: the rows cannot be divided into shards.
+        """
+        bounds = data_files.bounds(copy.files)
+        embedding = sketch_size.embedding_for(copy.rows, bounds)
+        place = (copy.steps, copy.files, copy.layout, copy.outlook)
+        counted = assignment.histogram(*place)
+        compared = copy.rows if self.rows_max is None else min(self.rows_max, copy.rows)
+        is_sharded = compared > group_shards.KEYS_MAX and self.named_key_bytes is not None
+        is_by_key = is_sharded or (self.rows_max is not None and embedding.base is None)
+        key = group_selection.key_bytes(copy.rows, embedding.span)
+        if is_by_key:
+            if self.named_key_bytes is None:
+                raise group_selection.unfit_key(copy.name)
+            key = self.named_key_bytes
+        grouping = group_selection.grouping(
+            counted,
+            row_bytes=self.row_bytes,
+            key_bytes=key,
+            wait_bytes=self.wait_bytes,
+            p_delete=self.p_delete,
+        )
+        costs = round(self.row_bytes), round(self.wait_bytes)
+        part, part_of, turn = None, None, Turn()
+        if self.rows_max is None:
+            if is_sharded:
+                grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
+                return sharded.reduce(copy, grouping, Chosen(), costs, rows_max=self.limit)
+            group_selection.refuse_too_many(copy.name, copy.rows)
+        else:
+            in_turn, likely = (int(share * self.rows_max) for share in (IN_TURN, LIKELIEST))
+            # All compared rows are read by their keys, so each is in a unit.
+            grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
+            if is_by_key:
+                count = min(in_turn, key_parts.KEYS_IN_TURN_MAX)
+                near = key_parts.window_of(copy, count)
+                likeliest = group_selection.most_likely(counted, likely + in_turn - count)
+                part = PartRows(likeliest, near.inside)
+                if not is_sharded:
+                    with contextlib.suppress(LimitExceeded):  # their keys are too long
+                        limit = self.rows_max
+                        return key_parts.reduce(copy, grouping, part, near, costs, rows_max=limit)
+                chosen = Chosen(part, near)
+                return sharded.reduce(copy, grouping, chosen, costs, rows_max=self.rows_max)
+            assert bounds is not None, "keys embed from a base only where all files have bounds"
+            window, following = _window(copy, bounds, in_turn)
+            turn = Turn(position=following)
+            likeliest = group_selection.most_likely(counted, likely)
+            part, part_of = (
+                PartRows(likeliest, InPositions(*window)),
+                _part_of(window, bounds, self.rows_max),
+            )
+        found = assignment.assign(*place, grouping, embedding, copy.salt, part=part)
+        grouped = Grouped(embedding, found.pieces, found.ungrouped, *costs, part_of)
+        return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
+
+
+def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartOf:
+    """Return the positions that a part reads: the window, and all after the largest key."""
+    zones = [window, (bounds[1] + 1, POSITION_MAX)] if bounds[1] < POSITION_MAX else [window]
+    first, last = (np.array(ends, np.int64) for ends in zip(*zones, strict=True))
+    return PartOf(first, last, rows_max)
+
+
+def _window(copy: WorkingCopy, bounds: tuple[int, int], count: int) -> tuple[tuple[int, int], int]:
+    """Return the next `count` rows in turn and where the next turn begins.
+
+    The window is a first and a last position, both inclusive. After the largest key the turn begins
+    again at the least one. The first window includes all positions before the least key, because
+    new rows may lie there.
+    """
+    noted = copy.turn.position
+    start = noted if noted is not None and bounds[0] < noted <= bounds[1] else bounds[0]
+    end = assignment.window_end(copy.steps, copy.files, copy.layout, start, count)
+    last = bounds[1] if end is None else end
+    first = POSITION_MIN if start == bounds[0] else start
+    return (first, last), last + 1 if last < bounds[1] else POSITION_MIN

@@ -1,0 +1,197 @@
+"""What all runs of one command share: settings, services, and the end of each fragment.
+
+A fragment ends in this module: published, failed, refused or not started. If views depend on it,
+its component's turn is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+from driftline.errors import DriftlineError
+from driftline.settings.hours import next_open
+
+from warehouse_agent.config import Fragment, Source, WarehouseConfig
+from warehouse_agent.events import Listener, RefreshCommitted, RefreshFailed, RefreshNotStarted
+from warehouse_agent.history.refresh_history import Histories, read, refreshes
+from warehouse_agent.refresh import order
+from warehouse_agent.refresh.finish import Proven
+from warehouse_agent.refresh.job import Job, Options
+from warehouse_agent.report import Report, utc_at
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.transport.channel import Link
+from warehouse_agent.visible_versions.flips import Flips
+
+
+class Turn(Protocol):
+    """The turn of a component: its fragments and views move together (`component_turn`)."""
+
+    def lock(self, name: str) -> None:
+        """Take the lock of a fragment until the turn is over; raises Locked."""
+
+    def hold(self, job: Job, proven: Proven) -> None:
+        """Keep what is proven until the turn is done."""
+
+    def left(self, name: str) -> None:
+        """Note that a fragment stays where it is."""
+
+    def settle(self) -> None:
+        """Do the turn if it waits for nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunBefore:
+    """The run before another one of its source: when it is expected to be done, and if it is.
+
+    Attributes:
+        expected_at: by a monotonic clock, in seconds.
+    """
+
+    expected_at: float = 0.0
+    is_done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Settings and services that the runs of all sources of one command share; safe for threads.
+
+    Attributes:
+        emit: passes an event to the listeners.
+        sleep: waits for seconds.
+        attempts: of a refresh, if its errors are retryable.
+        wait_s_max: the longest pause between two attempts, before some jitter.
+        flips: moves fragments in the table of versions.
+        link: makes a channel to a source.
+        ends_at: the deadline by a monotonic clock, in seconds; None: there is none.
+        clock: seconds since 1970.
+        turns: those of the components, by the names of their chosen fragments.
+        histories: of the fragments whose turn it is.
+    """
+
+    steps: Steps
+    store: Store
+    options: Options
+    emit: Listener
+    sleep: Callable[[float], None]
+    attempts: int
+    wait_s_max: float
+    flips: Flips
+    link: Callable[[Source], Link] = Link
+    ends_at: float | None = None
+    clock: Callable[[], float] = time.time
+    turns: Mapping[str, Turn] = field(default_factory=dict)
+    histories: Histories = field(default_factory=Histories)
+
+    @property
+    def config(self) -> WarehouseConfig:
+        """Return the configuration of the warehouse."""
+        return self.flips.config
+
+    @property
+    def is_deferred(self) -> bool:
+        """Return True if mistakes are to be found before Spark may start."""
+        return isinstance(self.steps.session, Deferred)
+
+    def finished(self, report: Report) -> None:
+        """Emit the last event of a fragment."""
+        self.emit(RefreshFailed(report) if report.error else RefreshCommitted(report))
+        self.left(report.name)
+
+    def left(self, name: str) -> None:
+        """Tell the turn of a fragment's component that the fragment is done, or stays."""
+        if (turn := self.turns.get(name)) is not None:
+            turn.left(name)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """Do the turns of these fragments' components that wait for nothing else."""
+        for turn in {id(t): t for n in names if (t := self.turns.get(n)) is not None}.values():
+            turn.settle()
+
+    def refused(self, report: Report, error: DriftlineError, *, is_ours: bool) -> None:
+        """Emit the report of a fragment on which no work began; `is_ours`: we hold its lock."""
+        self.published(report, is_ours=is_ours)
+        report.fail(error)
+        self.finished(report)
+
+    def in_time(
+        self, fragments: Sequence[Fragment], reports: Mapping[str, Report], before: RunBefore
+    ) -> tuple[list[Fragment], float]:
+        """Return the fragments of a run to start now; report those that would end too late, or all
+        if the command is to end, or is scheduled and the `refresh_hours` of its source have ended.
+
+        Where the run before may need the time that they need, wait until it is done, then decide.
+
+        Returns:
+            The fragments, and the seconds that they are expected to take; 0 without a deadline.
+        """
+        if self.options.is_ending():
+            for fragment in fragments:
+                self._not_started(reports[fragment.name], "The command was asked to end.")
+            return [], 0.0
+        if (opens := self._opens(fragments)) is not None:
+            why = f"The `refresh_hours` of its source have ended; the next begin {opens:%a %H:%M}."
+            for report in (reports[fragment.name] for fragment in fragments):
+                report.put_off_until = utc_at(opens.timestamp())
+                self._not_started(report, why)
+            return [], 0.0
+        if self.ends_at is None:
+            return list(fragments), 0.0
+        takes_s = dict[str, float]()
+        for fragment in fragments:
+            takes_s[fragment.name] = 0.0
+            with contextlib.suppress(DriftlineError):  # its own refresh says what is wrong
+                last = read(self.store, fragment.name, refreshes(order.DURATIONS))
+                durations_s = last.durations_s(order.DURATIONS)
+                takes_s[fragment.name] = order.expected_s(durations_s)
+        left_s = self.ends_at - time.monotonic()
+        chosen = order.in_time(fragments, takes_s, left_s)
+        behind_s = left_s if before.is_done.is_set() else self.ends_at - before.expected_at
+        if chosen != order.in_time(fragments, takes_s, min(left_s, behind_s)):
+            before.is_done.wait()
+            left_s = self.ends_at - time.monotonic()
+            chosen = order.in_time(fragments, takes_s, left_s)
+        for name in (f.name for f in fragments if f not in chosen):
+            why = (
+                f"By its history it takes {takes_s[name]:,.0f} s, and until the deadline "
+                f"{max(left_s, 0):,.0f} s are left for its run."
+            )
+            self._not_started(reports[name], why)
+        return chosen, sum(takes_s[fragment.name] for fragment in chosen)
+
+    def _opens(self, fragments: Sequence[Fragment]) -> datetime | None:
+        """Return when fragments of one source may begin, by its clock; None: now."""
+        if not (self.options.is_scheduled and fragments):
+            return None
+        source = fragments[0].source
+        now = datetime.fromtimestamp(self.clock(), ZoneInfo(source.time_zone))
+        opens = next_open(source.refresh_hours, now)
+        return None if opens == now else opens
+
+    def _not_started(self, report: Report, why: str) -> None:
+        """Report that a fragment was not started."""
+        report.not_started = why
+        self.published(report, is_ours=False)
+        self.emit(RefreshNotStarted(report))
+        self.left(report.name)
+
+    def published(self, report: Report, *, is_ours: bool = True) -> None:
+        """Note the published version of a fragment that is not worked on.
+
+        If we hold its lock, also complete its history.
+        """
+        with contextlib.suppress(Exception):  # the report has the error of the table
+            if (snapshot := formats.head(self.store, report.name)) is not None:
+                report.version = report.previous_version = snapshot.version
+                report.rows_total = snapshot.rows
+            if is_ours:
+                self.histories.completed(self.store, report.name, snapshot)

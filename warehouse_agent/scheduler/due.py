@@ -1,0 +1,294 @@
+"""`schedule`: what is due, why, and when the rest will be; `refresh --due` refreshes that."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+
+from driftline.errors import ConfigurationError, WarehouseUnavailable
+
+from warehouse_agent.change_models.memory import Learned, Memory
+from warehouse_agent.components import phase_history
+from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.history import change_memory
+from warehouse_agent.history.refresh_history import read, refreshes
+from warehouse_agent.report import age, counted, utc_at
+from warehouse_agent.runs.each_fragment import each
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.timetable.decision import NEVER, Circumstances, Decision, decide
+from warehouse_agent.timetable.probe import Probe
+from warehouse_agent.timetable.retry import Failed
+from warehouse_agent.views import component_graph
+from warehouse_agent.views.inputs import inputs_of
+from warehouse_agent.views.selection import Selection, select
+from warehouse_agent.views.timings import timings_of
+
+NAMES_SHOWN = 20  # of fragments that are never due
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The decision about one fragment.
+
+    Attributes:
+        dropped: intervals that a wrong clock made useless.
+        unread: why the times that `event_time` names are not used; empty: they are, or none are.
+        held: it would be due now, had it not failed; None: it would not, or has not.
+        refresh_s: that a refresh of it is expected to take, without views; 0: not known.
+    """
+
+    name: str
+    decision: Decision
+    dropped: int = 0
+    unread: str = ""
+    held: Failed | None = None
+    refresh_s: float = 0.0
+
+    def to_json(self) -> str:
+        """Return it as one JSON object; `at` is ISO 8601 in UTC, null if it is never due."""
+        at = None if self.decision.at == NEVER else utc_at(self.decision.at)
+        body = asdict(self.decision) | {"at": at}
+        more = {"intervals_dropped": self.dropped, "event_time_not_used": self.unread or None}
+        return json.dumps({"name": self.name, **body, **more})
+
+    def text(self, now: datetime) -> str:
+        """Return it as a line for people."""
+        if (found := self.decision).at == NEVER:
+            return f"{self.name}: never due: {found.why}"
+        at = utc_at(found.at)
+        when = "due now" if found.due else f"not before {at} ({age(at, now)})"
+        by = "" if found.by == self.name else f", for {found.by}"
+        unread = f"; `event_time` is not used: {self.unread}" if self.unread else ""
+        return f"{self.name}: {when}: {found.why}{by}{_expected(found)}{self._dropped()}{unread}"
+
+    def _dropped(self) -> str:
+        if not self.dropped:
+            return ""
+        verb = "was" if self.dropped == 1 else "were"
+        return (
+            f"; {counted(self.dropped, 'interval')} {verb} dropped, because the clock of the source"
+            " was set"
+        )
+
+
+def _expected(found: Decision) -> str:
+    """Return in words what is expected of a refresh at the decided moment, or why nothing is."""
+    if found.untold:
+        return f"; {found.untold}"
+    if found.rows is None or found.row_hours is None or found.stale_hours is None:
+        return ""
+    sent = "" if found.bytes is None else f", {found.bytes:,.0f} bytes"
+    return (
+        f"; expected until then: {found.rows:,.1f} changed rows, {found.row_hours:,.1f} row-hours,"
+        f" {found.stale_hours:,.1f} stale hours{sent}"
+    )
+
+
+def probes(
+    config: WarehouseConfig, store: Store, fragments: Sequence[Fragment]
+) -> Mapping[str, Probe]:
+    """Ask the sources what changed, without a scan, where a timing makes use of it.
+
+    Nothing is known of fragments whose published state cannot be read.
+    """
+    chosen = [
+        fragment
+        for fragment in fragments
+        if any(timing.listens for timing in timings_of(config, fragment))
+    ]
+    if not chosen:
+        return {}
+    from warehouse_agent.scheduler.probes import probed  # gRPC, where a source is asked
+
+    with contextlib.suppress(WarehouseUnavailable):
+        return {name: probe for name, (probe, _) in probed(store, chosen).items()}
+    return {}
+
+
+def scheduled(
+    config: WarehouseConfig,
+    store: Store,
+    fragment: Fragment,
+    now: float,
+    probe: Probe | None,
+    *,
+    expects: bool = True,
+    learned: Learned | None = None,
+) -> Scheduled:
+    """Return the decision about a fragment.
+
+    Args:
+        now: seconds since 1970.
+        probe: what its source says; None: it was not asked.
+        expects: also say what is expected to be unseen until then.
+        learned: what a loop fits its models to; None: all that is remembered.
+
+    Raises:
+        WarehouseUnavailable: what is published, or its history, cannot be read.
+    """
+    published = formats.head(store, fragment.name)
+    history = read(store, fragment.name, refreshes(change_memory.LATEST)).with_newest(published)
+    memory = change_memory.remembered(store, fragment.name, fragment.time_zone, history)
+    refresh_s, sent = change_memory.habits(history)
+    duration_s = refresh_s + _phase_s(config, store, fragment.name, memory)
+    taken, claims, unread = None if published is None else memory.taken, None, ""
+    if taken is not None and (last := memory.last) is not None:
+        from warehouse_agent.scheduler.claimed_times import (
+            claims_of,  # Arrow, where one is published
+        )
+
+        try:
+            claims = claims_of(store, fragment, last)
+        except ConfigurationError as error:  # the counts of refreshes decide
+            unread = error.message
+    given = Circumstances(
+        last=taken,
+        behind_s=memory.behind_s,
+        probe=probe or Probe(),
+        allowed=fragment.source.refresh_hours,
+        zone=fragment.source.time_zone,
+        duration_s=duration_s,
+        bytes=sent,
+        closed_until=history.put_off_until,
+        failed=history.failed,
+        claims=claims,
+    )
+    fitted = memory if learned is None else learned.of(fragment.name, memory)
+    timings = timings_of(config, fragment)
+    found = decide(fitted, timings, given, now, expects=expects)
+    held = None if found.due else given.failed
+    if held and not decide(fitted, timings, replace(given, failed=None), now, expects=False).due:
+        held = None
+    return Scheduled(fragment.name, found, memory.dropped, unread, held, refresh_s)
+
+
+def _phase_s(config: WarehouseConfig, store: Store, name: str, memory: Memory) -> float:
+    """Return the seconds that the views over a fragment are expected to take: readers see a change
+    when these have moved, too. 0 without views, or if nothing is known of their phases."""
+    over = component_graph.above([name], inputs_of(config.views))
+    views = (read(store, view, phase_history.last_phases()) for view in sorted(over))
+    if (phase := phase_history.cost(views)) is None:
+        return 0.0
+    rows = statistics.median(one.changed for one in memory.recent) if memory.recent else 0.0
+    return phase.seconds(rows)
+
+
+def schedule(
+    config: WarehouseConfig, chosen: Selection, now: datetime, *, ask: bool, as_json: bool
+) -> list[int]:
+    """Print the decision about each fragment; with `ask`, ask the sources what changed."""
+    store = Store.of(config)
+    said = probes(config, store, chosen.fragments) if ask else {}
+
+    def one(fragment: Fragment) -> None:
+        found = scheduled(config, store, fragment, now.timestamp(), said.get(fragment.name))
+        print(found.to_json() if as_json else found.text(now), flush=True)
+
+    return each(chosen.fragments, one, as_json=as_json, command="schedule")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of one look at a selection.
+
+    Attributes:
+        due: names of fragments that are due now.
+        undecided: names of those of which nothing can be decided, which has been said. They are
+            refreshed with the others, because a refresh says more of what is wrong.
+        later: the decisions about the others.
+    """
+
+    due: list[str]
+    undecided: list[str]
+    later: list[Scheduled]
+
+
+def look(
+    config: WarehouseConfig, chosen: Selection, now: datetime, learned: Learned | None = None
+) -> Found:
+    """Return which fragments of a selection are due now, after asking the sources.
+
+    learned: as in `scheduled`.
+    """
+    store = Store.of(config)
+    said = probes(config, store, chosen.fragments)
+    names: list[str] = []
+    later: list[Scheduled] = []
+
+    def one(fragment: Fragment) -> None:
+        probe = said.get(fragment.name)
+        found = scheduled(
+            config, store, fragment, now.timestamp(), probe, expects=False, learned=learned
+        )
+        if found.decision.due:
+            names.append(found.name)
+        else:
+            later.append(found)
+
+    codes = each(chosen.fragments, one, as_json=False, command="schedule")
+    undecided = [f.name for f, code in zip(chosen.fragments, codes, strict=True) if code]
+    return Found(names, undecided, later)
+
+
+def gains(
+    config: WarehouseConfig, names: Sequence[str], now: float, learned: Learned | None = None
+) -> Mapping[str, float]:
+    """Return what a second of the refresh of each fragment is expected to save, in row-hours; the
+    fragments of which nothing is expected are left out.
+
+    learned: as in `scheduled`.
+    """
+    store, found = Store.of(config), dict[str, float]()
+    for name in names if len(names) > 1 else ():
+        with contextlib.suppress(Exception):  # `look` said it; here only the order is at stake
+            one = scheduled(config, store, config.fragments[name], now, None, learned=learned)
+            if one.decision.row_hours is not None and one.refresh_s > 0:
+                found[name] = one.decision.row_hours / one.refresh_s
+    return found
+
+
+def due(
+    config: WarehouseConfig, chosen: Selection, without: Sequence[str], now: datetime
+) -> tuple[Selection, list[int]]:
+    """Return what of a selection is due now, and the exit codes of fragments that would be, had
+    they not failed a short while ago.
+
+    If nothing is due, the next moment is printed on stderr. So are fragments that failed and are
+    not tried again yet: what starts this command has to see that they still fail. So are the names
+    of fragments that are never due: who forgot a goal would else believe that they are refreshed.
+
+    Returns:
+        Fragments, and the views that move with them; the exit codes, each of one fragment.
+    """
+    found = look(config, chosen, now)
+    if said := never_due(found, config.file.name):
+        print(said, file=sys.stderr)
+    held = [one for one in found.later if one.held is not None]
+    for one in held:
+        print(f"Still fails: {one.text(now)}", file=sys.stderr)
+    codes = [one.held.exit_code for one in held if one.held is not None]
+    if names := found.due + found.undecided:
+        return select(config, names, False, without), codes
+    if later := [one for one in found.later if one.decision.at != NEVER]:
+        first = min(later, key=lambda one: one.decision.at)
+        if first not in held:
+            print(f"Nothing is due. Next: {first.text(now)}", file=sys.stderr)
+    return Selection(()), codes
+
+
+def never_due(found: Found, file: str) -> str:
+    """Return which fragments are never due, and what to do, in words; empty: none."""
+    names = [one.name for one in found.later if one.decision.at == NEVER]
+    if not names:
+        return ""
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    return (
+        f"Never due: {', '.join(names[:NAMES_SHOWN])}{more}. {file} gives no goal and no"
+        " `interval_max`: write one of them, or refresh by name, without `--due`."
+    )

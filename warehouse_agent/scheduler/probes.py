@@ -1,0 +1,114 @@
+"""Ask sources, without a scan, what changed since the published versions (`status --ask`).
+
+One call for each source. A source that cannot be asked is no error: what it would say is a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from driftline.errors import DriftlineError, NotNow
+from driftline.relations.activity import Activity, NotKnown
+
+from warehouse_agent.config import Fragment, Source
+from warehouse_agent.history.notes import Notes
+from warehouse_agent.history.refresh_history import History, read, runs
+from warehouse_agent.report import counted
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.timetable.activity_change import Refreshed, change_since
+from warehouse_agent.timetable.probe import Answer, Probe
+from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.preflight import reach
+
+SOURCES_AT_ONCE: Final = 4
+
+
+def asked(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, dict[str, Any]]:
+    """Ask the sources of fragments; return what changed since each version, as JSON, by name.
+
+    Raises:
+        WarehouseUnavailable: a published table cannot be read.
+    """
+    return {name: _json(*found) for name, found in probed(store, fragments).items()}
+
+
+def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, tuple[Probe, int | None]]:
+    """Ask the sources of fragments; return what changed since which version, by name.
+
+    Raises:
+        WarehouseUnavailable: a published table cannot be read.
+    """
+    sources = {fragment.source.name: fragment.source for fragment in fragments}
+    relations = {
+        name: sorted({f.relation for f in fragments if f.source.name == name}) for name in sources
+    }
+    with ThreadPoolExecutor(SOURCES_AT_ONCE) as pool:
+        calls = {n: pool.submit(_activities, s, relations[n]) for n, s in sources.items()}
+        said = {name: call.result() for name, call in calls.items()}
+    return {f.name: _since(store, f, said[f.source.name]) for f in fragments}
+
+
+def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activity] | Probe:
+    """Return the activity of relations, by name; or that the source was asked too recently."""
+    try:
+        reach(source)
+        with Link(source) as link:
+            return link.activity(relations)
+    except DriftlineError as error:
+        if isinstance(error, NotNow) and (wait_s := error.wait_s()) is not None:
+            return Probe(Answer.PUT_OFF, why=error.message, wait_s=wait_s)
+        return dict.fromkeys(relations, NotKnown(error.message))
+
+
+def _since(
+    store: Store, fragment: Fragment, said: Mapping[str, Activity] | Probe
+) -> tuple[Probe, int | None]:
+    version = formats.head(store, fragment.name)
+    if version is None:
+        return Probe(why="nothing is published yet"), None
+    if isinstance(said, Probe):
+        return said, version.version
+    now = said[fragment.relation]
+    before = kept(store, version, fragment.name)
+    history = read(store, fragment.name, runs(None))
+    found = change_since(before, now, refreshes(history))
+    return found, version.version
+
+
+def _json(found: Probe, version: int | None) -> dict[str, Any]:
+    """Return an answer as `status --json` has it; `text` is for people."""
+    text = f"not known: {found.why}"
+    if found.answer is Answer.UNCHANGED:
+        text = f"unchanged since version {version}"
+    elif found.answer is Answer.CHANGED:
+        about = "" if found.rows is None else f"about {counted(int(found.rows), 'row')} "
+        text = f"{about}changed since version {version}"
+    return {
+        "state": found.answer.value,
+        "rows": found.rows,
+        "why": found.why or None,
+        "text": text,
+    }
+
+
+def kept(store: Store, version: Snapshot, name: str) -> Activity | None:
+    """Return the activity from before a version's `as_of`; None if it is not known."""
+    return Notes.read(store, name).comparison(version).activity
+
+
+def refreshes(history: History) -> list[Refreshed]:
+    """Return the refreshes of all rows since the last load, the load first.
+
+    A part says nothing of the rows that it did not compare. Where the columns changed, the number
+    of changed rows means something else.
+    """
+    found = [
+        Refreshed(line.activity, line.rows.changed if line.counts_changes else 0)
+        for line in history.since_load
+        if line.rows is not None and not line.is_part
+    ]
+    return found[::-1]

@@ -1,0 +1,1 @@
+"""Published tables are verified, and files that no version needs are removed."""

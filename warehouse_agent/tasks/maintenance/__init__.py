@@ -1,1 +1,0 @@
-"""Steps of the maintenance of a view by affected keys: rows selected, files written again."""

@@ -1,0 +1,272 @@
+"""Read published tables: a pinned version as a DataFrame, and the change feed.
+
+A reader keeps the file list of one version. Refreshes add files and never touch the files of a
+version within its retention, so readers are never blocked and never see two versions mixed.
+
+Where the warehouse has a table of versions, it says which version of each table readers are given:
+tables that views join move together. `at` pins all of them; `read` follows the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+
+from driftline.errors import NotFound
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent.columns.layout import quoted
+from warehouse_agent.report import counted
+from warehouse_agent.storage.data_files import rows_of
+from warehouse_agent.storage.formats import head, is_view, view_head
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot, ViewSnapshot
+from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions.members import Kind, Member
+
+
+@dataclass(frozen=True, slots=True)
+class Warehouse:
+    """One version of a whole warehouse, pinned: tables that belong together.
+
+    `version` is None, and `names` is empty, where no view was ever published: each table is then
+    read as of its newest version, pinned when it is first read.
+    """
+
+    spark: SparkSession
+    version: int | None
+    _store: Store
+    _members: Mapping[str, Member]
+    _pinned: dict[str, Snapshot | ViewSnapshot] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all tables of this version."""
+        return tuple(sorted(self._members))
+
+    def read(self, name: str) -> DataFrame:
+        """Return the rows of a fragment or a view.
+
+        Raises:
+            NotFound: nothing of this name is in this version.
+        """
+        return _data(self.spark, self._snapshot(name))
+
+    def as_of(self, name: str) -> str:
+        """Return the source's time of the rows, ISO 8601 in UTC; of a view the least of its inputs.
+
+        Raises:
+            NotFound: as `read`.
+        """
+        if name in self._members:
+            return self._members[name].as_of
+        return self._snapshot(name).record.as_of
+
+    def stale(self, name: str) -> str | None:
+        """Return why a view stayed behind its inputs; None if it did not.
+
+        Raises:
+            NotFound: as `read`.
+        """
+        if name in self._members:
+            return self._members[name].stale
+        self._snapshot(name)
+        return None
+
+    def register(self) -> None:
+        """Make a temporary view of each table that has a name of one part."""
+        for name in self.names:
+            if self._members[name].kind is not Kind.KEPT:
+                self.read(name).createOrReplaceTempView(quoted(name))
+
+    def _snapshot(self, name: str) -> Snapshot | ViewSnapshot:
+        if self._members and name not in self._members:
+            raise NotFound(
+                f"It is not in version {self.version} of the warehouse.",
+                where=name,
+                remedy="`names` has the tables of this version; `read` reads others one by one.",
+            )
+        if name not in self._pinned:
+            self._pinned[name] = _pinned(self._store, self._members, name)
+        return self._pinned[name]
+
+
+def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
+    """Return a pinned version of the whole warehouse: tables that belong together.
+
+    Args:
+        spark: any session, Spark Connect included.
+        path: the warehouse's folder or Hadoop path.
+        version: of the warehouse; None for the newest.
+
+    Raises:
+        NotFound: there is no such version.
+        WarehouseUnavailable: the table of versions cannot be read.
+    """
+    store, members, number = _opened(path, version)
+    return Warehouse(spark, number, store, members)
+
+
+def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
+    """Return the published table of a fragment or a view, and make a temporary view of this name.
+
+    Args:
+        spark: any session, Spark Connect included.
+        path: the warehouse's folder or Hadoop path.
+        version: of this table; None for the one in the newest version of the warehouse.
+
+    Raises:
+        NotFound: nothing was published under this name, or not this version.
+    """
+    store, members, _ = _opened(path, None)
+    rows = _data(spark, _pinned(store, members, name, version))
+    rows.createOrReplaceTempView(quoted(name))
+    return rows
+
+
+def _opened(
+    path: str | Path, version: int | None
+) -> tuple[Store, Mapping[str, Member], int | None]:
+    """Return the store, the members of a warehouse version, and its number; none without table."""
+    store = open_store(path)
+    if version is None and not warehouse_versions.exists(store):
+        return store, {}, None
+    found = (
+        warehouse_versions.newest(store)
+        if version is None
+        else warehouse_versions.at_version(store, version)
+    )
+    if found is None:  # somebody moved the table away meanwhile
+        return store, {}, None
+    kept = (m.name for m in found.members.values() if m.kind is Kind.KEPT)
+    return Store(store.root, frozenset(kept)), found.members, found.number
+
+
+def _pinned(
+    store: Store, members: Mapping[str, Member], name: str, version: int | None = None
+) -> Snapshot | ViewSnapshot:
+    """Return a version of a table, None for the one of its member, or else the newest."""
+    member = members.get(name)
+    given = member if version is None else None
+    if given is not None:
+        version = given.version
+    found: Snapshot | ViewSnapshot | None
+    if member is not None:
+        is_of_view = member.kind is Kind.VIEW
+    else:  # a view that is configured no more is no member, and can still be read
+        is_of_view = bool(members) and is_view(store, name)
+    if is_of_view:
+        found = view_head(store, name, version=version)
+    else:
+        found = head(store, name, version=version)
+    if found is None:
+        raise NotFound(
+            "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
+        )
+    restored = found.record.restored
+    if given and restored is not None and found.record.published_at > given.moved_at:
+        raise NotFound(
+            f"Version {version} was lost, and the rows of version {restored} have its number.",
+            where=name,
+            remedy=f"Run `driftline refresh {name}`, and read the newest version of the warehouse.",
+        )
+    return found
+
+
+def _data(spark: SparkSession, snapshot: Snapshot | ViewSnapshot) -> DataFrame:
+    """Return the rows of a version, without bookkeeping."""
+    rows = rows_of(spark, snapshot.layout, snapshot.uris())
+    return rows.select(*(quoted(c) for c in snapshot.layout.data_names))
+
+
+def changes(
+    spark: SparkSession, path: str | Path, name: str, *, since: int, upto: int | None = None
+) -> DataFrame:
+    """Return the change feed after version `since`, up to and including `upto`.
+
+    The columns are `_version`, `_op` (insert, update_before, update_after, delete) and the data
+    columns. Only feeds that a commit names are read.
+
+    Args:
+        spark, path, name: as for `read`.
+        since: version that the reader has.
+        upto: None for the version that `read` returns.
+
+    Raises:
+        NotFound: version `since` does not exist, as after a new first load. Or a version after it
+            has no feed: a first load, changed columns, repaired damage, a restored table, or `gc`.
+    """
+    store, members, _ = _opened(path, None)
+    newest = _pinned(store, members, name)
+    if since > newest.version:
+        look = view_head if isinstance(newest, ViewSnapshot) else head
+        committed = look(store, name)
+        if committed is not None and since <= committed.version:
+            raise NotFound(
+                f"Version {since} waits for the views over it; readers are given {newest.version}.",
+                where=name,
+                remedy="Ask again after the next flip.",
+            )
+        raise NotFound(
+            f"Version {since} is not there; the newest is {newest.version}.",
+            where=name,
+            remedy="The table began anew: read its newest version once and the feed from there on.",
+        )
+    last = newest.version if upto is None else upto
+    versions: list[Snapshot | ViewSnapshot] = []
+    while last > since:
+        snapshot = _pinned(store, members, name, last)
+        if (same := snapshot.record.adopted) is not None:
+            last = same  # what lies between is another program's maintenance
+            continue
+        versions.append(snapshot)
+        last -= 1
+    parts = []
+    for snapshot in reversed(versions):
+        if (feed := snapshot.record.changes) is None:
+            raise _no_feed(name, snapshot.version, _why_none(snapshot))
+        parts.append(_feed_rows(spark, store, name, snapshot, feed))
+    if not parts:
+        empty = rows_of(spark, newest.layout, [])
+        return empty.selectExpr(
+            "0L as _version", "'' as _op", *(quoted(c) for c in newest.layout.data_names)
+        )
+    return reduce(DataFrame.unionByName, parts)  # no feed leads across a change of columns
+
+
+def _feed_rows(
+    spark: SparkSession, store: Store, name: str, snapshot: Snapshot | ViewSnapshot, feed: str
+) -> DataFrame:
+    """Return the feed of one version. Raises NotFound if it was removed."""
+    ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
+    place = (PRIVATE, "changes", name, *feed.split("/"))
+    files = snapshot.record.changes_files
+    stored = {file for file, _ in store.files(*place)}
+    if missing := set(files) - stored:
+        lost = f"lost {counted(len(missing), 'file')} of its change feed"
+        raise _no_feed(name, snapshot.version, lost)
+    uris = [store.uri(*place, file) for file in files]
+    rows = spark.read.schema(ddl).parquet(*uris) if uris else spark.createDataFrame([], ddl)
+    return rows.selectExpr(f"{snapshot.version}L as _version", "*")
+
+
+def _why_none(snapshot: Snapshot | ViewSnapshot) -> str:
+    if lost := snapshot.record.repaired_rows:
+        was = "was" if lost == 1 else "were"
+        return f"no change feed: {counted(lost, 'row')} of damaged files {was} pulled again"
+    if snapshot.record.restored is not None:
+        return f"no change feed: version {snapshot.record.restored} was restored"
+    return "no change feed"
+
+
+def _no_feed(name: str, version: int, has: str) -> NotFound:
+    remedy = "Read the newest version once and the feed from there on."
+    return NotFound(f"Version {version} has {has}.", where=name, remedy=remedy)
+
+
+def open_store(path: str | Path) -> Store:
+    """Return the warehouse at a path; a relative path is made absolute."""
+    text = str(path)
+    return Store(text if "://" in text else str(Path(text).absolute()))
