@@ -116,8 +116,8 @@ class Meter:
         seen, since = self._link.counters(), time.monotonic()
         while (now := time.monotonic()) < min(since + self._quiet_s, deadline):
             time.sleep(0.02)
-            if (found := self._link.counters()) != seen:
-                seen, since = found, now
+            if (counters := self._link.counters()) != seen:
+                seen, since = counters, now
 
 
 def cpu_s(roots: Iterable[int]) -> float:
@@ -127,14 +127,14 @@ def cpu_s(roots: Iterable[int]) -> float:
 
 
 def _tree(roots: Iterable[int], children: dict[int, list[int]]) -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     waiting = list(roots)
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in pids:
+            pids.add(pid)
             waiting += children.get(pid, [])
-    return found
+    return pids
 
 
 def _stat(pid: int) -> list[str]:
@@ -147,11 +147,11 @@ def _stat(pid: int) -> list[str]:
 
 def children() -> dict[int, list[int]]:
     """Return the children of every process."""
-    found: dict[int, list[int]] = {}
+    by_parent: dict[int, list[int]] = {}
     for entry in os.listdir(_PROC):
         if entry.isdigit() and (fields := _stat(int(entry))):
-            found.setdefault(int(fields[1]), []).append(int(entry))
-    return found
+            by_parent.setdefault(int(fields[1]), []).append(int(entry))
+    return by_parent
 
 
 def _ticks(pid: int) -> int:

@@ -17,16 +17,16 @@ LEAST, GREATEST = 1e-9, 1e15  # of any price, rate or number of rows: products o
 
 def number(notes: Mapping[str, object], name: str) -> float | None:
     """Return a positive number; None if there is none."""
-    found = notes.get(name)
-    if not isinstance(found, int | float) or not LEAST <= found <= GREATEST:
+    value = notes.get(name)
+    if not isinstance(value, int | float) or not LEAST <= value <= GREATEST:
         return None
-    return float(found)
+    return float(value)
 
 
 def knots(notes: Mapping[str, object], name: str) -> list[int]:
     """Return ascending positions; an empty list if they are not ascending or not positions."""
-    found = notes.get(name)
-    if not isinstance(found, list) or not all(type(one) is int for one in found):
+    positions = notes.get(name)
+    if not isinstance(positions, list) or not all(type(one) is int for one in positions):
         return []
-    ends = [POSITION_MIN, *found, POSITION_MAX]
-    return found if all(a <= b for a, b in pairwise(ends)) else []
+    ends = [POSITION_MIN, *positions, POSITION_MAX]
+    return positions if all(a <= b for a, b in pairwise(ends)) else []

@@ -181,10 +181,10 @@ class Report:
 
     def with_result(self, done: Published) -> Report:
         """Return what this report becomes once `done` is published."""
-        found = copy.deepcopy(self)
-        found.took(done)
-        found.recovered()
-        return found
+        report = copy.deepcopy(self)
+        report.took(done)
+        report.recovered()
+        return report
 
     def to_json(self) -> str:
         """Return the report as one line of JSON."""

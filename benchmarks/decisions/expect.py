@@ -201,12 +201,12 @@ def pasts(name: str, schedule: Schedule) -> list[Past]:
     snapshots_s = snapshots(schedule, load_s, commits_s)
     refreshes = [bisect_left(snapshots_s, at) for at in commits_s]
     counts = _net(name, [int(commit["seq"]) for commit in commits], refreshes)
-    rows, found = int(commits[0]["rows_before"]), []
+    rows, series = int(commits[0]["rows_before"]), []
     for number, (before_s, at_s) in enumerate(pairwise([load_s, *snapshots_s])):
         past = Past(at_s - before_s, rows, *counts.get(number, (0, 0, 0)))
         rows += past.inserted - past.deleted
-        found.append(past)
-    return found
+        series.append(past)
+    return series
 
 
 def load_s_of(name: str) -> float:
@@ -238,7 +238,7 @@ def snapshots(schedule: Schedule, load_s: float, commits_s: list[float]) -> list
 def _net(name: str, commits: list[int], refreshes: list[int]) -> dict[int, tuple[int, int, int]]:
     """Rows inserted, updated and deleted by refresh, from the first and last event of each key."""
     key = ", ".join(History(name).key)
-    found = duckdb.execute(
+    rows = duckdb.execute(
         f"""WITH refreshes AS (SELECT unnest(?::int[]) AS _seq, unnest(?::int[]) AS refresh),
         keys AS (
             SELECT refresh, arg_min(_op, _seq) AS first, arg_max(_op, _seq) AS last
@@ -250,7 +250,7 @@ def _net(name: str, commits: list[int], refreshes: list[int]) -> dict[int, tuple
         FROM keys GROUP BY refresh""",
         [commits, refreshes],
     ).fetchall()
-    return {refresh: (inserted, updated, deleted) for refresh, inserted, updated, deleted in found}
+    return {refresh: (inserted, updated, deleted) for refresh, inserted, updated, deleted in rows}
 
 
 @click.command()
@@ -271,12 +271,12 @@ def main(history: tuple[str, ...], schedule: tuple[str, ...]) -> None:
             series = pasts(name, when)
             idle = np.mean([past.changed == 0 for past in series])
             for title, estimator in ESTIMATORS.items():
-                found = score(series, estimator)
+                scores = score(series, estimator)
                 print(
                     f"| {name}, {when.value} | {len(series):,} ({idle:.1%}) | {title} "
-                    f"| {found.log_loss_nats:,.3f} | {found.coverage:.1%} "
-                    f"| {found.coverage_changed:.1%} | {found.coverage_quantiles:.1%} "
-                    f"| {found.relative_error:.0%} |",
+                    f"| {scores.log_loss_nats:,.3f} | {scores.coverage:.1%} "
+                    f"| {scores.coverage_changed:.1%} | {scores.coverage_quantiles:.1%} "
+                    f"| {scores.relative_error:.0%} |",
                     flush=True,
                 )
 

@@ -254,19 +254,19 @@ def steps(name: str, schedule: Schedule) -> tuple[Table, list[Step]]:
         ).fetchnumpy()
         (rows,) = db.execute("SELECT count(*) FROM numbered").fetchall()[0]
     cuts = np.searchsorted(net["refresh"], np.arange(len(times) + 1))
-    found = []
+    series = []
     for number, (low, high) in enumerate(pairwise(cuts)):
         ids, was, now = (net[column][low:high] for column in ("_row", "was", "is"))
-        found.append(Step(times[number], ids[~was & now], ids[was & now], ids[was & ~now]))
-    return Table.loaded(rows, base, load_s), found
+        series.append(Step(times[number], ids[~was & now], ids[was & now], ids[was & ~now]))
+    return Table.loaded(rows, base, load_s), series
 
 
 def score(name: str, schedule: Schedule, refreshes: int | None = None) -> Result:
     """Return the scores of all estimators on one series, or on its first refreshes."""
-    table, found = steps(name, schedule)
+    table, series = steps(name, schedule)
     scores = {title: Score() for title in ESTIMATORS}
     updates = [0, 0]
-    for number, step in enumerate(found[:refreshes]):
+    for number, step in enumerate(series[:refreshes]):
         elapsed_s = max(step.at_s - table.at_s, 1.0)
         at = np.flatnonzero(table.present)
         expected = forecast(table, elapsed_s)
@@ -301,13 +301,13 @@ def lines(
         for schedule in schedules:
             result = score(name, schedule, refreshes)
             usual, bulk = result.usual_updates, result.bulk_updates
-            for title, found in result.scores.items():
+            for title, scores in result.scores.items():
                 yield (
                     f"| {name}, {schedule.value} | {usual:,} ({bulk:,}) | {title} "
-                    f"| {found.usual_nats / usual:.3f} "
-                    f"| {(found.usual_nats + found.bulk_nats) / (usual + bulk):.3f} "
-                    f"| {found.expected.sum() / usual:.2f} | {found.calibration()} "
-                    f"| {found.largest:.2g} |"
+                    f"| {scores.usual_nats / usual:.3f} "
+                    f"| {(scores.usual_nats + scores.bulk_nats) / (usual + bulk):.3f} "
+                    f"| {scores.expected.sum() / usual:.2f} | {scores.calibration()} "
+                    f"| {scores.largest:.2g} |"
                 )
 
 

@@ -104,7 +104,7 @@ def made(fragments: int, sources: int, days: float, seed: int) -> list[Simulated
         Timing(zone=ZONE, refreshes_per_day=PER_DAY, interval_min_s=7200, interval_max_s=86_400),
         Timing(zone=ZONE, refresh_worth=200.0, interval_min_s=3600, interval_max_s=2 * 86_400),
     )
-    found = []
+    simulated = []
     for n in range(fragments):
         load = LOADS[n % len(LOADS)] * rng.uniform(0.5, 2)
         window = WINDOWS[n % sources % len(WINDOWS)]
@@ -112,7 +112,7 @@ def made(fragments: int, sources: int, days: float, seed: int) -> list[Simulated
         memory = history(load, rng)
         at = events(load / 3, days, rng)
         rows = rng.geometric(1 / 3, len(at)).astype(float)
-        found.append(
+        simulated.append(
             Simulated(
                 f"f{n}",
                 n % sources,
@@ -125,7 +125,7 @@ def made(fragments: int, sources: int, days: float, seed: int) -> list[Simulated
                 memory.recent[-1].end,
             )
         )
-    return found
+    return simulated
 
 
 def history(load: np.ndarray, rng: np.random.Generator) -> Memory:
@@ -134,11 +134,11 @@ def history(load: np.ndarray, rng: np.random.Generator) -> Memory:
     edges = MONDAY - (hours[-1] - np.concatenate([[0.0], hours])) * HOUR_S
     expected = Week(ZONE).exposures(edges[:-1].tolist(), edges[1:].tolist()) @ load
     counts = rng.negative_binomial(np.maximum(expected, 1e-9) / 4, 1 / 5)  # dispersed fivefold
-    found = [
+    intervals = [
         Interval(a, b, n / 2, n / 2, 0.0, ROWS)
         for a, b, n in zip(edges[:-1], edges[1:], counts.tolist(), strict=True)
     ]
-    return Memory(tuple(found), until=MONDAY)
+    return Memory(tuple(intervals), until=MONDAY)
 
 
 def events(per_hour: np.ndarray, days: float, rng: np.random.Generator) -> np.ndarray:
@@ -163,13 +163,13 @@ def simulate(fragments: int = 500, sources: int = 10, days: float = 30, seed: in
             heapq.heappush(queue, (free[one.source], n))
             continue
         before_s = time.thread_time()
-        found = one.decide(learned, now)
+        decision = one.decide(learned, now)
         slowest = max(slowest, time.thread_time() - before_s)
         decisions += 1
-        if found.due:
+        if decision.due:
             one.refresh(now)
             free[one.source] = now + REFRESH_S
-        again = now + 1 if found.due else found.at
+        again = now + 1 if decision.due else decision.at
         if one.is_asked and one.timing.listens:
             again = min(again, (now // ASKED_S + 1) * ASKED_S)
         heapq.heappush(queue, (max(again, now + 1), n))
@@ -198,14 +198,14 @@ def check(one: Simulated, neighbours: float, end: float) -> list[str]:
 def main() -> None:
     """Print what a simulation took, and every rule that was broken."""
     given = [int(word) for word in sys.argv[1:]]
-    found = simulate(*given)
+    total = simulate(*given)
     print(
-        f"{found.refreshes} refreshes, {found.decisions} decisions, {found.seconds:.1f} s of one "
-        f"processor, {found.seconds / found.decisions * 1e3:.2f} ms each, slowest "
-        f"{found.decision_s_max * 1e3:.0f} ms (with fits); {len(found.broken)} rules broken"
+        f"{total.refreshes} refreshes, {total.decisions} decisions, {total.seconds:.1f} s of one "
+        f"processor, {total.seconds / total.decisions * 1e3:.2f} ms each, slowest "
+        f"{total.decision_s_max * 1e3:.0f} ms (with fits); {len(total.broken)} rules broken"
     )
-    print("\n".join(found.broken))
-    sys.exit(1 if found.broken else 0)
+    print("\n".join(total.broken))
+    sys.exit(1 if total.broken else 0)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,8 @@ def stream(seed: int, rates: np.ndarray = RATES) -> Stream:
 def learned(at: np.ndarray, segments: np.ndarray) -> np.ndarray:
     """Events per hour of the week, [168]: those of a segment over its hours."""
     hours = Week().exposures([MONDAY], [MONDAY + TAUGHT_H * HOUR_S])[0] @ matrix(segments)
-    found = np.bincount(Week().hours_of(at), minlength=HOURS) @ matrix(segments) / hours
-    return found[segments]
+    rates = np.bincount(Week().hours_of(at), minlength=HOURS) @ matrix(segments) / hours
+    return rates[segments]
 
 
 def events_of(rows: np.ndarray) -> Events:
@@ -90,7 +90,7 @@ def goodness(seeds: int) -> tuple[dict[str, np.ndarray], float]:
     """Return, of each of the four models, the mean distance where it learned (Figures 3, 4) and on
     new data (Table 4), and the share rejected; and how often sizes are accepted (Figure 5)."""
     flat = np.zeros(HOURS, np.int64)
-    found: dict[str, list[tuple[float, float, bool]]] = {}
+    distances: dict[str, list[tuple[float, float, bool]]] = {}
     runs = []
     for seed in range(seeds):
         made = stream(seed)
@@ -103,19 +103,19 @@ def goodness(seeds: int) -> tuple[dict[str, np.ndarray], float]:
                 d = distance(rates, judged)
                 is_rejected = d > THRESHOLD_95 / np.sqrt(len(judged) - 1)
                 label = f"{name}{' + compound' if compound else ''}"
-                found.setdefault(label, []).append((distance(rates, taught), d, is_rejected))
+                distances.setdefault(label, []).append((distance(rates, taught), d, is_rejected))
         judged_runs = fitness.of_runs(events_of(made.taught).rows)
         runs.append(judged_runs is None or judged_runs.p_value > 0.05)
-    means = {label: np.array(rows, float).mean(axis=0) for label, rows in found.items()}
+    means = {label: np.array(rows, float).mean(axis=0) for label, rows in distances.items()}
     return means, float(np.mean(runs))
 
 
 def table_4(seeds: int) -> None:
     """Print the goodness of fit of the four models."""
-    found, accepted = goodness(seeds)
+    means, accepted = goodness(seeds)
     print("| model | D where it learned (Figures 3, 4) | D on new data | rejected at 5 % |")
     print("|---|---|---|---|")
-    for label, (taught_d, judged_d, rejected) in found.items():
+    for label, (taught_d, judged_d, rejected) in means.items():
         print(f"| {label} | {taught_d:.3f} | {judged_d:.3f} | {rejected:.0%} |")
     print(f"\nsizes of events independent (Figure 5): accepted in {accepted:.0%}\n")
 
@@ -135,11 +135,11 @@ def by_policies(made: Stream, m: float) -> dict[str, Cost]:
         "optimal": policies.optimal(rates, WEIGHTS, price, least=1, most=HOURS),
     }
     rows = np.ones(len(made.paid))
-    found = {"uniform": replay.fixed(interval, made.paid, rows, start, end, weighted)}
+    costs = {"uniform": replay.fixed(interval, made.paid, rows, start, end, weighted)}
     for name, plan in plans.items():
         moments = replay.by_plan(plan, Week(), start, end)
-        found[name] = replay.cost(moments, made.paid, rows, end=end, weighted=weighted)
-    return found
+        costs[name] = replay.cost(moments, made.paid, rows, end=end, weighted=weighted)
+    return costs
 
 
 def figures_6_7_9(seeds: int) -> None:
@@ -187,7 +187,7 @@ def recurrent_load(seeds: int) -> list[tuple[float, float]]:
     """Optimum and threshold over the best fixed interval, for a load that is 20 times as high in
     office hours as on weekends and 5 times as high as at night, learned from a refresh each 6 h."""
     load = np.where(OFFICE, 8.0, np.where(_DAY < 5, 1.6, 0.4))
-    found = []
+    ratios = []
     ones = np.ones(HOURS)
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
@@ -224,8 +224,8 @@ def recurrent_load(seeds: int) -> list[tuple[float, float]]:
             / best
             for plan in plans
         )
-        found.append((optimum, threshold))
-    return found
+        ratios.append((optimum, threshold))
+    return ratios
 
 
 @click.command()

@@ -88,7 +88,7 @@ def shapes(seed: int, refreshes: int = REFRESHES) -> dict[str, list[int]]:
     mixed = np.where(rng.random(n) < 0.05, rng.poisson(2000, n), dispersed(50, 8))
     shifted = np.where(np.arange(n) < n // 2, rng.poisson(25, n), rng.poisson(90, n))
     idle = np.where(rng.random(n) < 0.5, 0, rng.poisson(50, n))
-    found: dict[str, npt.NDArray[np.generic]] = {
+    by_shape: dict[str, npt.NDArray[np.generic]] = {
         "Poisson": usual,
         "overdispersed": dispersed(50, 5),
         "log-normal": np.round(np.exp(rng.normal(math.log(50), 0.5, n))),
@@ -99,7 +99,7 @@ def shapes(seed: int, refreshes: int = REFRESHES) -> dict[str, list[int]]:
         "bulk every 20th": monthly,
         "bulk at times": mixed,
     }
-    return {name: [int(d) for d in changes] for name, changes in found.items()}
+    return {name: [int(d) for d in changes] for name, changes in by_shape.items()}
 
 
 def daily(changes: Sequence[int], rows: int = ROWS) -> list[Past]:
@@ -109,7 +109,7 @@ def daily(changes: Sequence[int], rows: int = ROWS) -> list[Past]:
 
 def simulated(history: Sequence[Past], line: Line) -> list[Refresh]:
     """Return what each refresh takes by the model of costs, from the second on."""
-    found = []
+    runs = []
     for at in range(1, len(history)):
         now, before = history[at], history[max(at - HISTORY_MAX, 0) : at]
         expected = expect(before, rows=now.rows, elapsed_s=now.elapsed_s)
@@ -117,8 +117,8 @@ def simulated(history: Sequence[Past], line: Line) -> list[Refresh]:
         taken = next(c for c in candidates if c.what == chosen) if now.changed else candidates[0]
         assert taken.bytes is not None
         floor = choice.floor_bytes(now.rows, now.changed, FLOOR_ROW_BYTES)
-        found.append(Refresh(expected, now.changed, taken.bytes, floor, taken.round_trips))
-    return found
+        runs.append(Refresh(expected, now.changed, taken.bytes, floor, taken.round_trips))
+    return runs
 
 
 def _known(rows: int, line: Line) -> Known:
@@ -202,14 +202,14 @@ class Balance:
 
 def balance(forecasts: Iterable[tuple[Expected, int]]) -> Balance:
     """Return where the numbers of changes that came lie in their forecasts."""
-    found = []
+    positions = []
     for expected, d in forecasts:
         fewer, upto = 1 - expected.survival(d - 1), 1 - expected.survival(d)
         width = max(upto - fewer, 1e-300)
         below = min(max((TAIL - fewer) / width, 0), 1)
         above = min(max((upto - (1 - TAIL)) / width, 0), 1)
-        found.append((below, above, d < expected.low, d > expected.high))
-    return Balance(*(float(share) for share in np.mean(found, axis=0)))
+        positions.append((below, above, d < expected.low, d > expected.high))
+    return Balance(*(float(share) for share in np.mean(positions, axis=0)))
 
 
 @click.command()
@@ -224,10 +224,10 @@ def main(refreshes: int, seeds: int) -> None:
         histories = [daily(shapes(seed, refreshes)[name]) for seed in range(seeds)]
         for objective in Objective:
             line = Line(objective=objective)
-            found = [r for history in histories for r in simulated(history, line)[WARM_AFTER:]]
-            ratios = [r.ratio for r in found if r.changed]
-            told = balance((r.expected, r.changed) for r in found)
-            single = float(np.mean([r.round_trips == 1 for r in found]))
+            runs = [r for history in histories for r in simulated(history, line)[WARM_AFTER:]]
+            ratios = [r.ratio for r in runs if r.changed]
+            told = balance((r.expected, r.changed) for r in runs)
+            single = float(np.mean([r.round_trips == 1 for r in runs]))
             print(
                 f"| {name} | {objective.value} | {np.median(ratios):.2f}, "
                 f"{np.quantile(ratios, 0.9):.2f} | {single:.1%} "

@@ -58,9 +58,9 @@ class History:
     """Moments of changes and their rows, of one relation; the paid part begins at `split`."""
 
     def __init__(self, path: Path) -> None:
-        found = [(datetime.fromisoformat(r["date"]).timestamp(), *_counts(r)) for r in _read(path)]
-        found.sort()
-        changed = np.array([one for one in found if sum(one[1:])])
+        rows = [(datetime.fromisoformat(r["date"]).timestamp(), *_counts(r)) for r in _read(path)]
+        rows.sort()
+        changed = np.array([one for one in rows if sum(one[1:])])
         self.at, self.kinds = changed[:, 0], changed[:, 1:]
         self.rows = self.kinds.sum(axis=1)
         self.begin, self.end = float(self.at[0]), float(self.at[-1])
@@ -120,21 +120,21 @@ def closed_loop(history: History, timing: Timing, probes: bool) -> Cost:
         if probes:
             rows = history.between(last, now).changed
             probe = Probe(Answer.CHANGED if rows else Answer.UNCHANGED, rows)
-        found = decide(known, [timing], Circumstances(last, probe), now)
-        if found.due:
+        decision = decide(known, [timing], Circumstances(last, probe), now)
+        if decision.due:
             memory = memory.plus(history.between(last, now))
             refreshes.append(now)
             last = now
             now += HOUR_S
         else:
-            now = now + HOUR_S if probes else max(found.at, now + 1)
+            now = now + HOUR_S if probes else max(decision.at, now + 1)
     return paid(history, refreshes)
 
 
 def costs(history: History, hours: float, zone: str) -> dict[str, tuple[float, float]]:
     """Cost and stale hours of each policy, over those of the best fixed interval."""
     price = history.price(hours)
-    found = {}
+    ratios = {}
     span = (history.split, history.end, weighted)
     grid = [replay.fixed(h, history.paid_at, history.paid_rows, *span) for h in hours * GRID]
     best = min(grid, key=lambda one: one.total(price))
@@ -152,18 +152,18 @@ def costs(history: History, hours: float, zone: str) -> dict[str, tuple[float, f
     }
     for name, way in ways.items():
         one = way()
-        found[name] = (one.total(price) / best.total(price), one.stale_hours / best.stale_hours)
+        ratios[name] = (one.total(price) / best.total(price), one.stale_hours / best.stale_hours)
         if name == "auto":
             same = of(Policy.FIXED)()
-            found["auto / same phase"] = (
+            ratios["auto / same phase"] = (
                 one.total(price) / same.total(price),
                 one.stale_hours / same.stale_hours,
             )
     least = hindsight(
         ((history.paid_at - history.split) / HOUR_S).tolist(), history.paid_rows.tolist(), price
     )
-    found["hindsight"] = (least / best.total(price), float("nan"))
-    return found
+    ratios["hindsight"] = (least / best.total(price), float("nan"))
+    return ratios
 
 
 GRID = np.array([0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0])
@@ -180,8 +180,8 @@ def main(folder: Path) -> None:
             continue
         history = History(path)
         for interval, hours in INTERVALS_H.items():
-            found = costs(history, hours, zone)
-            cells = [f"{found[p][0]:.2f} ({found[p][1]:.2f})" for p in POLICIES]
+            ratios = costs(history, hours, zone)
+            cells = [f"{ratios[p][0]:.2f} ({ratios[p][1]:.2f})" for p in POLICIES]
             goal = GOALS[name, interval]
             print(f"| {name}, {interval} | " + " | ".join(cells) + f" | {goal} |", flush=True)
 

@@ -76,9 +76,9 @@ def parse(folder: Path) -> str:
 
 
 def parse_and_hash(folder: Path) -> str:
-    found = snapshots(folder)
-    hashing = Hashing(found[0].recipe, SECRET)
-    rows = sum(len(block) for file in found for block in in_blocks(file, hashing, 1 << 14))
+    files = snapshots(folder)
+    hashing = Hashing(files[0].recipe, SECRET)
+    rows = sum(len(block) for file in files for block in in_blocks(file, hashing, 1 << 14))
     return f"{rows:,} rows"
 
 
@@ -89,8 +89,8 @@ def by_the_window(folder: Path) -> str:
         counts = by_window(old, new, folder / OUTPUT)
     except GaveUp as limit:
         return f"gave up: {limit}"
-    found = f"{counts.mended:,} pairs mended, distance {counts.distance:.3f}"
-    return f"{found}, {opened.said(folder)}"
+    text = f"{counts.mended:,} pairs mended, distance {counts.distance:.3f}"
+    return f"{text}, {opened.said(folder)}"
 
 
 def by_the_command(folder: Path) -> str:
@@ -149,11 +149,11 @@ def by_duckdb(folder: Path) -> str:
     database.execute(f"set threads = 1; set temp_directory = '{folder / 'spill'}'")
     read = "read_csv('{}', header = true, all_varchar = true)"
     old, new = (read.format(folder / f"{name}.csv") for name in ("old", "new"))
-    found = database.execute(
+    row = database.execute(
         f"select count(*) from {old} o full outer join {new} n using (id)"
         " where o.b is distinct from n.b"
     ).fetchone()
-    return f"{found[0] if found else 0:,} changes"
+    return f"{row[0] if row else 0:,} changes"
 
 
 def nothing(_: Path) -> str:
@@ -162,9 +162,9 @@ def nothing(_: Path) -> str:
 
 def _child(run: Callable[[Path], str], folder: Path, answers: multiprocessing.Queue) -> None:
     begun = time.perf_counter()
-    found = run(folder)
+    answer = run(folder)
     wall = time.perf_counter() - begun
-    answers.put(Taken(sum(os.times()[:4]), wall, _peak_mib(), found))
+    answers.put(Taken(sum(os.times()[:4]), wall, _peak_mib(), answer))
 
 
 def taken(run: Callable[[Path], str], folder: Path) -> Taken:
@@ -173,9 +173,9 @@ def taken(run: Callable[[Path], str], folder: Path) -> Taken:
     answers = context.Queue()
     child = context.Process(target=_child, args=(run, folder, answers))
     child.start()
-    found: Taken = answers.get()
+    measured: Taken = answers.get()
     child.join()
-    return found
+    return measured
 
 
 def sort_old(folder: Path) -> None:

@@ -130,15 +130,15 @@ def main(mib: int, repeat: int, once: tuple[str, str] | None) -> None:
     print(f"{'file':<8}{'pass':<8}{'CPU s':>8}{'MiB':>7}{'of split':>10}{'of parse':>10}")
     for ending in ENDINGS:
         path = folder / f"orders-1.csv{ending}"
-        found: dict[str, tuple[float, float]] = {}
+        least: dict[str, tuple[float, float]] = {}
         for _ in range(repeat):
             for how in PASSES:
                 command = [sys.executable, "-m", "benchmarks.files.dump", "--once", str(path), how]
                 said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 seconds, mebibytes, _ = map(float, said.split())
-                found[how] = min(found.get(how, (seconds, mebibytes)), (seconds, mebibytes))
-        for how, (seconds, mebibytes) in found.items():
-            of = "".join(f"{seconds / found[base][0]:>10.2f}" for base in ("split", "parse"))
+                least[how] = min(least.get(how, (seconds, mebibytes)), (seconds, mebibytes))
+        for how, (seconds, mebibytes) in least.items():
+            of = "".join(f"{seconds / least[base][0]:>10.2f}" for base in ("split", "parse"))
             print(f"{ending or 'plain':<8}{how:<8}{seconds:>8.2f}{mebibytes:>7.0f}{of}")
 
 

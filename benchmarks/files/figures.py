@@ -112,8 +112,8 @@ def figure_14(rows: int) -> Iterator[str]:
     yield f"Figure 14: pairs missed by distance, aging buffers of {aging:,} records"
     for share in SIZES:
         records = int(rows * share)
-        found = [missed(records, d, aging) for d in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)]
-        cells = "".join(f"  {c.distance:.2f}: {c.mended:7,}" for c in found)
+        counts = [missed(records, d, aging) for d in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)]
+        cells = "".join(f"  {c.distance:.2f}: {c.mended:7,}" for c in counts)
         yield f"{records:9,} records{cells}"
 
 
@@ -162,8 +162,8 @@ def figures_17_and_18(rows: int, runs: int) -> Iterator[str]:
             taken(_keep_state, folder)
             least = []
             for run in (by_the_window, by_the_state, by_sort):
-                found = [taken(run, folder) for _ in range(runs)]
-                least.append(min(found, key=lambda t: t.cpu_s))
+                measured = [taken(run, folder) for _ in range(runs)]
+                least.append(min(measured, key=lambda t: t.cpu_s))
             start = min(taken(nothing, folder).cpu_s for _ in range(runs))
             cells = "".join(f"{t.cpu_s - start:8.2f}{t.wall_s:8.2f}" for t in least)
             yield f"{int(rows * share):9,}{cells}"

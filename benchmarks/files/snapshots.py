@@ -48,9 +48,9 @@ def check(folder: Path, changed: Changed) -> str:
     keys: dict[str, set[int]] = {"update": set(), "insert": set(), "delete": set()}
     for form, key in zip(*(table.column(i).to_pylist() for i in range(2)), strict=True):
         keys[form].add(key)
-    found = Changed(*map(len, (keys["update"], keys["insert"], keys["delete"])))
+    reported = Changed(*map(len, (keys["update"], keys["insert"], keys["delete"])))
     useless = len(keys["insert"] & keys["delete"])
-    verdict = "as changed" if found == changed else f"WRONG: {changed}"
+    verdict = "as changed" if reported == changed else f"WRONG: {changed}"
     return f"out: {table.num_rows:,} changes, {useless} useless pairs, {verdict}"
 
 
@@ -69,15 +69,15 @@ def compare(folder: Path, runs: int, changed: Changed) -> None:
     best: dict[str, Taken] = {}
     for _ in range(runs):
         for name, run in contenders.items():
-            found = taken(run, folder)
-            best[name] = min(best.get(name, found), found, key=lambda t: t.cpu_s)
+            measured = taken(run, folder)
+            best[name] = min(best.get(name, measured), measured, key=lambda t: t.cpu_s)
     start = best[IMPORTS]
     base = best[BASE].cpu_s - start.cpu_s
-    for name, found in best.items():
-        own = found.cpu_s - start.cpu_s
+    for name, measured in best.items():
+        own = measured.cpu_s - start.cpu_s
         click.echo(
-            f"{name:32}{own:7.2f} s CPU  x{own / base:5.2f} {found.wall_s:7.2f} s wall"
-            f" {found.mib:6.0f} MiB (+{found.mib - start.mib:.0f})  {found.answer}"
+            f"{name:32}{own:7.2f} s CPU  x{own / base:5.2f} {measured.wall_s:7.2f} s wall"
+            f" {measured.mib:6.0f} MiB (+{measured.mib - start.mib:.0f})  {measured.answer}"
         )
     click.echo(f"{'':32}{check(folder, changed)}")
 

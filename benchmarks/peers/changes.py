@@ -63,14 +63,14 @@ class Table:
         return self is ORDERS_UUID
 
     def fields(self, line: bytes) -> list[bytes]:
-        found = line.rstrip(b"\n").split(b",", self.columns - 1)
-        assert len(found) == self.columns, line
-        return found
+        fields = line.rstrip(b"\n").split(b",", self.columns - 1)
+        assert len(fields) == self.columns, line
+        return fields
 
     def key_of(self, line: bytes) -> bytes:
         """The key as a CSV line."""
-        found = self.fields(line)
-        return b",".join(found[i] for i in self.key_indices) + b"\n"
+        fields = self.fields(line)
+        return b",".join(fields[i] for i in self.key_indices) + b"\n"
 
 
 _UUID = tpch.TABLES["orders"].replace("TABLE orders", "TABLE orders_uuid")
@@ -188,13 +188,13 @@ def _free(lines: Sequence[bytes], count: int, pattern: Pattern, rng: Rng) -> lis
     last = max(present)
     if pattern is Pattern.CLUSTERED:
         return list(range(last + 1, last + 1 + count))
-    found: list[int] = []
-    while len(found) < count:
+    keys: list[int] = []
+    while len(keys) < count:
         key = int(rng.integers(1, last + 1))
         if key not in present:
             present.add(key)
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 def _order_keys(

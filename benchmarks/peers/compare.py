@@ -56,18 +56,18 @@ def chosen(words: Sequence[str]) -> list[tuple[str, float]]:
     Raises:
         click.BadParameter: there is no such tool.
     """
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for word in words:
         kind = family(word)
         if kind not in SETTINGS:
             known = ", ".join([*SETTINGS, OURS])
             raise click.BadParameter(f"{word!r}: choose from {known}", param_hint="--tool")
         if ":" in word:
-            found[word] = 1.0
+            rates[word] = 1.0
         else:
             start, end = kind.removesuffix(TUNNELLED), kind[len(kind.removesuffix(TUNNELLED)) :]
-            found |= {f"{start}:{one}{end}": rate_max for one, rate_max in SETTINGS[kind]}
-    return list(found.items())
+            rates |= {f"{start}:{one}{end}": rate_max for one, rate_max in SETTINGS[kind]}
+    return list(rates.items())
 
 
 def peers(words: Sequence[str], sites: Sites, timeout_s: float) -> list[Choice]:
@@ -126,14 +126,14 @@ def shout(what: str) -> None:
 
 def publish(results: Path, pictures: Path) -> None:
     """The table and the pictures of all recorded lines."""
-    found = read(results)
-    results.with_suffix(".md").write_text(markdown(found))
+    recorded = read(results)
+    results.with_suffix(".md").write_text(markdown(recorded))
     try:
         from benchmarks.peers import plots
     except ImportError as error:
         shout(f"NO PICTURES: {error}; install the extra `dev`")
         return
-    for file in plots.draw(found, pictures):
+    for file in plots.draw(recorded, pictures):
         print(file)
 
 

@@ -205,8 +205,8 @@ def here(scale: float, file: Path) -> Where:
 
 
 def _git(*words: str) -> str:
-    found = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    process = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    return process.stdout.strip()
 
 
 def _processor() -> str:

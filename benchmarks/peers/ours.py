@@ -169,9 +169,9 @@ class Driftline(Tool):
 
     def run(self, cell: Cell, meter: Meter) -> Outcome:
         report = self._refresh(cell, self.timeout_s)
-        found = sum(report[f"rows_{what}"] for what in ("inserted", "updated", "deleted"))
+        changed = sum(report[f"rows_{what}"] for what in ("inserted", "updated", "deleted"))
         return Outcome(
-            found,
+            changed,
             round_trips=report["round_trips"],
             seconds=report["seconds"],
             method=report["method"],

@@ -53,13 +53,13 @@ def curves(
     results: Iterable[Result], x: Callable[[Result], float], y: Callable[[Result], float]
 ) -> dict[str, Points]:
     """For each curve the least y at each x."""
-    found: dict[str, Points] = {}
+    by_name: dict[str, Points] = {}
     for result in results:
         if result.is_right:
             name = result.tool if result.family == OURS else result.family
-            points = found.setdefault(name, {})
+            points = by_name.setdefault(name, {})
             points[x(result)] = min(y(result), points.get(x(result), float("inf")))
-    return found
+    return by_name
 
 
 def draw_curve(axes: Axes, name: str, points: Points) -> None:

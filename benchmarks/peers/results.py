@@ -76,13 +76,13 @@ def append(file: Path, result: Result) -> None:
 
 def read(file: Path) -> list[Result]:
     """The last of each run; by table, pattern, link and rate, tools in the order of the file."""
-    found: dict[tuple[object, ...], Result] = {}
+    last: dict[tuple[object, ...], Result] = {}
     with file.open() as lines:
         for line in lines:
             values = json.loads(line)
             result = Result(**{**values, "cost": Measured(**values["cost"])})
-            found[result.run] = result
-    return sorted(found.values(), key=_place)
+            last[result.run] = result
+    return sorted(last.values(), key=_place)
 
 
 def _place(result: Result) -> tuple[object, ...]:
@@ -96,10 +96,10 @@ def best(results: Iterable[Result]) -> list[Result]:
     If all runs of a family failed, these. Driftline's tools are methods: all of them are chosen.
     """
     chosen = []
-    for family, found in _grouped(results, lambda result: result.family):
-        right = [result for result in found if result.is_right]
+    for family, members in _grouped(results, lambda result: result.family):
+        right = [result for result in members if result.is_right]
         if family == OURS or not right:
-            chosen += found
+            chosen += members
         else:
             fewest = min(right, key=lambda result: result.cost.link_bytes)
             fastest = min(right, key=lambda result: result.cost.wall_s)
@@ -138,10 +138,10 @@ def markdown(results: Sequence[Result]) -> str:
     shown = [result for result in results if not result.is_warming or not result.refreshes_before]
     parts = [f"{_told(shown, lambda result: result.machine)}; commits and servers: "]
     parts.append(f"{_told(shown, lambda r: r.commit)}; {_told(shown, lambda r: r.server)}.\n\n")
-    for title, found in _grouped(shown, _title):
+    for title, section in _grouped(shown, _title):
         parts.append(f"## {title}\n\n{_HEAD}\n")
         better = []
-        for _, cell in _grouped(found, lambda result: result.rate):
+        for _, cell in _grouped(section, lambda result: result.rate):
             parts.append(_floor_row(cell[0]))
             parts += [f"{_row(result)}\n" for result in best(cell)]
             warm = [result for result in cell if not result.is_warming]

@@ -79,26 +79,26 @@ class Sites:
         self._databases: dict[tuple[Engine, Side], Database] = {}
 
     def database(self, engine: Engine, side: Side) -> Database:
-        found = self._databases.get((engine, side))
-        if found is None:
+        database = self._databases.get((engine, side))
+        if database is None:
             enter = self.link.enter[0 if side is Side.SOURCE else 1]
             host = SOURCE_ADDRESS if side is Side.SOURCE else WAREHOUSE_ADDRESS
             kind = PlacedPostgreSQL if engine is Engine.POSTGRESQL else PlacedMariaDB
-            found = self._databases[engine, side] = kind(enter, host)
-            self._stack.callback(found.close)
-        return found
+            database = self._databases[engine, side] = kind(enter, host)
+            self._stack.callback(database.close)
+        return database
 
     def postgresql(self, side: Side) -> PlacedPostgreSQL:
-        found = self.database(Engine.POSTGRESQL, side)
-        assert isinstance(found, PlacedPostgreSQL)
-        return found
+        database = self.database(Engine.POSTGRESQL, side)
+        assert isinstance(database, PlacedPostgreSQL)
+        return database
 
 
 @cache
 def debian_server() -> Path | None:
     """The programs of the newest PostgreSQL that pg_comparator's extension is installed for."""
-    found = sorted(DEBIAN.glob("*/lib/pgcmp.so"), key=lambda file: int(file.parts[-3]))
-    return found[-1].parent.parent / "bin" if found else None
+    libraries = sorted(DEBIAN.glob("*/lib/pgcmp.so"), key=lambda file: int(file.parts[-3]))
+    return libraries[-1].parent.parent / "bin" if libraries else None
 
 
 def drop_rights(user: str | None, signal: str) -> list[str]:
@@ -171,18 +171,18 @@ class PlacedPostgreSQL(PostgreSQL):
     def create_database(self, name: str, *, encoding: str = "UTF8") -> str:
         """A database, empty unless it is there already. Returns its name."""
         with self.superuser() as connection:
-            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
-            if found.fetchone() is None:
+            cursor = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
+            if cursor.fetchone() is None:
                 super().create_database(name, encoding=encoding)
         return name
 
     def ensure_database(self) -> None:
         """The database and who may use it, unless they are there."""
         with self.superuser() as connection:
-            found = connection.execute(
+            role = connection.execute(
                 "SELECT true FROM pg_roles WHERE rolname = %s", (READER,)
             ).fetchone()
-            if found is not None:
+            if role is not None:
                 return
             self.create_database(DATABASE)
             connection.execute(f"CREATE ROLE {READER} LOGIN")
@@ -240,13 +240,13 @@ class PlacedPostgreSQL(PostgreSQL):
         if not self._counts():
             return None
         with self.superuser(DATABASE) as connection:
-            found = connection.execute(
+            row = connection.execute(
                 "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements"
                 " JOIN pg_roles ON oid = userid WHERE rolname IN (%s, %s)",
                 (READER, WRITER),
             ).fetchone()
-        assert found is not None
-        return int(found[0])
+        assert row is not None
+        return int(row[0])
 
     def version(self) -> str:
         with self.superuser() as connection:
@@ -309,8 +309,8 @@ class PlacedMariaDB(MariaDB):
                 " FROM information_schema.user_statistics WHERE user = %s",
                 (READER,),
             )
-            found = cursor.fetchone()
-        return int(found[0]) if found else 0
+            row = cursor.fetchone()
+        return int(row[0]) if row else 0
 
     def version(self) -> str:
         with closing(self.admin()) as connection, connection.cursor() as cursor:

@@ -213,8 +213,8 @@ class PtTableSync(Comparer):
     def missing(cls) -> str | None:
         if shutil.which("pt-table-sync") is None:
             return "no pt-table-sync (Debian: percona-toolkit)"
-        found = find_program("mariadb-install-db")
-        return None if found else "no MariaDB server (Debian: mariadb-server)"
+        program = find_program("mariadb-install-db")
+        return None if program else "no MariaDB server (Debian: mariadb-server)"
 
     def run(self, cell: Cell, meter: Meter) -> Outcome:
         (chunk,) = self.numbers(1000)

@@ -129,7 +129,7 @@ class Side:
 
 def lines(what: str, pairs: Sequence[tuple[Costs, Costs]]) -> list[str]:
     """Return a line for each cost: medians of both sides and of the ratios, here ÷ there."""
-    found = []
+    texts = []
     for name in pairs[0][0]:
         there, here = ([pair[i][name] for pair in pairs] for i in (0, 1))
         ratios = [b / a for a, b in zip(there, here, strict=True) if a]
@@ -137,8 +137,8 @@ def lines(what: str, pairs: Sequence[tuple[Costs, Costs]]) -> list[str]:
         text += f"  here {statistics.median(here):12.3f}"
         if ratios:
             text += f"  ratio {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
-        found.append(f"{text}  of {len(pairs)}")
-    return found
+        texts.append(f"{text}  of {len(pairs)}")
+    return texts
 
 
 @click.command()
@@ -175,8 +175,8 @@ def main(
                 database.execute(_CHANGE.format(seed=number, step=max(round(100 / share), 1)))
                 database.execute("VACUUM orders")
             order = (0, 1) if number % 2 else (1, 0)
-            found = {i: sides[i].refresh() for i in order}
-            pairs.append((found[0], found[1]))
+            costs = {i: sides[i].refresh() for i in order}
+            pairs.append((costs[0], costs[1]))
         what = f"{share:g} % changed" if share else "nothing changed"
         print(*lines(what, pairs[LEFT_OUT:]), sep="\n", flush=True)
 

@@ -89,17 +89,17 @@ class Bench:
     def whole(self) -> Report:
         """Refresh everything."""
         self.pair.publish("orders", 'table = "orders"')
-        found = self.pair.refresh("orders")
-        assert found.proof == "total", found
-        return found
+        report = self.pair.refresh("orders")
+        assert report.proof == "total", report
+        return report
 
     def part(self) -> Report:
         """Refresh a part, where no scan is allowed."""
         limits = f'scan = "never"\nrows_by_key = {self._budget}'
         self.pair.publish("orders", f'table = "orders"\n{limits}')
-        found = self.pair.refresh("orders")
-        assert found.proof == "part", found
-        return found
+        report = self.pair.refresh("orders")
+        assert report.proof == "part", report
+        return report
 
 
 def measure(
@@ -154,13 +154,13 @@ def main(rows: int, changes: int, learnt: int, rounds: int, key: str) -> None:
     with PostgreSQL() as server, TemporaryDirectory() as folder:
         legacy = PostgresLegacy(server)
         sizes = {"rows": rows, "changes": changes, "learnt": learnt, "rounds": rounds}
-        found = measure(legacy, Path(folder), **sizes, key=key)
+        total = measure(legacy, Path(folder), **sizes, key=key)
         legacy.close()
     print(
-        f"{rows:,} rows, {rounds} parts of {found.budget_share:.0%} after {learnt} complete "
-        f"refreshes: {found.found:,} of {found.changed:,} changes found, {found.gain:.1f} times a "
-        f"uniform draw; {found.changed - found.found:,} left, {found.expected_left:,.0f} expected; "
-        f"{found.rows_read:,} rows read by key, {found.scans} full scans"
+        f"{rows:,} rows, {rounds} parts of {total.budget_share:.0%} after {learnt} complete "
+        f"refreshes: {total.found:,} of {total.changed:,} changes found, {total.gain:.1f} times a "
+        f"uniform draw; {total.changed - total.found:,} left, {total.expected_left:,.0f} expected; "
+        f"{total.rows_read:,} rows read by key, {total.scans} full scans"
     )
 
 

@@ -63,11 +63,11 @@ class Ran:
     @property
     def places(self) -> str:
         """Where the steps of each phase ran."""
-        found: dict[str, set[str]] = {}
+        by_phase: dict[str, set[str]] = {}
         for report in self.reports:
             for phase, place in report["places"].items():
-                found.setdefault(phase, set()).add(place)
-        return ", ".join(f"{phase}: {'+'.join(sorted(at))}" for phase, at in found.items())
+                by_phase.setdefault(phase, set()).add(place)
+        return ", ".join(f"{phase}: {'+'.join(sorted(at))}" for phase, at in by_phase.items())
 
 
 class Bench:
@@ -189,8 +189,8 @@ def text_of(what: str, runs: Sequence[Ran]) -> str:
     """Return one line: medians, and in brackets the least and greatest of several runs."""
 
     def seconds(values: list[float]) -> str:
-        found = f"{statistics.median(values):7.2f}"
-        return found if len(values) == 1 else f"{found} ({min(values):.2f}-{max(values):.2f})"
+        middle = f"{statistics.median(values):7.2f}"
+        return middle if len(values) == 1 else f"{middle} ({min(values):.2f}-{max(values):.2f})"
 
     wall, cpu, source = (
         seconds([getattr(run, name) for run in runs])
@@ -223,13 +223,13 @@ def main(tables: int, rows: int, changed: int, rounds: int, small_bytes: int | N
             show("nothing changed, first", [bench.refresh(source, changed=0)])
             same = [bench.refresh(source, changed=0) for _ in range(rounds)]
             show("nothing changed", same)
-            found = []
+            runs = []
             for number in range(rounds if changed else 0):
                 bench.change(changed, seed=number)
-                found.append(bench.refresh(source, changed=changed))
-                show(f"{changed:,} changed, {number + 1}", found[-1:])
-            if found:
-                show(f"{changed:,} changed", found)
+                runs.append(bench.refresh(source, changed=changed))
+                show(f"{changed:,} changed, {number + 1}", runs[-1:])
+            if runs:
+                show(f"{changed:,} changed", runs)
             for words in (["status"], ["--help"]):
                 show(words[0], [bench.run(source, *words) for _ in range(rounds)])
 

@@ -87,7 +87,7 @@ def load(folder: Path, address: str, number: int) -> tuple[float, float, float |
 def others_share(looks: Sequence[tuple[float, Usage | None]]) -> float | None:
     """Return the share of the processors that others than this benchmark used between the first
     look, (seconds, use), and the last; None: it is not known."""
-    known = [(at, found) for at, found in looks if found is not None]
+    known = [(at, use) for at, use in looks if use is not None]
     if len(known) < 2:
         return None
     (began, first), (ended, last) = known[0], known[-1]

@@ -81,7 +81,7 @@ def in_this_process(files: list[DataFile], sketch: Sketch, repeat: int) -> None:
 def on_spark(files: list[DataFile], sketch: Sketch, master: str, repeat: int) -> None:
     """Time as many tasks, added up by the driver and by a second stage; and as chosen."""
     steps, received = Steps(start({"spark.master": master, "spark.driver.memory": "4g"})), [0]
-    module, found = vars(digests), set()
+    module, results = vars(digests), set()
     scan_ = module["scan"]
 
     def counted(*args: object, **options: object) -> pa.Table:
@@ -96,13 +96,13 @@ def on_spark(files: list[DataFile], sketch: Sketch, master: str, repeat: int) ->
         wall, processor = time.monotonic(), time.process_time()
         sums = reduced(steps, files, sketch)
         took = time.monotonic() - wall, time.process_time() - processor
-        found.add((sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.cells.check))
+        results.add((sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.cells.check))
         print(
             f"{name:12}  wall {took[0]:6.2f} s  driver's processor {took[1]:5.2f} s  received "
             f"{received[0] / 1e6:7.1f} MB  peak of Arrow {pa.default_memory_pool().max_memory():,}",
             flush=True,
         )
-    assert len(found) == 1, "the results are the same bits"
+    assert len(results) == 1, "the results are the same bits"
 
 
 @click.command()

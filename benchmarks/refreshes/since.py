@@ -226,14 +226,14 @@ def late_commits(server: PostgreSQL, seconds: float) -> None:
             for name, relation in rules.items():
                 shape = session.describe(relation)
                 now = session.mark(shape)
-                found = _values(session, shape, marks.get(name))
+                later = _values(session, shape, marks.get(name))
                 if rows is None:
                     rows = _values(session, shape, None)
                     values = {key: value for key, (value, _) in rows.items()}
                     changed += sum(before.get(k) != v for k, v in values.items()) if before else 0
                 copy = copies.setdefault(name, dict(values))
                 if name in marks:
-                    copy |= {k: v for k, (v, at) in found.items() if _is_new(name, at, marks[name])}
+                    copy |= {k: v for k, (v, at) in later.items() if _is_new(name, at, marks[name])}
                 missed[name] += sum(copy[key] != value for key, value in values.items())
                 copies[name] = dict(values)
                 newest = max(at for _, at in rows.values())

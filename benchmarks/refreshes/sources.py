@@ -133,8 +133,8 @@ class Site:
         with contextlib.closing(self._connection()) as database:
             for table in self.names:
                 ours = DeltaTable(str(warehouse / f"{self.name}_{table}")).to_pyarrow_table()
-                found = zip(ours["id"].to_pylist(), ours["note"].to_pylist(), strict=True)
-                assert sorted(found) == database.execute(f"SELECT * FROM {table}").fetchall()
+                published = zip(ours["id"].to_pylist(), ours["note"].to_pylist(), strict=True)
+                assert sorted(published) == database.execute(f"SELECT * FROM {table}").fetchall()
 
     def carried_bytes(self) -> int:
         """Return the bytes that have come over the line to the warehouse."""

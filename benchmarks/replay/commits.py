@@ -151,8 +151,8 @@ class Warehouse:
         """Return the model of costs as `refresh.commit` reports it."""
         if not known.rows or out.method is not Method.SKETCH or out.is_equal:
             return None
-        found = modelled(known, expected, changed, out.method, out.theirs.count)
-        return None if found is None else found.bytes
+        costs = modelled(known, expected, changed, out.method, out.theirs.count)
+        return None if costs is None else costs.bytes
 
     def _side(self, known: Known, expected: Expected | None, salt: Salt) -> OurSide:
         """Reduce our side as `refresh.prepare` does."""
@@ -235,9 +235,9 @@ def replay(
                 shape = session.describe(source.relation)
                 record = warehouse.refresh(session, shape, times[commit.number], commit.number)
             where = f"{name}, commit {commit.number}"
-            found = (record.inserted, record.updated, record.deleted)
+            counts = (record.inserted, record.updated, record.deleted)
             edits = (commit.inserts, commit.updates, commit.deletes)
-            assert found == tuple(map(len, edits)), where
+            assert counts == tuple(map(len, edits)), where
             assert len(warehouse.copy.rows) == len(recorded.rows), where
             assert set(warehouse.copy.rows) == set(recorded.rows.values()), where
             floor = recorded.floor_bytes(commit)
@@ -278,8 +278,8 @@ def main(
     if not recorded:
         if not available(history):
             raise SystemExit(f"NO REAL TABLES, NOT MEASURED: {DATA} is not there")
-        found = replay(history, upto=upto, objective=Objective(objective))
-        for number, record in enumerate(write(found, results), start=1):
+        records = replay(history, upto=upto, objective=Objective(objective))
+        for number, record in enumerate(write(records, results), start=1):
             if not number % SAID_EVERY:
                 print(f"{number} refreshes, {record.at[:10]}", file=sys.stderr, flush=True)
         print(f"{history}, objective {objective}\n")

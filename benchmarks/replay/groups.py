@@ -63,8 +63,8 @@ def replay(name: str, folder: Path, *, commits: int | None = None) -> Iterator[B
             table.edit(commit)
             report = pair.refresh("t", options=Options(allow_shrink=True))
             edits = (len(commit.inserts), len(commit.updates), len(commit.deletes))
-            found = (report.rows_inserted, report.rows_updated, report.rows_deleted)
-            assert found == edits, (name, commit.number, found, edits)
+            counts = (report.rows_inserted, report.rows_updated, report.rows_deleted)
+            assert counts == edits, (name, commit.number, counts, edits)
             predicted, model = report.predicted or {}, report.modelled
             copied = round(row_bytes * (report.rows_total or 0))
             yield Benefit(
@@ -78,14 +78,14 @@ def replay(name: str, folder: Path, *, commits: int | None = None) -> Iterator[B
     legacy.close()
 
 
-def line_of(name: str, found: list[Benefit]) -> str:
+def line_of(name: str, benefits: list[Benefit]) -> str:
     """Return a row of the table in RESULTS.md."""
-    expected, saved = sum(b.expected for b in found), sum(b.saved for b in found)
-    modelled = sum(b.saved if b.modelled is None else b.modelled for b in found)
-    errors = [abs(b.modelled - b.saved) / (b.copied - b.saved) for b in found if b.modelled]
+    expected, saved = sum(b.expected for b in benefits), sum(b.saved for b in benefits)
+    modelled = sum(b.saved if b.modelled is None else b.modelled for b in benefits)
+    errors = [abs(b.modelled - b.saved) / (b.copied - b.saved) for b in benefits if b.modelled]
     return (
-        f"| {name} | {len(found)} | {sum(b.changed for b in found):,} "
-        f"({sum(b.deleted for b in found):,} deleted) | {sum(b.copied for b in found):,} "
+        f"| {name} | {len(benefits)} | {sum(b.changed for b in benefits):,} "
+        f"({sum(b.deleted for b in benefits):,} deleted) | {sum(b.copied for b in benefits):,} "
         f"| {expected:,} | {modelled:,} | {saved:,} | {statistics.median(errors):.0%} |"
     )
 

@@ -85,8 +85,8 @@ def read(file: Path) -> list[Record]:
     return [Record(**body | {"expected": _interval(body["expected"])}) for body in bodies]
 
 
-def _interval(found: list[int] | None) -> tuple[int, int, int] | None:
-    return None if found is None else (found[0], found[1], found[2])
+def _interval(numbers: list[int] | None) -> tuple[int, int, int] | None:
+    return None if numbers is None else (numbers[0], numbers[1], numbers[2])
 
 
 def summary(records: Sequence[Record], connection_bytes: int = CONNECTION_BYTES) -> str:
@@ -178,8 +178,8 @@ def readable(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def share(found: Sequence[bool]) -> str:
-    return f"{_mean(found):.1%}"
+def share(flags: Sequence[bool]) -> str:
+    return f"{_mean(flags):.1%}"
 
 
 def _mean(numbers: Sequence[float]) -> float:

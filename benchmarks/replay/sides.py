@@ -147,8 +147,8 @@ class Copy:
 
     def quantiles(self) -> list[int]:
         shares = np.arange(QUANTILES + 1) / QUANTILES
-        found = np.quantile(self._where, shares, method="inverted_cdf")
-        return [int(value) for value in found]
+        quantiles = np.quantile(self._where, shares, method="inverted_cdf")
+        return [int(value) for value in quantiles]
 
     def reduced(self, partition: Partition, salt: Salt, sketch: Sketch | None) -> Sums:
         mixed = mix(salt, self._hi, self._lo)

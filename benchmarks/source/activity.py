@@ -92,8 +92,8 @@ def main(tables: int, rounds: int) -> None:
         with closing(engine.open()) as session:
             assert isinstance(session, PostgresqlSession)
             session._connection.execute("COMMIT")  # the probe is no part of a transaction
-            found = activities(session.ask, relations)
-            assert all(isinstance(said, Counted) for said in found.values()), found
+            answers = activities(session.ask, relations)
+            assert all(isinstance(said, Counted) for said in answers.values()), answers
             timed(
                 f"statement, {tables:,} tables", lambda: activities(session.ask, relations), rounds
             )

@@ -174,9 +174,9 @@ def buffers(server: PostgreSQL, way: str, sql: str, settings: str) -> int:
             connection.execute(f"SET LOCAL {setting}")
         connection.execute("SET LOCAL max_parallel_workers_per_gather = 0")
         connection.execute("SET LOCAL jit = off")
-        found = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}").fetchone()
-    assert found is not None
-    plan = found[0][0]["Plan"]
+        row = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}").fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
     return int(plan["Shared Read Blocks"])
 
 
@@ -204,9 +204,9 @@ def measure(server: PostgreSQL, setting: Setting) -> Mapping[str, Pages]:
         prepare(connection, setting)
 
         def pages(name: str) -> int:
-            found = connection.execute("SELECT pg_relation_size(%s::regclass)", (name,)).fetchone()
-            assert found is not None
-            return int(found[0]) // 8192
+            row = connection.execute("SELECT pg_relation_size(%s::regclass)", (name,)).fetchone()
+            assert row is not None
+            return int(row[0]) // 8192
 
         said = formulas(setting, pages)
     return {
@@ -215,18 +215,18 @@ def measure(server: PostgreSQL, setting: Setting) -> Mapping[str, Pages]:
     }
 
 
-def table(title: str, found: list[tuple[str, Mapping[str, Pages]]]) -> Iterator[str]:
+def table(title: str, measured: list[tuple[str, Mapping[str, Pages]]]) -> Iterator[str]:
     """Yield the lines of a table, then of its chart: a bar for each way at the first and the last
     setting, relative to the full read."""
-    ways = list(found[0][1])
+    ways = list(measured[0][1])
     yield f"| {title} | {' | '.join(ways)} |"
     yield "|" + "---|" * (1 + len(ways))
-    for name, pages in found:
+    for name, pages in measured:
         cells = [f"{one.formula:,.0f} / **{one.measured:,}**" for one in pages.values()]
         yield f"| {name} | {' | '.join(cells)} |"
     yield ""
     yield "```text"
-    for name, pages in (found[0], found[-1]):
+    for name, pages in (measured[0], measured[-1]):
         whole = max(one.measured for one in pages.values())
         for way, one in pages.items():
             bar = "█" * max(round(BAR * one.measured / whole), 1)

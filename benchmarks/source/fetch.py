@@ -99,8 +99,8 @@ class Bench:
             yield block, positions(block, self.shape.recipe, 0)
 
     def by_index(self, first: Keys, last: Keys) -> int:
-        found = self.read(self.session.read_ranges(self.shape, first, last))
-        return sum(len(block) for block, _ in found)
+        blocks = self.read(self.session.read_ranges(self.shape, first, last))
+        return sum(len(block) for block, _ in blocks)
 
     def by_scan(self, first: Keys, last: Keys) -> int:
         return sum(len(block) for block in self._chosen(first, last))
@@ -159,8 +159,8 @@ def measure(name: str, url: str, repeat: int) -> None:
         for wanted in SHARES:
             first, last = scattered(bench.keys, wanted)
             scan_s, rows = least(lambda f=first, t=last: bench.by_scan(f, t), repeat)  # type: ignore[misc]
-            index_s, found = least(lambda f=first, t=last: bench.by_index(f, t), repeat)  # type: ignore[misc]
-            assert found == rows, (found, rows)
+            index_s, count = least(lambda f=first, t=last: bench.by_index(f, t), repeat)  # type: ignore[misc]
+            assert count == rows, (count, rows)
             held = bench.hold(first, last)
             memory_s, _ = least(lambda h=held: bench.from_memory(h), repeat)  # type: ignore[misc]
             size = sum(len(block.buffer) for block in held) / 1e6

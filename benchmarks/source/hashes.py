@@ -63,8 +63,8 @@ def statements(session: Session, table: str) -> dict[str, str]:
     shape = session.describe(relation(table, Fingerprint.DATABASE))
     plan, recipe = plan_of(shape), shape.recipe
     columns = zip(recipe.columns, plan.reads, plan.forms, strict=True)
-    found = [ReadColumn(c.name, c.type, read, form, c.nullable) for c, read, form in columns]
-    older = hashes.expression(found, form=hashes.BYTES_BEFORE_18)
+    reads = [ReadColumn(c.name, c.type, read, form, c.nullable) for c, read, form in columns]
+    older = hashes.expression(reads, form=hashes.BYTES_BEFORE_18)
     key, record = ", ".join(plan.reads[: recipe.key_columns]), f"ROW({', '.join(plan.reads)})"
     hashed, first = scan_sql(shape.hashed(0)), plan.reads[0]
     block = f"{first} >> 12"
@@ -137,8 +137,8 @@ def measure(server: PostgreSQL, database: str, table: str, rows: int, repeat: in
     print(f"\n{table}: {rows:,} rows, {partition.ranges:,} ranges, least of {repeat}")
     print(f"| {'':30} | wall s | ratio | agent CPU s | database CPU s |")
     base = min(wall for wall, _, _ in taken["bare COPY"])
-    for name, found in taken.items():
-        wall, cpu, backend = (min(column) for column in zip(*found, strict=True))
+    for name, times in taken.items():
+        wall, cpu, backend = (min(column) for column in zip(*times, strict=True))
         print(f"| {name:30} | {wall:6.2f} | {wall / base:5.2f} | {cpu:11.2f} | {backend:14.2f} |")
     print(flush=True)
 

@@ -100,10 +100,10 @@ class Live:
         server.create_database("live")
         program = find_program("pgbench")
         versions = [p / "pgbench" for p in postgresql_programs() if (p / "pgbench").exists()]
-        found = program or (str(versions[-1]) if versions else None)
-        if found is None:
+        path = program or (str(versions[-1]) if versions else None)
+        if path is None:
             raise click.ClickException("no pgbench: install postgresql-contrib or postgresql")
-        self._pgbench = [found, "-h", str(server.folder), "-p", str(server.port), "-U", "postgres"]
+        self._pgbench = [path, "-h", str(server.folder), "-p", str(server.port), "-U", "postgres"]
         self._run("-i", "-q", "-s", str(scale))
         with server.superuser("live") as connection:
             connection.execute(
@@ -148,20 +148,20 @@ class Live:
         """Run pgbench at a rate meanwhile. Yields a list, empty until the run is over: when each
         transaction was due, in seconds of the epoch, and its latency in ms."""
         words = ["-c", str(CLIENTS), "-j", "1", "-n", "-T", f"{seconds:.0f}", "-R", f"{rate:.0f}"]
-        found: list[tuple[float, float]] = []
+        latencies: list[tuple[float, float]] = []
         with subprocess.Popen(
             [*self._pgbench, *words, "-l", "--log-prefix=log", "live"],
             cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         ) as process:  # fmt: skip
             try:
-                yield found
+                yield latencies
                 assert process.wait() == 0
             finally:
                 process.kill()
         for log in self.folder.glob("log.*"):
             for line in log.read_text().splitlines():
                 _, _, latency_us, _, at_s, at_us, *_ = map(int, line.split())
-                found.append((at_s + (at_us - latency_us) / 1e6, latency_us / 1000))
+                latencies.append((at_s + (at_us - latency_us) / 1e6, latency_us / 1000))
             log.unlink()
 
     @contextmanager
@@ -224,17 +224,17 @@ def measure(
                     first_s = time.time() + settle_s
                     time.sleep(settle_s + seconds)
                     spans.append(Span(way, first_s, first_s + seconds, refreshes.rows))
-    found: dict[str, list[list[float]]] = {way: [] for way in ways}
+    latencies: dict[str, list[list[float]]] = {way: [] for way in ways}
     for span in spans:
         by_second: dict[int, list[float]] = {}
         for due_s, latency_ms in transactions:
             if span.first_s <= due_s < span.last_s:
                 by_second.setdefault(int(due_s - span.first_s), []).append(latency_ms)
-        found[span.way] += by_second.values()
+        latencies[span.way] += by_second.values()
     for way in agents:
         rows = sum(span.rows for span in spans if span.way == way)
         print(f"{way}: {rows / rounds / (settle_s + seconds):,.0f} rows/s scanned")
-    return found
+    return latencies
 
 
 def slowed(live: Live, way: str) -> tuple[float, float, float]:
@@ -269,12 +269,12 @@ def p95(values: Sequence[float]) -> float:
     return quantiles(values, n=20)[-1]
 
 
-def text_of(found: dict[str, list[list[float]]]) -> str:
+def text_of(latencies: dict[str, list[list[float]]]) -> str:
     """Return a table of what was measured."""
     lines = ["| beside | seconds | p95, ms | median of the p95 of a second | of alone |"]
     lines.append("|---|---|---|---|---|")
-    alone = median(map(p95, found[ALONE]))
-    for way, seconds in found.items():
+    alone = median(map(p95, latencies[ALONE]))
+    for way, seconds in latencies.items():
         usual = median(map(p95, seconds))
         every = p95([latency for second in seconds for latency in second])
         lines.append(

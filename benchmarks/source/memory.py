@@ -115,13 +115,13 @@ def peak_mb(pid: int) -> str:
 
 def readers_of(pid: int) -> list[int]:
     """The processes whose parent it is; `task/*/children` misses some while threads end."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # gone meanwhile
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             if parent == pid:
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def status_mb(pid: int, field: str) -> float:

@@ -41,12 +41,12 @@ def span(uri: str, folder: Path, seconds: int) -> np.ndarray:
          f"--log-prefix={prefix}", uri],
         check=True, capture_output=True,
     )  # fmt: skip
-    found = []
+    latencies = []
     for log in folder.glob("latency.*"):
         lines = [line.split() for line in log.read_text().splitlines()]
-        found += [float(line[2]) / 1000 for line in lines]
+        latencies += [float(line[2]) / 1000 for line in lines]
         log.unlink()
-    return np.array(found)
+    return np.array(latencies)
 
 
 @click.command(help=__doc__)
@@ -61,7 +61,7 @@ def main(minutes: int, tables: int, seconds: int) -> None:
         uri = server.uri_of(DATABASE)
         subprocess.run([program, "--initialize", "--quiet", uri], check=True, capture_output=True)
         certs = configured(folder, url, tables).parent / "certs"
-        found: dict[bool, list[np.ndarray]] = {False: [], True: []}
+        by_kind: dict[bool, list[np.ndarray]] = {False: [], True: []}
         asked: list[float] = []
         with SourceProcess(folder / "source.toml") as process:
             source = Source(
@@ -85,13 +85,13 @@ def main(minutes: int, tables: int, seconds: int) -> None:
                     thread = threading.Thread(target=ask, args=(stopped,))
                     if is_asked:
                         thread.start()
-                    found[is_asked].append(span(uri, folder, seconds))
+                    by_kind[is_asked].append(span(uri, folder, seconds))
                     stopped.set()
                     if is_asked:
                         thread.join()
     load = Path("/proc/loadavg").read_text().split()[0]
     print(f"load of the machine at the end: {load}")
-    for is_asked, spans in found.items():
+    for is_asked, spans in by_kind.items():
         by_span = [float(np.percentile(one, 95)) for one in spans]
         p50, p95, p99 = np.percentile(np.concatenate(spans), (50, 95, 99))
         print(

@@ -139,11 +139,11 @@ def found_again(session: Session, table: str, sketch: Sketch) -> int:
     """One row in a hundred found by another scan, as after a sketch of hashed keys."""
     shape = session.describe(Relation(table, table=table))
     reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=Tally())
-    found = 0
+    rows = 0
     for batch in reader.scan():
         ks, _ = sketch.embedding.embed(batch.positions, SALT)
-        found += len(batch.take(ks % np.uint64(100) == 0).mixed.m0)
-    return found
+        rows += len(batch.take(ks % np.uint64(100) == 0).mixed.m0)
+    return rows
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -158,7 +158,7 @@ def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int, re
     rows = bare_copy(server, database, table)
     with closing(engine.open()) as session, closing(WorkerPool(readers - 1)) as pool:
         partition = partition_for(session, table)
-        found: list[Fingerprinted] = []
+        scans: list[Fingerprinted] = []
         first = Fingerprinted(session, table, partition)
         bounds = (partition.starts[1], partition.starts[-1]) if first.recipe.integer_key else None
         day = Past(86_400, rows, 0, rows // 100, 0)  # one in a hundred, ten days in a row
@@ -172,10 +172,10 @@ def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int, re
         works: dict[str, Callable[[], object]] = {
             "bare COPY": lambda: bare_copy(server, database, table),
             "scan": lambda: scan_alone(session, table),
-            "scan, fingerprints, ranges": lambda: found.append(
+            "scan, fingerprints, ranges": lambda: scans.append(
                 Fingerprinted(session, table, partition)
             ),
-            "the same and a sketch": lambda: found.append(
+            "the same and a sketch": lambda: scans.append(
                 Fingerprinted(session, table, partition, sketch)
             ),
             f"ranges, {readers} processes": lambda: shared(session, table, partition, pool),
@@ -195,7 +195,7 @@ def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int, re
             f"| {name:27} | {wall:6.2f} | {rows / wall / 1e6:8.2f} | {wall / base[0]:5.2f} "
             f"| {cpu:5.2f} | {cpu / base[1]:5.2f} |"
         )
-    sketched = [f for f in found if f.seconds["sketch"]]
+    sketched = [f for f in scans if f.seconds["sketch"]]
     best = min(sketched, key=lambda f: sum(f.seconds.values())).seconds
     parts = ", ".join(f"{stage} {s / rows * 1e6:.2f}" for stage, s in best.items())
     print(f"CPU, µs per row: {parts}", flush=True)
@@ -247,12 +247,12 @@ def measure_drivers(scale: float, repeat: int) -> None:
 
 def measure_driver(session: Session, name: str, url: str, repeat: int) -> None:
     partition = partition_for(session, "orders")
-    found: list[Fingerprinted] = []
+    scans: list[Fingerprinted] = []
     works: dict[str, Callable[[], object]] = {
         "fetchmany, undecoded": lambda: fetched(session, name),
         "fetchall, driver's defaults": lambda: fetched_by_default(url),
         "scan": lambda: scan_alone(session, "orders"),
-        "scan, fingerprints, ranges": lambda: found.append(
+        "scan, fingerprints, ranges": lambda: scans.append(
             Fingerprinted(session, "orders", partition)
         ),
     }
@@ -260,7 +260,7 @@ def measure_driver(session: Session, name: str, url: str, repeat: int) -> None:
     for _ in range(repeat):
         for label, work in works.items():
             taken[label].append(timed(work)[0])
-    rows = found[0].sums.total.count
+    rows = scans[0].sums.total.count
     print(f"\n{name}: {rows:,} orders, {partition.ranges:,} ranges, least of {repeat}")
     print(f"| {'':27} | wall s | M rows/s | ÷ fetchmany | ÷ fetchall |")
     many, everything = (min(taken[label]) for label in list(works)[:2])
@@ -270,6 +270,6 @@ def measure_driver(session: Session, name: str, url: str, repeat: int) -> None:
             f"| {label:27} | {wall:6.2f} | {rows / wall / 1e6:8.2f} | {wall / many:11.2f} "
             f"| {wall / everything:10.2f} |"
         )
-    best = min(found, key=lambda f: sum(f.seconds.values())).seconds
+    best = min(scans, key=lambda f: sum(f.seconds.values())).seconds
     parts = ", ".join(f"{stage} {s / rows * 1e6:.2f}" for stage, s in best.items())
     print(f"CPU, µs per row: {parts}", flush=True)

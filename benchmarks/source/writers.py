@@ -90,8 +90,8 @@ class Key:
         return f"CREATE TABLE t ({columns}, a text, {rule} ({', '.join(self.names())}))"
 
     def values(self, engine: str, number: int) -> tuple[Any, ...]:
-        found = self.value(number)
-        return (uuid.UUID(found[0]).bytes,) if self.binary and engine == "mariadb" else found
+        key = self.value(number)
+        return (uuid.UUID(key[0]).bytes,) if self.binary and engine == "mariadb" else key
 
     def text(self, engine: str, number: int) -> tuple[str, ...]:
         return tuple(

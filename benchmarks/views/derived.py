@@ -130,31 +130,31 @@ class Bench:
         before = self.link.counters()
         self._warehouse.stdin.write(f"{view}\n")
         self._warehouse.stdin.flush()
-        found = [json.loads(self._warehouse.stdout.readline()) for _ in range(len(COLUMNS) + 1)]
-        assert not any(report["error"] for report in found), found
+        reports = [json.loads(self._warehouse.stdout.readline()) for _ in range(len(COLUMNS) + 1)]
+        assert not any(report["error"] for report in reports), reports
         time.sleep(0.5)  # the last acknowledgements
         moved = self.link.counters() - before
-        return {r["name"]: r for r in found}, moved.to_source_bytes + moved.to_warehouse_bytes
+        return {r["name"]: r for r in reports}, moved.to_source_bytes + moved.to_warehouse_bytes
 
     def needed(self, *, every_row: bool = False) -> dict[str, Rows]:
         """The columns that the view needs of each table, of the rows that it needs, by key."""
-        found = {}
+        by_table = {}
         for site, tables in SITES.items():
             for table in tables:
                 where = "true" if every_row else ROWS[table]
                 query = f"SELECT {COLUMNS[table]} FROM {table} WHERE {where}"
                 rows = self.connections[site].execute(query).fetchall()
-                found[table] = {row[: KEYS[table]]: row for row in rows}
-        return found
+                by_table[table] = {row[: KEYS[table]]: row for row in rows}
+        return by_table
 
     def change(self, share: float, rng: random.Random) -> None:
         """Change a share of every table: 60 % updates, 20 % inserts, 20 % deletes, scattered."""
         for site, tables in SITES.items():
             connection = self.connections[site]
             for table in tables:
-                found = connection.execute(f"SELECT ctid::text FROM {table}").fetchall()
-                count = round(len(found) * share)
-                places = [row[0] for row in rng.sample(found, count)]
+                rows = connection.execute(f"SELECT ctid::text FROM {table}").fetchall()
+                count = round(len(rows) * share)
+                places = [row[0] for row in rng.sample(rows, count)]
                 cuts = [round(count * cut) for cut in (0.3, 0.6, 0.8)]
                 groups = [places[a:b] for a, b in zip((0, *cuts), (*cuts, count), strict=True)]
                 where = "WHERE ctid = ANY(%s::tid[])"

@@ -110,15 +110,15 @@ class Bench:
 
     def write(self, name: str, rows: pa.Table, layout: Layout, folder: str) -> list[DataFile]:
         self.store.make_folder(name, folder)
-        found = []
+        batches = []
         for start in range(0, len(rows), FILE_ROWS):
             with Sink(
                 self.store.uri(name, folder), "part", layout.file_schema, layout.integer_key
             ) as sink:
                 for batch in rows.slice(start, FILE_ROWS).to_batches(max_chunksize=16_384):
                     sink.add(batch)
-                found += list(sink.finish())
-        return written(pa.Table.from_batches(found, WRITTEN), self.store, name, folder)
+                batches += list(sink.finish())
+        return written(pa.Table.from_batches(batches, WRITTEN), self.store, name, folder)
 
     def changed(self, name: str, share: float, seed: int) -> Input:
         """Return the next version of a table, proven and not committed, with its feed."""
@@ -295,8 +295,8 @@ def same(one: Computed, other: Computed) -> None:
     ]
     with duckdb.connect() as db:
         for a, b in (sides, sides[::-1]):
-            found = db.execute(f"SELECT count(*) FROM ({a} EXCEPT ALL {b})").fetchone()
-            assert found == (0,), found
+            differing = db.execute(f"SELECT count(*) FROM ({a} EXCEPT ALL {b})").fetchone()
+            assert differing == (0,), differing
     assert one.changes.counts == other.changes.counts, (one.changes.counts, other.changes.counts)
 
 

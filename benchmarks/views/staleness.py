@@ -89,7 +89,7 @@ def run_of(steps: Sequence[Step], arrivals: Sequence[float], rows: int) -> Run:
     """Return what pieces of `rows` changed rows come to, which took these times."""
     now = earliest = idle = 0.0
     gathered: list[Batch] = []
-    found: Staleness | None = None
+    staleness: Staleness | None = None
     for (base_s, phase_s), arrival in zip(steps, arrivals, strict=True):
         idle += max(arrival - now, 0.0)
         now, earliest = max(now, arrival) + base_s, max(earliest, arrival) + base_s
@@ -99,9 +99,9 @@ def run_of(steps: Sequence[Step], arrivals: Sequence[float], rows: int) -> Run:
         now += phase_s
         one = measured(gathered, now)
         assert one is not None
-        found, gathered = one if found is None else found.merged(one), []
-    assert found is not None
-    return Run(found, idle, steps)
+        staleness, gathered = one if staleness is None else staleness.merged(one), []
+    assert staleness is not None
+    return Run(staleness, idle, steps)
 
 
 class Mauve:
@@ -188,13 +188,13 @@ class Mauve:
 def discontinuous(rng: random.Random, each_s: float, idle: float) -> list[float]:
     """Return arrivals, one each `each_s` seconds on average of the active time, so that a share
     `idle` of the time nothing arrives."""
-    now, found = 0.0, []
+    now, arrivals = 0.0, []
     for number in range(DISCONTINUOUS):
         now += each_s
         if idle and number % 4 == 3:  # a period after each fourth piece
             now += rng.expovariate(1 / (4 * each_s * idle / (1 - idle)))
-        found.append(now)
-    return found
+        arrivals.append(now)
+    return arrivals
 
 
 def row(name: str, runs: Sequence[Run], *more: str) -> None:

@@ -182,9 +182,9 @@ def _show(folder: Path, legacy: Legacy) -> tuple[Reports, Reports, Reports]:
     with _step("driftline refresh --all, with nothing changed"):
         again = _refresh(folder, "again")
     for name, counts in changed.items():
-        found = refreshed[name]
-        ours = tuple(found[f"rows_{kind}"] for kind in _KINDS)
-        if ours != counts or again[name]["version"] != found["version"]:
+        report = refreshed[name]
+        ours = tuple(report[f"rows_{kind}"] for kind in _KINDS)
+        if ours != counts or again[name]["version"] != report["version"]:
             raise ProofFailed(f"{counts} rows changed and {ours} were found.", where=name)
     with _step("comparing every published value with the source, without Driftline's code"):
         _compare(folder, legacy)
@@ -272,7 +272,7 @@ def _summary(load: Reports, refreshed: Reports, again: Reports) -> None:
     grid.add_section()
     grid.add_row("all", *_cells(*totals))
     Console(width=100, highlight=False).print(grid)
-    trips, idle = (max(r["round_trips"] for r in found.values()) for found in (refreshed, again))
+    trips, idle = (max(r["round_trips"] for r in done.values()) for done in (refreshed, again))
     print(f"The initial load is the full copy. Round trips of a refresh: {trips}; ", end="")
     print(f"with nothing changed: {idle}.")
     for what, reports in (("load", load), ("refresh", refreshed), ("last refresh", again)):
@@ -282,12 +282,12 @@ def _summary(load: Reports, refreshed: Reports, again: Reports) -> None:
 
 def on_spark(reports: Reports) -> str:
     """Return the phases that ran on Spark, of each table or view."""
-    found = []
+    parts = []
     for name, report in reports.items():
         phases = [phase for phase, place in report["places"].items() if place == "spark"]
         if phases:
-            found.append(f"{name} ({', '.join(phases)})")
-    return ", ".join(found) or "none"
+            parts.append(f"{name} ({', '.join(phases)})")
+    return ", ".join(parts) or "none"
 
 
 def _cells(rows: int, changed: int, full: int, moved: int, idle: int) -> list[str]:

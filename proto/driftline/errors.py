@@ -246,8 +246,8 @@ class NotNow(DriftlineError, code="NOT_NOW", exit_code=75, is_retryable=True):
         """Return the instant before which the source refuses the same; None: it says none."""
         for name in (QUIET_UNTIL, NEXT_SCAN):
             with contextlib.suppress(ValueError):
-                found = datetime.fromisoformat(self.details.get(name, ""))
-                return found if found.tzinfo else None
+                instant = datetime.fromisoformat(self.details.get(name, ""))
+                return instant if instant.tzinfo else None
         return None
 
     def wait_s(self) -> float | None:

@@ -156,9 +156,9 @@ def recent_snapshots(path: Path | None) -> list[float]:
             lines = file.read().splitlines()
     except OSError:
         return []
-    found = []
+    durations_s = []
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             if held_s := json.loads(line).get("snapshot_s"):
-                found.append(float(held_s))
-    return found
+                durations_s.append(float(held_s))
+    return durations_s

@@ -331,9 +331,9 @@ class GovernedSession:
         if self._governor.budget.rows_per_second is not None:
             return 0  # a warning less: the database would read all rows at once
         with self.watch.waiting():
-            found = self._session.count_future(shape)
+            count = self._session.count_future(shape)
         self.note(0)
-        return found
+        return count
 
     def mark(self, shape: Shape) -> Mark:
         with self.watch.waiting():
@@ -347,9 +347,9 @@ class GovernedSession:
         if self._governor.budget.rows_per_second is not None:
             return None  # the database would read all keys at once
         with self.watch.waiting():
-            found = self._session.hash_keys(shape, seed)
+            count_and_sum = self._session.hash_keys(shape, seed)
         self.note(0)
-        return found
+        return count_and_sum
 
     def read_keys(
         self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None

@@ -65,11 +65,11 @@ class Pasts:
     def of(self, read: Hashable) -> RecentPast:
         """Return the past of a read: reads that cost alike have equal names."""
         with self._lock:
-            found = self._found.setdefault(read, RecentPast())
+            past = self._found.setdefault(read, RecentPast())
             self._found.move_to_end(read)
             if len(self._found) > PASTS_MAX:
                 self._found.popitem(last=False)
-            return found
+            return past
 
 
 class Feedback:

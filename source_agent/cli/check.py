@@ -124,7 +124,7 @@ class CheckReport:
     @property
     def failed(self) -> bool:
         """True if a relation cannot be served or the agent cannot listen; not for privileges."""
-        return self.served < len(self.relations) or any(found.problem for found in self.server)
+        return self.served < len(self.relations) or any(entry.problem for entry in self.server)
 
     @property
     def served(self) -> int:
@@ -141,7 +141,7 @@ def check(config: SourceConfig, engine: Engine) -> CheckReport:
     try:
         return _check(config, engine, server)
     except DriftlineError as error:
-        error.details |= {f"server.{found.what}": found.text for found in server if found.problem}
+        error.details |= {f"server.{entry.what}": entry.text for entry in server if entry.problem}
         raise
 
 
@@ -323,8 +323,8 @@ def as_text(report: CheckReport) -> str:
     """Return the report for people."""
     lines = ["server"]
     lines += [
-        f"  {'FAILED  ' if found.problem else 'ok      '} {found.what:<12} {found.text}"
-        for found in report.server
+        f"  {'FAILED  ' if entry.problem else 'ok      '} {entry.what:<12} {entry.text}"
+        for entry in report.server
     ]
     lines += [
         "",
@@ -357,7 +357,7 @@ def as_text(report: CheckReport) -> str:
 
 
 def _verdict(report: CheckReport) -> list[str]:
-    problems = sum(found.problem for found in report.server)
+    problems = sum(entry.problem for entry in report.server)
     served = f"{report.served} of {counted(len(report.relations), 'relation')} can be served"
     if not problems:
         return [served]
@@ -388,10 +388,10 @@ def _marker_lines(relation: RelationReport) -> list[str]:
         lines.append(f"  changes  by {relation.marker}, where a warehouse accepts it")
         lines.append(f"           read {named.read}; {named.promise}")
         lines += [f"           {named.note}"] if named.note else []
-    for found in relation.markers:
-        lines.append(f"  possible {found.line}")
-        lines.append(f"           read {found.read}; {found.promise}")
-        lines += [f"           {found.note}"] if found.note else []
+    for marker in relation.markers:
+        lines.append(f"  possible {marker.line}")
+        lines.append(f"           read {marker.read}; {marker.promise}")
+        lines += [f"           {marker.note}"] if marker.note else []
     if relation.flags:
         lines.append(f"  flags    {', '.join(relation.flags)}: `deleted` of a marker names one, if")
         lines.append("           rows so flagged count as gone")

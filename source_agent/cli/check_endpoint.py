@@ -41,13 +41,13 @@ class EndpointReport:
 def examine(config: SourceConfig, *, now: datetime | None = None) -> list[EndpointReport]:
     """Examine address, port and certificates; contact only this machine's own port."""
     endpoint = config.server
-    found = [_address(endpoint)]
+    reports = [_address(endpoint)]
     if endpoint.certificates is None:
-        found.append(EndpointReport("certificate", "none: plain text, on loopback only"))
+        reports.append(EndpointReport("certificate", "none: plain text, on loopback only"))
     else:
         moment = now or datetime.now(UTC)
-        found += _certificates(endpoint.certificates, config.path.name, moment)
-    return found
+        reports += _certificates(endpoint.certificates, config.path.name, moment)
+    return reports
 
 
 def _certificates(files: Certificates, name: str, now: datetime) -> Iterator[EndpointReport]:

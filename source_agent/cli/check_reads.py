@@ -40,51 +40,51 @@ def check_reads(
                 f"{config.path.name} does not publish {name!r}.",
                 remedy=nearest(name, tuple(config.relations)),
             )
-    found = {}
+    comparisons = {}
     for name in names:
         session = engine.open()
         try:
             shape = session.describe(config.relations[name].relation)
             own = own_values_of(engine, session)
             if own is None:
-                found[name] = not_compared(shape, why_none(engine))
+                comparisons[name] = not_compared(shape, why_none(engine))
             else:
-                found[name] = compare(session, own, shape, rows)
+                comparisons[name] = compare(session, own, shape, rows)
         finally:
             session.close()
-    return found
+    return comparisons
 
 
-def failed(found: dict[str, Comparison]) -> bool:
+def failed(comparisons: dict[str, Comparison]) -> bool:
     """Return True if a value differs, or a relation has none that could be compared."""
-    return any(one.differs or not one.is_compared for one in found.values())
+    return any(one.differs or not one.is_compared for one in comparisons.values())
 
 
-def as_json(found: dict[str, Comparison]) -> dict[str, object]:
+def as_json(comparisons: dict[str, Comparison]) -> dict[str, object]:
     """Return the report for `--json`."""
-    relations = [{"name": name, **asdict(one)} for name, one in found.items()]
-    return {"ok": not failed(found), "relations": relations}
+    relations = [{"name": name, **asdict(one)} for name, one in comparisons.items()]
+    return {"ok": not failed(comparisons), "relations": relations}
 
 
-def as_text(found: dict[str, Comparison]) -> str:
+def as_text(comparisons: dict[str, Comparison]) -> str:
     """Return the report for people."""
     lines = []
-    for name, one in found.items():
+    for name, one in comparisons.items():
         lines += [name, *(f"  {line}" for line in _relation_lines(one)), ""]
     return "\n".join(lines).rstrip()
 
 
-def _relation_lines(found: Comparison) -> list[str]:
-    lines = [f"{counted(found.rows, 'row')}: {found.how}"] if found.how else []
-    if found.unpaired:
+def _relation_lines(result: Comparison) -> list[str]:
+    lines = [f"{counted(result.rows, 'row')}: {result.how}"] if result.how else []
+    if result.unpaired:
         lines.append(
-            f"{counted(found.unpaired, 'row')} not compared: not found again by their key, or with"
+            f"{counted(result.unpaired, 'row')} not compared: not found again by their key, or with"
             " a key that others have, too"
         )
-    for column in found.columns:
+    for column in result.columns:
         lines += _column_lines(column)
-    lines += [f"DIFFERS  row {_short(row)}" for row in found.missing]
-    return [*lines, _verdict(found)]
+    lines += [f"DIFFERS  row {_short(row)}" for row in result.missing]
+    return [*lines, _verdict(result)]
 
 
 def _column_lines(column: ColumnReads) -> list[str]:
@@ -107,16 +107,16 @@ def _column_lines(column: ColumnReads) -> list[str]:
     return lines
 
 
-def _verdict(found: Comparison) -> str:
-    if found.differs:
+def _verdict(result: Comparison) -> str:
+    if result.differs:
         return (
             "What Driftline reads is not what the driver returns. Do not publish these columns:"
             " leave them out with `columns`, or report this to Driftline's authors."
         )
-    if not found.is_compared:
+    if not result.is_compared:
         return "Nothing could be compared."
-    left_out = sum(not column.is_compared for column in found.columns)
-    if found.rows == 0:
+    left_out = sum(not column.is_compared for column in result.columns)
+    if result.rows == 0:
         return "There is no row."
     more = f"; {counted(left_out, 'column')} not compared" if left_out else ""
     return f"All values that were compared are equal{more}."

@@ -200,12 +200,12 @@ def check(config: Path, as_json: bool, compared: tuple[str, ...], rows: int) -> 
 def _check_reads(path: Path, names: tuple[str, ...], rows: int, *, as_json: bool) -> None:
     from source_agent.cli import check_reads as comparing
 
-    found = comparing.check_reads(*_connected(path), names, rows)
+    comparisons = comparing.check_reads(*_connected(path), names, rows)
     if as_json:
-        click.echo(json.dumps(comparing.as_json(found), ensure_ascii=False))
+        click.echo(json.dumps(comparing.as_json(comparisons), ensure_ascii=False))
     else:
-        click.echo(comparing.as_text(found))
-    _end(failed=comparing.failed(found))
+        click.echo(comparing.as_text(comparisons))
+    _end(failed=comparing.failed(comparisons))
 
 
 @cli.command()
@@ -292,9 +292,9 @@ def total(config: Path, receipt: Path) -> None:
     """Recompute a receipt of the warehouse from this database."""
     from source_agent.cli import total as totalling
 
-    found = totalling.total(*_connected(config), totalling.read_receipt(receipt))
-    click.echo(str(found))
-    _end(failed=not found.equal)
+    comparison = totalling.total(*_connected(config), totalling.read_receipt(receipt))
+    click.echo(str(comparison))
+    _end(failed=not comparison.equal)
 
 
 def _end(*, failed: bool) -> None:

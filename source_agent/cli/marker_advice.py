@@ -89,7 +89,7 @@ def candidates(shape: Shape) -> list[Marker]:
     named = shape.relation.marker
     taken = None if named is None else (named.column, named.versioned)
     unnamed = Marker(""), Marker("", LATE_S, versioned=True)
-    found = [
+    markers = [
         *(
             Marker(name, LATE_S, None if type == AWARE else "UTC")
             for name, (type, _) in shape.marking
@@ -102,7 +102,7 @@ def candidates(shape: Shape) -> list[Marker]:
         ),
         *(Marker(name, checksum=True) for name, _ in shape.marking if _SUMMED.search(name)),
     ]
-    return [m for m in (*unnamed, *found[:COLUMNS_MAX]) if (m.column, m.versioned) != taken]
+    return [m for m in (*unnamed, *markers[:COLUMNS_MAX]) if (m.column, m.versioned) != taken]
 
 
 def flags(shape: Shape) -> list[str]:

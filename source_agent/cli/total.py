@@ -166,13 +166,13 @@ def _shown(column: Column | None) -> str:
 
 def _columns(facts: Mapping[str, object]) -> tuple[Column, ...]:
     listed = facts.get("columns")
-    found = []
+    columns = []
     for number, item in enumerate(listed if isinstance(listed, list) else ()):
         name, kind = item if isinstance(item, list) and len(item) == 2 else (None, None)
         if not isinstance(name, str) or not isinstance(kind, str):
             raise MalformedMessage(f"column {number + 1} is not [name, type].")
-        found.append(Column(name, parse_type(kind), ordinal=number))
-    return tuple(found)
+        columns.append(Column(name, parse_type(kind), ordinal=number))
+    return tuple(columns)
 
 
 def _text(facts: Mapping[str, object], name: str) -> str:

@@ -242,8 +242,8 @@ def _served_relation(name: str, table: RelationTable) -> ServedRelation:
         raise table.error("", f"A name is 1 to {NAME_BYTES_MAX} bytes of printable text.")
     given = [setting for setting in ("table", "query", "files") if table.has(setting)]
     if len(given) != 1:
-        found = " and ".join(given) + " are given" if given else "none is given"
-        raise table.error("", f"A relation is a `table`, a `query` or `files`; {found}.")
+        fault = " and ".join(given) + " are given" if given else "none is given"
+        raise table.error("", f"A relation is a `table`, a `query` or `files`; {fault}.")
     if table.has("query") and table.has("where"):
         raise table.error("where", "It is for `table` only.", "Put the condition into the query.")
     columns, key = table.columns, table.key
@@ -282,10 +282,10 @@ def _files(table: RelationTable) -> Files | None:
                 raise table.error(setting, "It is for `files` only.", "Remove it.")
         return None
     if table.has("complete") == table.has("settle_s"):
-        found = "both are given" if table.has("complete") else "none is given"
+        fault = "both are given" if table.has("complete") else "none is given"
         raise table.error(
             "complete",
-            f"A file is complete by its marker (`complete`) or after a time (`settle_s`); {found}.",
+            f"A file is complete by its marker (`complete`) or after a time (`settle_s`); {fault}.",
             'Write complete = "{file}.done", or settle_s = 300.',
         )
     return Files(names, table.format, table.complete, table.settle_s)

@@ -101,13 +101,13 @@ def inner_join(query: str) -> InnerJoin:
 def _tokens(query: str) -> Iterator[_Token]:
     at = 0
     while at < len(query):
-        found = _TOKEN.match(query, at)
-        sign = "" if found is None else found["sign"] or ""
-        if found is None or found.lastgroup is None or any(mark in sign for mark in _COMMENTS):
+        match = _TOKEN.match(query, at)
+        sign = "" if match is None else match["sign"] or ""
+        if match is None or match.lastgroup is None or any(mark in sign for mark in _COMMENTS):
             raise NotAnInnerJoin(f"What begins with {query[at : at + 20]!r} cannot be read.")
-        if found.lastgroup != "space":
-            yield _Token(found.lastgroup, found.group())
-        at = found.end()
+        if match.lastgroup != "space":
+            yield _Token(match.lastgroup, match.group())
+        at = match.end()
 
 
 def _check_words(tokens: Sequence[_Token]) -> None:

@@ -26,15 +26,15 @@ ENGINE_API = 2  # of `interface`; a change that engines must follow adds one
 
 def schemes() -> list[str]:
     """Return the schemes that installed packages declare, sorted; none is imported."""
-    return sorted({found.name for found in entry_points(group=GROUP)})
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
 def refused(taken: Collection[str]) -> list[str]:
     """Return a sentence for each plug-in whose scheme is one of `taken`, for `check`."""
     return [
-        f"the engine {found.name!r} of {_package(found)} is not used: the name is Driftline's own"
-        for found in entry_points(group=GROUP)
-        if found.name in taken
+        f"the engine {entry.name!r} of {_package(entry)} is not used: the name is Driftline's own"
+        for entry in entry_points(group=GROUP)
+        if entry.name in taken
     ]
 
 
@@ -45,16 +45,16 @@ def connect(scheme: str, url: URL, password: str | None, limits: Limits) -> Engi
         ConfigurationError: two packages declare it, or the one cannot be imported, was written for
             another interface, or refuses the URL; names the package.
     """
-    found = list(entry_points(group=GROUP, name=scheme))
-    if not found:
+    plug_ins = list(entry_points(group=GROUP, name=scheme))
+    if not plug_ins:
         return None
-    if len(found) > 1:
+    if len(plug_ins) > 1:
         raise ConfigurationError(
-            f"{' and '.join(sorted(map(_package, found)))} both have an engine {scheme!r}.",
+            f"{' and '.join(sorted(map(_package, plug_ins)))} both have an engine {scheme!r}.",
             remedy="Uninstall one of them.",
-            where=_package(found[0]),
+            where=_package(plug_ins[0]),
         )
-    [plug_in] = found
+    [plug_in] = plug_ins
     try:
         opened = plug_in.load()
     except Exception as error:  # its code, not ours
@@ -78,6 +78,6 @@ def _broken(plug_in: EntryPoint, what: str, remedy: str) -> ConfigurationError:
     )
 
 
-def _package(found: EntryPoint) -> str:
+def _package(entry: EntryPoint) -> str:
     """Return the name and version of the package that declares an entry point."""
-    return f"{found.dist.name} {found.dist.version}" if found.dist else "a package without a name"
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package without a name"

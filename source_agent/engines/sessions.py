@@ -49,10 +49,10 @@ def foreseen(driver: str, *own: type[Exception]) -> Iterator[None]:
         raise _unforeseen(error, driver) from error
 
 
-def driven(found: Iterable[T], driver: str, *own: type[Exception]) -> Iterator[T]:
+def driven(items: Iterable[T], driver: str, *own: type[Exception]) -> Iterator[T]:
     """Yield what a driver gives, under `foreseen`."""
     with foreseen(driver, *own):
-        yield from found
+        yield from items
 
 
 def _unforeseen(error: Exception, driver: str) -> DriftlineError:
@@ -185,13 +185,13 @@ class _Recorded:
         self._session, self._issued = session, issued
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._session, name)
+        attribute = getattr(self._session, name)
         if name not in _ASKING:
-            return found
+            return attribute
 
         def recorded(sql: str, *values: object) -> Any:
             self._issued.append(sql)
-            return found(sql, *values)
+            return attribute(sql, *values)
 
         return recorded
 

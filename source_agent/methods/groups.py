@@ -133,15 +133,15 @@ class Regrouping:
         One hash for every row, but one for all rows of a unit that lost keys.
         """
         self._reader.tally.phase = "identify"
-        found, units = Identified(), self._units
+        identified, units = Identified(), self._units
         holding = differs & (units.counts > 0)  # the others have nothing to hash
         slots = np.cumsum(holding, dtype=np.int32) - np.int32(1)
         for batch, unit in self._again(differs):
-            found.add(batch, slots[unit])
-        if not found.hashes:
+            identified.add(batch, slots[unit])
+        if not identified.hashes:
             yield from send_hashes(np.zeros(0, np.uint64))
             return
-        order, hashes = found.in_order()
+        order, hashes = identified.in_order()
         counts = units.counts[holding]
         owner = np.repeat(np.arange(len(counts)), counts)  # the slot of every hash
         starts = np.cumsum(counts) - counts
@@ -155,7 +155,7 @@ class Regrouping:
         asked[np.flatnonzero(keep)[request_validation.wanted(recv, len(entries))]] = True
         asked |= (is_whole & asked[starts])[owner]
         wanted = order[asked]
-        yield from send_wanted(self._scan, found, wanted, total=self._rows_to_search)
+        yield from send_wanted(self._scan, identified, wanted, total=self._rows_to_search)
 
     def _again(self, differs: Bools) -> Iterator[tuple[Batch, Positions]]:
         """Yield the rows of these units, and their units, int64 [rows]; raise SnapshotLost."""

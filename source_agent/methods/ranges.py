@@ -89,15 +89,17 @@ def refine(scan: Scan, at: Handover, recv: Recv) -> Generator[pb.Reply, None, An
     if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
         yield pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
         return (yield from send_again(scan, at, recv))
-    found = yield from _identify(scan, at.partition, coarse, by, reading=reading, hashed=hashed)
+    identified = yield from _identify(
+        scan, at.partition, coarse, by, reading=reading, hashed=hashed
+    )
     total = at.sums.total
-    if not found.hashes:
+    if not identified.hashes:
         yield pb.Reply(hashes_end=pb.HashesEnd())
         return Answered(total)
-    order, hashes = found.in_order()
+    order, hashes = identified.in_order()
     yield from send_hashes(hashes)
     wanted = order[request_validation.wanted(recv, len(hashes))]
-    yield from send_wanted(scan, found, wanted, total=total.count)
+    yield from send_wanted(scan, identified, wanted, total=total.count)
     return Answered(total)
 
 
@@ -108,9 +110,9 @@ def _identify(
 
     by: the coarsening, as a power of two; reading, hashed: bool [coarse ranges].
     """
-    found, reader = Identified(), scan.reader
+    identified, reader = Identified(), scan.reader
     if not reading.any():
-        return found
+        return identified
     slot_of = np.cumsum(hashed) - 1
     expected = int(coarse.counts[reading].sum())
     rows = total = 0
@@ -122,11 +124,11 @@ def _identify(
         rows += len(at)
         total += int(part.mixed.m0.sum(dtype=np.uint64))
         yield from scan.frames.pick(part, ~hashed[at])
-        found.add(part.take(hashed[at]), slot_of[at[hashed[at]]])
+        identified.add(part.take(hashed[at]), slot_of[at[hashed[at]]])
     yield from scan.frames.flush()
     agrees = total & MASK64 == int(coarse.sums[reading].sum(dtype=np.uint64))
     reader.check_snapshot(rows == expected and agrees)
-    return found
+    return identified
 
 
 def _coarse_bounds(partition: Partition, coarse: Integers, by: int) -> tuple[Positions, Positions]:

@@ -327,8 +327,8 @@ def named_units(first: pb.Request, recv: Recv, recipe: Recipe) -> NamedUnits:
             digests += said.digests
         elif not said.last:
             raise MalformedMessage(_EMPTY)
-    found = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
-    return NamedUnits(named_keys.joined(blocks), runs, found)
+    sums = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+    return NamedUnits(named_keys.joined(blocks), runs, sums)
 
 
 def _runs(first: pb.Request, recv: Recv, embedding: Embedding, out: bytearray) -> Iterator[UnitRun]:

@@ -41,20 +41,20 @@ def send_hashes(hashes: U64) -> Iterator[pb.Reply]:
 
 
 def send_wanted(
-    scan: Scan, found: Identified, wanted: Integers, *, total: int | None
+    scan: Scan, hashed: Identified, wanted: Integers, *, total: int | None
 ) -> Iterator[pb.Reply]:
     """Send the wanted rows from memory, or read them again.
 
-    found: rows whose hashes were sent; wanted: arrival numbers in `found`, int64 [n]; total: the
+    hashed: rows whose hashes were sent; wanted: arrival numbers in `hashed`, int64 [n]; total: the
     number of all rows, None if no scan is wanted. Raises SnapshotLost if a wanted row is gone.
     """
     if not len(wanted):
         return
     reader, frames = scan.reader, scan.frames
     reader.tally.phase = "ship"
-    if found.blocks is not None:
+    if hashed.blocks is not None:
         start = 0
-        for block in found.blocks:
+        for block in hashed.blocks:
             end = start + len(block)
             mine = np.sort(wanted[(wanted >= start) & (wanted < end)]) - start
             if len(mine):
@@ -62,8 +62,8 @@ def send_wanted(
             start = end
         yield from frames.flush()
         return
-    hashes, left = np.unique(np.concatenate(found.hashes)[wanted], return_counts=True)
-    where = np.unique(np.concatenate(found.positions)[wanted])
+    hashes, left = np.unique(np.concatenate(hashed.hashes)[wanted], return_counts=True)
+    where = np.unique(np.concatenate(hashed.positions)[wanted])
     for batch in reader.find(where, where, rows=len(where), total=total):
         place = np.minimum(np.searchsorted(where, batch.positions), len(where) - 1)
         part = batch.take(where[place] == batch.positions)

@@ -90,7 +90,7 @@ class SinceRead:
             marked.count_future()
         total = None if given.hashes is None else self._counted(scan, marked, behind)
         if total is not None:
-            found = _Keys(total, np.zeros(0, np.uint64), 0)
+            differing = _Keys(total, np.zeros(0, np.uint64), 0)
         else:
             scan.reader.tally.phase = "scan keys"
             keys = replace(scan, reader=marked.keys, ours=given.ours, pool=None)
@@ -98,9 +98,9 @@ class SinceRead:
             if isinstance(decoded, Handover):
                 marked.audit(behind.positions)
                 return self._handed_over(scan, decoded.request)
-            found = self._unexplained(decoded, behind, scan)
-        yield from self._send(scan, marked, behind, found)
-        return Answered(found.total, by_marker=True)
+            differing = self._unexplained(decoded, behind, scan)
+        yield from self._send(scan, marked, behind, differing)
+        return Answered(differing.total, by_marker=True)
 
     def _compare_all(
         self, scan: Scan, recv: Recv
@@ -132,10 +132,10 @@ class SinceRead:
         given, salt = self.parameters, scan.reader.salt
         ours, embedding = given.ours, given.keys.embedding
         assert given.hashes is not None
-        found = marked.hash_keys(hash_seed(salt))
-        if found is None:
+        count_and_sum = marked.hash_keys(hash_seed(salt))
+        if count_and_sum is None:
             return None
-        count, hashes = found
+        count, hashes = count_and_sum
         new, new_hashes = Digest(), 0
         for batch in behind.batches() if embedding.base is not None else ():
             outside = _outside(embedding, batch.positions)
@@ -160,42 +160,42 @@ class SinceRead:
         left = decoded.ks[~_explained(decoded, ks[inside], came)]
         return _Keys(decoded.total, left, max(decoded.outside - outside, 0))
 
-    def _send(self, scan: Scan, marked: Marked, behind: Behind, found: _Keys) -> Iterator[pb.Reply]:
+    def _send(self, scan: Scan, marked: Marked, behind: Behind, keys: _Keys) -> Iterator[pb.Reply]:
         """Send the rows behind the mark, and those of new keys; name the keys that differ."""
         scan.reader.tally.phase = "ship"
         for batch in behind.batches():
             yield from scan.frames.add(batch)
-        if len(found.ks) or found.outside:
-            for batch in self._find(scan, marked, behind, found):
-                chosen = self._is_new(scan, batch.positions, behind, found.ks)
+        if len(keys.ks) or keys.outside:
+            for batch in self._find(scan, marked, behind, keys):
+                chosen = self._is_new(scan, batch.positions, behind, keys.ks)
                 yield from scan.frames.pick(batch, chosen)
         yield from scan.frames.flush()
         scan.reader.check_snapshot()
-        yield pb.Reply(deleted=pb.Deleted(ks=pack(found.ks)))
+        yield pb.Reply(deleted=pb.Deleted(ks=pack(keys.ks)))
 
     def _is_new(self, scan: Scan, where: Positions, behind: Behind, ks: U64) -> Bools:
         """Return which rows, int64 [n], came without the marker: bool [n]."""
-        found, inside = self.parameters.keys.embedding.embed(where, scan.reader.salt)
-        chosen: Bools = (inside & np.isin(found, ks)) | ~inside
+        embedded, inside = self.parameters.keys.embedding.embed(where, scan.reader.salt)
+        chosen: Bools = (inside & np.isin(embedded, ks)) | ~inside
         return chosen & ~behind.holds(where)
 
-    def _find(self, scan: Scan, marked: Marked, behind: Behind, found: _Keys) -> Iterator[Batch]:
+    def _find(self, scan: Scan, marked: Marked, behind: Behind, keys: _Keys) -> Iterator[Batch]:
         """Yield the rows of the keys that differ, and others too where all are read."""
-        embedding, total = self.parameters.keys.embedding, found.total.count
-        rows = len(found.ks) + found.outside
+        embedding, total = self.parameters.keys.embedding, keys.total.count
+        rows = len(keys.ks) + keys.outside
         if embedding.base is None:
-            is_any = self._any(scan, marked, behind, found)
+            is_any = self._any(scan, marked, behind, keys)
             return scan.reader.scan() if is_any else iter(())
-        first, last = join_neighbours(embedding.positions(found.ks))
-        if found.outside:
+        first, last = join_neighbours(embedding.positions(keys.ks))
+        if keys.outside:
             zones = embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
         return scan.reader.find(first, last, rows=rows, total=total)
 
-    def _any(self, scan: Scan, marked: Marked, behind: Behind, found: _Keys) -> bool:
+    def _any(self, scan: Scan, marked: Marked, behind: Behind, keys: _Keys) -> bool:
         """Return True if a row that is not sent yet has one of these hashed keys."""
         return any(
-            self._is_new(scan, batch.positions, behind, found.ks).any()
+            self._is_new(scan, batch.positions, behind, keys.ks).any()
             for batch in marked.keys.scan()
         )
 
@@ -212,19 +212,19 @@ def _explained(decoded: Decoded, ks: U64, rs: U64) -> Bools:
     """
     if not len(ks):
         return np.zeros(len(decoded.ks), np.bool_)
-    found: Bools = np.isin(decoded.ks << _HALF | decoded.rs, ks << _HALF | rs)
+    is_new: Bools = np.isin(decoded.ks << _HALF | decoded.rs, ks << _HALF | rs)
     order = np.argsort(ks, kind="stable")
     distinct, first = np.unique(ks[order], return_index=True)
     sums = np.add.reduceat(rs[order], first) % np.uint64(PRIME)
     at = np.minimum(np.searchsorted(distinct, decoded.ks), len(distinct) - 1)
-    found |= (distinct[at] == decoded.ks) & (sums[at] == decoded.rs)
-    return found
+    is_new |= (distinct[at] == decoded.ks) & (sums[at] == decoded.rs)
+    return is_new
 
 
 def _outside(embedding: Embedding, where: Positions) -> Bools:
     """Return which positions, int64 [n], no row of the warehouse has: bool [n]."""
     first, last = embedding.outside()
-    found = np.zeros(len(where), np.bool_)
+    is_outside = np.zeros(len(where), np.bool_)
     for a, b in zip(first.tolist(), last.tolist(), strict=True):
-        found |= (a <= where) & (where <= b)
-    return found
+        is_outside |= (a <= where) & (where <= b)
+    return is_outside

@@ -71,11 +71,11 @@ class SketchDecoded:
 
     def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
         # Before the scan, so that a malformed message costs the database nothing.
-        found = yield from self.decode(scan, recv, self.first_cells(recv))
-        if not isinstance(found, Decoded):
-            return found
-        yield from self._send(scan, found)
-        return Answered(found.total)
+        decoded = yield from self.decode(scan, recv, self.first_cells(recv))
+        if not isinstance(decoded, Decoded):
+            return decoded
+        yield from self._send(scan, decoded)
+        return Answered(decoded.total)
 
     def first_cells(self, recv: Recv) -> tuple[Grid, Cells] | None:
         """Return the cells that follow the opening, and their grid; None: none do."""
@@ -122,14 +122,14 @@ class SketchDecoded:
             raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
         return request_validation.cells(first, recv, self.sketch.third, expected)
 
-    def _send(self, scan: Scan, found: Decoded) -> Iterator[pb.Reply]:
+    def _send(self, scan: Scan, decoded: Decoded) -> Iterator[pb.Reply]:
         """Send the rows below every decoded k and outside; then name the k without rows."""
-        ks, reader, total = found.ks, scan.reader, found.total.count
+        ks, reader, total = decoded.ks, scan.reader, decoded.total.count
         has_rows = np.zeros(len(ks), np.bool_)
-        if len(ks) or found.outside:
+        if len(ks) or decoded.outside:
             reader.tally.phase = "ship"
             outside = rows = 0
-            for batch in self._find(scan, found):
+            for batch in self._find(scan, decoded):
                 rows += len(batch.positions)
                 k, inside = self.sketch.embedding.embed(batch.positions, reader.salt)
                 at = np.minimum(np.searchsorted(ks, k), max(len(ks) - 1, 0))
@@ -138,22 +138,22 @@ class SketchDecoded:
                 outside += len(inside) - int(np.count_nonzero(inside))
                 yield from scan.frames.pick(batch, named | ~inside)
             yield from scan.frames.flush()
-            is_whole = rows == total or not self._scans(scan, found)
-            reader.check_snapshot(outside == found.outside and is_whole)
+            is_whole = rows == total or not self._scans(scan, decoded)
+            reader.check_snapshot(outside == decoded.outside and is_whole)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
 
-    def _scans(self, scan: Scan, found: Decoded) -> bool:
+    def _scans(self, scan: Scan, decoded: Decoded) -> bool:
         is_hashed = self.sketch.embedding.base is None
-        return is_hashed or not scan.reader.by_index(found.rows, found.total.count)
+        return is_hashed or not scan.reader.by_index(decoded.rows, decoded.total.count)
 
-    def _find(self, scan: Scan, found: Decoded) -> Iterator[Batch]:
-        if self._scans(scan, found):
+    def _find(self, scan: Scan, decoded: Decoded) -> Iterator[Batch]:
+        if self._scans(scan, decoded):
             return scan.reader.scan()
-        first, last = join_neighbours(self.sketch.embedding.positions(found.ks))
-        if found.outside:
+        first, last = join_neighbours(self.sketch.embedding.positions(decoded.ks))
+        if decoded.outside:
             zones = self.sketch.embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
-        return scan.reader.find(first, last, rows=found.rows, total=found.total.count)
+        return scan.reader.find(first, last, rows=decoded.rows, total=decoded.total.count)
 
 
 def _stuck(decoder: Decoder) -> bytes:

@@ -55,6 +55,6 @@ class DatabaseTimer:
 
     def taken(self) -> DatabaseTime:
         """Return what was measured since the last call."""
-        found = DatabaseTime(self._waited_s, self._worked_s, self._queued_s)
+        measured = DatabaseTime(self._waited_s, self._worked_s, self._queued_s)
         self._waited_s = self._worked_s = self._queued_s = 0.0
-        return found
+        return measured

@@ -61,17 +61,17 @@ def ranges_of(said: pb.NamedKeys, shape: Shape) -> Ranges:
         raise MalformedMessage("The ranges of a part are too many.")
     last = len(said.ranges) - 1
     bounds: list[bytes] = []
-    found = []
+    ranges = []
     for at, between in enumerate(said.ranges):
         if (at and not between.lower) or (at < last and not between.upper):
             raise MalformedMessage("The ranges of a part overlap.")
         ends = [key_bytes(key, recipe) if key else None for key in (between.lower, between.upper)]
         bounds += [end for end in ends if end is not None]
         lower, upper = (None if end is None else key_text(end, recipe) for end in ends)
-        found.append(KeyRange(lower, upper))
+        ranges.append(KeyRange(lower, upper))
     if not KeyOrder(recipe).ascends(Keys.of_bytes(bounds)):
         raise MalformedMessage("The bounds of a part must ascend.")
-    return tuple(found)
+    return tuple(ranges)
 
 
 class KeyPartReader(TileReader[Ranges]):

@@ -63,10 +63,10 @@ class KeyReader(Reader):
         rows: Rows,  # noqa: ARG002 - keys are not hashed
         where: Positions,
     ) -> Batch:
-        found = None
+        checksums = None
         if len(self.recipe.columns) > self.recipe.key_columns:
-            found = _checksums(block, self.recipe.key_columns, self.salt)
-        return Batch(block, where, mixed_keys(where, self.salt, found))
+            checksums = _checksums(block, self.recipe.key_columns, self.salt)
+        return Batch(block, where, mixed_keys(where, self.salt, checksums))
 
     def split(self) -> None:
         """Return None: there is nothing to hash that processes could share."""
@@ -184,9 +184,9 @@ class Marked:
         """Return the rows behind the mark; None: too many, so that it cannot be used."""
         assert self._session is not None, "a mark that fits is of a session"
         try:
-            found = Behind(self)
+            behind = Behind(self)
             self._generation = self._session.generation
-            return found
+            return behind
         except TooManyBehind:
             self.theirs, self.rows, self.why = None, 0, _too_many()
         return None
@@ -196,12 +196,12 @@ class Marked:
         cannot make them. `seed` has 64 signed bits."""
         assert self._session is not None
         try:
-            found = self._session.hash_keys(self.reader.shape, seed)
+            count_and_sum = self._session.hash_keys(self.reader.shape, seed)
         except DatabaseRefused:  # the login may not call the function
             return None
-        self.counted = found is not None
-        self.reader.tally.rows_read += 0 if found is None else found[0]
-        return found
+        self.counted = count_and_sum is not None
+        self.reader.tally.rows_read += 0 if count_and_sum is None else count_and_sum[0]
+        return count_and_sum
 
     def audit(self, behind: Positions) -> None:
         """Name rows that are sent from now on and are not behind the mark.
@@ -226,10 +226,10 @@ class Marked:
         where, narrow = batch.positions[chosen], np.zeros(0, np.uint64)
         if self.checksum:
             names = [column.name for column in self.reader.recipe.columns]
-            found = _checksums(batch.block, names.index(self.checksum), self.reader.salt)
-            narrow = mixed_keys(where, self.reader.salt, found[chosen]).m0
+            checksums = _checksums(batch.block, names.index(self.checksum), self.reader.salt)
+            narrow = mixed_keys(where, self.reader.salt, checksums[chosen]).m0
         self._unmarked.append((where, hashes[chosen], narrow))
-        if sum(len(found[0]) for found in self._unmarked) > 2 * UNMARKED_ROWS_MAX:
+        if sum(len(noted[0]) for noted in self._unmarked) > 2 * UNMARKED_ROWS_MAX:
             self._sample()
 
     def _sample(self) -> None:
@@ -285,14 +285,14 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
     if why := _unusable(reader.shape):
         bare = replace(reader.shape, marker=None)
         return Marked(reader, key_reader(session, reader, bare), why=why)
-    found = Marked(reader, key_reader(session, reader), _session=session)
+    result = Marked(reader, key_reader(session, reader), _session=session)
     try:
         now = session.mark(reader.shape)
     except DriftlineError as error:
         if error.is_retryable:
             raise
-        found.why = f"the database does not tell the mark: {error.message}"
-        return found
+        result.why = f"the database does not tell the mark: {error.message}"
+        return result
     body, mark = _body(now, reader.shape), asked.mark or asked.audited
     fits = _fitting(mark, body, reader.shape)
     marked = reader.shape.marker
@@ -301,27 +301,27 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
         before = _earlier(mark) if isinstance(fits, Mark) else None
         since = running.open_since(session.as_of, before)
         body |= _running(Earlier(running, session.as_of, since))
-        found.open_s = _too_long(since, session.as_of, marked)
-    found.next = json.dumps(body, separators=(",", ":")).encode()
-    if len(found.next) > MARK_BYTES_MAX:
-        found.next, found.why = b"", "the mark is too long: the table has too many partitions"
-        return found
+        result.open_s = _too_long(since, session.as_of, marked)
+    result.next = json.dumps(body, separators=(",", ":")).encode()
+    if len(result.next) > MARK_BYTES_MAX:
+        result.next, result.why = b"", "the mark is too long: the table has too many partitions"
+        return result
     if not isinstance(fits, Mark):
-        found.why = fits
-    elif asked.mark and bool(found.checksum) is not asked.checksums:
-        found.why = "the warehouse's agent is older than checksums"
+        result.why = fits
+    elif asked.mark and bool(result.checksum) is not asked.checksums:
+        result.why = "the warehouse's agent is older than checksums"
     elif asked.mark:
-        found.theirs = fits
+        result.theirs = fits
     elif reader.consistency is Consistency.EXACT:  # else an audit could blame honest writers
         rows = session.read_marked(reader.shape.narrow(), fits)
         try:
-            found.audit(_gathered(found.keys.batches(rows)))
-            found._generation = session.generation
+            result.audit(_gathered(result.keys.batches(rows)))
+            result._generation = session.generation
         except TooManyBehind:
-            found.why = _too_many()
-    if found.theirs is None:
-        found.count_future()  # else once it is known that rows are behind the mark
-    return found
+            result.why = _too_many()
+    if result.theirs is None:
+        result.count_future()  # else once it is known that rows are behind the mark
+    return result
 
 
 def _too_many() -> str:
@@ -465,13 +465,13 @@ def _passes(at: str, now: str, marked: MarkedBy) -> bool:
 
 def _gathered(batches: Iterable[Batch]) -> Positions:
     """Return the positions of all rows, int64 [rows] ascending. Raises TooManyBehind."""
-    found, rows = [np.zeros(0, np.int64)], 0
+    parts, rows = [np.zeros(0, np.int64)], 0
     for batch in batches:
         rows += len(batch.positions)
         if rows > BEHIND_ROWS_MAX:
             raise TooManyBehind
-        found.append(batch.positions)
-    every = np.concatenate(found)
+        parts.append(batch.positions)
+    every = np.concatenate(parts)
     every.sort()  # in place: no third array
     return every
 
@@ -481,5 +481,5 @@ def _among(where: Positions, named: Positions) -> Bools:
     if not len(named):
         return np.zeros(len(where), np.bool_)
     at = np.minimum(np.searchsorted(named, where), len(named) - 1)
-    found: Bools = named[at] == where
-    return found
+    is_named: Bools = named[at] == where
+    return is_named

@@ -62,12 +62,12 @@ class Usage:
         children: dict[int, list[int]] = {}
         for number, process in self.processes.items():
             children.setdefault(process.parent, []).append(number)
-        found, left = set[int](), [one for one in roots if one in self.processes]
+        pids, left = set[int](), [one for one in roots if one in self.processes]
         while left:
-            if (one := left.pop()) not in found:
-                found.add(one)
+            if (one := left.pop()) not in pids:
+                pids.add(one)
                 left += children.get(one, ())
-        return found
+        return pids
 
 
 def usage(proc: Path = PROC) -> Usage | None:

@@ -108,8 +108,8 @@ class Reader:
         """
         left = rows_max
         for first, last in zones:
-            found = self._session.read_ranges(self.shape, first, last, rows_max=left)
-            for batch in self.batches(found):
+            rows = self._session.read_ranges(self.shape, first, last, rows_max=left)
+            for batch in self.batches(rows):
                 left -= len(batch.positions)
                 if left < 0:
                     raise part_too_large(self.shape, rows_max)

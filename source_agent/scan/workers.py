@@ -274,9 +274,9 @@ class SharedScan:
             self._split.note(said.digest.count)
         elif isinstance(said, Read):
             process.parts.remove(said.part)
-            found, process.found = process.found, []
-            assert said.rows == sum(rows.digest.count for rows in found), "a part is not whole"
-            for rows in found:
+            batches, process.found = process.found, []
+            assert said.rows == sum(rows.digest.count for rows in batches), "a part is not whole"
+            for rows in batches:
                 _add(self._accumulators, rows)
             try:
                 self._give(process)

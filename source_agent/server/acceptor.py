@@ -309,14 +309,14 @@ def _send(sink: socket.socket, held: bytearray) -> None:
 def _listen(host: str, port: int) -> list[socket.socket]:
     """Return sockets for every address of a host; a wildcard means IPv4 and IPv6, if enabled."""
     sockets: list[socket.socket] = []
-    found = dict.fromkeys(
+    addresses = dict.fromkeys(
         (family, str(address[0]))
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     )
     if host in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():  # noqa: S104  # the DBA's choice
-        found = {(socket.AF_INET6, "::"): None, **found}
+        addresses = {(socket.AF_INET6, "::"): None, **addresses}
     missing: OSError | None = None
-    for family, address in found:
+    for family, address in addresses:
         try:
             is_dual = (family, address) == (socket.AF_INET6, "::") and socket.has_dualstack_ipv6()
             made = socket.create_server((address, port), family=family, dualstack_ipv6=is_dual)

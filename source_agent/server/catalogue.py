@@ -61,13 +61,13 @@ class AgentState:
         check_protocol(protocol)
         if len(name.encode()) > NAME_BYTES_MAX:
             raise LimitExceeded(f"The name of a relation has at most {NAME_BYTES_MAX} bytes.")
-        found = self.config.relations.get(name)
-        if found is None or not found.admits(client.names):
+        relation = self.config.relations.get(name)
+        if relation is None or not relation.admits(client.names):
             raise NotFound(
                 f"No relation {name!a} is published to this certificate.",
                 remedy="Check the name, or ask the DBA to publish it to this certificate.",
             )
-        return found
+        return relation
 
     def probed(self, client: Client) -> Sequence[Relation]:
         """Return the relations whose activity may be read for this client."""

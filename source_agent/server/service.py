@@ -192,14 +192,14 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             )
         asked = {*names}
         probed = [relation for relation in state.probed(client) if relation.name in asked]
-        found: Mapping[str, Activity] = {}
+        activities: Mapping[str, Activity] = {}
         if probed:
             state.governor.check()
             with self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S):
                 state.governor.activity_turns.take(client.label)
                 with self._session(context, "", probed) as session:
-                    found = session.activities
-        whole = [to_message(found.get(name) or state.unprobed(name, client)) for name in names]
+                    activities = session.activities
+        whole = [to_message(activities.get(name) or state.unprobed(name, client)) for name in names]
         return pb.ActivityReply(activities=whole)
 
     @contextlib.contextmanager
@@ -432,11 +432,11 @@ def client_of(context: grpc.ServicerContext) -> Client:
 
     def values(field: str) -> list[str]:
         # Skip names that are not UTF-8: with characters replaced, one could equal another name.
-        found = []
+        decoded = []
         for value in properties.get(field, ()):
             with contextlib.suppress(UnicodeDecodeError):
-                found.append(value.decode())
-        return found
+                decoded.append(value.decode())
+        return decoded
 
     names = values("peer_uri") + values("peer_dns")
     labels = names or [f"CN={name}" for name in values("x509_common_name")]
@@ -464,9 +464,9 @@ class FileWatch:
 
     def changed(self) -> bool:
         """Return True if the file differs from the one that was told of last, and has settled."""
-        now, found = self._clock(), self._signature()
-        if found != self._seen:
-            self._seen, self._since = found, now
+        now, signature = self._clock(), self._signature()
+        if signature != self._seen:
+            self._seen, self._since = signature, now
         if self._seen == self._known or now - self._since < SETTLE_S:
             return False
         self._known = self._seen
@@ -475,7 +475,7 @@ class FileWatch:
     def _signature(self) -> tuple[int, ...]:
         """Return what a write or a replacement of the file changes; empty: it cannot be seen."""
         try:
-            found = self._path.stat()
+            stat = self._path.stat()
         except OSError:
             return ()
-        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+        return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino

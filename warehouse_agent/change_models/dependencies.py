@@ -58,14 +58,14 @@ def multiplicities(graph: Graph, name: str) -> dict[str, Multiplicity]:
     A cycle is cut where a walk from `name` returns to a relation that it has not left yet.
     """
     order, kept = _walk(graph, name)
-    found = dict.fromkeys(order, Multiplicity(0, 0)) | {name: Multiplicity(1, 1)}
+    by_relation = dict.fromkeys(order, Multiplicity(0, 0)) | {name: Multiplicity(1, 1)}
     for relation in order:
-        of = found[relation]
+        of = by_relation[relation]
         for edge in kept[relation]:
-            known, certain = found[edge.parent], 0 if edge.is_nullable else of.least
-            found[edge.parent] = Multiplicity(max(known.least, certain), known.most + of.most)
-    del found[name]
-    return found
+            known, certain = by_relation[edge.parent], 0 if edge.is_nullable else of.least
+            by_relation[edge.parent] = Multiplicity(max(known.least, certain), known.most + of.most)
+    del by_relation[name]
+    return by_relation
 
 
 def _walk(graph: Graph, name: str) -> tuple[list[str], dict[str, list[Edge]]]:
@@ -108,22 +108,22 @@ def own_deaths(graph: Graph, observed: Mapping[str, float]) -> dict[str, float]:
         observed: deletions per tuple and hour as refreshes found them, of any cause. A relation
             that is not in it is taken to lose no tuples of its own.
     """
-    found: dict[str, float] = {}
+    deaths: dict[str, float] = {}
 
     def own(name: str, path: frozenset[str]) -> float:
-        if name not in found:
+        if name not in deaths:
             above = multiplicities(graph, name)
             caused = sum(
                 above[parent].middle * own(parent, path | {parent})
                 for parent in above
                 if parent not in path
             )
-            found[name] = max(observed.get(name, 0.0) - caused, 0.0)
-        return found[name]
+            deaths[name] = max(observed.get(name, 0.0) - caused, 0.0)
+        return deaths[name]
 
     for name in sorted({*graph, *observed}):
         own(name, frozenset({name}))
-    return found
+    return deaths
 
 
 def with_parents(graph: Graph, name: str, own: Mapping[str, float]) -> tuple[float, float]:

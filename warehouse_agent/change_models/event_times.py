@@ -133,10 +133,10 @@ def _busy(events: Events, week: Week) -> Floats:
     over = np.minimum(events.over, events.end)
     lengths, begins = (over - events.at) / HOUR_S, week.hours_of(events.at)
     is_short = (begins == week.hours_of(over)) & (lengths < 1)
-    found = np.bincount(begins[is_short], lengths[is_short], HOURS).astype(np.float64)
+    short = np.bincount(begins[is_short], lengths[is_short], HOURS).astype(np.float64)
     # An end of an hour lies within one event at most, so the others are few.
     others = week.exposures(events.at[~is_short].tolist(), over[~is_short].tolist())
-    busy: Floats = found + others.sum(axis=0)
+    busy: Floats = short + others.sum(axis=0)
     return busy
 
 

@@ -98,8 +98,8 @@ class Model:
     @property
     def hourly(self) -> Floats:
         """Changed rows in each hour of the week, [168]."""
-        found: Floats = self.rates[self.segments]
-        return found
+        rates: Floats = self.rates[self.segments]
+        return rates
 
     @property
     def mean(self) -> float:
@@ -109,8 +109,8 @@ class Model:
     @property
     def events(self) -> Floats:
         """Events in each hour of the week, [168]."""
-        found: Floats = self.hourly / self.batch
-        return found
+        events: Floats = self.hourly / self.batch
+        return events
 
     def bounds(self) -> tuple[Floats, Floats]:
         """Return the ends of 95 % intervals of the rates, [K] each, not below 0."""
@@ -218,18 +218,18 @@ def em(seen: Floats, counts: Floats, hours: Floats, rows: Floats) -> Floats:
     return rates
 
 
-def _best(found: Sequence[Model], data: _Data) -> Model:
+def _best(models: Sequence[Model], data: _Data) -> Model:
     """Return the model with the least −2ℓ/φ + K·ln J; φ is that of the richest one that leaves at
     least half of the degrees of freedom."""
     intervals = len(data.counts)
-    free = [model for model in found if 2 * len(model.rates) <= intervals] or [found[0]]
+    free = [model for model in models if 2 * len(model.rates) <= intervals] or [models[0]]
     dispersion = max(free, key=lambda model: len(model.rates)).dispersion
 
     def criterion(model: Model) -> float:
         penalty = len(model.rates) * math.log(max(intervals, 2))
         return -2 * data.log_likelihood(model) / dispersion + penalty
 
-    return min(found, key=criterion)
+    return min(models, key=criterion)
 
 
 def _batch(expected: Floats, changed: np.ndarray) -> float:
@@ -300,11 +300,11 @@ def _root(increasing: Callable[[float], float], low: float, high: float) -> floa
 
 def _untold(apart: Mapping[str, Integers], memory: Memory) -> tuple[str, ...]:
     """Return what the intervals cannot tell, by the segments that they tell apart, [168] each."""
-    found = []
+    reasons = []
     for structure, what in ((HOUR_OF_DAY, "hours of the day"), (DAY, "days of the week")):
         if not apart[structure].max():
-            found.append(f"{what} are not known: {_reason(memory.recent, structure)}")
-    return tuple(found)
+            reasons.append(f"{what} are not known: {_reason(memory.recent, structure)}")
+    return tuple(reasons)
 
 
 def _reason(recent: Sequence[Interval], structure: str) -> str:

@@ -118,8 +118,8 @@ def _geometric(runs: Integers) -> float:
     share = 1 / (1 + float(runs.mean()))
     lengths = np.arange(int(runs.max()) + 1)
     theory = -np.expm1((lengths + 1) * math.log1p(-min(share, 1 - _TINY)))
-    found = np.searchsorted(np.sort(runs), lengths, side="right") / len(runs)
-    return float(np.abs(found - theory).max())
+    observed = np.searchsorted(np.sort(runs), lengths, side="right") / len(runs)
+    return float(np.abs(observed - theory).max())
 
 
 def _fitted(seen: Floats, counts: Floats) -> tuple[Floats, float]:
@@ -139,8 +139,8 @@ def _statistic(
 def _ranks(expected: Floats, dispersion: float, counts: Floats, rng: np.random.Generator) -> Floats:
     drawn = _draw(expected, dispersion, rng, _DRAWS)
     below, equal = (drawn < counts).sum(axis=0), (drawn == counts).sum(axis=0)
-    found: Floats = (below + rng.random(len(counts)) * (equal + 1)) / (_DRAWS + 1)
-    return found
+    ranks: Floats = (below + rng.random(len(counts)) * (equal + 1)) / (_DRAWS + 1)
+    return ranks
 
 
 def _draw(expected: Floats, dispersion: float, rng: np.random.Generator, n: int) -> Floats:

@@ -183,9 +183,9 @@ class Memory:
     def _with(self, line: tuple[str, str], report: Told) -> Memory:
         if report.changed is None or report.total is None:
             return self
-        found, total = np.array(report.changed), report.total
+        changed, total = np.array(report.changed), report.total
         at = _seconds(line[0]) + report.exchange_s / 2  # of a pass, the middle of its reading
-        inserted, updated, deleted = (self.parts + found).tolist()
+        inserted, updated, deleted = (self.parts + changed).tolist()
         taken, behind_s = _taken(line, report)
         known = replace(self, line=line, taken=taken, behind_s=behind_s)
         more = replace(known, parts=(inserted, updated, deleted))
@@ -200,7 +200,7 @@ class Memory:
             return replace(before, dropped=self.dropped + 1)
         if report.is_other:
             return before
-        rows = max(total - float(found[0]) + float(found[2]), 0.0)
+        rows = max(total - float(changed[0]) + float(changed[2]), 0.0)
         return before.plus(Interval(self.until, at, inserted, updated, deleted, rows))
 
     def plus(self, one: Interval) -> Memory:
@@ -329,15 +329,15 @@ def _seconds(text: str) -> float:
     return _amount((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
 
 
-def _amount(found: Any) -> float:
-    value = float(found)
+def _amount(raw: Any) -> float:
+    value = float(raw)
     if not 0 <= value <= GREATEST:
-        raise ValueError(found)
+        raise ValueError(raw)
     return value
 
 
-def _hours(found: Any) -> Floats:
-    values = np.array([_amount(value) for value in found])
+def _hours(raw: Any) -> Floats:
+    values = np.array([_amount(value) for value in raw])
     if values.shape != (HOURS,):
-        raise ValueError(found)
+        raise ValueError(raw)
     return values

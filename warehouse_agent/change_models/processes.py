@@ -120,17 +120,17 @@ def transition(generator: Floats, exposure: float) -> Floats:
         generator: Q, [values, values]; each row sums to 0.
     """
     pace = float(-generator.diagonal().min())
-    found: Floats = np.eye(len(generator))
+    matrix: Floats = np.eye(len(generator))
     if pace * exposure <= 0:
-        return found
+        return matrix
     halvings = max(0, math.ceil(math.log2(pace * exposure)))  # so that e^-pace does not vanish
     part = pace * exposure / 2**halvings
-    step = found + generator / pace
-    term, found = found * math.exp(-part), found * math.exp(-part)
+    step = matrix + generator / pace
+    term, matrix = matrix * math.exp(-part), matrix * math.exp(-part)
     for n in range(1, 40):
         term = term @ step * (part / n)
-        found = found + term
-    return np.linalg.matrix_power(found, 2**halvings)
+        matrix = matrix + term
+    return np.linalg.matrix_power(matrix, 2**halvings)
 
 
 def random_walk(exposure: float, mean: float, variance: float) -> tuple[float, float]:

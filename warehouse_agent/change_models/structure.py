@@ -35,8 +35,8 @@ def matrix(segments: Integers) -> Floats:
     Args:
         segments: [168], each of 0..K−1.
     """
-    found: Floats = (segments[:, None] == np.arange(segments.max() + 1)).astype(np.float64)
-    return found
+    membership: Floats = (segments[:, None] == np.arange(segments.max() + 1)).astype(np.float64)
+    return membership
 
 
 def merged(segments: Integers, exposures: Floats, information: Floats) -> Integers:

@@ -41,16 +41,16 @@ class Week:
 
         A time that the clock shows twice is one of the two moments.
         """
-        found = local
+        moments = local
         for _ in range(2):  # the second time with the offset of the moment itself
-            found = local - self._offsets_of(found) * float(_QUARTER_S)
-        return found
+            moments = local - self._offsets_of(moments) * float(_QUARTER_S)
+        return moments
 
     def hours_of(self, moments: Floats) -> Integers:
         """Return the local hour of the week, 0..167, of each moment, [n]."""
         quarters = np.floor(moments / _QUARTER_S).astype(np.int64)
-        found: Integers = ((quarters + self._offsets_of(moments)) // 4 + _THURSDAY) % HOURS
-        return found
+        hours: Integers = ((quarters + self._offsets_of(moments)) // 4 + _THURSDAY) % HOURS
+        return hours
 
     def _offsets_of(self, moments: Floats) -> Integers:
         """Return the offset of local time at each moment, in quarters, [n]."""
@@ -70,12 +70,12 @@ class Week:
         begins, finishes = np.asarray(starts, np.float64), np.asarray(ends, np.float64)
         first = np.floor(begins / _QUARTER_S).astype(np.int64)
         counts = np.maximum(np.ceil(finishes / _QUARTER_S).astype(np.int64) - first, 0)
-        found = np.zeros((len(begins), HOURS))
+        hours = np.zeros((len(begins), HOURS))
         upto = np.concatenate([[0], np.cumsum(counts)])
         for a, b in _portions(upto):
             part = slice(a, b)
-            found[part] = self._exposures(begins[part], finishes[part], first[part], counts[part])
-        return found
+            hours[part] = self._exposures(begins[part], finishes[part], first[part], counts[part])
+        return hours
 
     def _exposures(self, starts: Floats, ends: Floats, first: Integers, counts: Integers) -> Floats:
         """Return `exposures`, given the first quarter and the number of quarters of each, [n]."""
@@ -90,8 +90,8 @@ class Week:
         lengths = np.minimum(begin + _QUARTER_S, ends[owner]) - np.maximum(begin, starts[owner])
         places = owner * HOURS + of_week[quarter - low]
         sums = np.bincount(places, lengths / HOUR_S, len(starts) * HOURS)
-        found: Floats = sums.astype(np.float64).reshape(len(starts), HOURS)
-        return found
+        hours: Floats = sums.astype(np.float64).reshape(len(starts), HOURS)
+        return hours
 
     def _hours(self, first: int, count: int) -> Integers:
         """Return the local hour of the week of `count` quarters of an hour from `first` on, [n]."""
@@ -100,8 +100,8 @@ class Week:
         for day in range(first // _DAY, (first + count - 1) // _DAY + 1):
             a, b = max(day * _DAY, first) - first, min((day + 1) * _DAY, first + count) - first
             offsets[a:b] = _offsets(self.zone, day)[a + first - day * _DAY : b + first - day * _DAY]
-        found: Integers = ((quarters + offsets) // 4 + _THURSDAY) % HOURS
-        return found
+        hours: Integers = ((quarters + offsets) // 4 + _THURSDAY) % HOURS
+        return hours
 
 
 def _portions(upto: Integers) -> Iterator[tuple[int, int]]:

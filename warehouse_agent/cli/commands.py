@@ -241,7 +241,7 @@ def gc(
 
     def one(fragment: Fragment | View) -> None:
         with store.lock(fragment.name):
-            found = unreferenced(
+            garbage = unreferenced(
                 store,
                 fragment.name,
                 keep_hours=keep_hours,
@@ -250,19 +250,19 @@ def gc(
                 flips=flips(),
             )
             if yes:
-                for place in found.places:
+                for place in garbage.places:
                     store.remove_file(*place)
                     Point.GARBAGE_REMOVED.reach()
-                if found.oldest is not None:
-                    formats.shorten(store, fragment.name, found.oldest)
+                if garbage.oldest is not None:
+                    formats.shorten(store, fragment.name, garbage.oldest)
                 shorten_versions()
-        files = len(found.places)
+        files = len(garbage.places)
         if as_json:
-            body = {"name": fragment.name, "files": files, "bytes": found.bytes, "removed": yes}
+            body = {"name": fragment.name, "files": files, "bytes": garbage.bytes, "removed": yes}
             print(json.dumps(body), flush=True)
         else:
             verb = "removed" if yes else "would remove"
-            size = counted(found.bytes, "byte")
+            size = counted(garbage.bytes, "byte")
             print(f"{fragment.name}: {verb} {counted(files, 'file')}, {size}")
 
     return each(chosen, one, as_json=as_json, command="gc")

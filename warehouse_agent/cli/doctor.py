@@ -154,10 +154,10 @@ def _writable(store: Store) -> str:
 
 
 def _packages() -> str:
-    found, missing = [], []
+    installed, missing = [], []
     for name in PACKAGES:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            installed.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
@@ -166,7 +166,7 @@ def _packages() -> str:
             where=sys.executable,
             remedy="Run: pip install 'driftline[warehouse]'",
         )
-    return f"Python {sys.version.split()[0]}, {', '.join(found)}"
+    return f"Python {sys.version.split()[0]}, {', '.join(installed)}"
 
 
 def _java(config: WarehouseConfig, store: Store, homes: list[Path]) -> str:
@@ -217,8 +217,8 @@ def _spark(config: WarehouseConfig, started: list[SparkSession]) -> str:
 
 def _executors(spark: SparkSession, store: Store) -> str:
     """Run a task on each executor: is the warehouse there, and the driver's packages?"""
-    found, here, differences = cluster.probe(spark, store), cluster.versions(), []
-    for executor in found:
+    executors, here, differences = cluster.probe(spark, store), cluster.versions(), []
+    for executor in executors:
         cluster.refuse_unfit(executor, store)
         differences += [
             f"{executor.host} has {name} {there or 'not installed'}, and the driver {here[name]}"
@@ -231,9 +231,9 @@ def _executors(spark: SparkSession, store: Store) -> str:
             where="[spark]",
             remedy="Install the same ones, or name a Python that has them: `spark.pyspark.python`.",
         )
-    hosts = ", ".join(sorted({executor.host for executor in found}))
+    hosts = ", ".join(sorted({executor.host for executor in executors}))
     said = ", ".join(f"{name} {version}" for name, version in here.items() if version)
-    return f"{len(found)} on {hosts}, workers with {said}; each reads and writes the warehouse"
+    return f"{len(executors)} on {hosts}, workers with {said}; each reads and writes the warehouse"
 
 
 def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
@@ -289,9 +289,9 @@ def _view(store: Store, view: View) -> str:
 
     inputs = []
     for name in view.inputs:
-        if (found := formats.any_head(store, name)) is None:
+        if (head := formats.any_head(store, name)) is None:
             return f"its input {name} is not published yet, so its columns are not known"
-        inputs.append(Input(name, found.version, found.layout, found.files))
+        inputs.append(Input(name, head.version, head.layout, head.files))
     query = query_of(view)
     if why := lacking(view.name, query, inputs):
         return f"the next refresh serves its query: {why}"

@@ -119,19 +119,19 @@ def decomposed(config: WarehouseConfig, view: View, *, ask: bool) -> list[SiteSh
     for number, name in enumerate(view.inputs):
         fragment = config.fragments.get(name)
         by_site.setdefault(fragment.source.name if fragment else _HERE, []).append(number)
-    found = []
+    shares = []
     for site, numbers in by_site.items():
         fragments = {n: f for i in numbers if (f := config.fragments.get(n := view.inputs[i]))}
         known, unknown = _known(store, fragments.values(), ask=ask)
-        found.append(_site(config, site, view, query, numbers, known, unknown))
-    return found
+        shares.append(_site(config, site, view, query, numbers, known, unknown))
+    return shares
 
 
 def _known(
     store: Store, fragments: Iterable[Fragment], *, ask: bool
 ) -> tuple[dict[str, _Known], str | None]:
     """Return what is known of fragments of one source, and why it could not be asked."""
-    found, unknown = dict[str, _Known](), None
+    known, unknown = dict[str, _Known](), None
     for fragment in fragments:
         base, reply = formats.head(store, fragment.name), None
         if not ask:
@@ -149,8 +149,8 @@ def _known(
             offer = derivation.offer_of(reply, whole)
             if fragment.is_kept:
                 decomposition = derivation.decomposed(reply, fragment, base)
-        found[fragment.name] = _Known(fragment, base, reply, whole, offer, decomposition)
-    return found, unknown
+        known[fragment.name] = _Known(fragment, base, reply, whole, offer, decomposition)
+    return known, unknown
 
 
 def _site(
@@ -239,11 +239,11 @@ def _table(one: _Known, alias: str, allowed: Decomposition | None, dialect: Dial
         notes += [f"all {part.value}: {why}" for part, why in decomposition.why.items()]
     is_row_choice = layout is not None and layout.recipe.rows
     if share is not None and offer is not None:
-        for conjunct, found in share.conjuncts:
-            if found.predicate is not None and is_row_choice:
-                pushed.append(predicate_text(found.predicate, offer.recipe, dialect))
-            if found.predicate is None or found.why or not is_row_choice:
-                why = "; ".join(found.why) or "every row is read"
+        for conjunct, implied in share.conjuncts:
+            if implied.predicate is not None and is_row_choice:
+                pushed.append(predicate_text(implied.predicate, offer.recipe, dialect))
+            if implied.predicate is None or implied.why or not is_row_choice:
+                why = "; ".join(implied.why) or "every row is read"
                 stays.append((conjunct.text, why))
     if allowed is not None and (saving := _saving(one, dialect)) is not None:
         notes.append(saving)

@@ -143,13 +143,13 @@ def spans(chosen: Bools) -> str:
     if chosen.all():
         return "all hours"
     days = chosen.reshape(7, 24)
-    found = []
+    parts = []
     for _, run in groupby(range(7), key=lambda day: days[day].tobytes()):
         group = list(run)
         if text := _hours(days[group[0]]):
             ends = DAYS[group[0]] if len(group) == 1 else f"{DAYS[group[0]]}-{DAYS[group[-1]]}"
-            found.append(f"{ends} {text}".strip() if text != "00:00-24:00" else ends)
-    return ", ".join(found)
+            parts.append(f"{ends} {text}".strip() if text != "00:00-24:00" else ends)
+    return ", ".join(parts)
 
 
 def _hours(day: Bools) -> str:

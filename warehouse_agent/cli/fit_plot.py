@@ -110,15 +110,15 @@ def _steps(edges: Floats, heights: Floats, x: Scale, y: Scale) -> list[tuple[flo
 
 
 def _axis_y(most: float, y: Scale, span: tuple[float, float]) -> list[str]:
-    found = []
+    elements = []
     for n in range(_TICKS + 1):
         value = most * n / _TICKS
         at = f"{y(value):.1f}"
-        found += [
+        elements += [
             f'<line x1="{span[0]}" y1="{at}" x2="{span[1]}" y2="{at}" stroke="{_GRID}"/>',
             _text(span[0] - 6, y(value) + 4, f"{value:.3g}", at="end"),
         ]
-    return found
+    return elements
 
 
 def _ceiling(value: float) -> float:

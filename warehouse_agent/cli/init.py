@@ -298,12 +298,12 @@ def fragment_name(relation: str, taken: set[str]) -> str:
     if name.lower().startswith(config.RESERVED):
         name = f"relation{name}"
     longest = config.NAME_CHARACTERS_MAX
-    found, number = name[:longest], 1
-    while found.lower() in taken:
+    candidate, number = name[:longest], 1
+    while candidate.lower() in taken:
         number += 1
         suffix = f"_{number}"
-        found = name[: longest - len(suffix)] + suffix
-    return found
+        candidate = name[: longest - len(suffix)] + suffix
+    return candidate
 
 
 def _exists_already(path: Path) -> ConfigurationError:

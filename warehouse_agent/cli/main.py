@@ -45,10 +45,10 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
         import importlib.metadata
 
         try:
-            found = importlib.metadata.version("driftline")
+            version = importlib.metadata.version("driftline")
         except importlib.metadata.PackageNotFoundError:
-            found = "unknown"  # a source tree that is not installed
-        click.echo(f"driftline {found}")
+            version = "unknown"  # a source tree that is not installed
+        click.echo(f"driftline {version}")
         context.exit()
 
 

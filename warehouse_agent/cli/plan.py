@@ -174,10 +174,10 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
             record.note_limits(store, fragment.source, reply.description)
     history = read(store, fragment.name, runs())
     known, beside = know(store, fragment, history, reply)
-    found = predict(known, replace(beside, source_error=source_error))
-    expected = rows_forecast(store, fragment, found.rows_published, datetime.now(UTC), history)
+    predicted = predict(known, replace(beside, source_error=source_error))
+    expected = rows_forecast(store, fragment, predicted.rows_published, datetime.now(UTC), history)
     held = history.held_back_s or (None, None)
-    return replace(found, rows_forecast=expected, held_back_s=held[0], last_s=held[1])
+    return replace(predicted, rows_forecast=expected, held_back_s=held[0], last_s=held[1])
 
 
 def rows_forecast(
@@ -267,11 +267,11 @@ def _marker_state(
     A source that does not answer is taken to give marks.
     """
     features = None if reply is None else reply.features
-    found = marker_of(fragment, base, notes, features=features, staged_bytes=staged_bytes)
+    state = marker_of(fragment, base, notes, features=features, staged_bytes=staged_bytes)
     is_named = reply is None or reply.description.HasField("marker")
-    if found is None or is_named or not found.is_known:
-        return found
-    return replace(found, mark=b"", why="the source's DBA names no marker of this relation")
+    if state is None or is_named or not state.is_known:
+        return state
+    return replace(state, mark=b"", why="the source's DBA names no marker of this relation")
 
 
 def predict(known: Known, beside: Beside = NOTHING) -> Forecast:

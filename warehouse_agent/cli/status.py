@@ -125,12 +125,12 @@ def status(
 
         def one(fragment: Fragment | View) -> None:
             known, history = read[fragment.name].result()
-            found = _ahead(store, _visible(known, flipped.result()))
-            found = replace(found, activity=activities.get(fragment.name))
-            found = _judged(config, history, fragment, found, now)
+            table = _ahead(store, _visible(known, flipped.result()))
+            table = replace(table, activity=activities.get(fragment.name))
+            table = _judged(config, history, fragment, table, now)
             if as_json:
-                print(json.dumps(asdict(found)), flush=True)
-            shown.append(found)
+                print(json.dumps(asdict(table)), flush=True)
+            shown.append(table)
 
         try:
             codes = each(chosen, one, as_json=as_json, command="status")
@@ -170,22 +170,22 @@ def checked_text(
 
 
 def _judged(
-    config: WarehouseConfig, history: History, one: Fragment | View, found: Status, now: datetime
+    config: WarehouseConfig, history: History, one: Fragment | View, table: Status, now: datetime
 ) -> Status:
     """Add the failures since the last success, and what monitoring makes of the table."""
-    is_fragment = isinstance(one, Fragment) and found.version is not None
+    is_fragment = isinstance(one, Fragment) and table.version is not None
     known = alarms.known(
         history,
         now,
-        version=found.version,
-        checked_at=found.checked_at if is_fragment else None,
+        version=table.version,
+        checked_at=table.checked_at if is_fragment else None,
         interval_s=longest_s(config, one) if isinstance(one, Fragment) else None,
-        damaged=found.damaged or 0,
-        stale=found.stale,
+        damaged=table.damaged or 0,
+        stale=table.stale,
     )
     wrong = alarms.alarms(known)
     return replace(
-        found,
+        table,
         failed=None if known.failure is None else known.failure.to_json(),
         put_off_until=known.put_off_until,
         state=alarms.worst([one.state for one in wrong] or [State.OK]).word,
@@ -249,20 +249,20 @@ def _failed(status: Status, now: datetime) -> list[str]:
 def _audit(status: Status, now: datetime) -> list[str]:
     """Return what is wrong with a marker, and what its last audit found, as lines."""
     lines = [f"{status.name}: {warning}" for warning in status.marker_warnings or ()]
-    found = None if status.audit is None else Audit.from_json(status.audit)
-    if found is None:
+    audit = None if status.audit is None else Audit.from_json(status.audit)
+    if audit is None:
         return lines
     if status.proof == "keys":
         lines.append(
             f"{status.name}: all keys were compared, updated rows are those of its marker; all rows"
-            f" were compared {age(found.at, now)}"
+            f" were compared {age(audit.at, now)}"
         )
-    if found.missed:
-        about = "about " if found.is_sample else ""
+    if audit.missed:
+        about = "about " if audit.is_sample else ""
         lines.append(
-            f"{status.name}: the marker missed {about}{found.missed:,} of"
-            f" {counted(found.changes, 'change')} since {(found.since or '')[:10]}"
-            f" ({', '.join(found.keys)})"
+            f"{status.name}: the marker missed {about}{audit.missed:,} of"
+            f" {counted(audit.changes, 'change')} since {(audit.since or '')[:10]}"
+            f" ({', '.join(audit.keys)})"
         )
     return lines
 
@@ -294,12 +294,12 @@ def _waiting(status: Status, now: datetime) -> str:
 
 def _stale(status: Status) -> str:
     """Return the staleness of a view in words; nothing if it is not known."""
-    found = status.staleness
-    if not found or found.get("vs_s") is None:
+    body = status.staleness
+    if not body or body.get("vs_s") is None:
         return ""
     return (
-        f"{found['vs_s']:,.1f} s stale (S1 {found['s1_s']:,.1f} s, S2 {found['s2_s']:,.1f} s, "
-        f"average of {counted(found['rows'], 'changed row')})"
+        f"{body['vs_s']:,.1f} s stale (S1 {body['s1_s']:,.1f} s, S2 {body['s2_s']:,.1f} s, "
+        f"average of {counted(body['rows'], 'changed row')})"
     )
 
 
@@ -333,24 +333,24 @@ def _members(store: Store) -> Mapping[str, Member]:
         return {}
     from warehouse_agent.visible_versions import warehouse_versions
 
-    found = warehouse_versions.newest(store)
-    return found.members if found else {}
+    newest = warehouse_versions.newest(store)
+    return newest.members if newest else {}
 
 
-def _visible(found: Status, members: Mapping[str, Member]) -> Status:
+def _visible(table: Status, members: Mapping[str, Member]) -> Status:
     """Add what the newest warehouse version says of a table.
 
     It knows what a view is made of that keeps its version because nothing changed in it.
     """
-    if (member := members.get(found.name)) is None:
-        return found
-    found = replace(
-        found, visible_version=member.version, visible_as_of=member.as_of, stale=member.stale
+    if (member := members.get(table.name)) is None:
+        return table
+    table = replace(
+        table, visible_version=member.version, visible_as_of=member.as_of, stale=member.stale
     )
-    if found.kind != "view" or found.version != member.version:
-        return found
+    if table.kind != "view" or table.version != member.version:
+        return table
     return replace(
-        found,
+        table,
         as_of=member.as_of,
         consistency=member.consistency,
         proof=member.proof,
@@ -358,30 +358,30 @@ def _visible(found: Status, members: Mapping[str, Member]) -> Status:
     )
 
 
-def _ahead(store: Store, found: Status) -> Status:
+def _ahead(store: Store, table: Status) -> Status:
     """Add the changes of a fragment that no flip shows, if it is ahead."""
-    visible, version = found.visible_version, found.version
-    if found.kind == "view" or visible is None or version is None or version <= visible:
-        return found
-    entries = formats.entries(store, found.name, after=visible)
+    visible, version = table.visible_version, table.version
+    if table.kind == "view" or visible is None or version is None or version <= visible:
+        return table
+    entries = formats.entries(store, table.name, after=visible)
     entries = [entry for entry in entries if entry.version <= version]
     rows = sum(e.record.rows_changed for e in entries if e.record is not None)
     since = min((e.committed for e in entries), default=datetime.now(UTC))
     at = utc_at(since.timestamp())
-    return replace(found, ahead={"rows": rows, "since": at})
+    return replace(table, ahead={"rows": rows, "since": at})
 
 
 def _status_of(store: Store, one: Fragment | View) -> tuple[Status, History]:
     """Return what is published of a table, and the history of its refreshes."""
     if isinstance(one, Fragment):
-        found = replace(status_of(store, one.name), kind="kept" if one.is_kept else "fragment")
-        return found, refresh_history.read(store, one.name, failures.until_success())
+        table = replace(status_of(store, one.name), kind="kept" if one.is_kept else "fragment")
+        return table, refresh_history.read(store, one.name, failures.until_success())
     snapshot = formats.view_head(store, one.name)
     history = refresh_history.read(store, one.name, phase_history.last_staleness)
     if snapshot is None:
         return Status(one.name, kind="view"), history
     record = snapshot.record
-    found = Status(
+    table = Status(
         name=one.name,
         version=snapshot.version,
         rows_total=snapshot.rows,
@@ -397,7 +397,7 @@ def _status_of(store: Store, one: Fragment | View) -> tuple[Status, History]:
         other=None if snapshot.other is None else snapshot.other.text,
         staleness=next((dict(s) for _, s in phase_history.staleness(history)), None),
     )
-    return found, history
+    return table, history
 
 
 def status_of(store: Store, name: str) -> Status:
@@ -407,20 +407,20 @@ def status_of(store: Store, name: str) -> Status:
         return Status(name)
     record = snapshot.record
     notes = Notes.read(store, name)
-    found, security = notes.comparison(snapshot), notes.policies(snapshot)
+    comparison, security = notes.comparison(snapshot), notes.policies(snapshot)
     interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)
     recipe = snapshot.layout.recipe
-    is_total, marking = found.proof == "total", notes.marking(snapshot)
+    is_total, marking = comparison.proof == "total", notes.marking(snapshot)
     probability = miss_probability(record.rows_changed, recipe) if is_total else None
     return Status(
         name=name,
         version=snapshot.version,
         rows_total=snapshot.rows,
-        as_of=found.as_of,
-        checked_at=found.checked_at,
+        as_of=comparison.as_of,
+        checked_at=comparison.checked_at,
         published_at=record.published_at,
-        consistency=found.consistency,
-        proof=found.proof,
+        consistency=comparison.consistency,
+        proof=comparison.proof,
         fingerprint=fingerprint_kind(recipe),
         miss_probability=probability,
         years_until_a_change_is_missed=(
@@ -461,7 +461,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     entries = formats.entries(store, one.name, head)
     ours = [(e.version, e.record) for e in entries if e.record]
     member = _members(store).get(one.name)
-    moved = {version: dict(found) for version, found in phase_history.staleness(known)}
+    moved = {version: dict(staleness) for version, staleness in phase_history.staleness(known)}
     for version, record in ours[:limit]:
         # Both are in UTC, to the second.
         later = [f for f in failed if f.at is not None and f.at >= record.published_at]

@@ -76,17 +76,17 @@ class ViewForecast:
 def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
     """Predict a refresh of a view from what is published. Raises WarehouseUnavailable."""
     base = formats.view_head(store, view.name)
-    found = {name: formats.any_head(store, name) for name in dict.fromkeys(view.inputs)}
+    heads = {name: formats.any_head(store, name) for name in dict.fromkeys(view.inputs)}
     times = read(store, view.name, refreshes(REFRESHES)).durations_s(REFRESHES)
-    files = [f for one in found.values() if one is not None for f in one.files]
+    files = [f for one in heads.values() if one is not None for f in one.files]
     inputs = [
         Input.published(name, snapshot)
         for name in view.inputs
-        if (snapshot := found[name]) is not None
+        if (snapshot := heads[name]) is not None
     ]
     chosen = Chosen("an input was never published")
     if len(inputs) == len(view.inputs):
-        usual = sum(one.record.rows_changed for one in found.values() if one is not None)
+        usual = sum(one.record.rows_changed for one in heads.values() if one is not None)
         chosen = choose(
             store,
             view.name,
@@ -104,7 +104,7 @@ def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
         recompute_s=None if chosen.prices is None else chosen.prices.recompute_s,
         incremental_s=None if chosen.prices is None else chosen.prices.incremental_s,
         version=None if base is None else base.version,
-        inputs={name: None if one is None else one.version for name, one in found.items()},
+        inputs={name: None if one is None else one.version for name, one in heads.items()},
         rows_read=sum(f.rows for f in files),
         bytes_read=sum(f.size for f in files),
         seconds=sorted(times)[len(times) // 2] if times else None,
@@ -117,8 +117,8 @@ def _ahead(store: Store, view: View, config: WarehouseConfig) -> dict[str, Any] 
     newest = warehouse_versions.newest(store) if warehouse_versions.exists(store) else None
     if newest is None:
         return None
-    found = component_graph.components(inputs_of(config.views))
-    component = next(one for one in found if view.name in one.views)
+    components = component_graph.components(inputs_of(config.views))
+    component = next(one for one in components if view.name in one.views)
     ahead = state_of(store, component.fragments, {}, newest.members, newest.number).ahead
     if ahead is None:
         return None
@@ -144,14 +144,14 @@ def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view:
     made_of = _made_of(store, view.name, published)
     inputs = []
     for name in view.inputs:
-        found = formats.any_head(store, name, version=made_of.get(name))
-        if found is None:
+        snapshot = formats.any_head(store, name, version=made_of.get(name))
+        if snapshot is None:
             raise NotFound(
                 f"Its input {name} is not published.",
                 where=view.name,
                 remedy=f"Run `driftline refresh {name}`.",
             )
-        inputs.append(Input(name, found.version, found.layout, found.files))
+        inputs.append(Input(name, snapshot.version, snapshot.layout, snapshot.files))
     with report.phase("verify"):
         size = sum(f.size for one in inputs for f in one.files)
         steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]), store)

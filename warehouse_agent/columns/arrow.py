@@ -148,10 +148,10 @@ def from_arrow(column: Column, array: pa.Array | pa.ChunkedArray, carrier: Carri
         if kind == "jsonb":
             return carry_text.to_jsonb(buffers.ragged_of(rows))
         if kind == "uuid":
-            found, fits = carry_text.to_uuid(buffers.ragged_of(rows))
+            uuids, fits = carry_text.to_uuid(buffers.ragged_of(rows))
             if not fits.all():
                 raise ValueDoesNotFit("The array holds text that is no uuid.", where=column.name)
-            return found
+            return uuids
         return _bytes_of_texts(column, rows)
     if kind == "bytea":
         return buffers.ragged_of(_cast(column, array, pa.large_binary()))
@@ -200,23 +200,25 @@ def _numbers(column: Column, ragged: Ragged) -> pa.Array:
     kind, present = column.type.kind, ragged.lengths >= 0
     form, target, _ = _FIXED[kind]
     _check(column, ragged, ragged.lengths[present] == column.type.width)
-    found = np.ascontiguousarray(ragged.data).view(form)
+    numbers = np.ascontiguousarray(ragged.data).view(form)
     if kind == "bool":
-        _check(column, ragged, found <= 1)
+        _check(column, ragged, numbers <= 1)
         return buffers.array_of(
-            target, present, np.packbits(buffers.spread(found, present), bitorder="little")
+            target, present, np.packbits(buffers.spread(numbers, present), bitorder="little")
         )
     if kind in _NAN:
         bits, canonical = _NAN[kind]
-        _check(column, ragged, ~np.isnan(found) | (found.view(bits) == canonical))
+        _check(column, ragged, ~np.isnan(numbers) | (numbers.view(bits) == canonical))
     elif kind == "date":
-        _check(column, ragged, (found >= _DAYS[0] - _DAYS_2000) & (found <= _DAYS[1] - _DAYS_2000))
-        found = found.astype(np.int32) + np.int32(_DAYS_2000)
+        _check(
+            column, ragged, (numbers >= _DAYS[0] - _DAYS_2000) & (numbers <= _DAYS[1] - _DAYS_2000)
+        )
+        numbers = numbers.astype(np.int32) + np.int32(_DAYS_2000)
     elif kind in {"timestamp", "timestamptz"}:
-        _check(column, ragged, (found >= _US[0] - _US_2000) & (found <= _US[1] - _US_2000))
-        found = found.astype(np.int64) + _US_2000
-    native = np.int64 if kind == "oid" else found.dtype.newbyteorder("=")
-    return buffers.array_of(target, present, buffers.spread(found.astype(native), present))
+        _check(column, ragged, (numbers >= _US[0] - _US_2000) & (numbers <= _US[1] - _US_2000))
+        numbers = numbers.astype(np.int64) + _US_2000
+    native = np.int64 if kind == "oid" else numbers.dtype.newbyteorder("=")
+    return buffers.array_of(target, present, buffers.spread(numbers.astype(native), present))
 
 
 def _decimals(column: Column, ragged: Ragged) -> pa.Array:
@@ -247,8 +249,8 @@ def _strings(column: Column, origin: Ragged, texts: Ragged) -> pa.Array:
 
 
 def _texts(column: Column, ragged: Ragged) -> pa.Array:
-    found = [None if data is None else _decoded(column, data) for data in carry_text.each(ragged)]
-    return pa.array(found, pa.string())
+    texts = [None if data is None else _decoded(column, data) for data in carry_text.each(ragged)]
+    return pa.array(texts, pa.string())
 
 
 def _cast(column: Column, array: pa.Array | pa.ChunkedArray, type: pa.DataType) -> pa.Array:
@@ -269,32 +271,32 @@ def _cast(column: Column, array: pa.Array | pa.ChunkedArray, type: pa.DataType) 
 def _bytes_of_numbers(column: Column, array: pa.Array) -> Ragged:
     kind, present = column.type.kind, buffers.present_in(array)
     form = _FIXED[kind][0]
-    found: Items
+    numbers: Items
     if kind == "bool":
-        found = buffers.bits_of(array.buffers()[1], array) if len(array) else present
+        numbers = buffers.bits_of(array.buffers()[1], array) if len(array) else present
     else:
         native = np.dtype(form).newbyteorder("=") if kind != "oid" else np.dtype(np.int64)
-        found = buffers.items_of(array, native)
-    found = found if present.all() else found[present]
+        numbers = buffers.items_of(array, native)
+    numbers = numbers if present.all() else numbers[present]
     if kind == "oid":
-        _check_range(column, found, (0, 2**32 - 1))
+        _check_range(column, numbers, (0, 2**32 - 1))
     elif kind == "date":
-        _check_range(column, found, _DAYS)
-        found = found - np.int32(_DAYS_2000)
+        _check_range(column, numbers, _DAYS)
+        numbers = numbers - np.int32(_DAYS_2000)
     elif kind in {"timestamp", "timestamptz"}:
-        _check_range(column, found, _US)
-        found = found - _US_2000
-    found = found.astype(form)
+        _check_range(column, numbers, _US)
+        numbers = numbers - _US_2000
+    numbers = numbers.astype(form)
     if kind in _NAN:
         bits, canonical = _NAN[kind]
-        found.view(bits)[np.isnan(found)] = canonical
+        numbers.view(bits)[np.isnan(numbers)] = canonical
     lengths = np.where(present, np.dtype(form).itemsize, NULL).astype(np.int32)
-    return Ragged(lengths, found.view(np.uint8))
+    return Ragged(lengths, numbers.view(np.uint8))
 
 
-def _check_range(column: Column, found: Items, bounds: tuple[int, int]) -> None:
+def _check_range(column: Column, numbers: Items, bounds: tuple[int, int]) -> None:
     low, high = bounds
-    if len(found) and not (low <= found.min() and found.max() <= high):
+    if len(numbers) and not (low <= numbers.min() and numbers.max() <= high):
         raise ValueDoesNotFit(
             f"The array holds values that no {column.type} has been published as.",
             where=column.name,
@@ -316,9 +318,9 @@ def _bytes_of_decimals(column: Column, array: pa.Array) -> Ragged:
 def _bytes_of_texts(column: Column, array: pa.Array) -> Ragged:
     encode = send_format.string_encoder(column.type)
     try:
-        found = [None if text is None else encode(text) for text in array.to_pylist()]
+        encoded = [None if text is None else encode(text) for text in array.to_pylist()]
     except ValueDoesNotFit as error:
         raise ValueDoesNotFit(error.message, remedy=error.remedy, where=column.name) from None
-    lengths = [NULL if data is None else len(data) for data in found]
-    whole = b"".join(data for data in found if data is not None)
+    lengths = [NULL if data is None else len(data) for data in encoded]
+    whole = b"".join(data for data in encoded if data is not None)
     return Ragged(np.array(lengths, np.int32), np.frombuffer(whole, np.uint8))

@@ -33,12 +33,12 @@ def variable_array_of(type: pa.DataType, present: Bools, sizes: Items, data: Byt
     return array_of(type, present, offsets, data)
 
 
-def spread(found: Items, present: Bools) -> Items:
+def spread(items: Items, present: Bools) -> Items:
     """Return one entry per row, [rows, …], from one per value, [values, …]; zero where NULL."""
-    if len(found) == len(present):
-        return found
-    rows = np.zeros((len(present), *found.shape[1:]), found.dtype)
-    rows[present] = found
+    if len(items) == len(present):
+        return items
+    rows = np.zeros((len(present), *items.shape[1:]), items.dtype)
+    rows[present] = items
     return rows
 
 

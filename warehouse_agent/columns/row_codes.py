@@ -85,21 +85,21 @@ class CodeSet:
         slots[(self.codes.view(np.uint64) * _SPREAD) >> shift] = True
         return shift, slots
 
-    def holds(self, found: Integers) -> Bools:
+    def holds(self, row_codes: Integers) -> Bools:
         """Return which codes, int64 [rows], are in the set: bool [rows]."""
         if not len(self):
-            return np.zeros(len(found), np.bool_)
+            return np.zeros(len(row_codes), np.bool_)
         shift, slots = self._slots
-        held: Bools = slots[(found.view(np.uint64) * _SPREAD) >> shift]
+        held: Bools = slots[(row_codes.view(np.uint64) * _SPREAD) >> shift]
         near = np.flatnonzero(held)
-        at = np.minimum(np.searchsorted(self.codes, found[near]), len(self) - 1)
-        held[near] = self.codes[at] == found[near]
+        at = np.minimum(np.searchsorted(self.codes, row_codes[near]), len(self) - 1)
+        held[near] = self.codes[at] == row_codes[near]
         return held
 
     def holds_rows(self, columns: Sequence[pa.Array]) -> Bools:
         """Return which rows have no NULL and a code of the set: bool [rows]."""
-        found, present = codes(columns)
-        return self.holds(found) & present
+        row_codes, present = codes(columns)
+        return self.holds(row_codes) & present
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class KeySet:
     @classmethod
     def of(cls, columns: Sequence[pa.Array]) -> Self:
         """Build from the columns of keys, which may repeat."""
-        found, _ = codes(columns)
+        row_codes, _ = codes(columns)
         if len(columns) == 1 and _is_own_code(columns[0].type):
-            return cls(CodeSet.of(found), None)
-        return cls(CodeSet.of(found), pc.unique(_as_bytes(columns)))
+            return cls(CodeSet.of(row_codes), None)
+        return cls(CodeSet.of(row_codes), pc.unique(_as_bytes(columns)))
 
     def __len__(self) -> int:
         return len(self.codes) if self.keys is None else len(self.keys)

@@ -66,9 +66,9 @@ class Held:
         """
         if isinstance(self.proven, ProvenEqual):
             return None
-        found = self.proven.compared.found
+        outcome = self.proven.compared.found
         source = self.job.fragment.source.name
-        return (source, found.as_of) if found.consistency == "exact" else None
+        return (source, outcome.as_of) if outcome.consistency == "exact" else None
 
     def commit(self, beside: Mapping[str, int]) -> bool:
         """Commit what was proven, and note it in the report; return False if that failed.

@@ -42,13 +42,13 @@ class Habit:
 
 def last_phases() -> Enough:
     """Read until as many phases of a view as its cost is learned from."""
-    found = 0
+    seen = 0
 
     def enough(line: HistoryLine) -> bool:
-        nonlocal found
+        nonlocal seen
         if isinstance(line, SuccessLine):
-            found += sum(phase.rows is not None for phase in line.view_phases)
-        return found >= PHASES
+            seen += sum(phase.rows is not None for phase in line.view_phases)
+        return seen >= PHASES
 
     return enough
 
@@ -65,12 +65,12 @@ def last_staleness(line: HistoryLine) -> bool:
 
 def cost(views: Iterable[History]) -> PhaseCost | None:
     """Return the cost of a view phase of a component, learned from its views' histories."""
-    found: dict[MovedViews, None] = {}
+    moved: dict[MovedViews, None] = {}
     for view in views:
         phases = (phase for line in view.successes for phase in reversed(line.view_phases))
         counted = (phase for phase in phases if phase.rows is not None)
-        found |= dict.fromkeys(itertools.islice(counted, PHASES))
-    newest = sorted(found, key=lambda phase: phase.at, reverse=True)[:PHASES]
+        moved |= dict.fromkeys(itertools.islice(counted, PHASES))
+    newest = sorted(moved, key=lambda phase: phase.at, reverse=True)[:PHASES]
     return learned([(phase.rows or 0, phase.seconds) for phase in newest])
 
 
@@ -88,12 +88,12 @@ def habit(history: History, now: datetime) -> Habit:
         for line in history.since_load
         if line.ended is not None and line.rows is not None and line.spent.seconds is not None
     ]
-    found = known[:RUNS]
-    at = [ended for ended, _, _, _ in found]
+    runs = known[:RUNS]
+    at = [ended for ended, _, _, _ in runs]
     intervals = [(a - b).total_seconds() for a, b in itertools.pairwise([now, *at])]
-    if len(found) < 2 or min(intervals) < 0:
+    if len(runs) < 2 or min(intervals) < 0:
         return Habit()
-    later = [run for run in found if not run[3]]
+    later = [run for run in runs if not run[3]]
     spent_s = sum(intervals[1:]) or 1.0
     return Habit(
         interval_s=max(intervals),

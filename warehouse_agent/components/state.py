@@ -93,11 +93,11 @@ class ComponentState:
     @property
     def ahead(self) -> Ahead | None:
         """Return the changes that readers are not given yet; None if there are none."""
-        found = [b for one in self.fragments.values() for b in one.since(one.flipped)]
+        batches = [b for one in self.fragments.values() for b in one.since(one.flipped)]
         if not self.names_ahead:
             return None
-        since = min((b.proven_at for b in found), default=0.0)
-        return Ahead(sum(b.rows for b in found), since)
+        since = min((b.proven_at for b in batches), default=0.0)
+        return Ahead(sum(b.rows for b in batches), since)
 
 
 def state_of(
@@ -213,28 +213,28 @@ def _entries(store: Store, name: str, head: Snapshot | None, oldest: int) -> lis
     """Return the commits after the version `oldest`, up to the head."""
     if head is None or head.version <= oldest:
         return []
-    found = formats.entries(store, name, head, after=oldest)
-    return [entry for entry in found if entry.version <= head.version]
+    entries = formats.entries(store, name, head, after=oldest)
+    return [entry for entry in entries if entry.version <= head.version]
 
 
 def _head(store: Store, name: str, flipped: int | None, *, is_held: bool) -> Snapshot | None:
     """Return the newest version; of a fragment that is not held the flipped one instead, if the
     newest is unreadable or older, as after a restore: its own refresh says what is wrong."""
-    found = None
+    newest = None
     with contextlib.suppress(Exception):
-        found = formats.head(store, name)
-    if is_held or flipped is None or (found is not None and found.version >= flipped):
-        return found
+        newest = formats.head(store, name)
+    if is_held or flipped is None or (newest is not None and newest.version >= flipped):
+        return newest
     try:
         return formats.head(store, name, version=flipped)
     except NotFound:
-        if found is not None:
-            restored.refuse(name, found, flipped)
+        if newest is not None:
+            restored.refuse(name, newest, flipped)
         raise
 
 
-def _input(name: str, found: Snapshot | None) -> Input | None:
-    return None if found is None else Input.published(name, found)
+def _input(name: str, snapshot: Snapshot | None) -> Input | None:
+    return None if snapshot is None else Input.published(name, snapshot)
 
 
 def _batch(entry: LogEntry) -> Batch:

@@ -262,11 +262,11 @@ class ComponentTurn:
                 for known in [state.fragments[fragment]]
                 for batch in known.since(before.inputs.get(fragment, known.flipped))
             ]
-            found = measured(batches, now)
-            if found is not None and (known_before := self._staleness.get(name)) is not None:
-                found = known_before.merged(found)
-            if found is not None:
-                self._staleness[name] = found
+            staleness = measured(batches, now)
+            if staleness is not None and (known_before := self._staleness.get(name)) is not None:
+                staleness = known_before.merged(staleness)
+            if staleness is not None:
+                self._staleness[name] = staleness
             one.report.staleness = _staleness(self._staleness.get(name), now, after[name].as_of)
 
     def _note(
@@ -349,15 +349,15 @@ def _is_told(report: Report) -> bool:
     return bool(report.attempts or report.error or report.stale)
 
 
-def _staleness(found: Staleness | None, flipped_at: float, as_of: str) -> dict[str, Any]:
+def _staleness(staleness: Staleness | None, flipped_at: float, as_of: str) -> dict[str, Any]:
     """Return the staleness of a view as a report has it, in seconds.
 
     `age_s` is what readers feel: the flip minus the source's time of the rows, by two clocks.
     """
     body: dict[str, Any] = {"rows": 0, "s1_s": None, "s2_s": None, "vs_s": None}
-    if found is not None:
-        s1, s2, vs = (round(s, 3) for s in (found.s1_s, found.s2_s, found.vs_s))
-        body = {"rows": found.rows, "s1_s": s1, "s2_s": s2, "vs_s": vs}
+    if staleness is not None:
+        s1, s2, vs = (round(s, 3) for s in (staleness.s1_s, staleness.s2_s, staleness.vs_s))
+        body = {"rows": staleness.rows, "s1_s": s1, "s2_s": s2, "vs_s": vs}
     try:
         age_s = round(flipped_at - datetime.fromisoformat(as_of).timestamp(), 3)
     except ValueError:

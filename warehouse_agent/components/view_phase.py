@@ -287,8 +287,8 @@ class ViewPhase:
         """Return a view that does not move in this phase as an input."""
         if member is None:
             return None
-        found = formats.view_head(self._command.store, name, version=member.version)
-        return None if found is None else Input.published(name, found)
+        snapshot = formats.view_head(self._command.store, name, version=member.version)
+        return None if snapshot is None else Input.published(name, snapshot)
 
     def _commit_view(self, one: PhaseOfView, made: NextVersion, inputs: list[Member]) -> None:
         """Commit a view as its next version."""
@@ -329,15 +329,15 @@ def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, Input | None])
 
     Settings and Spark's version are compared when the view is computed.
     """
-    found = [one for name in view.inputs if (one := inputs[name]) is not None]
+    present = [one for name in view.inputs if (one := inputs[name]) is not None]
     query, recipe, record = query_of(view), head.layout.recipe, head.record
     versions, stamps = record.inputs or {}, record.made_of or {}
     began_anew = any(
         one.version == versions.get(one.name) and one.stamp != stamps.get(one.name, one.stamp)
-        for one in found
+        for one in present
     )
-    is_whole = recipe.query == query.text and len(found) == len(view.inputs)
-    return is_whole and not began_anew and has_inputs_of(recipe, query, found)
+    is_whole = recipe.query == query.text and len(present) == len(view.inputs)
+    return is_whole and not began_anew and has_inputs_of(recipe, query, present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class _Counts:
 def _count(report: Report, made: NextVersion) -> _Counts:
     """Return the counts of a new version; add them to a view's report."""
     base, counts = made.base, made.changes.counts
-    found = _Counts(
+    rows = _Counts(
         counts.get("insert", 0) if base else made.rows,
         counts.get("update_after", 0),
         counts.get("delete", 0),
@@ -360,8 +360,8 @@ def _count(report: Report, made: NextVersion) -> _Counts:
     report.version = base.version + 1 if base else 0
     report.rows_total = made.rows
     report.schema_changed |= base is not None and base.layout != made.layout
-    report.rows_inserted += found.inserted
-    report.rows_updated += found.updated
-    report.rows_deleted += found.deleted
+    report.rows_inserted += rows.inserted
+    report.rows_updated += rows.updated
+    report.rows_deleted += rows.deleted
     report.bytes_rewritten += sum(f.size for f in made.removed)
-    return found
+    return rows

@@ -62,8 +62,8 @@ def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list
 
     Views are left out; a name or a glob that matches views alone is refused.
     """
-    found = named(tuple(config.fragments), patterns, all_, file=config.file)
-    return [config.fragments[name] for name in found]
+    names = named(tuple(config.fragments), patterns, all_, file=config.file)
+    return [config.fragments[name] for name in names]
 
 
 def check_name(name: str, table: Table, what: str) -> None:

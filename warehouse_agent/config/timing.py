@@ -36,10 +36,10 @@ def apart(table: Table, key: str, spans: Sequence[WeekSpan]) -> tuple[WeekSpan, 
 
 
 def _weights(
-    table: Table, key: str, found: Mapping[str, float]
+    table: Table, key: str, weights: Mapping[str, float]
 ) -> tuple[tuple[WeekSpan, float], ...]:
-    spans = apart(table, key, [SPAN.parse(table, key, text) for text in found])
-    return tuple(zip(spans, found.values(), strict=True))
+    spans = apart(table, key, [SPAN.parse(table, key, text) for text in weights])
+    return tuple(zip(spans, weights.values(), strict=True))
 
 
 class TimingTable(Table):

@@ -120,14 +120,14 @@ def pushed(condition: Condition, columns: Mapping[str, Compares]) -> Pushed:
     """
     match condition:
         case Conjunction(parts):
-            found = [pushed(part, columns) for part in parts]
-            kept = tuple(p.predicate for p in found if p.predicate is not None)
-            return Pushed(_one_of(Every, kept), _reasons(found))
+            results = [pushed(part, columns) for part in parts]
+            kept = tuple(p.predicate for p in results if p.predicate is not None)
+            return Pushed(_one_of(Every, kept), _reasons(results))
         case Disjunction(parts):
-            found = [pushed(part, columns) for part in parts]
-            kept = tuple(p.predicate for p in found if p.predicate is not None)
+            results = [pushed(part, columns) for part in parts]
+            kept = tuple(p.predicate for p in results if p.predicate is not None)
             is_whole = len(kept) == len(parts)
-            return Pushed(_one_of(Some, kept) if is_whole else None, _reasons(found))
+            return Pushed(_one_of(Some, kept) if is_whole else None, _reasons(results))
         case Negation(part):
             inner = pushed(part, columns)
             if inner.predicate is None or inner.why:
@@ -234,5 +234,5 @@ def _one_of(kind: type[Every | Some], parts: tuple[Predicate, ...]) -> Predicate
     return parts[0] if len(parts) == 1 else kind(parts)
 
 
-def _reasons(found: list[Pushed]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(why for one in found for why in one.why))
+def _reasons(results: list[Pushed]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(why for one in results for why in one.why))

@@ -61,9 +61,9 @@ class Dialect:
 
     def operand(self, column: Column, alias: str | None = None) -> str:
         """Return a column as it is compared with a value of its type."""
-        found = self.column(column, alias)
+        name = self.column(column, alias)
         is_text = column.type.kind == "text" and self.by_bytes
-        return self.by_bytes.replace("{}", found) if is_text else found
+        return self.by_bytes.replace("{}", name) if is_text else name
 
     def literal(self, column: Column, value: str) -> str:
         """Return a literal in the string form of a column's type as SQL."""
@@ -106,8 +106,8 @@ def predicate_text(
             case Comparison(name, Operator.IS_NULL, _):
                 return f"{dialect.column(columns[name], alias)} IS NULL"
             case Comparison(name, operator, values):
-                found = [dialect.literal(columns[name], value) for value in values]
-                right = f"({', '.join(found)})" if operator is Operator.IN else found[0]
+                literals = [dialect.literal(columns[name], value) for value in values]
+                right = f"({', '.join(literals)})" if operator is Operator.IN else literals[0]
                 return f"{dialect.operand(columns[name], alias)} {operator.value} {right}"
             case Negated(part):
                 return f"NOT ({text(part)})"
@@ -190,8 +190,8 @@ def _column(by_alias: Mapping[str, Joined], alias: str, name: str) -> tuple[Join
         among = [by_alias[alias.lower()]] if alias.lower() in by_alias else []
     else:
         among = list(by_alias.values())
-    found = [(j, known.column) for j in among if (known := j.offer.compares.get(name.lower()))]
-    return found[0] if len(found) == 1 else None
+    matches = [(j, known.column) for j in among if (known := j.offer.compares.get(name.lower()))]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _has_equality(one: Joined, a: Column, other: Joined, b: Column) -> bool:
@@ -206,12 +206,12 @@ def _connected(
     """Return the largest set of occurrences that joins connect, in order."""
     best: tuple[Joined, ...] = ()
     for start in occurrences:
-        found = [start]
-        for one in found:
+        reached = [start]
+        for one in reached:
             near = [b if a is one else a for a, b in joins if one in (a, b)]
-            found += [other for other in near if other not in found]
-        if len(found) > len(best):
-            best = tuple(one for one in occurrences if one in found)
+            reached += [other for other in near if other not in reached]
+        if len(reached) > len(best):
+            best = tuple(one for one in occurrences if one in reached)
     return best
 
 

@@ -188,20 +188,20 @@ def _share(wish: Wish, offer: Offer) -> Share:
     known = offer.compares
     used = {known[name].column.name for name in wish.columns | wish.unqualified if name in known}
     columns = tuple(c.name for c in offer.recipe.columns if c.name in used)
-    found = tuple((c, _within_limits(pushed(c.condition, known))) for c in wish.conjuncts)
-    kept = tuple(p.predicate for _, p in found if p.predicate is not None)
-    return Share(wish, columns, canonical(Every(kept)) if kept else None, found)
+    conjuncts = tuple((c, _within_limits(pushed(c.condition, known))) for c in wish.conjuncts)
+    kept = tuple(p.predicate for _, p in conjuncts if p.predicate is not None)
+    return Share(wish, columns, canonical(Every(kept)) if kept else None, conjuncts)
 
 
-def _within_limits(found: Pushed) -> Pushed:
+def _within_limits(implied: Pushed) -> Pushed:
     """Return what is pushed of a conjunct; nothing if it alone is more than a source takes."""
-    if found.predicate is None:
-        return found
+    if implied.predicate is None:
+        return implied
     try:
-        check_size(canonical(found.predicate))
+        check_size(canonical(implied.predicate))
     except LimitExceeded as error:
-        return Pushed(None, (*found.why, f"it is too large: {error.message}"))
-    return found
+        return Pushed(None, (*implied.why, f"it is too large: {error.message}"))
+    return implied
 
 
 def _columns(shares: Iterable[Share], offer: Offer) -> tuple[tuple[str, ...] | None, str]:
@@ -226,10 +226,10 @@ def _rows(shares: Sequence[Share], offer: Offer) -> tuple[Predicate | None, str]
         return None, "no view needs it"
     weakest = [p for i, p in enumerate(needs) if not _is_covered(p, i, needs)]
     rows = canonical(Some(tuple(weakest)))
-    found = Derivation(rows=rows)
+    derivation = Derivation(rows=rows)
     try:
-        check(found, offer.recipe.columns, offer.comparable)
-        if to_message(found).ByteSize() > DERIVATION_BYTES_MAX:
+        check(derivation, offer.recipe.columns, offer.comparable)
+        if to_message(derivation).ByteSize() > DERIVATION_BYTES_MAX:
             raise LimitExceeded(f"A derivation has at most {DERIVATION_BYTES_MAX:,} bytes.")
     except LimitExceeded as error:
         return None, f"what all views need is too large: {error.message}"

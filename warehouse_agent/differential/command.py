@@ -40,14 +40,14 @@ class Answer:
 
     def to_json(self) -> str:
         """Return the answer as one JSON object."""
-        found = asdict(self.counts) | {"distance": round(self.counts.distance, 6)}
-        del found["apart"]
+        counts = asdict(self.counts) | {"distance": round(self.counts.distance, 6)}
+        del counts["apart"]
         return json.dumps(
             {
                 "algorithm": self.algorithm,
                 "output": str(self.output),
                 "note": self.note,
-                **found,
+                **counts,
             }
         )
 

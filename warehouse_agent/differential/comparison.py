@@ -39,7 +39,7 @@ def by_window(
         with Output(output, new.recipe) as changes:
             try:
                 secret = secrets.token_bytes(FRAGMENT_KEY_BYTES)
-                found = window(old, new, changes.put, secret=secret, buffers=buffers)
+                counts = window(old, new, changes.put, secret=secret, buffers=buffers)
             except Collision:
                 continue
             except RepeatedPosition as error:
@@ -47,9 +47,9 @@ def by_window(
                     raise duplicate((old, new)[error.side].name, error.numbers) from None
                 repeated = error.side, error.numbers
                 continue
-            refuse_shrunk(found, new.name, allow_shrink=allow_shrink)
+            refuse_shrunk(counts, new.name, allow_shrink=allow_shrink)
             changes.finish()
-            return found
+            return counts
     raise InternalError("The hashes of different keys collide with every secret.", where=new.name)
 
 
@@ -63,11 +63,11 @@ def duplicate(name: str, numbers: tuple[int, int]) -> DuplicateKey:
     )
 
 
-def refuse_shrunk(found: Counts, name: str, *, allow_shrink: bool) -> None:
+def refuse_shrunk(counts: Counts, name: str, *, allow_shrink: bool) -> None:
     """Raise TableShrank if more than half of the records are gone."""
-    if found.new * SHRUNK < found.old and not allow_shrink:
+    if counts.new * SHRUNK < counts.old and not allow_shrink:
         raise TableShrank(
-            f"The new file has {counted(found.new, 'record')} and the old one {found.old:,}: "
+            f"The new file has {counted(counts.new, 'record')} and the old one {counts.old:,}: "
             "more than half are gone.",
             where=name,
             remedy="If that is right: --allow-shrink",

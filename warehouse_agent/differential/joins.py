@@ -83,8 +83,8 @@ def records_of(spark: SparkSession, snapshot: Snapshot, secret: bytes, *, whole:
     """
     ddl = f"{_RECORD}, row binary" if whole else _RECORD
     one = spark.range(1, numPartitions=1)
-    found = one.mapInArrow(task(_read(snapshot, secret, whole)), ddl)
-    return found if whole else found.selectExpr("*", _NO_ROW)
+    records = one.mapInArrow(task(_read(snapshot, secret, whole)), ddl)
+    return records if whole else records.selectExpr("*", _NO_ROW)
 
 
 def _read(snapshot: Snapshot, secret: bytes, whole: bool) -> Task:
@@ -100,15 +100,15 @@ def _read(snapshot: Snapshot, secret: bytes, whole: bool) -> Task:
 def _batch(records: Records, recipe: Recipe, whole: bool) -> pa.RecordBatch:
     rows, every = records.block, np.ones(len(records), np.bool_)
     starts, sizes = key_spans(rows, recipe)
-    found = {
+    arrays = {
         "key": variable_array_of(pa.binary(), every, sizes, pick(rows.buffer, starts, sizes)),
         "hi": pa.array(records.hi.view(np.int64)),
         "lo": pa.array(records.lo.view(np.int64)),
         "number": pa.array(records.numbers),
     }
     if whole:
-        found["row"] = variable_array_of(pa.binary(), every, np.diff(rows.starts), rows.buffer)
-    return pa.RecordBatch.from_pydict(found)
+        arrays["row"] = variable_array_of(pa.binary(), every, np.diff(rows.starts), rows.buffer)
+    return pa.RecordBatch.from_pydict(arrays)
 
 
 def by_key(records: DataFrame) -> DataFrame:
@@ -180,16 +180,16 @@ def _joined(old: DataFrame, new: DataFrame, join: Join, held: Path) -> Counts:
         .when(differs, Form.UPDATE.value)
     )
     repeated = (f.col("o_last") > f.col("o_number")) | (f.col("n_last") > f.col("n_number"))
-    found = both.withColumn("form", form)
+    compared = both.withColumn("form", form)
     counted = Observation()
-    found = found.observe(
+    compared = compared.observe(
         counted,
         f.count("o_number").alias("old"),
         f.count("n_number").alias("new"),
         *(f.count(f.when(form == x.value, 1)).alias(f"{x}s") for x in Form),
         f.sum(f.abs(f.col("o_number") - f.col("n_number"))).alias("apart"),
     )
-    chosen = found.where(form.isNotNull() | repeated)
+    chosen = compared.where(form.isNotNull() | repeated)
     chosen.select("form", "key", "n_row", "o_number", "o_last", "n_number", "n_last").write.parquet(
         str(held)
     )
@@ -236,22 +236,22 @@ def _put(held: Path, join: Join, new: Snapshot, changes: Output) -> None:
 
 
 def _block(rows: pa.Array) -> Block:
-    found = ragged_of(rows.cast(pa.large_binary()))
-    starts = np.zeros(len(found) + 1, np.int64)
-    np.cumsum(found.sizes, out=starts[1:])
-    return Block(found.data, starts)
+    ragged = ragged_of(rows.cast(pa.large_binary()))
+    starts = np.zeros(len(ragged) + 1, np.int64)
+    np.cumsum(ragged.sizes, out=starts[1:])
+    return Block(ragged.data, starts)
 
 
 def _numbered(new: Snapshot, wanted: dict[Form, list[Integers]]) -> Iterator[tuple[Form, Block]]:
     """Yield the rows of a file with these numbers, in the order of the file."""
     none = [np.zeros(0, np.int64)]
-    numbers = {form: np.sort(np.concatenate(none + found)) for form, found in wanted.items()}
+    numbers = {form: np.sort(np.concatenate(none + lots)) for form, lots in wanted.items()}
     if not any(map(len, numbers.values())):
         return
     first = 0
     for rows in new.read():
-        for form, found in numbers.items():
-            a, b = np.searchsorted(found, [first, first + len(rows)])
+        for form, of_form in numbers.items():
+            a, b = np.searchsorted(of_form, [first, first + len(rows)])
             if b > a:
-                yield form, gather([rows[i - first] for i in found[a:b].tolist()])
+                yield form, gather([rows[i - first] for i in of_form[a:b].tolist()])
         first += len(rows)

@@ -55,14 +55,14 @@ def match(old: Positions, new: Positions) -> tuple[Integers, Integers]:
     table = np.full(1 << bits, -1, np.int32)
     waiting = np.arange(len(old), dtype=np.int32)
     asking = np.arange(len(new), dtype=np.int64)
-    found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    pairs = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     for _ in range(_ROUNDS):
         table[slots[waiting]] = waiting
         there = table[probes[asking]]
         is_met = there >= 0
         there, asking = there[is_met], asking[is_met]
         is_same = old[there] == new[asking]
-        found.append((there[is_same].astype(np.int64), asking[is_same]))
+        pairs.append((there[is_same].astype(np.int64), asking[is_same]))
         rest = waiting[table[slots[waiting]] != waiting]
         asking = asking[~is_same]
         if not len(rest) or not len(asking):
@@ -71,8 +71,8 @@ def match(old: Positions, new: Positions) -> tuple[Integers, Integers]:
         waiting = rest
     else:
         i, j = _by_order(old, new[asking], waiting)
-        found.append((i, asking[j]))
-    return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
+        pairs.append((i, asking[j]))
+    return np.concatenate([i for i, _ in pairs]), np.concatenate([j for _, j in pairs])
 
 
 def _slots(positions: Positions, bits: int) -> Integers:
@@ -159,13 +159,13 @@ class DistinctKeys:
 
     def _numbers(self, position: np.int64) -> tuple[int, int]:
         """Return the places of the first two records with this position."""
-        found: list[int] = []
+        numbers: list[int] = []
         first = 0
         for near in self._kept:
             positions = near.positions()
-            found += (np.flatnonzero(positions == position) + first).tolist()
+            numbers += (np.flatnonzero(positions == position) + first).tolist()
             first += len(positions)
-        return found[0], found[1]
+        return numbers[0], numbers[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,8 +171,8 @@ class Hashing:
             )
         hi, lo = self._fingerprints(rows)
         number = np.arange(len(rows), dtype=np.int64)
-        found = positions(block, self._recipe, self._seed)
-        return Records(found, hi, lo, number + first, number, block)
+        key_positions = positions(block, self._recipe, self._seed)
+        return Records(key_positions, hi, lo, number + first, number, block)
 
 
 def in_blocks(snapshot: Snapshot, hashing: Hashing, rows_min: int) -> Iterator[Records]:

@@ -45,8 +45,8 @@ class State:
 
     def records(self, spark: SparkSession) -> DataFrame:
         """Return its records as of `joins.by_key`; a state has no key twice."""
-        found = spark.read.parquet(str(self.folder / "records"))
-        return found.selectExpr("*", "number as last", "cast(null as binary) as row")
+        records = spark.read.parquet(str(self.folder / "records"))
+        return records.selectExpr("*", "number as last", "cast(null as binary) as row")
 
 
 def load(folder: Path, recipe: Recipe) -> State:
@@ -64,11 +64,11 @@ def load(folder: Path, recipe: Recipe) -> State:
     if made_of[0] != recipe.id.hex():
         raise StateUnusable(f"{folder} has other columns or another key")
     try:
-        found = _digests(folder)
+        digests = _digests(folder)
     except OSError as error:
         raise StateUnusable(f"{folder} cannot be read: {error.strerror}") from None
-    if found != files:
-        wrong = sorted(n for n in found.keys() | files.keys() if found.get(n) != files.get(n))
+    if digests != files:
+        wrong = sorted(n for n in digests.keys() | files.keys() if digests.get(n) != files.get(n))
         raise StateUnusable(f"{folder / 'records' / wrong[0]} is missing or damaged")
     return State(folder, made_of[1], made_of[2])
 
@@ -108,11 +108,11 @@ def _replace(partial: Path, folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    found = {}
+    digests = {}
     for path in sorted((folder / "records").glob("*.parquet")):
         digest = blake3()
         with path.open("rb") as file:
             while piece := file.read(_READ_BYTES):
                 digest.update(piece)
-        found[path.name] = digest.hexdigest()
-    return found
+        digests[path.name] = digest.hexdigest()
+    return digests

@@ -205,9 +205,9 @@ class _Window:
         step = max(self._buffers.block_records // DRIFT_SAMPLE, 1)
         side.last.append(_Matched(-(-read // step), ahead[::step]))
         blocks = [block for s in self._sides for block in s.last]
-        found = np.concatenate([block.ahead for block in blocks])
-        if len(found) * MATCHED_SHARE >= sum(block.records for block in blocks) and len(found):
-            self._drift = float(np.median(found))
+        matched = np.concatenate([block.ahead for block in blocks])
+        if len(matched) * MATCHED_SHARE >= sum(block.records for block in blocks) and len(matched):
+            self._drift = float(np.median(matched))
 
     def _held(self, side: _Side, records: Records) -> Records:
         """Return unmatched records as they are held: keys of the old file, rows of the new one."""
@@ -299,13 +299,13 @@ def _merged(chunks: Iterable[Records], records_max: int) -> deque[Records]:
     What is left of most blocks is little, and each chunk costs as much again for each block. Chunks
     are merged with their like, so that a record is copied seldom.
     """
-    found: deque[Records] = deque()
+    merged: deque[Records] = deque()
     for chunk in chunks:
         last = chunk.compact() if chunk.is_sparse else chunk
-        while found and len(found[-1]) <= min(2 * len(last), records_max - len(last)):
-            last = stacked_records([found.pop(), last])
-        found.append(last)
-    return found
+        while merged and len(merged[-1]) <= min(2 * len(last), records_max - len(last)):
+            last = stacked_records([merged.pop(), last])
+        merged.append(last)
+    return merged
 
 
 def _joined(chunks: Sequence[Records]) -> Records:

@@ -106,20 +106,20 @@ def known(
 
 def alarms(known: Known) -> list[Alarm]:
     """Return what is wrong with a table, the most urgent first; empty: nothing."""
-    found = []
+    raised = []
     if (failure := known.failure) is not None:
         may_pass = failure.safe_to_retry and failure.times < FAILURES_MAX
         state = State.WARNING if may_pass else State.CRITICAL
-        found.append(Alarm(state, f"{often(failure.times)} failed: {failure.code}"))
+        raised.append(Alarm(state, f"{often(failure.times)} failed: {failure.code}"))
     elif not known.is_published:
-        found.append(Alarm(State.UNKNOWN, "nothing published yet"))
+        raised.append(Alarm(State.UNKNOWN, "nothing published yet"))
     if known.damaged:
-        found.append(Alarm(State.WARNING, f"{counted(known.damaged, 'data file')} damaged"))
+        raised.append(Alarm(State.WARNING, f"{counted(known.damaged, 'data file')} damaged"))
     if known.stale is not None:
-        found.append(Alarm(State.WARNING, f"stays behind its inputs: {known.stale}"))
+        raised.append(Alarm(State.WARNING, f"stays behind its inputs: {known.stale}"))
     if (late := late_s(known)) is not None:
-        found.append(Alarm(State.WARNING, late_text(late)))
-    return sorted(found, key=lambda one: -_WORST.index(one.state))
+        raised.append(Alarm(State.WARNING, late_text(late)))
+    return sorted(raised, key=lambda one: -_WORST.index(one.state))
 
 
 def late_s(known: Known) -> float | None:
@@ -137,5 +137,5 @@ def late_text(seconds: float) -> str:
 
 def worst(states: Iterable[State]) -> State:
     """Return the most urgent state: critical, warning, unknown, ok; of none it is unknown."""
-    found: Sequence[State] = list(states)
-    return max(found, key=_WORST.index) if found else State.UNKNOWN
+    listed: Sequence[State] = list(states)
+    return max(listed, key=_WORST.index) if listed else State.UNKNOWN

@@ -92,19 +92,19 @@ def since_success(history: History) -> list[Failure]:
     At most FAILURES_READ_MAX are counted.
     """
     later = itertools.takewhile(lambda line: isinstance(line, FailureLine), history.lines)
-    failed = (found for line in later if (found := _failure(line)) is not None)
+    failed = (failure for line in later if (failure := _failure(line)) is not None)
     return list(_merged(itertools.islice(failed, FAILURES_READ_MAX)))
 
 
 def kept(history: History) -> list[Failure]:
     """Return all failures in the history of which a time is known, the newest first."""
-    failed = (found for line in history.lines if (found := _failure(line)) is not None)
+    failed = (failure for line in history.lines if (failure := _failure(line)) is not None)
     return list(_merged(one for one in failed if one.at is not None))
 
 
-def in_all(found: Iterable[Failure]) -> Failure | None:
+def in_all(newest_first: Iterable[Failure]) -> Failure | None:
     """Return the newest failure with the number and the begin of all; None: there is none."""
-    failures = list(found)
+    failures = list(newest_first)
     if not failures:
         return None
     times = sum(one.times for one in failures)
@@ -137,10 +137,10 @@ def _failure(line: HistoryLine) -> Failure | None:
     )
 
 
-def _merged(found: Iterable[Failure]) -> Iterator[Failure]:
+def _merged(failures: Iterable[Failure]) -> Iterator[Failure]:
     """Add up failures with one cause that follow each other; the newest comes first."""
     newest: Failure | None = None
-    for one in found:
+    for one in failures:
         if newest is not None and newest.has_cause_of(one):
             newest = replace(newest, times=newest.times + one.times, since=one.since)
             continue

@@ -195,7 +195,7 @@ def marker_of(
     """
     if fragment.proof is not Proof.KEYS:
         return None
-    found = marks.state(
+    state = marks.state(
         notes.marking(base),
         notes.keys_per_s,
         audit_s=fragment.audit_s,
@@ -203,10 +203,10 @@ def marker_of(
         is_trusted=is_trusted,
     )
     if withdrawn:
-        return replace(found, mark=b"", why=withdrawn)
-    if base is None or not found.mark or staged_bytes <= (0 if base.lost else AGAIN_BYTES):
-        return found
-    return replace(found, mark=b"", why="rows that a cut exchange staged are compared again")
+        return replace(state, mark=b"", why=withdrawn)
+    if base is None or not state.mark or staged_bytes <= (0 if base.lost else AGAIN_BYTES):
+        return state
+    return replace(state, mark=b"", why="rows that a cut exchange staged are compared again")
 
 
 def noted_knots(
@@ -234,8 +234,8 @@ def foretold_partition(
     """
     rows, bounds, knots = sum(file.rows for file in files), data_files.bounds(files), list[int]()
     if layout is not None and layout.recipe.integer_key and rows:
-        found = noted_knots(noted, layout, rows, bounds)
-        knots = even_knots(bounds) if found is None else found
+        usable = noted_knots(noted, layout, rows, bounds)
+        knots = even_knots(bounds) if usable is None else usable
     return choice.partition_for(knots, rows, integer_key=bool(knots))
 
 

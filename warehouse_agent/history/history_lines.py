@@ -208,7 +208,7 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         is_tiled=bool(get("tiles")),
         is_resumed=get("resumed_at") is not None,
         on_spark=isinstance(places, dict) and _SPARK in places.values(),
-        activity=from_json(found) if (found := get("activity")) else None,
+        activity=from_json(activity) if (activity := get("activity")) else None,
         view_phases=tuple(moved_views(phases)) if phases else (),
         staleness=staleness if isinstance(staleness, dict) else None,
         spent=_spent(body),
@@ -254,9 +254,9 @@ def _rows(body: Mapping[str, Any]) -> Rows | None:
     return Rows(inserted, updated, deleted)
 
 
-def moved_views(found: object) -> Iterator[MovedViews]:
+def moved_views(phases: object) -> Iterator[MovedViews]:
     """Yield the view phases that a report names, the oldest first; skip damaged ones."""
-    for one in found if isinstance(found, list) else ():
+    for one in phases if isinstance(phases, list) else ():
         if not isinstance(one, dict) or not one.keys() >= {"rows", "seconds", "at"}:
             continue
         rows, seconds = _count(one["rows"]), _amount(one["seconds"])
@@ -264,33 +264,33 @@ def moved_views(found: object) -> Iterator[MovedViews]:
             yield MovedViews(rows, seconds, str(one["at"]))
 
 
-def _sum(found: object) -> float | None:
+def _sum(phases: object) -> float | None:
     """Return the sum of the seconds of phases; None if one of them is damaged."""
-    if not isinstance(found, dict):
+    if not isinstance(phases, dict):
         return None
     total = 0.0
-    for one in found.values():
+    for one in phases.values():
         if (seconds := _amount(one)) is None:
             return None
         total += seconds
     return total
 
 
-def _count(found: object) -> int | None:
-    amount = _amount(found)
+def _count(value: object) -> int | None:
+    amount = _amount(value)
     return None if amount is None else int(amount)
 
 
-def _amount(found: object) -> float | None:
-    return found if isinstance(found, (int, float)) and 0 <= found <= GREATEST else None
+def _amount(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and 0 <= value <= GREATEST else None
 
 
-def _whole(found: object) -> int | None:
-    return found if isinstance(found, int) else None
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
-def _text(found: object) -> str | None:
-    return found if isinstance(found, str) else None
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _moment(text: object) -> datetime | None:

@@ -78,12 +78,12 @@ class Marking:
 
 def time_column(description: pb.Description) -> str:
     """Return the column of a time marker; empty: the relation has none."""
-    found = description.marker
-    return found.column if found.kind == TIME else ""
+    marker = description.marker
+    return marker.column if marker.kind == TIME else ""
 
 
 def state(
-    found: Marking,
+    marking: Marking,
     keys_per_s: float | None,
     *,
     audit_s: float,
@@ -93,29 +93,29 @@ def state(
     """Return what is known of a fragment's marker.
 
     Args:
-        found: the mark of the published version.
+        marking: the mark of the published version.
         keys_per_s: how fast the source found changes by the marker.
         audit_s: seconds between two audits.
         features: of the source; None: they are not known.
         is_trusted: somebody confirms the marker, whatever earlier audits found.
     """
-    audit = found.audit
+    audit = marking.audit
     if audit is not None and is_trusted:
         audit = Audit(audit.at, audit.since, audit.changes, audit.missed, audit.keys)
     is_known = features is None or SINCE in features
     if not is_known:
-        found = replace(found, mark=b"", why="the source's agent is older than markers")
-    elif features is not None and found.checksum and CHECKSUM not in features:
-        found = replace(found, mark=b"", why="the source's agent is older than checksums")
+        marking = replace(marking, mark=b"", why="the source's agent is older than markers")
+    elif features is not None and marking.checksum and CHECKSUM not in features:
+        marking = replace(marking, mark=b"", why="the source's agent is older than checksums")
     return MarkerState(
-        found.mark,
-        found.why,
-        found.hashes,
+        marking.mark,
+        marking.why,
+        marking.hashes,
         audit,
         audit_s,
         is_known,
-        found.changes,
-        found.again,
+        marking.changes,
+        marking.again,
         keys_per_s,
-        found.checksum,
+        marking.checksum,
     )

@@ -139,12 +139,12 @@ class Turn:
     key: tuple[str, ...] | None = None
     key_bytes: float | None = None
 
-    def after(self, found: Turn) -> Turn:
-        """Return what is known after a refresh that learnt `found`."""
+    def after(self, newer: Turn) -> Turn:
+        """Return what is known after a refresh that learnt `newer`."""
         return Turn(
-            self.position if found.position is None else found.position,
-            self.key if found.key is None else found.key,
-            self.key_bytes if found.key_bytes is None else found.key_bytes,
+            self.position if newer.position is None else newer.position,
+            self.key if newer.key is None else newer.key,
+            self.key_bytes if newer.key_bytes is None else newer.key_bytes,
         )
 
 
@@ -196,9 +196,9 @@ class Notes:
         """
         if self == before:
             return self
-        found = self if store.has_locks else self._over(before, Notes.read(store, name))
-        store.write(json.dumps(found.to_json()).encode(), *place(name))
-        return found
+        merged = self if store.has_locks else self._over(before, Notes.read(store, name))
+        store.write(json.dumps(merged.to_json()).encode(), *place(name))
+        return merged
 
     def _over(self, before: Notes, now: Notes) -> Notes:
         """Return what is noted `now` with what differs here from `before`."""
@@ -277,19 +277,19 @@ class Notes:
 
     def moved(self, before: Snapshot, after: Snapshot) -> Notes:
         """Return what is said of a version as said of one with the same rows."""
-        found, number = self, after.version
+        notes, number = self, after.version
         for name in ("checked", "part", "row_security", "head"):
             noted = getattr(self, name)
             if noted is not None and noted.version == before.version:
-                found = replace(found, **{name: replace(noted, version=number)})
-        if found.head is not None and found.head.version == number:
+                notes = replace(notes, **{name: replace(noted, version=number)})
+        if notes.head is not None and notes.head.version == number:
             # It is a new number, which no reader of a feed has met.
-            found = replace(found, head=replace(found.head, is_renumbered=False))
+            notes = replace(notes, head=replace(notes.head, is_renumbered=False))
         mark = self.mark
         if mark is not None and mark.is_of(before):
             published_at = after.record.published_at
-            found = replace(found, mark=Mark(number, published_at, mark.marking))
-        return found
+            notes = replace(notes, mark=Mark(number, published_at, mark.marking))
+        return notes
 
     def _said(self, noted: OfVersion[T] | None, version: Snapshot) -> T | None:
         if noted is None or noted.version != version.version or not self._is_of(version):
@@ -356,7 +356,7 @@ class Notes:
         learnt = {one.name: getattr(self.prices, one.name) for one in fields(Learnt)}
         learnt |= {"rows_per_s": self.rows_per_s, "keys_per_s": self.keys_per_s}
         learnt |= {"turn_from": self.turn.position, "named_key_bytes": self.turn.key_bytes}
-        yield from ((key, found) for key, found in learnt.items() if found is not None)
+        yield from ((key, value) for key, value in learnt.items() if value is not None)
         if self.turn.key is not None:
             yield "turn_from_key", list(self.turn.key)
         if (quantiles := self.quantiles) is not None:
@@ -456,8 +456,8 @@ def _part(body: object) -> OfVersion[Left] | None:
 
 
 def _wish(body: object) -> Wish | None:
-    found = _texts(body)
-    return Wish(*found) if found is not None and len(found) == 2 else None
+    texts = _texts(body)
+    return Wish(*texts) if texts is not None and len(texts) == 2 else None
 
 
 def _mark(body: object) -> Mark | None:
@@ -470,22 +470,22 @@ def _mark(body: object) -> Mark | None:
 
 def _row_security(body: object) -> OfVersion[PolicyDigests] | None:
     version, noted = _version(body)
-    found = PolicyDigests.from_json(dict(noted))
-    return None if version < 0 or found is None else OfVersion(version, found)
+    digests = PolicyDigests.from_json(dict(noted))
+    return None if version < 0 or digests is None else OfVersion(version, digests)
 
 
 def _quantiles(body: Mapping[str, object]) -> Quantiles | None:
-    found, key = knots(body, "quantiles"), body.get("key")
-    if not found or not isinstance(key, str):
+    positions, key = knots(body, "quantiles"), body.get("key")
+    if not positions or not isinstance(key, str):
         return None
-    return Quantiles(tuple(found), int(number(body, "quantiles_rows") or 0), key)
+    return Quantiles(tuple(positions), int(number(body, "quantiles_rows") or 0), key)
 
 
-def _position(found: object) -> int | None:
-    return found if type(found) is int and POSITION_MIN <= found <= POSITION_MAX else None
+def _position(value: object) -> int | None:
+    return value if type(value) is int and POSITION_MIN <= value <= POSITION_MAX else None
 
 
-def _texts(found: object) -> tuple[str, ...] | None:
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+def _texts(body: object) -> tuple[str, ...] | None:
+    if not isinstance(body, list) or not all(isinstance(text, str) for text in body):
         return None
-    return tuple(found)
+    return tuple(body)

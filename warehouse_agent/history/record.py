@@ -90,16 +90,16 @@ class LineNotes:
         body = store.read_json(PRIVATE, "sources", f"{source.name}.json")
         if body.get("address") != source.address:
             return cls(source.address)
-        found = {name: number(body, name) for name in _LINE_NUMBERS}
+        numbers = {name: number(body, name) for name in _LINE_NUMBERS}
         others = {k: v for k, v in body.items() if k != "address" and k not in _LINE_NUMBERS}
-        return cls(source.address, **found, others=others)
+        return cls(source.address, **numbers, others=others)
 
     def write(self, store: Store, source: Source, before: LineNotes) -> None:
         """Write these notes if they are not those `before`. Raises WarehouseUnavailable."""
         if self == before:
             return
-        found = {name: getattr(self, name) for name in _LINE_NUMBERS}
-        said = {name: one for name, one in found.items() if one is not None}
+        numbers = {name: getattr(self, name) for name in _LINE_NUMBERS}
+        said = {name: one for name, one in numbers.items() if one is not None}
         body = {**self.others, **said, "address": self.address}
         store.write(json.dumps(body).encode(), PRIVATE, "sources", f"{source.name}.json")
 

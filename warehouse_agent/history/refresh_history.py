@@ -94,8 +94,8 @@ class History:
     @property
     def runs(self) -> list[Run]:
         """Return the refreshes of all rows since the last load, the load first."""
-        found = [run for line in self.since_load if (run := line.run) is not None]
-        return found[::-1]
+        newest_first = [run for line in self.since_load if (run := line.run) is not None]
+        return newest_first[::-1]
 
     @property
     def refreshed_at(self) -> datetime | None:
@@ -132,13 +132,13 @@ class History:
     def durations_s(self, most: int) -> list[float]:
         """Return the seconds that the last successful refreshes since a load took, the newest
         first; if there is none since, those of the load."""
-        found = [
+        timed = [
             (line.spent.seconds, line.is_load)
             for line in self.since_load
             if line.spent.seconds is not None
         ]
-        later = [seconds for seconds, is_load in found if not is_load]
-        return (later or [seconds for seconds, _ in found])[:most]
+        later = [seconds for seconds, is_load in timed if not is_load]
+        return (later or [seconds for seconds, _ in timed])[:most]
 
     @property
     def held_back_s(self) -> tuple[float, float] | None:
@@ -181,9 +181,9 @@ def read(store: Store, name: str, enough: Enough | None = None) -> History:
     """
     lines, folded = list[HistoryLine](), Folded()
     for line in store.lines_backwards(*_place(name)):
-        if (found := parse(line)) is not None:
-            lines.append(found)
-            if enough is not None and enough(found):
+        if (parsed := parse(line)) is not None:
+            lines.append(parsed)
+            if enough is not None and enough(parsed):
                 return History(tuple(lines), is_whole=False)
         elif (totals := Folded.from_line(line)) is not None:
             folded = folded.merged(totals)
@@ -201,14 +201,14 @@ def refreshes(most: int) -> Enough:
 
 
 def _first(most: int | None, counts: Callable[[SuccessLine], bool]) -> Enough:
-    found = 0
+    seen = 0
 
     def enough(line: HistoryLine) -> bool:
-        nonlocal found
+        nonlocal seen
         if not isinstance(line, SuccessLine):
             return False
-        found += counts(line)
-        return line.is_load or found == most
+        seen += counts(line)
+        return line.is_load or seen == most
 
     return enough
 
@@ -231,8 +231,8 @@ def shortened(lines: bytes) -> bytes:
 
 
 def _plus(known: Folded, line: bytes) -> Folded:
-    if (found := parse(line)) is not None:
-        return known.plus(found)
+    if (parsed := parse(line)) is not None:
+        return known.plus(parsed)
     return known if (totals := Folded.from_line(line)) is None else known.merged(totals)
 
 
@@ -244,12 +244,12 @@ def complete(store: Store, name: str, known: History, newest: Snapshot | None) -
     Returns:
         The history with it.
     """
-    found = known.with_newest(newest)
-    if newest is None or found is known:
+    completed = known.with_newest(newest)
+    if newest is None or completed is known:
         return known
     with contextlib.suppress(WarehouseUnavailable):
         append(store, name, json.dumps(newest.record.report))
-        return found
+        return completed
     return known
 
 
@@ -311,9 +311,9 @@ class Histories:
             WarehouseUnavailable: the history cannot be written.
         """
         append(store, name, line)
-        found, known = parse(line.encode()), self._kept.get(name)
-        if found is not None and known is not None:
-            self._kept[name] = known.plus(found)
+        parsed, known = parse(line.encode()), self._kept.get(name)
+        if parsed is not None and known is not None:
+            self._kept[name] = known.plus(parsed)
 
     def over(self, name: str) -> History | None:
         """Forget the history of a fragment whose turn is over; return it."""

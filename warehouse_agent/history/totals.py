@@ -181,18 +181,18 @@ class Totals:
         body = {one.name: getattr(self, one.name) for one in fields(self)}
         body |= {name: round(body[name], 3) for name in _SECONDS}
         body |= {name: body[name].to_json() for name in _BINS}
-        return {name: found for name, found in body.items() if found}
+        return {name: value for name, value in body.items() if value}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Totals:
         """Return what `to_json` wrote. Raises ValueError, or another of DAMAGED."""
-        found: dict[str, Any] = {name: _count(body.get(name, 0)) for name in _COUNTS}
-        found |= {name: Bins.from_json(body.get(name, {})) for name in _BINS}
-        found |= {name: float(body.get(name, 0.0)) for name in _SECONDS}
-        if not all(0 <= found[name] < math.inf for name in _SECONDS):
+        values: dict[str, Any] = {name: _count(body.get(name, 0)) for name in _COUNTS}
+        values |= {name: Bins.from_json(body.get(name, {})) for name in _BINS}
+        values |= {name: float(body.get(name, 0.0)) for name in _SECONDS}
+        if not all(0 <= values[name] < math.inf for name in _SECONDS):
             raise ValueError(body)
         failed = {str(code): _count(times) for code, times in body.get("failed", {}).items()}
-        return cls(**found, failed=failed)
+        return cls(**values, failed=failed)
 
 
 _SECONDS: Final = ("seconds", "held_back_s")
@@ -217,10 +217,10 @@ class Folded:
 
     def merged(self, other: Folded) -> Folded:
         """Return the totals of both."""
-        found = dict(self.by)
+        by = dict(self.by)
         for name, one in other.by.items():
-            found[name] = found[name].plus(one) if name in found else one
-        return Folded(found)
+            by[name] = by[name].plus(one) if name in by else one
+        return Folded(by)
 
     @property
     def whole(self) -> Totals:
@@ -246,11 +246,11 @@ class Folded:
     def bounded(self) -> Folded:
         """Return the same totals in at most DAYS_MAX days, MONTHS_MAX months and
         TOTALS_BYTES_MAX bytes."""
-        found = _newest(_newest(self.by, _DAY, DAYS_MAX), _MONTH, MONTHS_MAX)
-        while len(_written(found)) > TOTALS_BYTES_MAX and len(found) > 1:
-            length = _DAY if any(len(name) == _DAY for name in found) else _MONTH
-            found = _newest(found, length, sum(len(name) == length for name in found) // 2)
-        return Folded(found)
+        by = _newest(_newest(self.by, _DAY, DAYS_MAX), _MONTH, MONTHS_MAX)
+        while len(_written(by)) > TOTALS_BYTES_MAX and len(by) > 1:
+            length = _DAY if any(len(name) == _DAY for name in by) else _MONTH
+            by = _newest(by, length, sum(len(name) == length for name in by) // 2)
+        return Folded(by)
 
     def to_line(self) -> bytes:
         """Return the totals as a line, without its end."""
@@ -279,11 +279,11 @@ def _newest(by: Mapping[str, Totals], length: int, most: int) -> dict[str, Total
     """Return totals of at most so many names of a length; older ones are added to longer times."""
     names = sorted(name for name in by if len(name) == length)
     old = names[: max(len(names) - most, 0)]
-    found = {name: one for name, one in by.items() if name not in old}
+    kept = {name: one for name, one in by.items() if name not in old}
     for name in old:
         longer = _longer(name)
-        found[longer] = found.get(longer, Totals()).plus(by[name])
-    return found
+        kept[longer] = kept.get(longer, Totals()).plus(by[name])
+    return kept
 
 
 def _name(name: str) -> str:
@@ -292,7 +292,7 @@ def _name(name: str) -> str:
     return name
 
 
-def _count(found: object) -> int:
-    if type(found) is not int or not 0 <= found <= GREATEST * GREATEST:
-        raise ValueError(found)
-    return found
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= GREATEST * GREATEST:
+        raise ValueError(value)
+    return value

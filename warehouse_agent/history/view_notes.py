@@ -93,8 +93,8 @@ class ViewNotes:
     def to_json(self) -> dict[str, object]:
         """Return the notes as JSON."""
         current = None if self.current is None else asdict(self.current)
-        found = {"distrusted": self.distrusted, "current": current}
-        said = {key: value for key, value in found.items() if value is not None}
+        noted = {"distrusted": self.distrusted, "current": current}
+        said = {key: value for key, value in noted.items() if value is not None}
         factors = {"phase_factors": dict(self.factors)} if self.factors else {}
         return dict(self.others) | said | factors
 
@@ -124,5 +124,7 @@ def _current(body: object) -> Current | None:
 
 
 def _factors(body: Mapping[str, object]) -> dict[str, float]:
-    found = {phase: number(body, phase) for phases in view_cost.PHASES.values() for phase in phases}
-    return {phase: view_cost.bounded(one) for phase, one in found.items() if one is not None}
+    factors = {
+        phase: number(body, phase) for phases in view_cost.PHASES.values() for phase in phases
+    }
+    return {phase: view_cost.bounded(one) for phase, one in factors.items() if one is not None}

@@ -211,8 +211,8 @@ class Talk:
 
     def collect_positions(self, checksum: str) -> ShippedPositions:
         """Collect the positions of the rows that come from now on, with the column `checksum`."""
-        self._keys = found = ShippedPositions(self.terms, checksum)
-        return found
+        self._keys = shipped = ShippedPositions(self.terms, checksum)
+        return shipped
 
     def stop_collecting(self) -> None:
         """Stop collecting the k of rows that come."""
@@ -394,8 +394,8 @@ def _among(ks: U64, named: U64) -> U64:
     if not len(named):
         return named
     at = np.minimum(np.searchsorted(named, ks), len(named) - 1)
-    found: U64 = ks[named[at] == ks]
-    return found
+    among: U64 = ks[named[at] == ks]
+    return among
 
 
 def _wrap(step: int) -> int:

@@ -69,7 +69,7 @@ def reduced(
     Raises WarehouseUnavailable: a file cannot be read, or does not hold what the log says.
     """
     words, layout = 2 * partition.ranges, copy.layout
-    found = added(
+    sums = added(
         copy.steps,
         copy.files,
         layout,
@@ -79,16 +79,16 @@ def reduced(
         keyed=hashes and not layout.recipe.integer_key,
         beside=_beside(layout, checksum),
     )
-    check_rows(copy.files, found.total.count)
-    keys, total = _keys_of(found, words), int(found.words[-1])
-    ranges = RangeSums.from_words(found.total, found.words[:words])
-    return KeySums(ranges, Cells.from_sums(found.elements), keys, total & MASK64)
+    check_rows(copy.files, sums.total.count)
+    keys, total = _keys_of(sums, words), int(sums.words[-1])
+    ranges = RangeSums.from_words(sums.total, sums.words[:words])
+    return KeySums(ranges, Cells.from_sums(sums.elements), keys, total & MASK64)
 
 
-def _keys_of(found: PartialSums, words: int) -> Digest:
+def _keys_of(sums: PartialSums, words: int) -> Digest:
     """Return the digest of the keys, whose words follow the first `words`."""
-    a, b, c, d = (int(word) for word in found.words[words : words + 4])
-    return Digest(found.total.count, ((a + (b << 32) << 64) + c + (d << 32)) & MASK128)
+    a, b, c, d = (int(word) for word in sums.words[words : words + 4])
+    return Digest(sums.total.count, ((a + (b << 32) << 64) + c + (d << 32)) & MASK128)
 
 
 def _beside(layout: Layout, checksum: str) -> tuple[str, ...]:
@@ -121,10 +121,10 @@ class _Mixed:
 
 def _words(keys: Mixed) -> list[np.uint64]:
     """Return the sums of both halves of mixed keys, each of its low and high 32 bits."""
-    found = []
+    words = []
     for half in (keys.m0, keys.m1):
-        found += [(half & _LOW).sum(dtype=np.uint64), (half >> _HALF).sum(dtype=np.uint64)]
-    return found
+        words += [(half & _LOW).sum(dtype=np.uint64), (half >> _HALF).sum(dtype=np.uint64)]
+    return words
 
 
 def _sums(mixed: _Mixed, partition: Partition, sketch: Sketch, *, hashes: bool) -> Adder:
@@ -165,14 +165,14 @@ def chosen(
 ) -> Integers:
     """Return 0 for each position, int64 [n], that is among `positions`, int64 [m] ascending, or
     below one of `ks`; −1 for the others."""
-    found = np.zeros(len(where), np.bool_)
+    is_chosen = np.zeros(len(where), np.bool_)
     if len(positions):
         at = np.minimum(np.searchsorted(positions, where), len(positions) - 1)
-        found |= positions[at] == where
+        is_chosen |= positions[at] == where
     if len(ks):
         k, inside = embedding.embed(where, salt)
-        found |= inside & np.isin(k, ks)
-    return np.where(found, np.int64(0), np.int64(-1))
+        is_chosen |= inside & np.isin(k, ks)
+    return np.where(is_chosen, np.int64(0), np.int64(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +211,16 @@ def _digests(
     salt, mixed = copy.salt, _Mixed(copy.layout, copy.salt, checksum)
 
     def run(pieces: Iterator[Piece]) -> PartialSums:
-        found, words = Digest(), np.zeros(4, np.uint64)
+        digest, words = Digest(), np.zeros(4, np.uint64)
         for piece in pieces:
             keep = place(numbers_of(piece.batch, 0)) >= 0
             batch = piece.batch.filter(pa.array(keep))
             where, hi, lo = (numbers_of(batch, i) for i in range(3))
-            found += mix(salt, hi.view(np.uint64), lo.view(np.uint64)).digest()
+            digest += mix(salt, hi.view(np.uint64), lo.view(np.uint64)).digest()
             words += np.array(_words(mixed(batch, where)), np.uint64)
-        return PartialSums(found, words, np.zeros(1, np.uint64))
+        return PartialSums(digest, words, np.zeros(1, np.uint64))
 
-    found = added(
+    sums = added(
         copy.steps,
         files,
         copy.layout,
@@ -229,7 +229,7 @@ def _digests(
         elements=1,
         beside=_beside(copy.layout, checksum),
     )
-    return Replaced(listing, found.total, _keys_of(found, 0))
+    return Replaced(listing, sums.total, _keys_of(sums, 0))
 
 
 def list_checksums(

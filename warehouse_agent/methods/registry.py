@@ -55,16 +55,16 @@ def _is_as_cheap(known: Known, expected: Expected | None, one: Opening, other: O
     changed = max(expected.median if expected else round(known.ours * CHANGE_SHARE), 1)
     costs = []
     for opening in (one, other):
-        found, chosen = opening.price(known, expected, min(changed, known.ours), offers)
-        way = next(candidate for candidate in found if candidate.what == chosen)
+        candidates, chosen = opening.price(known, expected, min(changed, known.ours), offers)
+        way = next(candidate for candidate in candidates if candidate.what == chosen)
         costs.append(way.exchange_seconds if way.exchange_seconds is not None else 0.0)
     return costs[0] <= costs[1] and costs[1] > 0.0
 
 
 def offers(at: Disagreement) -> list[PricedChoice]:
     """Return the offers of all continuations."""
-    found = (continuation.offer(at) for continuation in CONTINUATIONS)
-    return [offer for offer in found if offer is not None]
+    offered = (continuation.offer(at) for continuation in CONTINUATIONS)
+    return [offer for offer in offered if offer is not None]
 
 
 def compare(ours: OurSide, talk: Talk) -> Outcome:
@@ -97,12 +97,12 @@ def refreshes(
     """
     if isinstance(known.scope, Part):  # and the ways to compare all rows, groups excepted
         whole = replace(known, read_at_most=None)
-        found, _ = refreshes(whole, expected, changed, with_rivals=with_rivals)
+        candidates, _ = refreshes(whole, expected, changed, with_rivals=with_rivals)
         part, chosen = opening_for(known, expected).price(known, expected, changed, offers)
-        return (*(c for c in found if c.what != NAMES[Method.GROUP]), *part), chosen
+        return (*(c for c in candidates if c.what != NAMES[Method.GROUP]), *part), chosen
     opening = opening_for(known, expected)
-    found, chosen = opening.price(known, expected, changed, offers)
-    ways, has_continuations = list(found[1:]), opening.stalls
+    candidates, chosen = opening.price(known, expected, changed, offers)
+    ways, has_continuations = list(candidates[1:]), opening.stalls
     for rival in OPENINGS if with_rivals else ():
         # An opening that stalls prices all continuations.
         if rival is opening or not rival.supports(known) or (rival.stalls and has_continuations):
@@ -111,15 +111,15 @@ def refreshes(
         ways += rival.price(known, expected, changed, offers)[0][1:]
     ranks = {name: rank for rank, name in enumerate(NAMES.values())}
     ways.sort(key=lambda way: ranks.get(way.what, len(ranks)))
-    return (found[0], *ways), chosen
+    return (candidates[0], *ways), chosen
 
 
 def predicted(known: Known, expected: Expected | None) -> Candidate:
     """Return the candidate that a refresh is expected to take."""
     rows = known.rows or 0
     changed = min(expected.median, rows) if expected else round(rows * CHANGE_SHARE)
-    found, chosen = refreshes(known, expected, max(changed, 1), with_rivals=False)
-    return next(c for c in found if c.what == chosen) if changed else found[0]
+    candidates, chosen = refreshes(known, expected, max(changed, 1), with_rivals=False)
+    return next(c for c in candidates if c.what == chosen) if changed else candidates[0]
 
 
 def modelled(
@@ -138,8 +138,8 @@ def modelled(
     known = replace(known, rows_expected=theirs)
     if isinstance(known.scope, Part):
         return in_part(known, known.scope, expected, changed)
-    found, chosen = refreshes(known, expected, max(changed, 1), with_rivals=False)
+    candidates, chosen = refreshes(known, expected, max(changed, 1), with_rivals=False)
     if not changed or known.rows is None:
-        return found[0]
+        return candidates[0]
     what = chosen if known.tiled else NAMES[method]
-    return next((c for c in found if c.what == what), None)
+    return next((c for c in candidates if c.what == what), None)

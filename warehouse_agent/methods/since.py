@@ -72,8 +72,8 @@ class SinceOpening:
         self, known: Known, expected: Expected | None, changed: int, offers: Offers
     ) -> Priced:
         del offers  # it stalls only where it is not a refresh by the marker any more
-        found = _priced(known, _marker(known), _sized(known, expected), changed)
-        return found, NAMES[self.method]
+        candidates = _priced(known, _marker(known), _sized(known, expected), changed)
+        return candidates, NAMES[self.method]
 
     def plan(self, known: Known, expected: Expected | None) -> SincePlan:
         sketch = _sized(known, expected)
@@ -108,15 +108,15 @@ def _priced(
     line = known.line
     if marker.keys_per_s is not None:
         line, share = replace(line, rows_per_s=marker.keys_per_s), 1.0
-    found = []
+    candidates = []
     for method, d in ((None, 0), (Method.SINCE, changed)):
         came = d + marker.again
         size = fixed + int(known.prices.changes(came))
         what = NAMES[method] if method is not None else "nothing changed"
         spent = priced(known, what, method, size, 1, 1, known.theirs + came, d)
         took = round(line.seconds(size, 1, known.theirs * share + came), 2)
-        found.append(replace(spent, exchange_seconds=took))
-    return tuple(found)
+        candidates.append(replace(spent, exchange_seconds=took))
+    return tuple(candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +227,10 @@ class SinceSide:
         )
         self._prove_keys(done, self.sums.keys - gone.keys + shipped.digest)
         difference = Equal() if came == gone.digest else ListedRows(gone.rows)
-        found = talk.outcome(done, difference, Method.SINCE, self.compared - gone.digest + came)
-        if not found.by_marker:  # a version made so must never be called total
+        outcome = talk.outcome(done, difference, Method.SINCE, self.compared - gone.digest + came)
+        if not outcome.by_marker:  # a version made so must never be called total
             raise MalformedMessage("The source does not say that it read rows by the marker.")
-        return found
+        return outcome
 
     def _prove_keys(self, done: pb.Finished, ours: Digest) -> None:
         """Raise ProofFailed if the keys of the result, `ours`, are not the source's."""

@@ -127,8 +127,8 @@ class SketchSide:
             return self._stalled(reply.verdict, grid)
         if kind == "deleted" and keys is not None:
             span, most = self.sketch.embedding.span, self.sketch.cells
-            found = keys.replaced(unpack(reply.deleted.ks, span=span, count_max=most))
-            return talk.finished(talk.receive(), found, Method.SKETCH)
+            replaced = keys.replaced(unpack(reply.deleted.ks, span=span, count_max=most))
+            return talk.finished(talk.receive(), replaced, Method.SKETCH)
         return talk.finished(reply, None, Method.SKETCH)
 
     def _stalled(self, verdict: pb.Verdict, grid: Grid | None) -> Stalled:

@@ -279,7 +279,7 @@ def stalled_ways(
     """
     ours, theirs, by_index = known.ours, known.theirs, known.by_index
     fixed = _fixed_bytes(known, sketch)
-    found = [_candidate(known, None, fixed, 1, 0, 0)]
+    candidates = [_candidate(known, None, fixed, 1, 0, 0)]
     new = max(theirs - ours, 0)
     # New integer keys may lie outside the cells. `choose` adds them to the changes, so those that
     # are among the changes must not count twice.
@@ -302,8 +302,8 @@ def stalled_ways(
     for method, choice in options.items():
         d = ours if method is Method.FULL else changed
         size, trips = fixed + choice.bytes_expected, 1 + choice.round_trips
-        found.append(_candidate(known, method, size, trips, choice.rows_read, d))
-    return tuple(found), NAMES[chosen]
+        candidates.append(_candidate(known, method, size, trips, choice.rows_read, d))
+    return tuple(candidates), NAMES[chosen]
 
 
 def in_groups(known: Known, expected: Expected | None, changed: int) -> tuple[Candidate, ...]:
@@ -312,18 +312,18 @@ def in_groups(known: Known, expected: Expected | None, changed: int) -> tuple[Ca
     ours, planned = known.ours, _planned_changes(known, expected)
     key = _key_bytes(known, ours)
     idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0, key).bytes_expected
-    found = _candidate(known, None, idle, 1, 0, 0)
+    unchanged = _candidate(known, None, idle, 1, 0, 0)
     if known.in_shards:
         choice = _by_groups(known, ours, planned, changed, known.named_key_bytes or key)
         size, rows = _GROUPS_BYTES + choice.bytes_expected, ours + choice.rows_read
         trips, way = choice.round_trips * -(-ours // GROUP_KEYS_MAX), NAMES[Method.GROUP]
-        return found, priced(known, way, Method.GROUP, size, trips, 0, rows, changed)
+        return unchanged, priced(known, way, Method.GROUP, size, trips, 0, rows, changed)
     if ours > GROUP_KEYS_MAX:
-        return (found,)
+        return (unchanged,)
     choice = _by_groups(known, ours, planned, changed, key)
     again = plan.rows_again(choice.rows_read, known.theirs, by_index=known.by_index)
     size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
-    return found, _candidate(known, Method.GROUP, size, trips, again, changed)
+    return unchanged, _candidate(known, Method.GROUP, size, trips, again, changed)
 
 
 def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -> Candidate:
@@ -332,10 +332,10 @@ def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -
     planned = _planned_changes(known, expected) * compared // max(known.ours, 1)
     named = None if known.by_index else known.named_key_bytes
     key = _key_bytes(known, compared) if named is None else named
-    found = _by_groups(known, compared, planned, changed, key)
-    size, rows = _GROUPS_BYTES + found.bytes_expected, compared + found.rows_read
+    choice = _by_groups(known, compared, planned, changed, key)
+    size, rows = _GROUPS_BYTES + choice.bytes_expected, compared + choice.rows_read
     what = f"{counted(compared, 'row')} of it, by groups"
-    return priced(known, what, Method.GROUP, size, found.round_trips, 0, rows, changed)
+    return priced(known, what, Method.GROUP, size, choice.round_trips, 0, rows, changed)
 
 
 def p_delete(known: Known, expected: Expected | None) -> float:
@@ -345,12 +345,12 @@ def p_delete(known: Known, expected: Expected | None) -> float:
 
 def in_tiles(known: Known, tiled: Tiled, changed: int) -> tuple[tuple[Candidate, ...], str]:
     """Return a pass that finds nothing, a pass that finds `changed` rows, and the latter's name."""
-    chosen, found, ours = f"in {counted(tiled.tiles, 'tile')}", [], known.ours
+    chosen, candidates, ours = f"in {counted(tiled.tiles, 'tile')}", [], known.ours
     pauses_s = (tiled.tiles - 1) * tiled.wanted.pause_s
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
         size, trips = pass_cost(ours, d, known.prices.row, tiled.wanted)
-        found.append(priced(known, what, method, size, trips, 0, ours, d, pauses_s))
-    return tuple(found), chosen
+        candidates.append(priced(known, what, method, size, trips, 0, ours, d, pauses_s))
+    return tuple(candidates), chosen
 
 
 def _planned_changes(known: Known, expected: Expected | None) -> int:
@@ -416,10 +416,10 @@ def _candidate(
     theirs = known.theirs
     what = "nothing changed" if method is None else NAMES[method]
     rows, scans = theirs + reread, 1 + (reread >= theirs > 0)
-    found = priced(known, what, method, size, trips, scans, rows, changed)
+    candidate = priced(known, what, method, size, trips, scans, rows, changed)
     if method is not None and known.prices.guessed:
-        return replace(found, bytes=None, exchange_seconds=None)
-    return found
+        return replace(candidate, bytes=None, exchange_seconds=None)
+    return candidate
 
 
 def priced(

@@ -180,8 +180,8 @@ class Expected:
         """Return P(more than d) for each d ≥ 0, float64 [n]."""
         logits = (np.log(d + 0.5)[:, None] - self.locations) / self.scales
         more = np.exp(_log_sigmoid(-logits) - _log_sigmoid(-self._logits(0)))
-        found: Floats = -math.expm1(self.log_unchanged) * (more @ self.weights)
-        return found
+        probabilities: Floats = -math.expm1(self.log_unchanged) * (more @ self.weights)
+        return probabilities
 
     def log_probability(self, d: int) -> float:
         """Return ln P(d) in nats, finite for every d ≥ 0; the probabilities sum to 1."""
@@ -240,15 +240,15 @@ def with_lost(expected: Expected | None, lost: int, rows: int) -> Expected | Non
     """Return the forecast of the rows that differ, changed and lost, among `rows` of ours."""
     if not lost:
         return expected
-    found = expect((), rows=rows, elapsed_s=1.0) if expected is None else expected
-    more = np.log(np.exp(np.minimum(found.locations, 40.0)) + lost)
-    scales = found.scales * np.exp(found.locations - more)  # the scales of d stay as they were
-    p = found.unchanged
+    prior = expect((), rows=rows, elapsed_s=1.0) if expected is None else expected
+    more = np.log(np.exp(np.minimum(prior.locations, 40.0)) + lost)
+    scales = prior.scales * np.exp(prior.locations - more)  # the scales of d stay as they were
+    p = prior.unchanged
     return Expected(
         LOST_UNCHANGED,
         np.append(more, np.log(lost)),
         np.append(np.maximum(scales, LOST_SCALE), LOST_SCALE),
-        np.append(found.weights * (1 - p), p),
+        np.append(prior.weights * (1 - p), p),
     )
 
 

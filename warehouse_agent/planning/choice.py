@@ -193,10 +193,10 @@ def _estimated(at: Disagreement) -> _Estimate:
     slots, each = (at.ranges, 1) if stall is None else (stall.sketch.cells, HASHES)
     outside = stall is not None and stall.sketch.embedding.base is not None
     sample = stall.sample if stall else None
-    found, most = differing / slots, ESTIMATE_ERROR * differing / slots
+    share, most = differing / slots, ESTIMATE_ERROR * differing / slots
     if sample is not None:
-        found, most = sample.shares()
-    likely = rows_changed(found * slots, slots) / each
+        share, most = sample.shares()
+    likely = rows_changed(share * slots, slots) / each
     at_most = rows_changed(most * slots, slots) / each if most < SATURATED else max(ours, theirs)
     # With a sample, the cells that the source received were too full to estimate from.
     received = stall.grid if stall and sample is None else None
@@ -210,36 +210,38 @@ def _estimated(at: Disagreement) -> _Estimate:
 def offer_copy(at: Disagreement) -> PricedChoice:
     """Return the offer to ship every row of the source."""
     rows = at.theirs.count
-    found = Choice(Method.FULL, int(at.costs.prices.copy(rows)), rows_read=rows)
-    return PricedChoice(found, found.bytes_expected)
+    choice = Choice(Method.FULL, int(at.costs.prices.copy(rows)), rows_read=rows)
+    return PricedChoice(choice, choice.bytes_expected)
 
 
 def offer_ranges(at: Disagreement) -> PricedChoice | None:
     """Return the offer of range digests at the cheapest coarsening (Carnes and Hanson, refined by
     row hashes); None if too many rows would have to be hashed or listed."""
-    found, ranges, prices = _estimated(at), at.ranges, at.costs.prices
+    estimate, ranges, prices = _estimated(at), at.ranges, at.costs.prices
 
     def hashed(by: int, changes: float) -> float:
         """Return the share of the rows that are hashed."""
         return -math.expm1(-changes / ranges * (1 << by))
 
     def cost(by: int, changes: float, price: Callable[[float], float]) -> float:
-        rows = hashed(by, changes) * min(found.ours, found.theirs)
+        rows = hashed(by, changes) * min(estimate.ours, estimate.theirs)
         identify = DIGEST_BYTES * key_ranges.coarse_ranges(ranges, by) + ROW_HASH_BYTES * rows
-        return identify + price(found.shipped(changes))
+        return identify + price(estimate.shipped(changes))
 
-    most = max(found.ours, found.theirs)
+    most = max(estimate.ours, estimate.theirs)
     usable = [
-        by for by in range(ranges.bit_length()) if hashed(by, found.likely) * most <= ROW_HASHES_MAX
+        by
+        for by in range(ranges.bit_length())
+        if hashed(by, estimate.likely) * most <= ROW_HASHES_MAX
     ]
     if not usable:
         return None
-    best = min(usable, key=lambda by: cost(by, found.likely, prices.changes))
-    size = int(cost(best, found.likely, prices.changes))
-    touched = hashed(best, found.likely) * found.theirs
-    rows = rows_again(touched, found.theirs, by_index=at.costs.integer_key)
+    best = min(usable, key=lambda by: cost(by, estimate.likely, prices.changes))
+    size = int(cost(best, estimate.likely, prices.changes))
+    touched = hashed(best, estimate.likely) * estimate.theirs
+    rows = rows_again(touched, estimate.theirs, by_index=at.costs.integer_key)
     choice = Choice(Method.RANGE, size, rows_read=rows, round_trips=2, coarsen=best)
-    return PricedChoice(choice, cost(best, found.worst, prices.changes_at_worst))
+    return PricedChoice(choice, cost(best, estimate.worst, prices.changes_at_worst))
 
 
 def offer_cells(at: Disagreement) -> PricedChoice | None:
@@ -247,9 +249,9 @@ def offer_cells(at: Disagreement) -> PricedChoice | None:
     table might not decode, or did not."""
     if (stall := at.stall) is None:
         return None
-    found, prices, sketch, grid = _estimated(at), at.costs.prices, stall.sketch, stall.grid
-    need = cells_for(found.enough)
-    if cells_for(found.worst) > sketch.cells:
+    estimate, prices, sketch, grid = _estimated(at), at.costs.prices, stall.sketch, stall.grid
+    need = cells_for(estimate.enough)
+    if cells_for(estimate.worst) > sketch.cells:
         return None
     if grid is None:
         wanted = sketch_size.fitting(sketch.third, need)
@@ -259,11 +261,11 @@ def offer_cells(at: Disagreement) -> PricedChoice | None:
     else:
         wanted = sketch_size.refined(grid, need, stall.stuck)
         sent = stall.stuck * (len(wanted) / len(grid) - 1)
-    shipped = found.shipped(found.likely)
+    shipped = estimate.shipped(estimate.likely)
     likely = CELL_BYTES * sent + prices.changes(shipped)
-    more = max(cells_for(found.worst) - len(wanted), 0)
-    worst = CELL_BYTES * (sent + more) + prices.changes_at_worst(found.shipped(found.worst))
-    rows = rows_again(shipped, found.theirs, by_index=found.outside)
+    more = max(cells_for(estimate.worst) - len(wanted), 0)
+    worst = CELL_BYTES * (sent + more) + prices.changes_at_worst(estimate.shipped(estimate.worst))
+    rows = rows_again(shipped, estimate.theirs, by_index=estimate.outside)
     return PricedChoice(Choice(Method.SKETCH, int(likely), rows_read=rows, grid=wanted), worst)
 
 

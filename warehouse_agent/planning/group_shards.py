@@ -58,13 +58,13 @@ def ends(counts: Integers, sizes: Integers, most: int) -> list[int] | None:
     held = sizes + LENGTH_BYTES * counts
     if int(counts.max()) > most or int(held.max()) > NAMED_BYTES_MAX:
         return None
-    found, rows, filled = [], 0, 0
+    cuts, rows, filled = [], 0, 0
     for at, (count, size) in enumerate(zip(counts.tolist(), held.tolist(), strict=True)):
         if rows and (rows + count > most or filled + size > NAMED_BYTES_MAX):
-            found.append(at)
+            cuts.append(at)
             rows = filled = 0
         rows, filled = rows + count, filled + size
-    return [*found, len(counts)]
+    return [*cuts, len(counts)]
 
 
 def budget(limit: int, read: int, rows: Sequence[int]) -> int:

@@ -25,19 +25,19 @@ def warnings(future: int, open_s: float) -> tuple[str, ...]:
         future: rows with a time that is yet to come.
         open_s: a transaction has been open for so long, longer than `late` says; 0: none.
     """
-    found = []
+    signs = []
     if future:
         has = "has a time" if future == 1 else "have times"
-        found.append(
+        signs.append(
             f"{counted(future, 'row')} {has} in the future: a clock of the writers is wrong, and"
             " they are read again each time"
         )
     if open_s:
-        found.append(
+        signs.append(
             f"a transaction of the source has been open for {open_s:,.0f} s or more, longer than"
             " `late` allows: updates that it commits may be missed until the next audit"
         )
-    return tuple(found)
+    return tuple(signs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ class Parts:
 
     def counted(self) -> str:
         """Return the number of rows of each, as text."""
-        found = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ", ".join(f"{name} {part.count}" for name, part in found if part is not None)
+        parts = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return ", ".join(f"{name} {part.count}" for name, part in parts if part is not None)
 
 
 def is_missed_update(parts: Parts) -> bool:

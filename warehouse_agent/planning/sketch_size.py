@@ -247,7 +247,7 @@ def refined(grid: Grid, need: int, stuck: int) -> Grid:
 def _least(third: int, folds: list[int], need: int, before: int = 1) -> Grid:
     """Return the smallest sufficient grid of one of `folds`, descending, or with some cells cut to
     a half of one, a third if it is odd, and so on; a cut is between two cells of fold `before`."""
-    found = [Grid(third, next((f for f in folds if HASHES * (third // f) >= need), 1))]
+    grids = [Grid(third, next((f for f in folds if HASHES * (third // f) >= need), 1))]
     for fold in folds:
         parts = next((p for p in PARTLY if fold % p == 0 and fold // p in folds), None)
         if parts is None:
@@ -255,8 +255,8 @@ def _least(third: int, folds: list[int], need: int, before: int = 1) -> Grid:
         cells, whole = HASHES * (third // fold), max(before // fold, 1)
         cut = whole * math.ceil((PARTLY[parts] * need - cells) / ((parts - 1) * whole))
         if 0 < cut < cells:
-            found.append(Grid(third, fold, cut, fold // parts))
-    return min(found, key=len)
+            grids.append(Grid(third, fold, cut, fold // parts))
+    return min(grids, key=len)
 
 
 def _divisors(fold: int) -> list[int]:

@@ -150,5 +150,5 @@ def probability(view: Outlook, first: Floats, changed: Floats, rate: Floats) -> 
     counted = np.nan_to_num(rate) * np.exp(-age / TAU_S)
     seen = -np.expm1(-life / TAU_S) * TAU_S
     hazard = view.share * (PRIOR + counted) / (PRIOR + seen * (view.share / view.elapsed_s))
-    found: Floats = -np.expm1(-hazard)
-    return found
+    p: Floats = -np.expm1(-hazard)
+    return p

@@ -133,9 +133,9 @@ def learnt(
     return after
 
 
-def _mean(found: Mapping[str, float]) -> float:
+def _mean(factors: Mapping[str, float]) -> float:
     """Return the geometric mean of factors; 1 if there are none."""
-    return math.exp(sum(map(math.log, found.values())) / len(found)) if found else 1.0
+    return math.exp(sum(map(math.log, factors.values())) / len(factors)) if factors else 1.0
 
 
 def bounded(factor: float) -> float:

@@ -216,14 +216,14 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
         return None
     if sums.ranges.total.count != sum(f.rows for f in base.sound) or not _serves(table, wanted):
         return None
-    found = Pass(store, name, wanted, salt, sums)
+    unfinished = Pass(store, name, wanted, salt, sums)
     for tile in _finished(store, name):
         data = store.read(*_place(name), f"{tile:06d}{_DONE}") or b""
         kept = _unpacked(data, salt)
         if kept is not None and _are_there(store, name, kept[1]):
-            found.add(tile, *kept)
-    found.resumed_at = len(found.outcomes)
-    return found
+            unfinished.add(tile, *kept)
+    unfinished.resumed_at = len(unfinished.outcomes)
+    return unfinished
 
 
 def _serves(table: Mapping[str, Any], wanted: Incremental) -> bool:
@@ -255,8 +255,8 @@ def _tiling(steps: Steps, base: Snapshot, wanted: Incremental, earlier: Sequence
     count = planning.count_for(base.rows, wanted)
     if not base.layout.recipe.integer_key:
         every = max(base.rows // min(KEYS_PER_TILE * count, KEYS_MAX), 1)
-        found = sample_keys(steps, base.sound, base.layout, every)
-        return planning.key_tiling(base.layout.recipe, found.keys, base.rows, count, found.ends)
+        sample = sample_keys(steps, base.sound, base.layout, every)
+        return planning.key_tiling(base.layout.recipe, sample.keys, base.rows, count, sample.ends)
     shares = [i / count for i in range(count + 1)]
     knots = repair.positions(steps, base, SAMPLES_PER_TILE * count).quantiles(shares)
     inserted = [run.inserted for run in earlier[-_REFRESHES_LOOKED_AT:] if not run.is_load]
@@ -364,9 +364,9 @@ def _unpacked(data: bytes, salt: Salt) -> tuple[Outcome, _Frames] | None:
 def _reduced(steps: Steps, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSums:
     words, keyed = 2 * (tiling.all_ranges + len(tiling)), isinstance(tiling, KeyTiling)
     function = _sums(tiling, salt)
-    found = added(steps, base.sound, base.layout, function, words=words, keyed=keyed)
-    digests.check_rows(base.sound, found.total.count)
-    return PassSums.from_words(found.total, found.words, tiling)
+    sums = added(steps, base.sound, base.layout, function, words=words, keyed=keyed)
+    digests.check_rows(base.sound, sums.total.count)
+    return PassSums.from_words(sums.total, sums.words, tiling)
 
 
 def _sums(tiling: Tiling, salt: Salt) -> Adder:

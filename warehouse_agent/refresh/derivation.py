@@ -129,8 +129,8 @@ def explained(
     if base is not None and base.layout.derivation is not None:
         try:
             check(describe(fragment.relation), fragment, base)
-        except (DerivationRefused, RecipeChanged) as found:
-            return found
+        except (DerivationRefused, RecipeChanged) as reason:
+            return reason
         except DriftlineError:  # the refusal says more
             pass
     return refused(error, fragment.name) if isinstance(error, DerivationRefused) else error
@@ -158,11 +158,11 @@ def said(layout: Layout) -> str | None:
     """Return the columns and rows that a table has, for a person; None: the whole relation."""
     if layout.derivation is None:
         return None
-    found = counted(len(layout.names), "column")
+    text = counted(len(layout.names), "column")
     if layout.derivation.columns is not None:
-        found += f" ({', '.join(c.name for c in layout.recipe.published_order)})"
+        text += f" ({', '.join(c.name for c in layout.recipe.published_order)})"
     rows = layout.derivation.rows
-    return found + ("" if rows is None else f", the rows where {text_of(rows)}")
+    return text + ("" if rows is None else f", the rows where {text_of(rows)}")
 
 
 def note_offer(store: Store, fragment: Fragment, reply: pb.DescribeReply) -> None:

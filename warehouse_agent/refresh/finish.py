@@ -341,8 +341,8 @@ def _changes(job: Job, p: Prepared, applied: Applied) -> Feed:
     if before is None:
         before, after = tuple(f for f in applied.gone if f not in p.base.lost), applied.added
     if all(fits(job.steps, files, change_feed.LOTS_MAX) for files in (before, after)):
-        found = change_feed.write(*place, before=before, after=after, layout=p.layout)
+        feed = change_feed.write(*place, before=before, after=after, layout=p.layout)
     else:
-        found = change_feed.joined(*place, old=before, new=after, layout=p.layout)
+        feed = change_feed.joined(*place, old=before, new=after, layout=p.layout)
     Point.FEED_WRITTEN.reach()
-    return repair.without_feed(job.store, job.name, found, p.base) if p.base.lost else found
+    return repair.without_feed(job.store, job.name, feed, p.base) if p.base.lost else feed

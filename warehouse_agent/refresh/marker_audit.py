@@ -34,12 +34,12 @@ from warehouse_agent.tasks.difference import MarkerUse, Outcome
 from warehouse_agent.tasks.scan import read_batches
 
 
-def marking(job: Job, p: PreparedWhole, found: Outcome) -> Marking | None:
+def marking(job: Job, p: PreparedWhole, outcome: Outcome) -> Marking | None:
     """Return the mark that the version of a comparison has; None: all rows are to be proven.
 
     Changes that this comparison found are not counted yet (`with_changes`).
     """
-    state, used = p.known.marker, found.marker
+    state, used = p.known.marker, outcome.marker
     if state is None:
         return None
     mark = Marking()
@@ -49,41 +49,41 @@ def marking(job: Job, p: PreparedWhole, found: Outcome) -> Marking | None:
         )
     if not mark.why and not mark.mark:
         mark = replace(mark, why=state.why)
-    if found.by_marker:
+    if outcome.by_marker:
         return replace(mark, audit=state.audit, changes=state.changes)
     with job.phase("audit"):
-        audit = _audited(job, p, found, state, used)
+        audit = _audited(job, p, outcome, state, used)
     return replace(mark, audit=audit)
 
 
-def with_changes(marking: Marking | None, found: Outcome, changed: int) -> Marking | None:
+def with_changes(marking: Marking | None, outcome: Outcome, changed: int) -> Marking | None:
     """Return the mark of a version with the number of rows that its comparison found changed."""
     if marking is None:
         return None
-    if found.by_marker:
-        again = max(found.came.count - changed, 0)
+    if outcome.by_marker:
+        again = max(outcome.came.count - changed, 0)
         return replace(marking, changes=marking.changes + changed, again=again)
-    audit, used = marking.audit, found.marker
+    audit, used = marking.audit, outcome.marker
     if audit is None or used is None or not used.audited:  # nobody knows what was missed
         return marking
     return replace(marking, audit=replace(audit, changes=audit.changes + changed))
 
 
 def _audited(
-    job: Job, p: PreparedWhole, found: Outcome, state: MarkerState, used: MarkerUse | None
+    job: Job, p: PreparedWhole, outcome: Outcome, state: MarkerState, used: MarkerUse | None
 ) -> Audit:
     """Return the audit that a comparison of all rows is; the one before, if it is none."""
     before = state.audit
     if before is None:
-        return Audit(found.checked_at)
+        return Audit(outcome.checked_at)
     if used is None or not used.audited:
-        return replace(before, at=found.checked_at)
+        return replace(before, at=outcome.checked_at)
     missed, keys = _missed(job, p, used)
     # Until somebody confirms the marker, or all rows that it may have missed are looked at.
     is_sample = used.unmarked > len(used.positions)
     is_kept = is_sample or before.in_row >= AUDITS_MISSED
     return Audit(
-        at=found.checked_at,
+        at=outcome.checked_at,
         since=before.at,
         changes=state.changes,
         missed=missed,
@@ -130,13 +130,13 @@ class _Named:
         if layout.recipe.integer_key:
             return tuple(map(str, self.positions.tolist()))
         schema = pa.schema([layout.file_schema.field(n) for n in (*layout.key_columns, POSITION)])
-        found: list[str] = []
+        texts: list[str] = []
         for number in np.unique(self.file).tolist():
             wanted = pa.array(self.positions[self.file == number])
             for batch in read_batches(files[number].uri, schema):
                 rows = batch.filter(pc.is_in(batch[POSITION], value_set=wanted))
-                found += (_text(row, layout.recipe.key, layout) for row in rows.to_pylist())
-        return tuple(found)
+                texts += (_text(row, layout.recipe.key, layout) for row in rows.to_pylist())
+        return tuple(texts)
 
 
 def _text(row: Mapping[str, Any], key: tuple[Column, ...], layout: Layout) -> str:

@@ -69,13 +69,13 @@ def schedule(
     by_source: dict[str, list[Fragment]] = {}
     for fragment in sorted(fragments, key=rank):
         by_source.setdefault(fragment.source.name, []).append(fragment)
-    found = []
+    schedules = []
     for ordered in by_source.values():
         shared = [f for f in ordered if not f.incremental]
         runs = _runs(shared, ahead or max(len(shared), 1), together)
         tiled = tuple(f for f in ordered if f.incremental)
-        found.append(SourceSchedule(ordered[0].source, tuple(runs), tiled))
-    return found
+        schedules.append(SourceSchedule(ordered[0].source, tuple(runs), tiled))
+    return schedules
 
 
 def _runs(

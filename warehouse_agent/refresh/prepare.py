@@ -382,6 +382,6 @@ def _partition(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> Partiti
     if knots is None:
         shares = [i / choice.QUANTILES for i in range(choice.QUANTILES + 1)]
         knots = quantiles.samples_of(job.steps, files, layout).quantiles(shares)
-        found = Quantiles(tuple(knots), rows, layout.names[0])
-        job.notes = replace(job.notes, quantiles=found)
+        measured = Quantiles(tuple(knots), rows, layout.names[0])
+        job.notes = replace(job.notes, quantiles=measured)
     return choice.partition_for(knots, rows, integer_key=True)

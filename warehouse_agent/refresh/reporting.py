@@ -39,32 +39,32 @@ def prepared(report: Report, p: Prepared) -> None:
         report.resumed_at = scope.tiles_done
 
 
-def exchanged(report: Report, p: PreparedWhole, found: Outcome) -> None:
+def exchanged(report: Report, p: PreparedWhole, outcome: Outcome) -> None:
     """Note the result of one exchange, and its cost at the source."""
-    compared(report, found)
-    report.marker = _marker(p, found)
-    report.round_trips += found.round_trips
-    report.source_scans, report.source_rows_read = found.scans, found.rows_read
-    report.held_back_s, report.snapshot_s = found.held_back_s, found.snapshot_s
+    compared(report, outcome)
+    report.marker = _marker(p, outcome)
+    report.round_trips += outcome.round_trips
+    report.source_scans, report.source_rows_read = outcome.scans, outcome.rows_read
+    report.held_back_s, report.snapshot_s = outcome.held_back_s, outcome.snapshot_s
     if p.part is not None:
         report.rows_left = p.part.rest.count
         report.updates_left = round(p.part.updates_left, 2)
 
 
-def _marker(p: PreparedWhole, found: Outcome) -> dict[str, object] | None:
+def _marker(p: PreparedWhole, outcome: Outcome) -> dict[str, object] | None:
     """Return how a marker was used, or why not; None: all rows are to be proven anyway."""
-    state, used = p.known.marker, found.marker
+    state, used = p.known.marker, outcome.marker
     if state is None:
         return None
     why = (used.why if used is not None else "") or state.refused(p.known.now)
-    if found.by_marker:
+    if outcome.by_marker:
         why = ""
     elif not why and isinstance(p.ours, SinceSide):
         why = "more keys differ than a refresh by the marker finds cheaply"
     elif not why:
         why = "comparing all rows is as cheap"
     return {
-        "used": found.by_marker,
+        "used": outcome.by_marker,
         "why": why or None,
         "rows": used.rows if used is not None else 0,
         "keys_counted": used is not None and used.counted,
@@ -85,8 +85,8 @@ def walked(report: Report, tiles: Pass) -> None:
         report.snapshot_s = max(report.snapshot_s or 0.0, spent.snapshot_s)
 
 
-def compared(report: Report, found: Outcome) -> None:
+def compared(report: Report, outcome: Outcome) -> None:
     """Note the method, the consistency and the instant of a comparison."""
-    report.method, report.consistency = found.method.value, found.consistency
-    report.as_of = found.as_of
-    report.activity = None if found.activity is None else to_json(found.activity)
+    report.method, report.consistency = outcome.method.value, outcome.consistency
+    report.as_of = outcome.as_of
+    report.activity = None if outcome.activity is None else to_json(outcome.activity)

@@ -72,8 +72,8 @@ def whole(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) ->
 def differs(new: Layout, old: Layout) -> bool:
     """Return True if rows of one layout cannot be read as rows of the other, or if the source is
     asked for them in another way."""
-    found = [(one.recipe.id, one.carriers, one.names, one.derivation) for one in (new, old)]
-    return found[0] != found[1]
+    identities = [(one.recipe.id, one.carriers, one.names, one.derivation) for one in (new, old)]
+    return identities[0] != identities[1]
 
 
 def check_carriers(layout: Layout, fragment: Fragment) -> None:

@@ -72,9 +72,9 @@ def walk(job: Job, p: PreparedPass, link: Link, sleep: Callable[[float], None]) 
 
     rows = rows_of(left)
 
-    def report(found: pb.Progress) -> None:
+    def report(progress: pb.Progress) -> None:
         """Report the progress of a tile as that of all that this attempt has to compare."""
-        job.emit(RowsRead(job.name, "tiles", compared + found.rows, rows))
+        job.emit(RowsRead(job.name, "tiles", compared + progress.rows, rows))
 
     wanted = tiles.wanted
     measured: Stream | None = None
@@ -88,16 +88,16 @@ def walk(job: Job, p: PreparedPass, link: Link, sleep: Callable[[float], None]) 
         try:
             with link.stream() as stream:
                 writer = tiles.writer(tile)
-                found = _compare(job, p, tile, writer, stream, report)
-                again = tiles.forget_later(found.as_of, repeated)
-                tiles.finish(tile, found, writer)
+                outcome = _compare(job, p, tile, writer, stream, report)
+                again = tiles.forget_later(outcome.as_of, repeated)
+                tiles.finish(tile, outcome, writer)
         except DriftlineError as error:
             if not (advances and error.is_retryable):
                 raise
             advances, left = False, deque(tiles.left())
             continue
         if wanted.adapts:
-            pause.note(found.theirs.count, found.answered_s)
+            pause.note(outcome.theirs.count, outcome.answered_s)
         left.popleft()
         left.extend(again)
         repeated.update(again)
@@ -128,12 +128,14 @@ def _compare(
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
     rows = ours.compared.count
     try:
-        found = converse(job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds)
+        outcome = converse(
+            job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds
+        )
     except DriftlineError:
         with contextlib.suppress(DriftlineError):  # another attempt has a folder of its own
             writer.drop()
         raise
-    if found.scans:
+    if outcome.scans:
         raise VersionMismatch(
             "The source read more than the tile that it was asked for.",
             where=job.name,
@@ -141,8 +143,8 @@ def _compare(
         )
     told = (o.row_security for o in tiles.outcomes.values() if o.row_security)
     known = job.notes.policies(p.base)
-    row_security.refuse_changed(known or next(told, None), found.row_security, job.name)
-    return found
+    row_security.refuse_changed(known or next(told, None), outcome.row_security, job.name)
+    return outcome
 
 
 def _copy_of(job: Job, p: PreparedPass, tile: int) -> WorkingCopy:
@@ -169,7 +171,7 @@ def _emptied(job: Job, p: PreparedPass, tiles: list[int], listed: Listing) -> Di
         is_chosen = np.zeros(len(tiling), np.bool_)
         is_chosen[tiles] = True
         inside = InKeyTiles(tiling.recipe, tiling.keys, tuple(is_chosen.tolist()))
-        found = list_rows(
+        emptied = list_rows(
             job.steps,
             p.files,
             p.layout,
@@ -178,7 +180,7 @@ def _emptied(job: Job, p: PreparedPass, tiles: list[int], listed: Listing) -> Di
             inside=inside,
             near=lambda file: _is_near(tiling, file, tiles),
         )
-        return ListedRows(Listing.joined([listed, found]))
+        return ListedRows(Listing.joined([listed, emptied]))
     # By their bounds, not row by row: the driver holds none of these rows.
     zones = [*map(tiling.bounds, tiles)]
     rows = sum(p.tiles.sums.digest(tile).count for tile in tiles)
@@ -188,19 +190,19 @@ def _emptied(job: Job, p: PreparedPass, tiles: list[int], listed: Listing) -> Di
 def _outcome_of_all(job: Job, p: PreparedPass) -> Outcome:
     """Return what the pass found: the outcomes of all tiles as one."""
     tiles = p.tiles
-    found = [tiles.outcomes[tile] for tile in range(len(tiles.tiling))]
+    outcomes = [tiles.outcomes[tile] for tile in range(len(tiles.tiling))]
     ours = [tiles.sums.digest(tile) for tile in range(len(tiles.tiling))]
-    whole = [tile for tile, out in enumerate(found) if isinstance(out.difference, Everything)]
+    whole = [tile for tile, out in enumerate(outcomes) if isinstance(out.difference, Everything)]
     listed = Listing.joined(
-        [o.difference.rows for o in found if isinstance(o.difference, ListedRows)]
+        [o.difference.rows for o in outcomes if isinstance(o.difference, ListedRows)]
     )
     method = Method.RANGE
     difference: Difference = ListedRows(listed)
-    if all(isinstance(out.difference, Equal) for out in found):
+    if all(isinstance(out.difference, Equal) for out in outcomes):
         difference = Equal()
     elif whole and len(whole) == sum(1 for digest in ours if digest.count):
         method, difference = Method.FULL, Everything()
     elif whole:
         difference = _emptied(job, p, whole, listed)
-    one = joined(found, difference, method, is_one_snapshot=False)
+    one = joined(outcomes, difference, method, is_one_snapshot=False)
     return replace(one, came=Digest())  # the results of finished tiles do not tell it

@@ -53,14 +53,14 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> Compared:
     with job.phase("exchange") as spent:
         writer = job.staging.begin(job.exchange(p.base, p.layout))
         rows = p.rows_expected
-        found = converse(job, p, p.ours, stream, writer, job.rows_read, rows_expected=rows)
+        outcome = converse(job, p, p.ours, stream, writer, job.rows_read, rows_expected=rows)
     carried, rate = stream.bytes_carried - carried, None
     if p.part is None:  # a part is read by its keys
-        rate = rows_per_s(p.known.line, found, spent.seconds, carried)
+        rate = rows_per_s(p.known.line, outcome, spent.seconds, carried)
     # Rows in no unit came before the totals were known: if these are equal, we have the rows.
-    staged = [] if found.is_equal else writer.uris()
+    staged = [] if outcome.is_equal else writer.uris()
     Point.COMPARED.reach()
-    return Compared(p, found, staged, rate, marking=marker_audit.marking(job, p, found))
+    return Compared(p, outcome, staged, rate, marking=marker_audit.marking(job, p, outcome))
 
 
 def converse(
@@ -108,7 +108,7 @@ def converse(
             writer.flush()
 
 
-def rows_per_s(line: Line, found: Outcome, seconds: float, size: int) -> float | None:
+def rows_per_s(line: Line, outcome: Outcome, seconds: float, size: int) -> float | None:
     """Return how fast the source read in one exchange; None if the exchange was too short to tell.
 
     Time for which the source held back says nothing of the next refresh. At least half of the time
@@ -117,7 +117,7 @@ def rows_per_s(line: Line, found: Outcome, seconds: float, size: int) -> float |
     Args:
         size: bytes of the exchange, in both directions.
     """
-    if found.rows_read <= ROWS_TIMED or not seconds:
+    if outcome.rows_read <= ROWS_TIMED or not seconds:
         return None
-    waited = line.seconds(size, found.round_trips, 0)
-    return found.rows_read / max(seconds - waited - found.held_back_s, seconds / 2)
+    waited = line.seconds(size, outcome.round_trips, 0)
+    return outcome.rows_read / max(seconds - waited - outcome.held_back_s, seconds / 2)

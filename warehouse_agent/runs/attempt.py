@@ -259,10 +259,10 @@ def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
             about += f" (relation {fragment.relation})"
         names = (fragment.relation, fragment.name)
         # A source writes `relation.column`, the warehouse's own code a column or the fragment.
-        found = (
+        columns = (
             error.where.removeprefix(f"{n}.") for n in names if error.where.startswith(f"{n}.")
         )
-        column = next(found, "" if error.where in names else error.where)
+        column = next(columns, "" if error.where in names else error.where)
         error.where = f"{about}.{column}" if column else about
     return error
 

@@ -268,9 +268,9 @@ def _serve_all(turns: Sequence[_Turns], places: Places, announcer: _Announcer) -
 def _refreshed_at(store: Store, fragments: Sequence[Fragment]) -> dict[str, datetime]:
     """Return when fragments were last equal to their sources, if that is known; nothing of one
     fragment, which needs no order."""
-    found = dict[str, datetime]()
+    by_name = dict[str, datetime]()
     for name in (f.name for f in fragments if len(fragments) > 1):
         with contextlib.suppress(DriftlineError):  # the fragment's own refresh says what is wrong
             if (at := read(store, name, refreshes(1)).refreshed_at) is not None:
-                found[name] = at
-    return found
+                by_name[name] = at
+    return by_name

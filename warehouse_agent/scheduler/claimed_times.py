@@ -65,7 +65,7 @@ class Claimed:
 
     def to_json(self) -> dict[str, object]:
         """Return the fields of `fit --json`."""
-        found = self.found
+        event_model = self.found
         return {
             "event_time": self.of.column,
             "event_kind": self.of.kind.value,
@@ -73,10 +73,10 @@ class Claimed:
             "events": self.events,
             "event_times_in_future": self.future,
             "event_times_missing": self.without,
-            "event_times_p_value": None if found is None else found.times.p_value,
+            "event_times_p_value": None if event_model is None else event_model.times.p_value,
             "event_runs_p_value": None
-            if found is None or found.runs is None
-            else found.runs.p_value,
+            if event_model is None or event_model.runs is None
+            else event_model.runs.p_value,
         }
 
     def text(self) -> list[str]:
@@ -142,8 +142,8 @@ def claims_of(store: Store, fragment: Fragment, until: float) -> Claims | None:
         return None
     times, _ = _times(snapshot, fragment, of, until)
     is_creation = of.kind is EventKind.CREATION
-    found = Claims.of(gathered(times, until), is_creation=is_creation)
-    body = json.dumps({"of": identity, **found.to_json()}).encode()
+    claims = Claims.of(gathered(times, until), is_creation=is_creation)
+    body = json.dumps({"of": identity, **claims.to_json()}).encode()
     with contextlib.suppress(WarehouseUnavailable):  # then it is read again
         store.write(body, *place)
     return _kept(body, *identity)
@@ -175,8 +175,8 @@ def claimed(store: Store, fragment: Fragment, of: EventTime, until: float) -> Cl
         return Claimed(of, None)
     times, without = _times(snapshot, fragment, of, until)
     events = gathered(times, until)
-    found = fitted(events, fragment.time_zone)
-    return Claimed(of, found, len(events.at), events.future, without)
+    event_model = fitted(events, fragment.time_zone)
+    return Claimed(of, event_model, len(events.at), events.future, without)
 
 
 def _times(
@@ -204,14 +204,14 @@ def _times(
             remedy="Name a column of type timestamp or timestamptz, without another carrier.",
             where=where,
         )
-    found, without = [np.zeros(0)], 0
+    parts, without = [np.zeros(0)], 0
     for file in snapshot.sound:
         for batch in read_batches(file.uri, schema):
             column = batch.column(0)
             without += column.null_count
             known = pc.drop_null(column).cast(pa.int64())
-            found.append(known.to_numpy(zero_copy_only=False) / 1e6)
-    times = np.concatenate(found)
+            parts.append(known.to_numpy(zero_copy_only=False) / 1e6)
+    times = np.concatenate(parts)
     times = np.clip(times, until - FAR_S, until + FAR_S)
     return (times if kind == "timestamptz" else Week(fragment.time_zone).moments(times)), without
 

@@ -59,13 +59,15 @@ class Scheduled:
 
     def text(self, now: datetime) -> str:
         """Return it as a line for people."""
-        if (found := self.decision).at == NEVER:
-            return f"{self.name}: never due: {found.why}"
-        at = utc_at(found.at)
-        when = "due now" if found.due else f"not before {at} ({age(at, now)})"
-        by = "" if found.by == self.name else f", for {found.by}"
+        if (decision := self.decision).at == NEVER:
+            return f"{self.name}: never due: {decision.why}"
+        at = utc_at(decision.at)
+        when = "due now" if decision.due else f"not before {at} ({age(at, now)})"
+        by = "" if decision.by == self.name else f", for {decision.by}"
         unread = f"; `event_time` is not used: {self.unread}" if self.unread else ""
-        return f"{self.name}: {when}: {found.why}{by}{_expected(found)}{self._dropped()}{unread}"
+        return (
+            f"{self.name}: {when}: {decision.why}{by}{_expected(decision)}{self._dropped()}{unread}"
+        )
 
     def _dropped(self) -> str:
         if not self.dropped:
@@ -77,16 +79,16 @@ class Scheduled:
         )
 
 
-def _expected(found: Decision) -> str:
+def _expected(decision: Decision) -> str:
     """Return in words what is expected of a refresh at the decided moment, or why nothing is."""
-    if found.untold:
-        return f"; {found.untold}"
-    if found.rows is None or found.row_hours is None or found.stale_hours is None:
+    if decision.untold:
+        return f"; {decision.untold}"
+    if decision.rows is None or decision.row_hours is None or decision.stale_hours is None:
         return ""
-    sent = "" if found.bytes is None else f", {found.bytes:,.0f} bytes"
+    sent = "" if decision.bytes is None else f", {decision.bytes:,.0f} bytes"
     return (
-        f"; expected until then: {found.rows:,.1f} changed rows, {found.row_hours:,.1f} row-hours,"
-        f" {found.stale_hours:,.1f} stale hours{sent}"
+        f"; expected until then: {decision.rows:,.1f} changed rows,"
+        f" {decision.row_hours:,.1f} row-hours, {decision.stale_hours:,.1f} stale hours{sent}"
     )
 
 
@@ -161,11 +163,11 @@ def scheduled(
     )
     fitted = memory if learned is None else learned.of(fragment.name, memory)
     timings = timings_of(config, fragment)
-    found = decide(fitted, timings, given, now, expects=expects)
-    held = None if found.due else given.failed
+    decision = decide(fitted, timings, given, now, expects=expects)
+    held = None if decision.due else given.failed
     if held and not decide(fitted, timings, replace(given, failed=None), now, expects=False).due:
         held = None
-    return Scheduled(fragment.name, found, memory.dropped, unread, held, refresh_s)
+    return Scheduled(fragment.name, decision, memory.dropped, unread, held, refresh_s)
 
 
 def _phase_s(config: WarehouseConfig, store: Store, name: str, memory: Memory) -> float:
@@ -187,8 +189,8 @@ def schedule(
     said = probes(config, store, chosen.fragments) if ask else {}
 
     def one(fragment: Fragment) -> None:
-        found = scheduled(config, store, fragment, now.timestamp(), said.get(fragment.name))
-        print(found.to_json() if as_json else found.text(now), flush=True)
+        entry = scheduled(config, store, fragment, now.timestamp(), said.get(fragment.name))
+        print(entry.to_json() if as_json else entry.text(now), flush=True)
 
     return each(chosen.fragments, one, as_json=as_json, command="schedule")
 
@@ -223,13 +225,13 @@ def look(
 
     def one(fragment: Fragment) -> None:
         probe = said.get(fragment.name)
-        found = scheduled(
+        entry = scheduled(
             config, store, fragment, now.timestamp(), probe, expects=False, learned=learned
         )
-        if found.decision.due:
-            names.append(found.name)
+        if entry.decision.due:
+            names.append(entry.name)
         else:
-            later.append(found)
+            later.append(entry)
 
     codes = each(chosen.fragments, one, as_json=False, command="schedule")
     undecided = [f.name for f, code in zip(chosen.fragments, codes, strict=True) if code]
@@ -244,13 +246,13 @@ def gains(
 
     learned: as in `scheduled`.
     """
-    store, found = Store.of(config), dict[str, float]()
+    store, by_name = Store.of(config), dict[str, float]()
     for name in names if len(names) > 1 else ():
         with contextlib.suppress(Exception):  # `look` said it; here only the order is at stake
             one = scheduled(config, store, config.fragments[name], now, None, learned=learned)
             if one.decision.row_hours is not None and one.refresh_s > 0:
-                found[name] = one.decision.row_hours / one.refresh_s
-    return found
+                by_name[name] = one.decision.row_hours / one.refresh_s
+    return by_name
 
 
 def due(
@@ -266,25 +268,25 @@ def due(
     Returns:
         Fragments, and the views that move with them; the exit codes, each of one fragment.
     """
-    found = look(config, chosen, now)
-    if said := never_due(found, config.file.name):
+    decisions = look(config, chosen, now)
+    if said := never_due(decisions, config.file.name):
         print(said, file=sys.stderr)
-    held = [one for one in found.later if one.held is not None]
+    held = [one for one in decisions.later if one.held is not None]
     for one in held:
         print(f"Still fails: {one.text(now)}", file=sys.stderr)
     codes = [one.held.exit_code for one in held if one.held is not None]
-    if names := found.due + found.undecided:
+    if names := decisions.due + decisions.undecided:
         return select(config, names, False, without), codes
-    if later := [one for one in found.later if one.decision.at != NEVER]:
+    if later := [one for one in decisions.later if one.decision.at != NEVER]:
         first = min(later, key=lambda one: one.decision.at)
         if first not in held:
             print(f"Nothing is due. Next: {first.text(now)}", file=sys.stderr)
     return Selection(()), codes
 
 
-def never_due(found: Found, file: str) -> str:
+def never_due(decisions: Found, file: str) -> str:
     """Return which fragments are never due, and what to do, in words; empty: none."""
-    names = [one.name for one in found.later if one.decision.at == NEVER]
+    names = [one.name for one in decisions.later if one.decision.at == NEVER]
     if not names:
         return ""
     more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""

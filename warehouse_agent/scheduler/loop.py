@@ -105,12 +105,12 @@ def run(
         nonlocal told
         current.renew()
         moment = datetime.fromtimestamp(now, UTC)
-        found = look(current.config, current.chosen, moment, learned)
-        undecided[:] = found.undecided
-        if (said := never_due(found, current.config.file.name)) != told:
+        decisions = look(current.config, current.chosen, moment, learned)
+        undecided[:] = decisions.undecided
+        if (said := never_due(decisions, current.config.file.name)) != told:
             print(said or "Every fragment is due at some time now.", file=sys.stderr, flush=True)
             told = said
-        return found.due + undecided, [(one.name, one.decision.at) for one in found.later]
+        return decisions.due + undecided, [(one.name, one.decision.at) for one in decisions.later]
 
     def refreshed(names: Sequence[str]) -> Sequence[int]:
         left_out = [view.name for view in current.chosen.left_out]

@@ -33,7 +33,7 @@ def asked(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, dict[str,
     Raises:
         WarehouseUnavailable: a published table cannot be read.
     """
-    return {name: _json(*found) for name, found in probed(store, fragments).items()}
+    return {name: _json(*answer) for name, answer in probed(store, fragments).items()}
 
 
 def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, tuple[Probe, int | None]]:
@@ -75,22 +75,22 @@ def _since(
     now = said[fragment.relation]
     before = kept(store, version, fragment.name)
     history = read(store, fragment.name, runs(None))
-    found = change_since(before, now, refreshes(history))
-    return found, version.version
+    probe = change_since(before, now, refreshes(history))
+    return probe, version.version
 
 
-def _json(found: Probe, version: int | None) -> dict[str, Any]:
+def _json(probe: Probe, version: int | None) -> dict[str, Any]:
     """Return an answer as `status --json` has it; `text` is for people."""
-    text = f"not known: {found.why}"
-    if found.answer is Answer.UNCHANGED:
+    text = f"not known: {probe.why}"
+    if probe.answer is Answer.UNCHANGED:
         text = f"unchanged since version {version}"
-    elif found.answer is Answer.CHANGED:
-        about = "" if found.rows is None else f"about {counted(int(found.rows), 'row')} "
+    elif probe.answer is Answer.CHANGED:
+        about = "" if probe.rows is None else f"about {counted(int(probe.rows), 'row')} "
         text = f"{about}changed since version {version}"
     return {
-        "state": found.answer.value,
-        "rows": found.rows,
-        "why": found.why or None,
+        "state": probe.answer.value,
+        "rows": probe.rows,
+        "why": probe.why or None,
         "text": text,
     }
 
@@ -106,9 +106,9 @@ def refreshes(history: History) -> list[Refreshed]:
     A part says nothing of the rows that it did not compare. Where the columns changed, the number
     of changed rows means something else.
     """
-    found = [
+    newest_first = [
         Refreshed(line.activity, line.rows.changed if line.counts_changes else 0)
         for line in history.since_load
         if line.rows is not None and not line.is_part
     ]
-    return found[::-1]
+    return newest_first[::-1]

@@ -221,18 +221,18 @@ def probe(spark: SparkSession, store: Store) -> list[Executor]:
     """
     place = (PRIVATE, "executors", uuid.uuid4().hex)
     context, word = _context(spark), uuid.uuid4().hex
-    found: dict[tuple[str, str], Executor] = {}
+    executors: dict[tuple[str, str], Executor] = {}
     try:
         store.write(word.encode(), *place, _DRIVER)
         for _ in range(_JOBS_MAX):
             tasks = _TASKS if context is None else max(1, _count(context))
             for executor in _run(spark, _probe(store.uri(*place), word), tasks):
-                found[executor.host, executor.folder] = executor
-            if context is None or len(found) >= _count(context):
+                executors[executor.host, executor.folder] = executor
+            if context is None or len(executors) >= _count(context):
                 break
     finally:
         store.remove(*place)
-    return sorted(found.values(), key=lambda executor: (executor.host, executor.folder))
+    return sorted(executors.values(), key=lambda executor: (executor.host, executor.folder))
 
 
 def _run(spark: SparkSession, task: Task, tasks: int) -> list[Executor]:
@@ -308,13 +308,13 @@ def _version_reader() -> Callable[[], dict[str, str]]:
         import importlib.metadata
         import platform
 
-        found = {python: platform.python_version()}
+        installed = {python: platform.python_version()}
         for name in packages:
             try:
-                found[name] = importlib.metadata.version(name)
+                installed[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
-                found[name] = ""
-        return found
+                installed[name] = ""
+        return installed
 
     return read
 

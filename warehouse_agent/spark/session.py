@@ -112,10 +112,10 @@ def _beside_a_caller(settings: Mapping[str, str]) -> SparkSession | None:
     """
     from pyspark.sql import SparkSession
 
-    found = SparkSession.getActiveSession() or getattr(SparkSession, "_instantiatedSession", None)
-    if found is None or "spark.remote" in settings or found.sparkContext._jsc is None:
+    theirs = SparkSession.getActiveSession() or getattr(SparkSession, "_instantiatedSession", None)
+    if theirs is None or "spark.remote" in settings or theirs.sparkContext._jsc is None:
         return None
-    own = found.newSession()
+    own = theirs.newSession()
     for key, value in settings.items():
         if own.conf.isModifiable(key):
             own.conf.set(key, value)
@@ -202,9 +202,9 @@ class Deferred:
         Raises:
             ConfigurationError: there is no Java, or the start has failed already.
         """
-        found = self._begun()
-        if found.session.done():
-            found.result()
+        begun = self._begun()
+        if begun.session.done():
+            begun.result()
 
     def get(self) -> SparkSession:
         """Return the session; wait until it has started.
@@ -213,19 +213,19 @@ class Deferred:
             ConfigurationError: there is no Java, or as of `start`.
             SparkLost: as of `start`.
         """
-        found = self._begun()
-        session = found.result()
+        begun = self._begun()
+        session = begun.result()
         if threading.current_thread() is threading.main_thread():
-            found.end_when_interrupted()
+            begun.end_when_interrupted()
         return session
 
     def is_current(self, session: SparkSession) -> bool:
         """Return True if `get` returned this session last, and its JVM runs."""
         with self._lock:
-            found = self._start
-            if found is None or not found.session.done() or found.is_over():
+            begun = self._start
+            if begun is None or not begun.session.done() or begun.is_over():
                 return False
-            return found.session.exception() is None and found.session.result() is session
+            return begun.session.exception() is None and begun.session.result() is session
 
     def _begun(self) -> _Start:
         with self._lock:

@@ -45,7 +45,7 @@ def written_files(
     store: Store, name: str, folder: str, layout: Layout | ViewLayout
 ) -> list[DataFile]:
     """Return the Parquet files that Spark wrote into a folder of the table, without empty ones."""
-    found = []
+    files = []
     for file, size in store.files(name, folder):
         if not file.endswith(".parquet"):
             continue
@@ -55,8 +55,8 @@ def written_files(
             footer = pq.ParquetFile(source).metadata
         if footer.num_rows:
             ends = bounds_in(footer, layout.integer_key)
-            found.append(DataFile(f"{folder}/{file}", uri, size, footer.num_rows, ends))
-    return found
+            files.append(DataFile(f"{folder}/{file}", uri, size, footer.num_rows, ends))
+    return files
 
 
 def bounds(files: Sequence[DataFile]) -> tuple[int, int] | None:

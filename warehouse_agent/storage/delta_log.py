@@ -114,7 +114,7 @@ class DeltaLog:
         listed: dict[str, datetime] | None = None
         if after is None:  # one listing is cheaper than a question for each
             listed = {e.place[-1]: e.modified for e in store.walk(name, self.log)}
-        found = []
+        entries = []
         for commit, body in zip(commits, bodies, strict=True):
             version = body.get("version", version - 1)
             if after is None or version > after:
@@ -125,8 +125,8 @@ class DeltaLog:
                     listed.get(file) if listed is not None else store.modified(name, self.log, file)
                 )
                 record = _record([{"commitInfo": commit}], name, version)
-                found.append(LogEntry(version, max(stated, written or stated), record))
-        return found
+                entries.append(LogEntry(version, max(stated, written or stated), record))
+        return entries
 
     def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
         for file, _ in store.files(name, self.log):
@@ -155,8 +155,8 @@ class DeltaLog:
         except TableNotFoundError:
             return
         except (DeltaError, OSError):
-            if (found := log_trial.completed(store, name)) is not None:
-                version, entry = found
+            if (completed := log_trial.completed(store, name)) is not None:
+                version, entry = completed
                 store.write(entry, name, self.log, log_trial.entry_name(version))
 
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
@@ -311,9 +311,9 @@ def _is_view(body: dict[str, Any]) -> bool:
     return isinstance(layout, dict) and "lineage" in layout
 
 
-def _other_kind(name: str, found: str, wanted: str) -> WarehouseUnavailable:
+def _other_kind(name: str, actual: str, wanted: str) -> WarehouseUnavailable:
     return WarehouseUnavailable(
-        f"The table is that of {found}, and the configuration has {wanted} of this name.",
+        f"The table is that of {actual}, and the configuration has {wanted} of this name.",
         where=name,
         remedy="Rename one of them, or move the table's folder away for a new first load.",
     )

@@ -33,8 +33,8 @@ FORMATS: tuple[TableFormat, ...] = (DeltaLog(),)  # the last one makes new table
 
 def format_of(store: Store, name: str) -> TableFormat:
     """Return the format whose log a table has, or the format of new tables."""
-    found = (f for f in FORMATS[:-1] if store.files(name, f.log))
-    return next(found, FORMATS[-1])
+    matching = (f for f in FORMATS[:-1] if store.files(name, f.log))
+    return next(matching, FORMATS[-1])
 
 
 def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | None:

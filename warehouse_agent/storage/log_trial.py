@@ -161,8 +161,8 @@ def _needed(store: Store, name: str, version: int) -> list[str]:
     names = [file for file, _ in store.files(name, LOG)]
     parts: dict[int, list[tuple[str, int]]] = {}
     for file in names:
-        if (found := _CHECKPOINT.fullmatch(file)) and int(found[1]) <= version:
-            parts.setdefault(int(found[1]), []).append((file, int(found[3] or 1)))
+        if (checkpoint := _CHECKPOINT.fullmatch(file)) and int(checkpoint[1]) <= version:
+            parts.setdefault(int(checkpoint[1]), []).append((file, int(checkpoint[3] or 1)))
     whole = [at for at, files in parts.items() if len(files) >= files[0][1]]
     first = max(whole, default=-1)
     needed = [file for file, _ in parts.get(first, ())]

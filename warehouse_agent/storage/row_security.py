@@ -50,16 +50,16 @@ class PolicyDigests:
         )
         if len(sent.digest) != _DIGEST_BYTES or not is_bounded:
             raise MalformedMessage("The row security that the source sent is malformed.")
-        found = {(_clean(p.table), _clean(p.name)): p.digest.hex() for p in sent.policies}
-        return cls(sent.digest.hex(), found)
+        digests = {(_clean(p.table), _clean(p.name)): p.digest.hex() for p in sent.policies}
+        return cls(sent.digest.hex(), digests)
 
     @classmethod
     def from_json(cls, body: object) -> Self | None:
         """Return the policies that `to_json` wrote; None if there are none or they are damaged."""
         try:
             assert isinstance(body, dict)
-            found = {(str(t), str(n)): str(d) for t, n, d in body["policies"]}
-            return cls(str(body["digest"]), found)
+            digests = {(str(t), str(n)): str(d) for t, n, d in body["policies"]}
+            return cls(str(body["digest"]), digests)
         except (AssertionError, KeyError, TypeError, ValueError):
             return None
 
@@ -71,14 +71,14 @@ class PolicyDigests:
 
 def refuse_changed(before: PolicyDigests | None, now: PolicyDigests | None, name: str) -> None:
     """Raise RecipeChanged if the policies are not those under which a version was read."""
-    found = changes(before, now)
-    if not found:
+    differences = changes(before, now)
+    if not differences:
         return
     raise RecipeChanged(
-        f"Row security changed for the source's login: {'; '.join(found)}.",
+        f"Row security changed for the source's login: {'; '.join(differences)}.",
         where=name,
         remedy=f"To go on: driftline refresh {name} --accept-schema",
-        details={f"change {i + 1}": text for i, text in enumerate(found)},
+        details={f"change {i + 1}": text for i, text in enumerate(differences)},
     )
 
 

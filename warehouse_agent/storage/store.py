@@ -250,19 +250,19 @@ class Store:
         If the storage does not say when a file was written, it counts as written now.
         """
         path, infos = self._listed(*parts, recursive=True)
-        now, found = datetime.now(UTC), []
+        now, files = datetime.now(UTC), []
         for info in infos:
             if info.type is fs.FileType.File:
                 below = info.path.removeprefix(path).strip("/").split("/")
-                found.append(StoredFile((*parts, *below), info.size, info.mtime or now))
-        return sorted(found, key=lambda file: file.place)
+                files.append(StoredFile((*parts, *below), info.size, info.mtime or now))
+        return sorted(files, key=lambda file: file.place)
 
     def modified(self, *parts: str) -> datetime | None:
         """Return when a file was written; None if it is not there, or the storage does not say."""
         system, path = self._at(*parts)
         with file_errors("read", path):
-            found: datetime | None = system.get_file_info(path).mtime
-            return found
+            mtime: datetime | None = system.get_file_info(path).mtime
+            return mtime
 
     def _listed(self, *parts: str, recursive: bool = False) -> tuple[str, list[fs.FileInfo]]:
         """Return the path of a folder, and what is in it."""

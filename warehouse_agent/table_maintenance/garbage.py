@@ -122,10 +122,10 @@ def unreferenced(
         _staged(store, name, kept),
         _temporary(store, name),
     )
-    found = [entry for entry in entries if entry.modified <= since]
+    unused = [entry for entry in entries if entry.modified <= since]
     shared_since = min(since, now - timedelta(hours=SHARED_KEEP_HOURS))
-    found += [entry for entry in _shared(store, name) if entry.modified <= shared_since]
-    return Garbage(tuple(e.place for e in found), sum(e.size for e in found), kept.oldest)
+    unused += [entry for entry in _shared(store, name) if entry.modified <= shared_since]
+    return Garbage(tuple(e.place for e in unused), sum(e.size for e in unused), kept.oldest)
 
 
 def _since(store: Store, keep_hours: int, now: datetime) -> datetime:

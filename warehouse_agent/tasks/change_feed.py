@@ -185,11 +185,11 @@ def _compared(rows: KeyedRows, others: Iterable[KeyedRows]) -> npt.NDArray[np.ui
     codes = np.full(len(keys), ALONE, np.uint8)
     for lot in others:
         where = lot.find(keys)
-        found = where >= 0
-        codes[found] = PAIRED  # a key is in one lot
+        matched = where >= 0
+        codes[matched] = PAIRED  # a key is in one lot
         for lane, theirs in zip(lanes, lot.at(where, (HI, LO)), strict=True):
-            found &= lane == theirs.fill_null(0).to_numpy()
-        codes[found] = SAME
+            matched &= lane == theirs.fill_null(0).to_numpy()
+        codes[matched] = SAME
         del lot  # before the next is read
     return codes
 

@@ -176,7 +176,7 @@ class Outcome:
 
 
 def joined(
-    found: Sequence[Outcome], difference: Difference, method: Method, *, is_one_snapshot: bool
+    outcomes: Sequence[Outcome], difference: Difference, method: Method, *, is_one_snapshot: bool
 ) -> Outcome:
     """Return the outcomes of exchanges that compared different rows of a relation as one.
 
@@ -185,32 +185,32 @@ def joined(
     how to join.
 
     Args:
-        found: at least one, in the order of the rows.
+        outcomes: at least one, in the order of the rows.
         is_one_snapshot: all exchanges read one snapshot; else several are of different instants.
     """
-    earliest = min(found, key=lambda one: one.as_of)
-    weaker = [one.consistency for one in found if one.consistency != EXACT]
-    if len(found) > 1 and not is_one_snapshot:
+    earliest = min(outcomes, key=lambda one: one.as_of)
+    weaker = [one.consistency for one in outcomes if one.consistency != EXACT]
+    if len(outcomes) > 1 and not is_one_snapshot:
         weaker.insert(0, FUZZY)
-    policies = [one.row_security for one in found if one.row_security is not None]
+    policies = [one.row_security for one in outcomes if one.row_security is not None]
     return Outcome(
         difference,
         method,
-        theirs=sum((one.theirs for one in found), Digest()),
+        theirs=sum((one.theirs for one in outcomes), Digest()),
         as_of=earliest.as_of,
-        checked_at=max(one.checked_at for one in found),
+        checked_at=max(one.checked_at for one in outcomes),
         consistency=next(iter(weaker), EXACT),
-        changed=any(one.changed for one in found),
-        vouched=all(one.vouched for one in found),
-        came=sum((one.came for one in found), Digest()),
-        scans=sum(one.scans for one in found),
-        rows_read=sum(one.rows_read for one in found),
-        round_trips=sum(one.round_trips for one in found),
-        frame_bytes=sum(one.frame_bytes for one in found),
-        answered_s=found[0].answered_s,
-        held_back_s=sum(one.held_back_s for one in found),
-        snapshot_s=max(one.snapshot_s for one in found),
+        changed=any(one.changed for one in outcomes),
+        vouched=all(one.vouched for one in outcomes),
+        came=sum((one.came for one in outcomes), Digest()),
+        scans=sum(one.scans for one in outcomes),
+        rows_read=sum(one.rows_read for one in outcomes),
+        round_trips=sum(one.round_trips for one in outcomes),
+        frame_bytes=sum(one.frame_bytes for one in outcomes),
+        answered_s=outcomes[0].answered_s,
+        held_back_s=sum(one.held_back_s for one in outcomes),
+        snapshot_s=max(one.snapshot_s for one in outcomes),
         row_security=policies[-1] if policies else None,
         activity=earliest.activity,
-        marker=next((one.marker for one in found if one.marker is not None), None),
+        marker=next((one.marker for one in outcomes if one.marker is not None), None),
     )

@@ -114,8 +114,8 @@ class InKeyTiles:
     def __call__(self, batch: pa.RecordBatch) -> Bools:
         """Return which rows of a batch lie in them, bool [rows]."""
         at = KeyOrder(self.recipe).ranks(keys_of(batch), Keys.of_bytes(self.bounds))
-        found: Bools = np.array(self.chosen, np.bool_)[at]
-        return found
+        is_inside: Bools = np.array(self.chosen, np.bool_)[at]
+        return is_inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def reduced(
         WarehouseUnavailable: a file cannot be read, or does not hold what the log says.
     """
     third = sketch.third if sketch else 0
-    found = added(
+    sums = added(
         steps,
         files,
         layout,
@@ -198,9 +198,9 @@ def reduced(
         words=2 * partition.ranges,
         elements=2 * HASHES * third + 1,
     )
-    check_rows(files, found.total.count)
-    ranges = RangeSums.from_words(found.total, found.words)
-    return Sums(ranges, Cells.from_sums(found.elements))
+    check_rows(files, sums.total.count)
+    ranges = RangeSums.from_words(sums.total, sums.words)
+    return Sums(ranges, Cells.from_sums(sums.elements))
 
 
 def added(
@@ -233,11 +233,11 @@ def added(
         tasks, slices = wanted, -(-wanted * size // MERGE_BYTES)
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        found = function(pieces)
-        if found.total.count:
-            yield from found.slices(slices)
+        result = function(pieces)
+        if result.total.count:
+            yield from result.slices(slices)
 
-    found = scan(
+    batches = scan(
         steps,
         files,
         _with(layout, layout.keyed_schema if keyed else layout.lane_schema, beside),
@@ -248,7 +248,7 @@ def added(
         merge=partial(_merged, slices=slices) if slices > 1 else None,
         in_groups=True,
     ).to_batches()
-    sums = _summed(found.pop() for _ in range(len(found)))  # each is freed after it was added
+    sums = _summed(batches.pop() for _ in range(len(batches)))  # each is freed after it was added
     if not sums:
         return PartialSums(Digest(), np.zeros(words, np.uint64), np.zeros(elements, np.uint64))
     parts = [sums[number] for number in range(slices)]
@@ -264,12 +264,12 @@ def tasks_for(size: int) -> int:
     return max(min(TASKS_MAX, DRIVER_BYTES_MAX // size), 1)
 
 
-def check_rows(files: Files, found: int) -> None:
+def check_rows(files: Files, count: int) -> None:
     """Raise WarehouseUnavailable if the rows found are not as many as the files should hold."""
     rows = sum(f.rows for f in files)
-    if found != rows:
+    if count != rows:
         raise unreadable(
-            f"Data files hold {counted(found, 'row')} and held {rows:,} when they were written.",
+            f"Data files hold {counted(count, 'row')} and held {rows:,} when they were written.",
             f"of {len(files)}",
         )
 
@@ -345,10 +345,10 @@ def _with(layout: Layout, lanes: pa.Schema, beside: Sequence[str]) -> pa.Schema:
 
 def below(where: Integers, embedding: KeyMap, salt: Salt, ks: npt.NDArray[np.uint64]) -> Integers:
     """Return k of positions, int64 [n]; −1 for a k that is not in `ks`, uint64 [m] ascending."""
-    found, inside = embedding.embed(where, salt)
-    at = np.minimum(np.searchsorted(ks, found), max(len(ks) - 1, 0))
-    is_named = inside & (ks[at] == found) if len(ks) else np.zeros(len(where), np.bool_)
-    return np.where(is_named, found.astype(np.int64), np.int64(-1))
+    k, inside = embedding.embed(where, salt)
+    at = np.minimum(np.searchsorted(ks, k), max(len(ks) - 1, 0))
+    is_named = inside & (ks[at] == k) if len(ks) else np.zeros(len(where), np.bool_)
+    return np.where(is_named, k.astype(np.int64), np.int64(-1))
 
 
 def _merged(rows: DataFrame, *, slices: int) -> DataFrame:
@@ -371,8 +371,8 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> dict[int, PartialSums]:
                 np.frombuffer(words.as_buffer(), np.uint64),
                 np.frombuffer(elements.as_buffer(), np.uint32).astype(np.uint64),
             )
-            if (found := sums.get(number.as_py())) is not None:
-                found.add(some)
+            if (earlier := sums.get(number.as_py())) is not None:
+                earlier.add(some)
             else:
                 some.words = some.words.copy()
                 sums[number.as_py()] = some

@@ -76,10 +76,10 @@ def examine(
     except Exception as error:
         if len(files) == 1 or not isinstance(error, (SparkLost, *failures())):
             raise
-    found: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     for file in files:  # one file may have ended the process that read them all
-        found |= examined([file])
-    return found
+        damaged |= examined([file])
+    return damaged
 
 
 def listed(wrong: dict[str, str]) -> dict[str, str]:

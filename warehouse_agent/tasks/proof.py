@@ -119,7 +119,7 @@ def read_back(
         ProofFailed: a row has another fingerprint than the one stored beside it.
     """
     hasher = partial(key.fingerprints, layout.recipe)
-    found, bad = _digest(steps, files, layout, hasher, salt, stored=(HI, LO))
+    digest, bad = _digest(steps, files, layout, hasher, salt, stored=(HI, LO))
     if bad:
         raise ProofFailed(
             f"{counted(bad, 'row')} read back with another fingerprint: data files are damaged, or "
@@ -128,7 +128,7 @@ def read_back(
             remedy="`driftline verify` finds damaged files; report it if the disk is healthy.",
             details={DATA_FILE: f"of {len(files)}"},
         )
-    return found
+    return digest
 
 
 def fingerprinted(
@@ -152,22 +152,22 @@ def refuse_duplicates(
     """Raise DuplicateKey, with up to SAMPLES_MAX keys, if two rows of files have one key."""
     size = steps.size_of_rows(files)
     if steps.runs_here(size):
-        found = _repeated_here(files, layout)
+        repeated = _repeated_here(files, layout)
     else:
-        found = _repeated(rows_of(steps.spark(size), layout, [f.uri for f in files]), layout)
-    if not found:
+        repeated = _repeated(rows_of(steps.spark(size), layout, [f.uri for f in files]), layout)
+    if not repeated:
         return
     samples = {
         f"sample {n + 1}": ", ".join(
             f"{column.name} = {value!r}"
             for column, value in zip(layout.recipe.key, values, strict=True)
         )
-        for n, values in enumerate(found)
+        for n, values in enumerate(repeated)
     }
     cause = "" if exact else " (or the table changed while it was read, which this engine allows)"
     raise DuplicateKey(
         f"Two rows or more have the key {samples['sample 1']}{cause}; "
-        f"keys with such rows: {len(found)}{'' if len(found) < SAMPLES_MAX else ' or more'}.",
+        f"keys with such rows: {len(repeated)}{'' if len(repeated) < SAMPLES_MAX else ' or more'}.",
         where=name,
         remedy="Ask the DBA to serve the relation with a key that is unique.",
         details=samples,
@@ -184,8 +184,8 @@ def _repeated(rows: DataFrame, layout: Layout) -> list[list[object]]:
         *(F.first(c).alias(f"{RESERVED}{i}") for i, c in enumerate(shown)),
     )
     with driver_errors():
-        found = grouped.where(f"{_ROWS} > 1").limit(SAMPLES_MAX).collect()
-    return [[row[f"{RESERVED}{i}"] for i in range(len(shown))] for row in found]
+        repeated = grouped.where(f"{_ROWS} > 1").limit(SAMPLES_MAX).collect()
+    return [[row[f"{RESERVED}{i}"] for i in range(len(shown))] for row in repeated]
 
 
 def _repeated_here(files: Sequence[DataFile], layout: Layout) -> list[list[object]]:
@@ -212,25 +212,25 @@ def _digest(
     """Return the digest of rows from their values, and how often a stored lane differs."""
     columns = pa.schema([layout.file_schema.field(c) for c in (*layout.data_names, *stored)])
     function = _check(layout, hasher, salt, stored)
-    found, bad = Digest(), 0
+    digest, bad = Digest(), 0
     size = steps.size_of_rows(files)
     rows = scan(steps, files, columns, function, _CHECKED, size=size, in_groups=True)
     for row in rows.to_pylist():
-        found += Digest(row["count"], int.from_bytes(row["sum"], "little"))
+        digest += Digest(row["count"], int.from_bytes(row["sum"], "little"))
         bad += row["bad"]
-    return found, bad
+    return digest, bad
 
 
 def _check(layout: Layout, hasher: Hasher, salt: Salt, stored: Sequence[str]) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        fingerprints, found, bad = hasher(), Digest(), 0
+        fingerprints, digest, bad = hasher(), Digest(), 0
         for piece in pieces:
             lanes = fingerprints(layout.row_bytes(piece.batch).rows())
             for lane, name in zip(lanes, stored, strict=False):
                 bad += int((lane.view(np.int64) != numbers(piece.batch, name)).sum())
-            found += mix(salt, *lanes).digest()
+            digest += mix(salt, *lanes).digest()
         yield pa.RecordBatch.from_pydict(
-            {"count": [found.count], "sum": [found.sum_bytes()], "bad": [bad]}
+            {"count": [digest.count], "sum": [digest.sum_bytes()], "bad": [bad]}
         )
 
     return run

@@ -131,9 +131,9 @@ def sample_keys(steps: Steps, files: Sequence[DataFile], layout: Layout, every: 
     order = KeyOrder(layout.recipe)
     ends: dict[str, tuple[bytes, bytes]] = {}
     for row in rows:
-        found = [*ends.get(row["file"], ()), row["least"], row["greatest"]]
-        places = order.sorted(Keys.of_bytes(found))
-        ends[row["file"]] = found[int(places[0])], found[int(places[-1])]
+        keys = [*ends.get(row["file"], ()), row["least"], row["greatest"]]
+        places = order.sorted(Keys.of_bytes(keys))
+        ends[row["file"]] = keys[int(places[0])], keys[int(places[-1])]
     return KeySample([key for row in rows for key in row["keys"]], ends)
 
 
@@ -148,11 +148,11 @@ def joined(samples: Sequence[Samples]) -> Samples:
 def _sampled(samples: int) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         for file, of_file in groupby(pieces, lambda piece: piece.file):
-            found = np.concatenate([numbers(piece.batch, 0) for piece in of_file])
+            positions = np.concatenate([numbers(piece.batch, 0) for piece in of_file])
             offset = zlib.crc32(file.encode()) / (1 << 32)
-            some = sample(found, samples, offset).tobytes()
+            some = sample(positions, samples, offset).tobytes()
             yield pa.RecordBatch.from_pydict(
-                {"positions": [some], "rows": [len(found)]}, schema=_SAMPLE
+                {"positions": [some], "rows": [len(positions)]}, schema=_SAMPLE
             )
 
     return run

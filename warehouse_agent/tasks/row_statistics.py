@@ -93,8 +93,8 @@ def stamp_for(
     if elapsed_s is None:
         elapsed_s = at_s - clock.seconds[-1]
     elapsed_s = max(elapsed_s, ELAPSED_MIN_S)
-    found = updates_expected(history, rows=base.rows, elapsed_s=elapsed_s)
-    most, share = usual_most(found), usual_share(found, base.rows)
+    expected = updates_expected(history, rows=base.rows, elapsed_s=elapsed_s)
+    most, share = usual_most(expected), usual_share(expected, base.rows)
     return Stamp(base.version + 1, at_s, elapsed_s, clock, most, share)
 
 
@@ -175,8 +175,10 @@ def joined(
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = batch.columns
-            found = carried(columns[hi], columns[lo], columns[end:], stamp, counts)
-            yield pa.RecordBatch.from_arrays([*columns[:end], *found], schema=layout.file_schema)
+            statistics = carried(columns[hi], columns[lo], columns[end:], stamp, counts)
+            yield pa.RecordBatch.from_arrays(
+                [*columns[:end], *statistics], schema=layout.file_schema
+            )
 
     return by_place(side_by_side).mapInArrow(task(run), layout.ddl)
 

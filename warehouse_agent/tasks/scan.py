@@ -215,7 +215,7 @@ def _in_threads(
 
     with ThreadPoolExecutor(len(shares)) as pool:
         try:
-            found = list(pool.map(run, shares))
+            results = list(pool.map(run, shares))
         except MemoryError as error:
             raise WarehouseUnavailable(
                 "The driver's process ran out of memory.",
@@ -223,7 +223,7 @@ def _in_threads(
             ) from error
         finally:
             stopped.set()  # after a failure or Ctrl-C no thread begins another file
-    return pa.Table.from_batches([batch.cast(schema) for one in found for batch in one], schema)
+    return pa.Table.from_batches([batch.cast(schema) for one in results for batch in one], schema)
 
 
 def _end(uri: str) -> str:

@@ -137,8 +137,8 @@ def matching_codes(
                 held |= _holds(batch, condition)
             if held.any():
                 rows = batch.take(pa.array(np.flatnonzero(held)))
-                found, present = codes([rows.column(name) for name in columns])
-                yield pa.record_batch([pa.array(np.unique(found[present]))], schema=_CODES)
+                row_codes, present = codes([rows.column(name) for name in columns])
+                yield pa.record_batch([pa.array(np.unique(row_codes[present]))], schema=_CODES)
 
     rows = scan(steps, files, read, run, _CODES, size=_size(files, read), in_groups=True)
     return CodeSet.of(rows["code"].to_numpy())

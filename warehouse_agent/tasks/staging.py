@@ -69,8 +69,8 @@ class Exchange:
         """Return the exchange that `to_json` wrote; what is damaged is as no exchange is."""
         version = body.get("base_version")
         texts = [body.get(one.name) for one in fields(cls)[1:]]
-        found = (text if isinstance(text, str) else "" for text in texts)
-        return cls(version if type(version) is int else None, *found)
+        valid = (text if isinstance(text, str) else "" for text in texts)
+        return cls(version if type(version) is int else None, *valid)
 
     def to_json(self) -> dict[str, object]:
         """Return the exchange as JSON."""
@@ -90,16 +90,16 @@ class Staging:
         Args:
             anywhere: they may have compared the same with another relation.
         """
-        found = []
+        folders = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
             body = self.store.read_json(PRIVATE, "staging", self.name, folder, _NOTE)
             noted = Exchange.from_json(body)
             is_like = noted == wanted or (anywhere and noted.compared == wanted.compared)
             if is_like and self._files(folder):
-                found.append(folder)
+                folders.append(folder)
             else:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
-        return found
+        return folders
 
     def begin(self, exchange: Exchange) -> Writer:
         """Return the writer of an exchange; its folder and note are written with its first file."""
@@ -140,14 +140,14 @@ class Staging:
             Locked: some are gone. Without locks another agent may take them up meanwhile.
         """
         place = (PRIVATE, "staging", self.name, folder)
-        found = [self.store.uri(*place, file) for file in self._files(folder)]
-        if len(found) < written:
+        uris = [self.store.uri(*place, file) for file in self._files(folder)]
+        if len(uris) < written:
             raise Locked(
                 "Rows that came are gone: another agent took them up, or somebody removed them.",
                 where=self.name,
                 remedy="Run the refresh again.",
             )
-        return found
+        return uris
 
     def _files(self, folder: str) -> list[str]:
         files = self.store.files(PRIVATE, "staging", self.name, folder)
@@ -260,8 +260,8 @@ def _write_decoded(
                 if known is None:
                     statistics = row_statistics.begun(len(rows), stamp)
                 else:
-                    found = known.at(known.find(rows[key_name]), _BEFORE)
-                    statistics = row_statistics.carried(rows[HI], rows[LO], found, stamp, weight)
+                    earlier = known.at(known.find(rows[key_name]), _BEFORE)
+                    statistics = row_statistics.carried(rows[HI], rows[LO], earlier, stamp, weight)
                 out.add(pa.RecordBatch.from_arrays([*rows.columns, *statistics], schema=schema))
             files = list(out.finish())
         yield from files

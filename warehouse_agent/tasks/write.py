@@ -147,12 +147,12 @@ def _writer(
 
 def written(rows: pa.Table, store: Store, name: str, folder: str) -> list[DataFile]:
     """Return the files that the tasks of a step wrote into a folder of a table, by path."""
-    found = []
+    files = []
     for row in rows.to_pylist():
         path = f"{folder}/{row['path']}"
         ends = None if row["least"] is None else (row["least"], row["greatest"])
-        found.append(DataFile(path, store.uri(name, path), row["size"], row["rows"], ends))
-    return sorted(found, key=lambda file: file.path)
+        files.append(DataFile(path, store.uri(name, path), row["size"], row["rows"], ends))
+    return sorted(files, key=lambda file: file.path)
 
 
 def write_rows(

@@ -92,8 +92,8 @@ def change_since(kept: Activity | None, now: Activity, history: Sequence[Refresh
     if (count := contradictions(history, now)) >= CONTRADICTIONS_MAX:
         why = f"{count} refreshes found changes where the source had said that nothing changed"
         return Probe(Answer.CONTRADICTED, why=why)
-    found = compare(kept, now)
-    if found.answer is Answer.CHANGED and (alarms := false_alarms(history)) >= ALARMS_MAX:
+    probe = compare(kept, now)
+    if probe.answer is Answer.CHANGED and (alarms := false_alarms(history)) >= ALARMS_MAX:
         why = f"the source says that it changed, as before {alarms} refreshes that found nothing"
         return Probe(Answer.HEARTBEAT, why=why)
-    return found
+    return probe

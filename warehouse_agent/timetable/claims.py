@@ -57,14 +57,14 @@ class Claims:
     rows: Integers
 
     @classmethod
-    def of(cls, found: Events, *, is_creation: bool) -> Self:
+    def of(cls, gathered: Events, *, is_creation: bool) -> Self:
         """Count events by hour."""
-        first = float(found.start // HOUR_S * HOUR_S)
-        at = ((found.at - first) // HOUR_S).astype(np.int64)
+        first = float(gathered.start // HOUR_S * HOUR_S)
+        at = ((gathered.at - first) // HOUR_S).astype(np.int64)
         hours = int(at[-1]) + 1 if len(at) else 0
         events = np.bincount(at, minlength=hours).astype(np.int64)
-        rows = np.bincount(at, found.rows, hours).astype(np.int64)
-        return cls(is_creation, first, found.end, events, rows)
+        rows = np.bincount(at, gathered.rows, hours).astype(np.int64)
+        return cls(is_creation, first, gathered.end, events, rows)
 
     def gathered(self, until: float | None = None) -> Events:
         """Return the events before `until`, evenly in their hours.
@@ -137,9 +137,9 @@ def model(memory: Memory, zone: str, claims: Claims | None) -> Model | None:
 def fitted_before(claims: Claims, until: float, zone: str) -> Model | None:
     """Return the model of the claimed times before a moment; None: they are too few."""
     events = claims.gathered(until)
-    if len(events.at) < EVENTS_MIN or (found := fitted(events, zone)) is None:
+    if len(events.at) < EVENTS_MIN or (event_model := fitted(events, zone)) is None:
         return None
-    return found.model
+    return event_model.model
 
 
 def _leveled(by_times: Model | None, by_counts: Model | None, claims: Claims) -> Model | None:

@@ -128,8 +128,8 @@ def decide(
         return Decision(at <= now, at, why, timings[0].by, bytes=given.bytes)
     if given.last > now:
         given = replace(given, last=now)
-    found = [_one(memory, timing, given, now, expects) for timing in timings]
-    return min(found, key=lambda one: one.at)
+    decisions = [_one(memory, timing, given, now, expects) for timing in timings]
+    return min(decisions, key=lambda one: one.at)
 
 
 def _one(
@@ -208,8 +208,8 @@ def _moment(
         None if timing.refresh_worth is None else claims.model(memory, timing.zone, given.claims)
     )
     interval = timing.interval_h(known, given.duration_s)
-    if (found := _plan(memory, timing, given, interval)) is not None:
-        plan, why, policy = found
+    if (planned := _plan(memory, timing, given, interval)) is not None:
+        plan, why, policy = planned
         return given.last + float(plan[Week(timing.zone).hour_of(given.last)]) * HOUR_S, why, policy
     at = given.last + _less_behind(timing, given, interval * HOUR_S)
     return at, f"every {_hours(interval)}{note}", Policy.FIXED.value

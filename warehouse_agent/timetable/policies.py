@@ -49,8 +49,8 @@ def obsolescence_table(rates: Floats, weights: Floats, most: int) -> Floats:
     moments = np.concatenate([[0.0], np.cumsum(rate * (upto[:-1] + weight / 2))])
     start = np.arange(HOURS)[:, None]
     end = start + np.arange(most + 1)
-    found: Floats = upto[end] * (rows[end] - rows[start]) - (moments[end] - moments[start])
-    return found
+    obsolescence: Floats = upto[end] * (rows[end] - rows[start]) - (moments[end] - moments[start])
+    return obsolescence
 
 
 def threshold(rates: Floats, weights: Floats, price: float, most: int) -> Integers:
@@ -82,8 +82,8 @@ def _first(reached: Bools) -> Integers:
         reached: [168, hours].
     """
     rest = reached[:, 1:]
-    found: Integers = np.where(rest.any(axis=1), rest.argmax(axis=1), rest.shape[1] - 1) + 1
-    return found
+    first: Integers = np.where(rest.any(axis=1), rest.argmax(axis=1), rest.shape[1] - 1) + 1
+    return first
 
 
 def optimal(

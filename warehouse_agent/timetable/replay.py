@@ -71,10 +71,10 @@ def hours_of(week: Week, weights: Floats) -> Callable[[Floats, Floats], Floats]:
 
 def by_plan(plan: Integers, week: Week, start: float, end: float) -> list[float]:
     """Return the moments of refreshes by a plan, [168], after one at `start`."""
-    found, at = [], start
+    moments, at = [], start
     while (at := at + float(plan[week.hour_of(at)]) * HOUR_S) <= end:
-        found.append(at)
-    return found
+        moments.append(at)
+    return moments
 
 
 def fixed(
@@ -94,7 +94,7 @@ def fixed(
         weighted: as in `cost`.
     """
     step = hours * HOUR_S
-    found = [
+    costs = [
         cost(
             np.arange(start + step * (phase + 0.5) / PHASES, end, step).tolist(),
             at,
@@ -105,9 +105,9 @@ def fixed(
         for phase in range(PHASES)
     ]
     return Cost(
-        float(np.mean([one.refreshes for one in found])),
-        float(np.mean([one.row_hours for one in found])),
-        float(np.mean([one.stale_hours for one in found])),
+        float(np.mean([one.refreshes for one in costs])),
+        float(np.mean([one.row_hours for one in costs])),
+        float(np.mean([one.stale_hours for one in costs])),
     )
 
 

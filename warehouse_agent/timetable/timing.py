@@ -111,9 +111,9 @@ def _hourly(weights: tuple[tuple[WeekSpan, float], ...]) -> Floats:
     minutes = np.ones(7 * DAY)
     for span, weight in weights:
         minutes[list(span.minutes())] = weight
-    found: Floats = minutes.reshape(HOURS, 60).mean(axis=1)
-    found.flags.writeable = False  # all callers share it
-    return found
+    hourly: Floats = minutes.reshape(HOURS, 60).mean(axis=1)
+    hourly.flags.writeable = False  # all callers share it
+    return hourly
 
 
 @functools.lru_cache(maxsize=256)
@@ -132,6 +132,6 @@ def hours_allowed(spans: tuple[WeekSpan, ...]) -> Bools:
     if not spans:
         return np.ones(HOURS, np.bool_)
     opened = set().union(*(span.minutes() for span in spans))
-    found = np.array([hour * 60 in opened for hour in range(HOURS)])
-    found.flags.writeable = False
-    return found
+    allowed = np.array([hour * 60 in opened for hour in range(HOURS)])
+    allowed.flags.writeable = False
+    return allowed

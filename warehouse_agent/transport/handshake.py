@@ -238,8 +238,11 @@ def _certificate_of(source: Source) -> tuple[tuple[str, ...], str]:
     except OSError:
         return (), ""
     assert der is not None  # verified, so there is one
-    found = read_der(der)
-    return found.names, f": it is valid from {found.begins:%Y-%m-%d} to {found.ends:%Y-%m-%d}"
+    certificate = read_der(der)
+    return (
+        certificate.names,
+        f": it is valid from {certificate.begins:%Y-%m-%d} to {certificate.ends:%Y-%m-%d}",
+    )
 
 
 def _alerted(source: Source, error: ssl.SSLError) -> DriftlineError:

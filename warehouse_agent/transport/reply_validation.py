@@ -77,29 +77,32 @@ def check_description(reply: pb.DescribeReply) -> None:
             _check_instant(at, "allows scans from or until")
     if not reply.HasField("description"):
         return
-    found = reply.description
-    _check_counts(rows_expected=found.rows_expected)
-    rates = {"rows_per_second": found.rows_per_second, "bytes_per_second": found.bytes_per_second}
+    description = reply.description
+    _check_counts(rows_expected=description.rows_expected)
+    rates = {
+        "rows_per_second": description.rows_per_second,
+        "bytes_per_second": description.bytes_per_second,
+    }
     for name, rate in rates.items():
         if not math.isfinite(rate) or rate < 0:
             raise MalformedMessage(f"The source describes {name} = {rate:g}, which is no rate.")
-    if len(found.columns) > COLUMNS_MAX or found.key_columns > len(found.columns):
+    if len(description.columns) > COLUMNS_MAX or description.key_columns > len(description.columns):
         raise MalformedMessage(
-            f"The source describes a key of {counted(found.key_columns, 'column')} in a relation "
-            f"of {len(found.columns):,}."
+            f"The source describes a key of {counted(description.key_columns, 'column')} in a"
+            f" relation of {len(description.columns):,}."
         )
-    if len({column.name for column in found.columns}) < len(found.columns):
+    if len({column.name for column in description.columns}) < len(description.columns):
         raise MalformedMessage("The source describes two columns of one name.")
-    if found.HasField("marker"):
-        marker = found.marker
+    if description.HasField("marker"):
+        marker = description.marker
         marker.kind = one_line(marker.kind, WORD_CHARACTERS_MAX)
         marker.column = one_line(marker.column, WORD_CHARACTERS_MAX)
         if not math.isfinite(marker.late_s) or marker.late_s < 0:
             raise MalformedMessage(f"The source describes late_s = {marker.late_s:g}.")
-    from_description(found)
-    notes = [one_line(note, LINE_CHARACTERS_MAX) for note in found.notes[:COLUMNS_MAX]]
-    del found.notes[:]
-    found.notes.extend(notes)
+    from_description(description)
+    notes = [one_line(note, LINE_CHARACTERS_MAX) for note in description.notes[:COLUMNS_MAX]]
+    del description.notes[:]
+    description.notes.extend(notes)
 
 
 def check_activities(reply: pb.ActivityReply, asked: int) -> None:

@@ -116,14 +116,14 @@ def rounded(
         columns: returns the Spark type of a column, such as "decimal(10,2)".
         asked: returns the Spark types of expressions, given as text.
     """
-    found = list(meetings(select))
-    bare = dict.fromkeys(_bare(one) for meeting in found for one in meeting.operands)
+    met = list(meetings(select))
+    bare = dict.fromkeys(_bare(one) for meeting in met for one in meeting.operands)
     types: dict[exp.Expr, str] = {one: columns(one) for one in bare if isinstance(one, exp.Column)}
     others = [one for one in bare if one not in types and _integer(one) is None]
     if others:
         answers = asked([one.sql(dialect=_DIALECT) for one in others])
         types |= dict(zip(others, answers, strict=True))
-    return next(filter(None, (_judged(meeting, types) for meeting in found)), None)
+    return next(filter(None, (_judged(meeting, types) for meeting in met)), None)
 
 
 def _judged(meeting: Meeting, types: Mapping[exp.Expr, str]) -> Rounded | None:

@@ -65,32 +65,32 @@ def components(inputs: Mapping[str, Sequence[str]]) -> tuple[Component, ...]:
     for view, names in inputs.items():
         for name in names:
             leader[find(name)] = find(view)
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    by_leader: dict[str, tuple[list[str], list[str]]] = {}
     for view in in_order(inputs):
-        found.setdefault(find(view), ([], []))[1].append(view)
+        by_leader.setdefault(find(view), ([], []))[1].append(view)
     for name in leader:
         if name not in inputs:
-            found[find(name)][0].append(name)
-    return tuple(Component(tuple(sorted(f)), tuple(v)) for f, v in found.values())
+            by_leader[find(name)][0].append(name)
+    return tuple(Component(tuple(sorted(f)), tuple(v)) for f, v in by_leader.values())
 
 
 def above(names: Iterable[str], inputs: Mapping[str, Sequence[str]]) -> frozenset[str]:
     """Return the views over these fragments and views, directly or over other views."""
-    found: set[str] = set()
+    reached: set[str] = set()
     left = set(names)
     while left:
-        left = {v for v, reads in inputs.items() if left & set(reads)} - found
-        found |= left
-    return frozenset(found)
+        left = {v for v, reads in inputs.items() if left & set(reads)} - reached
+        reached |= left
+    return frozenset(reached)
 
 
 def below(views: Iterable[str], inputs: Mapping[str, Sequence[str]]) -> frozenset[str]:
     """Return the fragments that these views read, directly or over other views."""
-    found: set[str] = set()
+    reached: set[str] = set()
     left = list(views)
     while left:
         for name in inputs[left.pop()]:
-            if name not in found:
-                found.add(name)
+            if name not in reached:
+                reached.add(name)
                 left += [name] if name in inputs else []
-    return frozenset(found - inputs.keys())
+    return frozenset(reached - inputs.keys())

@@ -131,10 +131,10 @@ class _Reader:
         if not self._may_be_ours(left):
             return Stays(f"is about {left.table}")
         literals = [self._literal(one) for one in map(_bare, right)]
-        found = [one for one in literals if isinstance(one, Literal)]
-        if len(found) < len(literals):
+        values = [one for one in literals if isinstance(one, Literal)]
+        if len(values) < len(literals):
             return next(one for one in literals if isinstance(one, Stays))
-        return Test(left.name, operator, tuple(found))
+        return Test(left.name, operator, tuple(values))
 
     def _literal(self, node: exp.Expr) -> Literal | Stays:
         match node:

@@ -266,8 +266,8 @@ def evaluated_over(
         tables.append(f"driftline_{number}")
         spliced.append((*lineage_names(one), *flags))
     with query_errors(name):
-        found = own.sql(query.spliced(tables, spliced))
-        kinds = [field.dataType.simpleString() for field in found.schema.fields]
+        result = own.sql(query.spliced(tables, spliced))
+        kinds = [field.dataType.simpleString() for field in result.schema.fields]
         _refuse_rounding(own, name, query, inputs, tables)
     count = len(query.columns)
     names, flagged = list(query.columns), list[str]()
@@ -286,10 +286,10 @@ def evaluated_over(
     for column in columns:
         _check_type(name, column)
     layout = ViewLayout(columns, keys, recipe)
-    found = found.toDF(*names)
+    result = result.toDF(*names)
     if only_flagged:
-        found = found.where(" OR ".join(flagged)).drop(*flagged)
-    return found, layout
+        result = result.where(" OR ".join(flagged)).drop(*flagged)
+    return result, layout
 
 
 def _refuse_rounding(
@@ -315,15 +315,15 @@ def _refuse_rounding(
         places = zip(tables, aliases, strict=True)
         read = ", ".join(f"{quoted(table)} AS {quoted(alias)}" for table, alias in places)
         named = ", ".join(f"{text} AS c{number}" for number, text in enumerate(texts))
-        found = own.sql(f"SELECT {named} FROM {read}").schema.fields
-        return [field.dataType.simpleString() for field in found]
+        fields = own.sql(f"SELECT {named} FROM {read}").schema.fields
+        return [field.dataType.simpleString() for field in fields]
 
-    if (found := rounded(query.select, type_of, types_of)) is not None:
+    if (rounding := rounded(query.select, type_of, types_of)) is not None:
         raise ViewFailed(
-            f"The query is refused: {found.why}.",
-            where=f"views.{name}.query, {query.place(found.node)}",
-            remedy=found.remedy,
-            details={"in": found.node.sql(dialect="spark")[:_SHOWN]},
+            f"The query is refused: {rounding.why}.",
+            where=f"views.{name}.query, {query.place(rounding.node)}",
+            remedy=rounding.remedy,
+            details={"in": rounding.node.sql(dialect="spark")[:_SHOWN]},
         )
 
 
@@ -361,21 +361,21 @@ def query_errors(name: str) -> Iterator[None]:
 
 def changed_recipe(before: ViewRecipe, now: ViewRecipe) -> list[str]:
     """Return what differs between two recipes, in words; empty if they are equal."""
-    found = []
+    changes = []
     if before.query != now.query:
-        found.append("the query")
+        changes.append("the query")
     if [n for n, _ in before.inputs] != [n for n, _ in now.inputs]:
-        found.append(f"its inputs, which are {', '.join(n for n, _ in now.inputs)} now")
+        changes.append(f"its inputs, which are {', '.join(n for n, _ in now.inputs)} now")
     else:
-        found += [f"columns of {n}" for n in _changed_inputs(before.inputs, now.inputs)]
+        changes += [f"columns of {n}" for n in _changed_inputs(before.inputs, now.inputs)]
     names = sorted({*before.settings, *now.settings})
     for key in names:
         old, new = before.settings.get(key), now.settings.get(key)
         if old != new:
-            found.append(f"the setting {key}, which was {old} and is {new}")
+            changes.append(f"the setting {key}, which was {old} and is {new}")
     if before.spark != now.spark:
-        found.append(f"Spark, which was {before.spark} and is {now.spark}")
-    return list(dict.fromkeys(found))
+        changes.append(f"Spark, which was {before.spark} and is {now.spark}")
+    return list(dict.fromkeys(changes))
 
 
 def _identities(inputs: Sequence[Input], used: Resolved) -> tuple[tuple[str, str], ...]:
@@ -407,8 +407,8 @@ def _has(old: str, new: str) -> bool:
 
 def _settings(spark: SparkSession) -> Mapping[str, str]:
     """Return the settings of a session that somebody set."""
-    found = spark.conf.getAll
-    return dict(found() if callable(found) else found)
+    settings = spark.conf.getAll
+    return dict(settings() if callable(settings) else settings)
 
 
 def _check_type(name: str, column: ViewColumn) -> None:

@@ -212,22 +212,22 @@ def resolve(query: Query, columns: Sequence[Sequence[str]], *, where: str) -> Re
                 where=place,
                 remedy=nearest(str(use.qualifier), aliases),
             )
-        found = [number for number in among if use.name.lower() in known[number]]
-        if not found:
+        matches = [number for number in among if use.name.lower() in known[number]]
+        if not matches:
             names = [name for number in among for name in known[number].values()]
             raise ConfigurationError(
                 f"There is no column {use.name!r}.", where=place, remedy=nearest(use.name, names)
             )
-        if len(found) > 1:
-            tables = " and ".join(query.occurrences[number].alias for number in found)
+        if len(matches) > 1:
+            tables = " and ".join(query.occurrences[number].alias for number in matches)
             raise ConfigurationError(
                 f"The column {use.name!r} is in {tables}.",
                 where=place,
-                remedy=f"Write which is meant, such as {query.occurrences[found[0]].alias}"
+                remedy=f"Write which is meant, such as {query.occurrences[matches[0]].alias}"
                 f".{use.name}.",
             )
-        meant[use] = found[0], known[found[0]][use.name.lower()]
-        used[found[0]].add(meant[use][1])
+        meant[use] = matches[0], known[matches[0]][use.name.lower()]
+        used[matches[0]].add(meant[use][1])
     equalities = tuple((meant[left], meant[right]) for left, right in query.equalities)
     return Resolved(tuple(frozenset(names) for names in used), equalities)
 
@@ -246,8 +246,8 @@ class _Reader:
         self._check_clauses(select)
         for node in select.walk():
             self._check_kind(node, select)
-        for found in refusals(self._text, tokens, select):
-            raise self._error(found.why, found.remedy, found.at)
+        for refusal in refusals(self._text, tokens, select):
+            raise self._error(refusal.why, refusal.remedy, refusal.at)
         for node in select.walk():
             self._check_node(node)
         occurrences = self._occurrences(select)
@@ -285,14 +285,14 @@ class _Reader:
             if token.token_type is TokenType.SELECT:
                 raise self._refused(_REFUSED[exp.Subquery], token.start)
         try:
-            found = sqlglot.parse_one(self._text, dialect=_DIALECT)
+            parsed = sqlglot.parse_one(self._text, dialect=_DIALECT)
         except SqlglotError as error:
             raise self._unreadable(error) from None
-        if not isinstance(found, exp.Select):
+        if not isinstance(parsed, exp.Select):
             raise self._no_select(None)
-        if found.args.get("from_") is None:
+        if parsed.args.get("from_") is None:
             raise self._error("it has no FROM", "Name the tables that it reads.")
-        return found
+        return parsed
 
     def _no_select(self, at: int | None) -> ConfigurationError:
         return self._error(
@@ -392,20 +392,20 @@ class _Reader:
         return not re.match(r"current|local|session|system|utc|user", node.key)
 
     def _occurrences(self, select: exp.Select) -> tuple[Occurrence, ...]:
-        found: list[Occurrence] = []
+        occurrences: list[Occurrence] = []
         for table in (select.args["from_"].this, *(j.this for j in select.args.get("joins") or ())):
             names = [part for part in (table.args.get("db"), table.this) if part]
             alias = table.args["alias"].this if table.args.get("alias") else table.this
             start, end = names[0].meta["start"], alias.meta["end"] + 1
             one = Occurrence(tuple(n.name for n in names), alias.name, start, end)
-            if any(one.alias.lower() == other.alias.lower() for other in found):
+            if any(one.alias.lower() == other.alias.lower() for other in occurrences):
                 raise self._error(
                     f"two tables are called {one.alias!r}", "Give one another alias.", start
                 )
             if "`" in one.alias:
                 raise self._error("an alias has a backtick", "Choose another.", start)
-            found.append(one)
-        return tuple(found)
+            occurrences.append(one)
+        return tuple(occurrences)
 
     def _columns(self, select: exp.Select) -> tuple[str, ...]:
         names: dict[str, str] = {}
@@ -483,8 +483,8 @@ def _start(node: exp.Expr) -> int | None:
     if none has one."""
     around: exp.Expr | None = node
     while around is not None:
-        if found := [n.meta["start"] for n in around.walk() if "start" in n.meta]:
-            return int(min(found))
+        if starts := [n.meta["start"] for n in around.walk() if "start" in n.meta]:
+            return int(min(starts))
         around = around.parent
     return None
 

@@ -17,8 +17,8 @@ def timings_of(config: WarehouseConfig, fragment: Fragment) -> list[Timing]:
     """
     over = component_graph.above([fragment.name], inputs_of(config.views))
     asked = [config.views[name].timing for name in config.views if name in over]
-    found = [one for one in (fragment.timing, *asked) if one is not None and one.is_asked]
-    return [replace(one, zone=one.zone or fragment.source.time_zone) for one in found]
+    timings = [one for one in (fragment.timing, *asked) if one is not None and one.is_asked]
+    return [replace(one, zone=one.zone or fragment.source.time_zone) for one in timings]
 
 
 def longest_s(config: WarehouseConfig, fragment: Fragment) -> float | None:
@@ -27,5 +27,5 @@ def longest_s(config: WarehouseConfig, fragment: Fragment) -> float | None:
     It is the longest interval that is asked for and the longest time in which none may begin; None:
     none is asked for.
     """
-    found = [timing.interval_max_s for timing in timings_of(config, fragment)]
-    return min(found) + closed_s(fragment.source.refresh_hours) if found else None
+    intervals_s = [timing.interval_max_s for timing in timings_of(config, fragment)]
+    return min(intervals_s) + closed_s(fragment.source.refresh_hours) if intervals_s else None

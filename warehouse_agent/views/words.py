@@ -150,11 +150,11 @@ def _similar(name: str) -> str:
 
 def _pluses(tokens: Sequence[Token], select: exp.Select) -> Iterator[Refusal]:
     """Yield a plus without an operand on its left: sqlglot made no addition of it."""
-    found = [(a, b) for a, b in pairwise(tokens) if b.token_type is TokenType.PLUS]
-    if len(found) == sum(1 for _ in select.find_all(exp.Add)):
+    pluses = [(a, b) for a, b in pairwise(tokens) if b.token_type is TokenType.PLUS]
+    if len(pluses) == sum(1 for _ in select.find_all(exp.Add)):
         return
-    bare = [plus for before, plus in found if before.token_type not in _OPERANDS]
-    at = (bare or [plus for _, plus in found])[0].start
+    bare = [plus for before, plus in pluses if before.token_type not in _OPERANDS]
+    at = (bare or [plus for _, plus in pluses])[0].start
     yield Refusal(
         "a plus in front of an operand is refused: Spark makes a double of a text behind it",
         "Leave the plus out, or write CAST(… AS DOUBLE).",
@@ -196,14 +196,14 @@ def _texts(tokens: Sequence[Token], kinds: frozenset[TokenType]) -> Iterator[tup
     """Yield the value of literals that follow each other, and the first and last of its tokens."""
     for is_text, group in groupby(enumerate(tokens), lambda one: one[1].token_type in kinds):
         if is_text:
-            found = list(group)
-            parts = (token.text for _, token in found if token.token_type in _LITERALS)
-            yield found[0][0], found[-1][0], "".join(parts)
+            run = list(group)
+            parts = (token.text for _, token in run if token.token_type in _LITERALS)
+            yield run[0][0], run[-1][0], "".join(parts)
 
 
 def _timed(tokens: Sequence[Token]) -> set[int]:
     """Return the tokens that are arguments, not of an inner call, of what makes a timestamp."""
-    found: dict[int, bool] = {}
+    by_token: dict[int, bool] = {}
     opened: list[int] = []
     for number, token in enumerate(tokens):
         if token.token_type is TokenType.L_PAREN:
@@ -215,5 +215,5 @@ def _timed(tokens: Sequence[Token]) -> set[int]:
             is_timed |= name in _CASTS and tokens[number - 1].text.lower() in _ZONED
             if name in FUNCTIONS | _CASTS:
                 for inner in range(first, number):
-                    found.setdefault(inner, is_timed)
-    return {number for number, is_timed in found.items() if is_timed}
+                    by_token.setdefault(inner, is_timed)
+    return {number for number, is_timed in by_token.items() if is_timed}

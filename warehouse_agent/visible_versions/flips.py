@@ -41,12 +41,12 @@ class Flips:
         Raises:
             WarehouseUnavailable: it cannot be read.
         """
-        found = None
+        version = None
         if warehouse_versions.exists(self.store):
-            found = warehouse_versions.newest(self.store)
+            version = warehouse_versions.newest(self.store)
         with self._lock:
-            self._known = found
-        return found
+            self._known = version
+        return version
 
     def committed(self, fragment: Fragment, version: int | None) -> int | None:
         """Commit the flip of a fragment that was committed, or found equal while its head is ahead.
@@ -125,10 +125,10 @@ class Flips:
                 return None
             return moved(members, change(members), self.config.views)
 
-        found = warehouse_versions.flip(self.store, after)
+        version = warehouse_versions.flip(self.store, after)
         with self._lock:
-            self._known = found
-        return found.number if found else None
+            self._known = version
+        return version.number if version else None
 
     def _heads(self, fragments: Iterable[Fragment]) -> list[Member]:
         """Return members of the newest versions of those fragments that are published."""
@@ -144,15 +144,15 @@ class Flips:
 
 def fragment_member(store: Store, fragment: Fragment, snapshot: Snapshot) -> Member:
     """Return the member of a fragment whose version `snapshot` is."""
-    found = Notes.read(store, fragment.name).comparison(snapshot)
+    comparison = Notes.read(store, fragment.name).comparison(snapshot)
     return Member(
         name=fragment.name,
         kind=Kind.KEPT if fragment.is_kept else Kind.FRAGMENT,
         folder=store.folder(fragment.name),
         version=snapshot.version,
-        as_of=found.as_of,
-        consistency=found.consistency,
-        proof=found.proof,
+        as_of=comparison.as_of,
+        consistency=comparison.consistency,
+        proof=comparison.proof,
         moved_at=utc_now(),
     )
 
@@ -170,8 +170,8 @@ _WEAKEST_FIRST = ("fuzzy", "exact", "part", "keys", "total")  # consistencies, t
 
 def weakest(what: str, inputs: Iterable[Member]) -> str:
     """Return the weakest `consistency` or `proof` among inputs."""
-    found = {getattr(member, what) for member in inputs}
-    return next(word for word in _WEAKEST_FIRST if word in found)
+    words = {getattr(member, what) for member in inputs}
+    return next(word for word in _WEAKEST_FIRST if word in words)
 
 
 def view_member(

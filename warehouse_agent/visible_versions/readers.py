@@ -133,15 +133,15 @@ def _opened(
     store = open_store(path)
     if version is None and not warehouse_versions.exists(store):
         return store, {}, None
-    found = (
+    chosen = (
         warehouse_versions.newest(store)
         if version is None
         else warehouse_versions.at_version(store, version)
     )
-    if found is None:  # somebody moved the table away meanwhile
+    if chosen is None:  # somebody moved the table away meanwhile
         return store, {}, None
-    kept = (m.name for m in found.members.values() if m.kind is Kind.KEPT)
-    return Store(store.root, frozenset(kept)), found.members, found.number
+    kept = (m.name for m in chosen.members.values() if m.kind is Kind.KEPT)
+    return Store(store.root, frozenset(kept)), chosen.members, chosen.number
 
 
 def _pinned(
@@ -152,27 +152,27 @@ def _pinned(
     given = member if version is None else None
     if given is not None:
         version = given.version
-    found: Snapshot | ViewSnapshot | None
+    snapshot: Snapshot | ViewSnapshot | None
     if member is not None:
         is_of_view = member.kind is Kind.VIEW
     else:  # a view that is configured no more is no member, and can still be read
         is_of_view = bool(members) and is_view(store, name)
     if is_of_view:
-        found = view_head(store, name, version=version)
+        snapshot = view_head(store, name, version=version)
     else:
-        found = head(store, name, version=version)
-    if found is None:
+        snapshot = head(store, name, version=version)
+    if snapshot is None:
         raise NotFound(
             "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
         )
-    restored = found.record.restored
-    if given and restored is not None and found.record.published_at > given.moved_at:
+    restored = snapshot.record.restored
+    if given and restored is not None and snapshot.record.published_at > given.moved_at:
         raise NotFound(
             f"Version {version} was lost, and the rows of version {restored} have its number.",
             where=name,
             remedy=f"Run `driftline refresh {name}`, and read the newest version of the warehouse.",
         )
-    return found
+    return snapshot
 
 
 def _data(spark: SparkSession, snapshot: Snapshot | ViewSnapshot) -> DataFrame:

@@ -94,19 +94,19 @@ def given(store: Store, name: str) -> Member | None:
     Raises:
         WarehouseUnavailable: as `newest`.
     """
-    found = newest(store) if exists(store) else None
-    return None if found is None else found.members.get(name)
+    version = newest(store) if exists(store) else None
+    return None if version is None else version.members.get(name)
 
 
 def at_version(store: Store, number: int) -> WarehouseVersion:
     """Return an earlier warehouse version. Raises NotFound; WarehouseUnavailable as `newest`."""
-    if (found := _opened(store, number)) is None:
+    if (version := _opened(store, number)) is None:
         raise NotFound(
             "The warehouse has no versions: no view was published yet.",
             where=TABLE,
             remedy="Read the newest state: `at(spark, path)` without a version.",
         )
-    return found
+    return version
 
 
 def since(store: Store, moment: datetime) -> list[WarehouseVersion]:
@@ -118,16 +118,16 @@ def since(store: Store, moment: datetime) -> list[WarehouseVersion]:
     Raises:
         WarehouseUnavailable: as `newest`.
     """
-    found: list[WarehouseVersion] = []
+    versions: list[WarehouseVersion] = []
     version = newest(store)
     while version is not None:
-        found.append(version)
+        versions.append(version)
         before = None if version.number == 0 else _kept(store, version.number - 1)
         is_known = before is None or before.flipped_at <= version.flipped_at
         if is_known and version.flipped_at <= moment:
             break
         version = before
-    return found[::-1]
+    return versions[::-1]
 
 
 def flip(
@@ -170,8 +170,8 @@ def garbage(store: Store, oldest: int, newest: WarehouseVersion) -> list[StoredF
     tables = (_table(store, number) for number in range(oldest, newest.number))
     kept = {_file(table) for table in tables if table is not None}
     kept.add(_file(newest.pin))
-    found = store.walk(PRIVATE, FOLDER)
-    data = [f for f in found if len(f.place) == 3 and f.place[-1].endswith(".parquet")]
+    files = store.walk(PRIVATE, FOLDER)
+    data = [f for f in files if len(f.place) == 3 and f.place[-1].endswith(".parquet")]
     return [f for f in data if f.place[-1] not in kept and _number(f) <= newest.number]
 
 

@@ -137,7 +137,7 @@ class Decoder:
 
     def _peel(self, table: Cells) -> None:
         """Subtract entries from the table while a cell holds a single one."""
-        found, self._entries = [self._entries], _NONE
+        parts, self._entries = [self._entries], _NONE
         active = _busy(table)
         left = 2 * len(table)  # a sound table holds fewer; hostile cells may repeat entries forever
         for _ in range(PEELING_ROUNDS_MAX):
@@ -145,11 +145,11 @@ class Decoder:
             left -= len(entries)
             if not len(entries) or left < 0:
                 break
-            found.append(entries)
+            parts.append(entries)
             active = self._subtract(table, entries)
             active &= _busy(table)
-        entries = np.concatenate(found)
-        found.clear()
+        entries = np.concatenate(parts)
+        parts.clear()
         self._entries = _netted(entries)
 
     def _put_back_doubtful(self, table: Cells) -> None:
@@ -167,10 +167,10 @@ class Decoder:
 
     def _explains(self) -> bool:
         """Return True if the entries explain the difference of the checks as well."""
-        found = 0
+        explained = 0
         for some in _chunks(self._entries):
-            found += checked(places(some >> _HALF, 1, self._salt)[1], some & _LOW)
-        return (self._theirs.check - self._check - found) % PRIME == 0
+            explained += checked(places(some >> _HALF, 1, self._salt)[1], some & _LOW)
+        return (self._theirs.check - self._check - explained) % PRIME == 0
 
     def _places(self, ks: U64) -> tuple[Integers, Integers, Integers]:
         """Return the three cells of each k on the grid, int64 [n] each."""
@@ -185,7 +185,7 @@ class Decoder:
 
     def _pure(self, table: Cells, active: Bools) -> U64:
         """Return the entries of active cells that seem to hold a single one, each k once."""
-        found = [_NONE]
+        parts = [_NONE]
         for every in _where(active):
             cells = every[table.r[every] != 0]
             r = table.r[cells]
@@ -194,9 +194,9 @@ class Decoder:
             at, r, ks = cells[small], r[small], ks[small]
             first, second, last = self._places(ks)
             mine = (first == at) | (second == at) | (last == at)
-            found.append(_packed(ks[mine], r[mine]))
-        entries = np.concatenate(found)
-        found.clear()
+            parts.append(_packed(ks[mine], r[mine]))
+        entries = np.concatenate(parts)
+        parts.clear()
         entries.sort()
         return entries[_firsts(entries)]
 

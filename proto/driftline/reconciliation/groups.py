@@ -86,9 +86,9 @@ class UnitSums:
     def find(self, ks: U64) -> Integers:
         """Return the unit of each k, int64 [n]; −1 if none names it."""
         at = self._places(ks)
-        found = np.full(len(ks), -1, np.int64)
-        found[at >= 0] = self._unit[at[at >= 0]]
-        return found
+        units = np.full(len(ks), -1, np.int64)
+        units[at >= 0] = self._unit[at[at >= 0]]
+        return units
 
     def add(self, ks: U64, row_hashes: U64) -> Bools:
         """Add rows by k and row hash, uint64 [n] each; return which are in a unit, bool [n]."""

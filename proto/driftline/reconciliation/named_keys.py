@@ -44,13 +44,13 @@ class Ranks:
     def of(cls, positions: Positions) -> Self:
         """Return the ranks of these positions, int64 [n]; raise MalformedMessage if one is named
         twice."""
-        found = np.sort(positions)
-        if (found[1:] == found[:-1]).any():
+        ordered = np.sort(positions)
+        if (ordered[1:] == ordered[:-1]).any():
             raise MalformedMessage(
                 "A key is named twice.",
                 remedy="Remove `read_at_most` from the fragment, so that all rows are compared.",
             )
-        return cls(found)
+        return cls(ordered)
 
     @property
     def span(self) -> int:

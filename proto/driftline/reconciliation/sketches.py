@@ -135,17 +135,17 @@ class Grid:
         """Return the zones in which a finer grid cuts cells of this one alike; raise
         MalformedMessage if it does not refine this grid."""
         borders = {0, self._border, finer._border, HASHES * self.third}
-        found = []
+        zones = []
         for first, end in pairwise(sorted(borders)):
             ours, theirs = self._fold_at(first), finer._fold_at(first)
             if ours % theirs or first % ours or end % ours:
                 raise MalformedMessage("What is to refine a grid of cells cuts through them.")
             parents = slice(self._cell(first), self._cell(end))
             children = slice(finer._cell(first), finer._cell(end))
-            found.append(Zone(parents, children, ours // theirs))
-        if all(zone.group == 1 for zone in found):
+            zones.append(Zone(parents, children, ours // theirs))
+        if all(zone.group == 1 for zone in zones):
             raise MalformedMessage("What is to refine a grid of cells is the same.")
-        return found
+        return zones
 
     @property
     def _border(self) -> int:
@@ -192,8 +192,8 @@ class Cells:
         """Add rows by their k and row hashes, uint64 [n] each; at most 2^32 rows in all."""
         r = elements(row_hashes)
         kr = ks * r % _P
-        found, checks = places(ks, self.third, salt)
-        for at in found:
+        indices, checks = places(ks, self.third, salt)
+        for at in indices:
             np.add.at(self.r, at, r)
             np.add.at(self.kr, at, kr)
         self.check = (self.check + checked(checks, r)) % PRIME

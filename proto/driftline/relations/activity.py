@@ -55,11 +55,12 @@ def from_json(body: object) -> Activity | None:
     """Return the activity that `to_json` wrote; None if there is none, or if it is damaged."""
     try:
         assert isinstance(body, dict)
-        found = _KINDS[body["kind"]](**{k: v for k, v in body.items() if k != "kind"})
+        activity = _KINDS[body["kind"]](**{k: v for k, v in body.items() if k != "kind"})
     except (AssertionError, KeyError, TypeError):
         return None
-    texts = [getattr(found, one.name) for one in fields(found) if one.name != "changes"]
+    texts = [getattr(activity, one.name) for one in fields(activity) if one.name != "changes"]
     is_sound = all(isinstance(text, str) for text in texts) and (
-        not isinstance(found, Counted) or (type(found.changes) is int and found.changes >= 0)
+        not isinstance(activity, Counted)
+        or (type(activity.changes) is int and activity.changes >= 0)
     )
-    return found if is_sound else None
+    return activity if is_sound else None

@@ -65,14 +65,14 @@ def _facts(predicate: Predicate) -> Facts:
 def _predicate(facts: object, level: int) -> Predicate:
     if level > DERIVATION_DEPTH_MAX:
         raise too_deep()
-    found = [
+    members = [
         (node, said)
         for node, said in zip(_NODES, _members(facts, *_NODES), strict=True)
         if said is not None
     ]
-    if len(found) != 1:
+    if len(members) != 1:
         raise _unknown()
-    node, said = found[0]
+    node, said = members[0]
     return _NODES[node](said, level)
 
 
@@ -80,10 +80,10 @@ def _comparison(facts: object, _level: int) -> Predicate:
     column, operator, values = _members(facts, "column", "operator", "values")
     (name,) = _texts([column])
     try:
-        found = Operator(operator)
+        parsed = Operator(operator)
     except ValueError:
         raise _unknown() from None
-    return Comparison(name, found, () if values is None else _texts(values))
+    return Comparison(name, parsed, () if values is None else _texts(values))
 
 
 def _parts(facts: object, level: int) -> tuple[Predicate, ...]:

@@ -177,11 +177,11 @@ def canonical(predicate: Predicate) -> Predicate:
             inner = canonical(part)
             return inner.part if isinstance(inner, Negated) else Negated(inner)
         case Every(parts):
-            found = _flat(Every, parts)
-            return found[0] if len(found) == 1 else Every(found)
+            operands = _flat(Every, parts)
+            return operands[0] if len(operands) == 1 else Every(operands)
         case Some(parts):
-            found = _flat(Some, parts)
-            return found[0] if len(found) == 1 else Some(found)
+            operands = _flat(Some, parts)
+            return operands[0] if len(operands) == 1 else Some(operands)
 
 
 def text_of(predicate: Predicate) -> str:
@@ -268,23 +268,23 @@ def _is_held(type: DeclaredType, text: str) -> bool:
 
 def _flat(kind: type[Every | Some], parts: Iterable[Predicate]) -> tuple[Predicate, ...]:
     """Return the canonical operands of one AND or OR: without nesting, each once, in order."""
-    found: dict[str, Predicate] = {}
+    by_text: dict[str, Predicate] = {}
     for part in map(canonical, parts):
         for one in part.parts if isinstance(part, kind) else (part,):
-            found[text_of(one)] = one
-    return tuple(found[key] for key in sorted(found))
+            by_text[text_of(one)] = one
+    return tuple(by_text[key] for key in sorted(by_text))
 
 
 def check_size(predicate: Predicate, where: str = "") -> None:
     """Raise LimitExceeded if a predicate has too many levels, comparisons or literals."""
     if depth(predicate) > DERIVATION_DEPTH_MAX:
         raise too_deep(where)
-    found = list(comparisons(predicate))
-    if len(found) > DERIVATION_COMPARISONS_MAX:
+    leaves = list(comparisons(predicate))
+    if len(leaves) > DERIVATION_COMPARISONS_MAX:
         raise LimitExceeded(
             f"A predicate has at most {DERIVATION_COMPARISONS_MAX} comparisons.", where=where
         )
-    if sum(len(c.values) for c in found) > DERIVATION_VALUES_MAX:
+    if sum(len(c.values) for c in leaves) > DERIVATION_VALUES_MAX:
         raise LimitExceeded(
             f"A predicate has at most {DERIVATION_VALUES_MAX:,} literals.", where=where
         )

@@ -42,7 +42,7 @@ def from_description(description: pb.Description) -> tuple[Reference, ...]:
             f" the maximum is {REFERENCES_MAX}."
         )
     own = {column.name for column in description.columns}
-    found = []
+    references = []
     for sent in description.references:
         count, names = len(sent.columns), (sent.relation, *sent.referenced)
         is_whole = 0 < count == len(sent.referenced) <= COLUMNS_MAX and own.issuperset(sent.columns)
@@ -52,7 +52,7 @@ def from_description(description: pb.Description) -> tuple[Reference, ...]:
                 " of another one."
             )
         if (rule := _RULES.get(sent.on_delete)) is not None:
-            found.append(
+            references.append(
                 Reference(tuple(sent.columns), sent.relation, tuple(sent.referenced), rule)
             )
-    return tuple(found)
+    return tuple(references)

@@ -158,12 +158,12 @@ def value_spans(block: Block, columns: int) -> list[tuple[Integers, I32]]:
 
 def spans_at(buffer: Bytes, at: Integers, columns: int) -> list[tuple[Integers, I32]]:
     """Return (starts, lengths), [n] each, of values that follow each other from these offsets."""
-    found = []
+    pairs = []
     for _ in range(columns):
         lengths = integers_at(buffer, at, 4).astype(np.int32)
-        found.append((at + 4, lengths))
+        pairs.append((at + 4, lengths))
         at = at + 4 + np.maximum(lengths, 0)
-    return found
+    return pairs
 
 
 def split(block: Block, columns: int) -> list[Ragged]:

@@ -58,10 +58,10 @@ def fingerprints(fragment_key: bytes, recipe: Recipe) -> Fingerprints:
         return hasher(row_key(fragment_key, recipe))
     seed, columns = database_seed(fragment_key, recipe), len(recipe.columns)
 
-    def found(rows: Iterable[bytes]) -> tuple[U64, U64]:
+    def fingerprint(rows: Iterable[bytes]) -> tuple[U64, U64]:
         return lanes(chained(gather(list(rows)), columns, seed))
 
-    return found
+    return fingerprint
 
 
 def receipt_hasher(fragment_key: bytes, recipe: Recipe) -> Fingerprints:
@@ -100,7 +100,7 @@ def hasher(key: bytes) -> Callable[[Iterable[bytes | memoryview]], tuple[U64, U6
     """Return the function from row bytes to keyed BLAKE3, lanes (hi, lo), uint64 [rows] each."""
     base = blake3(key=key)
 
-    def found(rows: Iterable[bytes | memoryview]) -> tuple[U64, U64]:
+    def hash_rows(rows: Iterable[bytes | memoryview]) -> tuple[U64, U64]:
         own = base.copy()  # threads may share the function
         update, digest, reset = own.update, own.digest, own.reset
         digests: list[bytes] = []
@@ -112,4 +112,4 @@ def hasher(key: bytes) -> Callable[[Iterable[bytes | memoryview]], tuple[U64, U6
         both = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
         return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
 
-    return found
+    return hash_rows

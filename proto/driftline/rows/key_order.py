@@ -100,25 +100,25 @@ def key_bytes(key: Sequence[str], recipe: Recipe) -> bytes:
         except ValueDoesNotFit as error:
             raise MalformedMessage(f"A bound is no key: {error.message}") from None
         parts += [len(value).to_bytes(4, "big"), value]
-    found = b"".join(parts)
-    if len(found) > KEY_BYTES_MAX:
+    joined = b"".join(parts)
+    if len(joined) > KEY_BYTES_MAX:
         raise MalformedMessage(f"A bound has more than {KEY_BYTES_MAX} bytes.")
-    return found
+    return joined
 
 
 def key_text(key: bytes, recipe: Recipe) -> Key:
     """Return the string forms of a key's columns; raise MalformedMessage if it is no key."""
-    found, at = [], 0
+    texts, at = [], 0
     for column in recipe.key:
         length = int.from_bytes(key[at : at + 4], "big", signed=True)
         try:
-            found.append(decode_string(column.type, key[at + 4 : at + 4 + max(length, 0)]))
+            texts.append(decode_string(column.type, key[at + 4 : at + 4 + max(length, 0)]))
         except ValueDoesNotFit as error:
             raise MalformedMessage(f"A key is none: {error.message}") from None
         at += 4 + max(length, 0)
     if at != len(key):
         raise MalformedMessage("The bytes of a key have another length than its columns.")
-    return tuple(found)
+    return tuple(texts)
 
 
 class KeyOrder:
@@ -135,8 +135,8 @@ class KeyOrder:
         """
         widths = self._widths(keys, bounds)
         at = np.concatenate([*self._sort_keys(bounds, widths)])
-        found = [np.searchsorted(at, some, "right") for some in self._sort_keys(keys, widths)]
-        return np.concatenate([np.zeros(0, np.int64), *found])
+        parts = [np.searchsorted(at, some, "right") for some in self._sort_keys(keys, widths)]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
 
     def sorted(self, keys: Keys) -> Integers:
         """Return the places of the keys in ascending order, int64 [n]. Raises as `ranks`."""
@@ -145,8 +145,8 @@ class KeyOrder:
 
     def ascends(self, keys: Keys) -> bool:
         """Return True if each key is greater than the one before. Raises as `ranks`."""
-        found = np.concatenate([*self._sort_keys(keys, self._widths(keys))])
-        return bool((found[:-1] < found[1:]).all())
+        sort_keys = np.concatenate([*self._sort_keys(keys, self._widths(keys))])
+        return bool((sort_keys[:-1] < sort_keys[1:]).all())
 
     def _widths(self, *many: Keys) -> list[int]:
         """Return the bytes of each column in sort keys that compare all of these keys."""
@@ -163,12 +163,12 @@ class KeyOrder:
         return widths
 
     def _spans(self, keys: Keys) -> list[tuple[Integers, I32]]:
-        found = spans_at(keys.buffer, keys.starts, len(self._types))
-        for type, (_, lengths) in zip(self._types, found, strict=True):
+        spans = spans_at(keys.buffer, keys.starts, len(self._types))
+        for type, (_, lengths) in zip(self._types, spans, strict=True):
             fits = lengths >= 0 if type.width is None else lengths == type.width
             if not fits.all():
                 raise MalformedMessage(f"A key has a value that is not of the type {type}.")
-        return found
+        return spans
 
     def _sort_keys(self, keys: Keys, widths: list[int]) -> Iterator[np.ndarray]:
         """Yield the sort keys of these keys in pieces, each an array of bytes of one width."""

@@ -22,10 +22,10 @@ from driftline.values.types import INTEGER_WIDTHS, Recipe
 
 def null_keys(block: Block, recipe: Recipe) -> Bools:
     """Return the rows with a NULL in a key column, bool [rows]."""
-    found = np.zeros(len(block), np.bool_)
+    is_null = np.zeros(len(block), np.bool_)
     for _, lengths in value_spans(block, recipe.key_columns):
-        found |= lengths == NULL
-    return found
+        is_null |= lengths == NULL
+    return is_null
 
 
 def received(columns: Sequence[Ragged], recipe: Recipe) -> Sequence[Ragged]:

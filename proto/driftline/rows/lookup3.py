@@ -54,8 +54,8 @@ def hash_spans(buffer: Bytes, starts: Integers, sizes: Integers, seeds: U64) -> 
         part = [word[live] for word in state]
         _add(part, _words(chunks, starts[live] + number * CHUNK_BYTES))
         _mix(part)
-        for word, found in zip(state, part, strict=True):
-            word[live] = found
+        for word, mixed in zip(state, part, strict=True):
+            word[live] = mixed
     tail = whole * CHUNK_BYTES
     words = _words(chunks, starts + tail) & _TAILS[sizes - tail]
     words[:, 2] <<= np.uint32(8)  # the lowest byte of the last word is reserved
@@ -94,9 +94,9 @@ def _add(state: list[U32], words: U32) -> None:
 
 
 def _rotated(word: U32, by: int) -> U32:
-    found = word << np.uint32(by)
-    found |= word >> np.uint32(32 - by)
-    return found
+    rotated = word << np.uint32(by)
+    rotated |= word >> np.uint32(32 - by)
+    return rotated
 
 
 def _mix(state: list[U32]) -> None:
@@ -127,8 +127,8 @@ def _mix_one(state: list[U32], at: int, chunks: Bytes) -> None:
         a = a + c & _M32
         c = (c - b ^ (b << 4 | b >> 28)) & _M32
         b = b + a & _M32
-    for word, found in zip(state, (a, b, c), strict=True):
-        word[at] = found
+    for word, mixed in zip(state, (a, b, c), strict=True):
+        word[at] = mixed
 
 
 def _final(state: list[U32]) -> None:

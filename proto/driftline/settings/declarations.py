@@ -169,13 +169,13 @@ class Table:
     values: Mapping[str, object]
 
     def __init_subclass__(cls) -> None:
-        found: dict[str, Setting[object]] = {}
+        settings: dict[str, Setting[object]] = {}
         for one in cls.__mro__:
             for name, value in vars(one).items():
                 if isinstance(value, Setting):
-                    found.setdefault(name, value)
-        assert not any(hasattr(Table, name) for name in found), "the name of an attribute"
-        cls.declared = found
+                    settings.setdefault(name, value)
+        assert not any(hasattr(Table, name) for name in settings), "the name of an attribute"
+        cls.declared = settings
 
     def __post_init__(self) -> None:
         known = self.declared
@@ -208,8 +208,8 @@ class Table:
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             # A text where a text, a list or a table belongs may be a secret, as a URL holds one.
             is_shown = kind in (bool, int, float) or not _has_text(value)
-            found = shown(value) if is_shown else kind_of(value)
-            raise self.error(key, f"It must be {_KINDS[kind]}, not {found}.")
+            actual = shown(value) if is_shown else kind_of(value)
+            raise self.error(key, f"It must be {_KINDS[kind]}, not {actual}.")
         return cast("T", value)  # an int where a float was asked for
 
 
@@ -246,10 +246,10 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 def duration_s(text: str) -> int | None:
     """Return a duration, such as `2h`, `1h30m` or `0s`, in seconds; None: it is none."""
-    found = _DURATION.fullmatch(text)
-    if found is None or not text:
+    match = _DURATION.fullmatch(text)
+    if match is None or not text:
         return None
-    return sum(int(a or 0) * b for a, b in zip(found.groups(), _UNITS_S.values(), strict=True))
+    return sum(int(a or 0) * b for a, b in zip(match.groups(), _UNITS_S.values(), strict=True))
 
 
 def in_units(seconds: int) -> str:

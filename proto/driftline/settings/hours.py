@@ -116,12 +116,12 @@ def _opened(spans: tuple[WeekSpan, ...]) -> frozenset[int]:
 
 def _days(text: str) -> tuple[int, ...] | None:
     """Return the days of the week that a text names, each once, in order; None if it is wrong."""
-    found: list[int] = []
+    days: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if first not in DAYS or (dash and last not in DAYS):
             return None
         start = DAYS.index(first)
         length = (DAYS.index(last) - start) % 7 if dash else 0
-        found += [(start + n) % 7 for n in range(length + 1)]
-    return tuple(sorted(found)) if len(set(found)) == len(found) else None
+        days += [(start + n) % 7 for n in range(length + 1)]
+    return tuple(sorted(days)) if len(set(days)) == len(days) else None

@@ -81,12 +81,12 @@ def number(unit: str, *, most: float | None = None, why: str = "") -> Kind[float
     """Return the kind of positive finite numbers, up to `most`, for the reason `why`."""
 
     def parse(table: Table, key: str, value: object) -> float:
-        found = table.typed(key, value, float)
-        if not 0 < found < math.inf:
-            raise table.error(key, f"It must be more than 0 and finite, not {as_toml(found)}.")
-        if most is not None and found > most:
+        parsed = table.typed(key, value, float)
+        if not 0 < parsed < math.inf:
+            raise table.error(key, f"It must be more than 0 and finite, not {as_toml(parsed)}.")
+        if most is not None and parsed > most:
             raise table.error(key, why, f"Write at most {most:g}.")
-        return found
+        return parsed
 
     schema: dict[str, object] = {"type": "number", "exclusiveMinimum": 0}
     if most is None:
@@ -141,10 +141,10 @@ def written(
 
     def parse(table: Table, key: str, value: object) -> T:
         text = table.typed(key, value, str) if is_any else _text(table, key, value)
-        found = read(text)
-        if found is None:
+        parsed = read(text)
+        if parsed is None:
             raise table.error(key, f"{text!r} {lack}", remedy)
-        return found
+        return parsed
 
     return Kind(label, {"type": "string"} if is_any else TEXT.schema, parse)
 
@@ -176,13 +176,13 @@ def duration(*, least: int = 1, most: int | None = None, why: str = "") -> Kind[
 
     def parse(table: Table, key: str, value: object) -> int:
         text = _text(table, key, value)
-        found = duration_s(text)
-        if found is None or found < least:
+        seconds = duration_s(text)
+        if seconds is None or seconds < least:
             message = f"{text!r} is no duration."
             raise table.error(key, message, "Write it like 90s, 15m, 1h30m or 1d.")
-        if most is not None and found > most:
+        if most is not None and seconds > most:
             raise table.error(key, why, f"Write {in_units(most)} or less.")
-        return found
+        return seconds
 
     label = 'a duration such as `"15m"`'
     label += "" if most is None else f', at most `"{in_units(most)}"`'

@@ -52,6 +52,6 @@ def process_of(said: bytes, machine: str) -> int | None:
 
 def _hash(machine: str, nonce: bytes) -> tuple[bytes, int]:
     key = blake3(machine.encode(), derive_key_context=_CONTEXT).digest()
-    found = blake3(nonce, key=key).digest(_HASH_BYTES)
-    (mask,) = _PROCESS.unpack(found[_DIGEST_BYTES:])
-    return found[:_DIGEST_BYTES], int(mask)
+    output = blake3(nonce, key=key).digest(_HASH_BYTES)
+    (mask,) = _PROCESS.unpack(output[_DIGEST_BYTES:])
+    return output[:_DIGEST_BYTES], int(mask)

@@ -95,16 +95,16 @@ def _no_time_limit(legacy: Legacy) -> None:
 def _no_templates(legacy: Legacy) -> None:
     with closing(legacy.connect().open()) as session:
         shape = legacy.described(session, _RELATION)
-    found = legacy.connect().templates([shape])
-    assert not found or any(text.startswith("--") for text in found), "no SQL, or a comment on it"
+    texts = legacy.connect().templates([shape])
+    assert not texts or any(text.startswith("--") for text in texts), "no SQL, or a comment on it"
 
 
 def _no_plans(legacy: Legacy) -> None:
     # No index is claimed that nobody can see to be used: only that of a constraint.
     legacy.run(legacy.sql('CREATE TABLE "planless" ("id" BIGINT, "name" VARCHAR(9))'))
     with closing(legacy.connect().open()) as session:
-        found = legacy.described(session, Relation("p", table="planless", key=("id",)))
-    assert not found.indexed
+        shape = legacy.described(session, Relation("p", table="planless", key=("id",)))
+    assert not shape.indexed
 
 
 def _no_logins(legacy: Legacy) -> None:

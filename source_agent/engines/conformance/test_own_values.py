@@ -53,10 +53,10 @@ def _compared(legacy: Legacy, relation: Relation, rows: int = _ROWS) -> Comparis
         return None if own is None else compare(session, own, shape, rows)
 
 
-def _wrong(found: Comparison) -> list[str]:
+def _wrong(comparison: Comparison) -> list[str]:
     """Return what differs in a comparison."""
-    differing = [f"{c.name} {c.type}: {c.samples}" for c in found.columns if c.differing]
-    return [*differing, *found.missing, *(["unpaired"] if found.unpaired else [])]
+    differing = [f"{c.name} {c.type}: {c.samples}" for c in comparison.columns if c.differing]
+    return [*differing, *comparison.missing, *(["unpaired"] if comparison.unpaired else [])]
 
 
 def test_reads_are_what_the_driver_returns(legacy: Legacy) -> None:
@@ -65,14 +65,14 @@ def test_reads_are_what_the_driver_returns(legacy: Legacy) -> None:
         assert not legacy.types
         return
     names = _filled(legacy, legacy.types)
-    found = _compared(legacy, Relation("all", table="all"))
-    if found is None:
+    comparison = _compared(legacy, Relation("all", table="all"))
+    if comparison is None:
         return
-    assert _wrong(found) == []
-    assert found.rows == _longest(legacy.types) + 1
-    assert "every row" in found.how
-    assert all(column.equal == found.rows for column in found.columns)
-    assert sum(column.nulls for column in found.columns) >= len(names)
+    assert _wrong(comparison) == []
+    assert comparison.rows == _longest(legacy.types) + 1
+    assert "every row" in comparison.how
+    assert all(column.equal == comparison.rows for column in comparison.columns)
+    assert sum(column.nulls for column in comparison.columns) >= len(names)
     as_text = _compared(legacy, Relation("all", table="all", as_text=tuple(names)))
     assert as_text is not None
     assert _wrong(as_text) == []
@@ -81,7 +81,7 @@ def test_reads_are_what_the_driver_returns(legacy: Legacy) -> None:
         of_query = _compared(legacy, query)
         assert of_query is not None
         assert _wrong(of_query) == []
-        assert of_query.rows == found.rows
+        assert of_query.rows == comparison.rows
 
 
 def test_a_sample_is_from_all_places_of_the_key(legacy: Legacy) -> None:
@@ -96,14 +96,14 @@ def test_a_sample_is_from_all_places_of_the_key(legacy: Legacy) -> None:
         if own is None:
             return
         chosen = sample(own, shape, 100)
-        found = compare(session, own, shape, 100)
+        comparison = compare(session, own, shape, 100)
     keys = sorted(key[0] for key in chosen.keys or ())
     assert (keys[0], keys[-1]) == (0, 2997)
     assert 50 <= len(keys) <= 150
     assert max(b - a for a, b in pairwise(keys)) < 500
-    assert _wrong(found) == []
-    assert found.rows == len(keys)
-    assert "by its index" in found.how
+    assert _wrong(comparison) == []
+    assert comparison.rows == len(keys)
+    assert "by its index" in comparison.how
 
 
 def test_rows_are_found_by_a_key_of_text(legacy: Legacy) -> None:
@@ -113,8 +113,8 @@ def test_rows_are_found_by_a_key_of_text(legacy: Legacy) -> None:
     columns = f'"k" {legacy.text_key} NOT NULL PRIMARY KEY, "v" VARCHAR(9){legacy.null}'
     legacy.run(legacy.sql(f'CREATE TABLE "named" ({columns})'))
     legacy.insert("named", [(f"{_QUOTED[i % len(_QUOTED)]}{i:03}", f"v{i} ") for i in range(300)])
-    found = _compared(legacy, Relation("named", table="named"), 60)
-    assert found is None or (_wrong(found), found.rows >= 30) == ([], True)
+    comparison = _compared(legacy, Relation("named", table="named"), 60)
+    assert comparison is None or (_wrong(comparison), comparison.rows >= 30) == ([], True)
 
 
 def test_without_an_index_the_first_rows_are_compared(legacy: Legacy) -> None:
@@ -122,6 +122,6 @@ def test_without_an_index_the_first_rows_are_compared(legacy: Legacy) -> None:
     filled(legacy, 300)
     if Capability.SQL in legacy.lacks:
         return
-    found = _compared(legacy, Relation("items", table="items", key=("name",)), 50)
-    assert found is None or (_wrong(found), found.rows) == ([], 50)
-    assert found is None or "no index" in found.how
+    comparison = _compared(legacy, Relation("items", table="items", key=("name",)), 50)
+    assert comparison is None or (_wrong(comparison), comparison.rows) == ([], 50)
+    assert comparison is None or "no index" in comparison.how

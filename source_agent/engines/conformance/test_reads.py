@@ -102,10 +102,10 @@ LOOSE: Final = {
 
 def loose(legacy: Legacy, name: str) -> Relation:
     """Return a relation over a table whose key may be NULL."""
-    found = LOOSE[name]
-    where = legacy.sql(found.where) if found.where else None
-    query = legacy.sql(found.query) if found.query else None
-    return Relation(found.name, table=found.table, query=query, key=found.key, where=where)
+    relation = LOOSE[name]
+    where = legacy.sql(relation.where) if relation.where else None
+    query = legacy.sql(relation.query) if relation.query else None
+    return Relation(relation.name, table=relation.table, query=query, key=relation.key, where=where)
 
 
 @pytest.mark.parametrize("name", LOOSE)
@@ -126,8 +126,8 @@ def test_a_row_without_a_key_comes_with_the_first_range(legacy: Legacy, name: st
         with session_of(legacy) as session:
             shape = legacy.described(session, relation)
             assert not shape.vouched
-            found = [decoded(r, shape)[0] for r in flat(session.read_ranges(shape, first, last))]
-            return sorted(found, key=lambda k: -(10**9) if k is None else int(k))
+            ids = [decoded(r, shape)[0] for r in flat(session.read_ranges(shape, first, last))]
+            return sorted(ids, key=lambda k: -(10**9) if k is None else int(k))
 
     assert keys(*ALL_KEYS) == ["-3", "7", "8", "9"]
     legacy.insert("loose", [(None, -1)])

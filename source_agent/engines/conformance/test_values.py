@@ -40,25 +40,25 @@ def _wrong(legacy: Legacy, number: int, case: Case) -> list[str]:
     )
     with session_of(legacy) as session:
         shape = session.describe(Relation("t", table=f"t{number}"))
-        found = _by_id(rows_of(session, shape))
+        values = _by_id(rows_of(session, shape))
         as_text = session.describe(Relation("t", table=f"t{number}", as_text=("v",)))
         spelled = _by_id(rows_of(session, as_text))
     written, wrong = str(shape.recipe.columns[1].type), []
     if declared and written != declared:
         wrong.append(f"{declaration}: declared {written}, not {declared}")
-    if found[-1] is not None or spelled[-1] is not None:
-        wrong.append(f"{declaration}: NULL is {found[-1]!r} and {spelled[-1]!r}")
-    if len(set(found)) != len(found) or len(set(spelled)) != len(spelled):
-        wrong.append(f"{declaration}: not all different: {found} {spelled}")
-    if texts and found[:-1] != texts:
-        wrong.append(f"{declaration}: {found[:-1]}, not {texts}")
+    if values[-1] is not None or spelled[-1] is not None:
+        wrong.append(f"{declaration}: NULL is {values[-1]!r} and {spelled[-1]!r}")
+    if len(set(values)) != len(values) or len(set(spelled)) != len(spelled):
+        wrong.append(f"{declaration}: not all different: {values} {spelled}")
+    if texts and values[:-1] != texts:
+        wrong.append(f"{declaration}: {values[:-1]}, not {texts}")
     if as_text.recipe.columns[1].type.kind != "text":
         wrong.append(f"{declaration}: as_text is {as_text.recipe.columns[1].type}")
     if Capability.QUERIES not in legacy.lacks:
         query = legacy.sql(f'SELECT "id", "v" FROM "t{number}"')
         with session_of(legacy) as session:
             again = rows_of(session, session.describe(Relation("t", query=query, key=("id",))))
-        if len({row[1] for row in again}) != len(found):
+        if len({row[1] for row in again}) != len(values):
             wrong.append(f"{declaration}: a query does not tell the values apart")
     return wrong
 
@@ -98,10 +98,10 @@ def test_text_of_a_column_is_what_was_written(legacy: Legacy) -> None:
     legacy.run(legacy.sql('CREATE TABLE "texts" ("id" INT NOT NULL PRIMARY KEY, "v" VARCHAR(20))'))
     legacy.insert("texts", list(enumerate(_TEXTS)))
     with session_of(legacy) as session:
-        found = rows_of(
+        rows = rows_of(
             session, legacy.described(session, Relation("texts", table="texts", key=("id",)))
         )
-    assert _by_id(found) == list(_TEXTS)
+    assert _by_id(rows) == list(_TEXTS)
 
 
 def test_bytes_are_what_was_written(legacy: Legacy) -> None:

@@ -84,9 +84,9 @@ class Pattern:
         )
 
     def _found(self, name: str) -> re.Match[str]:
-        found = self.names.fullmatch(name)
-        assert found is not None, "a candidate matches"
-        return found
+        match = self.names.fullmatch(name)
+        assert match is not None, "a candidate matches"
+        return match
 
     def matches(self, name: str) -> bool:
         """Return True if a file of this name belongs to the relation."""
@@ -100,13 +100,13 @@ class Pattern:
         """
         if not self.time:
             return candidate.mtime_ns
-        found = self._found(candidate.name)
+        match = self._found(candidate.name)
         try:
-            moment = datetime.strptime(found["time"], self.time).replace(tzinfo=UTC)
+            moment = datetime.strptime(match["time"], self.time).replace(tzinfo=UTC)
         except ValueError:
             raise DatabaseRefused(
                 f"The file {candidate.name!r} has no time {self.time!r} in its name:"
-                f" {found['time']!r}.",
+                f" {match['time']!r}.",
                 remedy="Rename or remove the file, or correct `files`.",
                 abroad="A file of it has no time in its name.",
             ) from None
@@ -218,9 +218,9 @@ def newest(
     for candidate in candidates:
         deliveries.setdefault(named.delivery(candidate.name), []).append(candidate)
     complete = {
-        name: found
-        for name, found in deliveries.items()
-        if not any(_unfinished(c, files, named, now_ns) for c in found)
+        name: parts
+        for name, parts in deliveries.items()
+        if not any(_unfinished(c, files, named, now_ns) for c in parts)
     }
     if not complete:
         raise DatabaseUnavailable(
@@ -228,7 +228,7 @@ def newest(
             remedy="Wait for the next delivery, or correct `files`, `complete` or `settle_s`.",
             abroad="No file of it is complete yet.",
         )
-    dated = sorted((max(map(named.instant, found)), name) for name, found in complete.items())
+    dated = sorted((max(map(named.instant, parts)), name) for name, parts in complete.items())
     at, last = dated[-1]
     if len(dated) > 1 and dated[-2][0] == at:
         raise DatabaseRefused(
@@ -239,11 +239,11 @@ def newest(
     return _whole(complete[last], named, last), at
 
 
-def _whole(found: list[Candidate], named: Pattern, delivery: str) -> list[Candidate]:
+def _whole(parts: list[Candidate], named: Pattern, delivery: str) -> list[Candidate]:
     """Return the parts of a delivery in order. Raises DatabaseRefused if one is missing."""
     if PART not in named.text:
-        return found
-    ordered = sorted(found, key=lambda c: (named.part(c.name), c.name))
+        return parts
+    ordered = sorted(parts, key=lambda c: (named.part(c.name), c.name))
     numbers = [named.part(c.name) for c in ordered]
     first = min(numbers[0], 1)
     wrong = [

@@ -120,9 +120,9 @@ class _Parser:
         """Return the columns of some rows."""
         if not self._is_mysql:
             return self._split(lines)
-        found = self._split(self._marked(lines))
+        block = self._split(self._marked(lines))
         has_marks = b"\\" in lines.data or b"\r" in lines.data
-        return self._given_back(found) if has_marks else found
+        return self._given_back(block) if has_marks else block
 
     def _marked(self, lines: Lines) -> Lines:
         """Return rows with marks in place of MySQL's escapes and of carriage returns."""
@@ -217,10 +217,10 @@ class _Parser:
         rows: list[list[bytes | None]] = []
         line = lines.first
         for record in records:
-            found = self._row.fullmatch(self._without_end(record, line))
-            if found is None:
+            match = self._row.fullmatch(self._without_end(record, line))
+            if match is None:
                 raise self._unmatched(record, line)
-            groups = found.groups()
+            groups = match.groups()
             row: list[bytes | None] = []
             for at in self._wanted:
                 inner, plain = groups[2 * at], groups[2 * at + 1]
@@ -255,14 +255,14 @@ class _Parser:
     def _wrong_number(self, lines: Lines) -> ValueDoesNotFit:
         number = lines.first
         for line in lines.data.split(self._end):
-            found = line.count(self._format.separator) + 1
-            if found != self._fields:
-                return self._number(found, number)
+            fields = line.count(self._format.separator) + 1
+            if fields != self._fields:
+                return self._number(fields, number)
             number += 1 + line.count(_END_MARK)
         raise AssertionError("some line has another number of fields")
 
-    def _number(self, found: int, line: int) -> ValueDoesNotFit:
-        shown = str(found) if found <= COLUMNS_MAX else f"more than {COLUMNS_MAX:,}"
+    def _number(self, fields: int, line: int) -> ValueDoesNotFit:
+        shown = str(fields) if fields <= COLUMNS_MAX else f"more than {COLUMNS_MAX:,}"
         return refused(
             self._name,
             line,
@@ -295,7 +295,7 @@ def _line_ends(record: bytes) -> int:
 
 
 def _is_escaped(value: bytes) -> bool:
-    return all(found in _ESCAPED for found in _ESCAPE.findall(value))
+    return all(escape in _ESCAPED for escape in _ESCAPE.findall(value))
 
 
 def _row_ends(data: bytes, quote: bytes) -> Integers:
@@ -303,9 +303,9 @@ def _row_ends(data: bytes, quote: bytes) -> Integers:
 
     A carriage return alone ends no line. A value in quotes may have millions of lines.
     """
-    found = np.frombuffer(data, np.uint8)
-    quotes = np.cumsum(found == ord(quote), dtype=np.uint8)  # its last bit does not overflow
-    is_end = found == ord("\n")
+    codes = np.frombuffer(data, np.uint8)
+    quotes = np.cumsum(codes == ord(quote), dtype=np.uint8)  # its last bit does not overflow
+    is_end = codes == ord("\n")
     is_end &= quotes % 2 == 0
     ends: Integers = np.flatnonzero(is_end) + 1
     return ends
@@ -343,13 +343,13 @@ def _generic_fields(row: bytes, format: Format) -> list[str] | None:
     texts: list[str] = []
     at, behind = 0, format.separator
     while behind and len(texts) <= COLUMNS_MAX:
-        found = one.match(row, at)
-        if found is None:
+        match = one.match(row, at)
+        if match is None:
             return None
-        inner, plain, behind = found.groups()
+        inner, plain, behind = match.groups()
         text = plain if inner is None else inner.replace(format.quote * 2, format.quote)
         texts.append(text.decode())
-        at = found.end()
+        at = match.end()
     return texts
 
 
@@ -362,9 +362,9 @@ def _places(records: Sequence[bytes], first: int) -> Callable[[int], str]:
 
 
 def _other_header(names: list[str] | None, format: Format, name: str) -> ConfigurationError:
-    found = names or []
-    pairs = zip(found, format.names, strict=False)
-    what = f"{len(found)} names instead of {len(format.names)}"
+    header = names or []
+    pairs = zip(header, format.names, strict=False)
+    what = f"{len(header)} names instead of {len(format.names)}"
     for number, (theirs, ours) in enumerate(pairs, start=1):
         if theirs != ours:
             what = f"column {number} is {theirs[:60]!r} instead of {ours!r}"

@@ -48,16 +48,16 @@ class DumpEngine:
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
         Folder(self._path).close()
-        found = [Privilege(f"list {self._path}", excess=False)]
+        privileges = [Privilege(f"list {self._path}", excess=False)]
         if os.access(self._path, os.W_OK):
-            found.append(Privilege(f"create and replace files in {self._path}", excess=True))
-        return found
+            privileges.append(Privilege(f"create and replace files in {self._path}", excess=True))
+        return privileges
 
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(self.open()) as session:
-            found = session.delivery_of(shape)
-            what = "a file" if len(found.files) == 1 else f"{len(found.files)} files"
-            return f"rows unknown in {what} of {found.size / 2**20:,.1f} MiB: {found.name}"
+            delivery = session.delivery_of(shape)
+            what = "a file" if len(delivery.files) == 1 else f"{len(delivery.files)} files"
+            return f"rows unknown in {what} of {delivery.size / 2**20:,.1f} MiB: {delivery.name}"
 
     def warnings(self, shape: Shape) -> list[str]:
         return column_warnings(shape, lambda c, _: spark_warning(c, has_nan=True))

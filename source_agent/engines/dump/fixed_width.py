@@ -82,8 +82,8 @@ def _block(
 def _cells(matrix: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], start: int, end: int) -> Column:
     """Return one column of a matrix of bytes, without zero bytes, as bytes."""
     column = np.ascontiguousarray(matrix[:, start:end])
-    found: Column = column.view(f"S{end - start}").reshape(-1).tolist()
-    return found
+    cells: Column = column.view(f"S{end - start}").reshape(-1).tolist()
+    return cells
 
 
 def _stripped(

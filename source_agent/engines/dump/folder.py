@@ -158,8 +158,8 @@ class Folder:
         """
         with self._errors():
             candidates = list(self._candidates(files, named))
-            found, at = choice.newest(candidates, files, named, time.time_ns())
-            name = named.delivery(found[0].name)
+            parts, at = choice.newest(candidates, files, named, time.time_ns())
+            name = named.delivery(parts[0].name)
 
             def present() -> Sequence[str]:
                 names = filter(named.matches, os.listdir(self._descriptor))
@@ -167,14 +167,14 @@ class Folder:
 
             opened: list[DumpFile] = []
             try:
-                for candidate in found:
+                for candidate in parts:
                     opened.append(DumpFile(self._descriptor, candidate))
             except BaseException:
                 for file in opened:
                     file.close()
                 raise
             return Delivery(
-                found[0].name if len(found) == 1 else name, opened, choice.text_of(at), present
+                parts[0].name if len(parts) == 1 else name, opened, choice.text_of(at), present
             )
 
     def _candidates(self, files: Files, named: choice.Pattern) -> Iterator[Candidate]:

@@ -27,11 +27,11 @@ KINDS: Final = ("csv", "fixed", "parquet")
 
 def _codec(name: str) -> str | None:
     try:
-        found = codecs.lookup(name).name
-        io.TextIOWrapper(io.BytesIO(), encoding=found)  # refuses codecs of bytes, such as zlib
+        codec = codecs.lookup(name).name
+        io.TextIOWrapper(io.BytesIO(), encoding=codec)  # refuses codecs of bytes, such as zlib
     except (LookupError, ValueError):  # a name with a NUL
         return None
-    return found
+    return codec
 
 
 def _null(text: str) -> bytes | None:
@@ -173,8 +173,8 @@ def _refuse(top: FormatTable, keys: tuple[str, ...], why: str) -> None:
 
 def _escape(top: FormatTable) -> str:
     """Return how backslashes are read. A NULL that is an escape shows that there are others."""
-    found, null = top.escape, top.null
-    if null == b"\\N" and found is None:
+    escape, null = top.escape, top.null
+    if null == b"\\N" and escape is None:
         raise top.error(
             "null",
             "A file with this NULL usually has other escapes behind backslashes, too, which would"
@@ -182,11 +182,11 @@ def _escape(top: FormatTable) -> str:
             'Write escape = "postgresql" for COPY in text format, escape = "mysql" for OUTFILE and'
             ' mysqldump --tab, or escape = "none" if a backslash is always a backslash.',
         )
-    if found == "postgresql" and top.quote:
+    if escape == "postgresql" and top.quote:
         raise top.error("escape", "COPY in text format has no quotes.", 'Write quote = "".')
-    if found == "mysql" and null not in {None, b"\\N"}:
+    if escape == "mysql" and null not in {None, b"\\N"}:
         raise top.error("null", "A NULL of MySQL is \\N.", 'Write null = "\\\\N".')
-    return found or "none"
+    return escape or "none"
 
 
 def _truth(top: FormatTable) -> tuple[bytes, bytes]:

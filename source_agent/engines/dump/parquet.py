@@ -46,9 +46,9 @@ def blocks(file: BinaryIO, format: Format, wanted: Sequence[int], name: str) -> 
     """
     try:
         source = _opened(file, "us")
-        found = _check_columns(source, format, wanted, name)
+        schemas = _check_columns(source, format, wanted, name)
         kinds = {format.names[at]: format.types[at].kind for at in wanted}
-        old = [column for column in kinds if found[column].physical_type == "INT96"]
+        old = [column for column in kinds if schemas[column].physical_type == "INT96"]
         has_infinity = source.metadata.created_by.startswith(_INFINITE)
         done = 0
         for batch in _batches(source, file, list(kinds), old):
@@ -106,10 +106,10 @@ def _batches(
 
 
 def _integers(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    found: np.ndarray[tuple[int], np.dtype[np.uint64]] = (
+    numbers: np.ndarray[tuple[int], np.dtype[np.uint64]] = (
         column.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64)
     )
-    return found
+    return numbers
 
 
 def _check_columns(
@@ -194,10 +194,10 @@ def _since_2000(moment: float, *, epoch: int, ends: tuple[int, int]) -> int:
     """Return days or microseconds since 2000. The ends are infinite, and no other moment is one."""
     if moment in {math.inf, -math.inf}:
         return ends[moment > 0]
-    found = int(moment) - epoch
-    if not ends[0] < found < ends[1]:
+    elapsed = int(moment) - epoch
+    if not ends[0] < elapsed < ends[1]:
         raise ValueDoesNotFit("a moment that its type does not hold")
-    return found
+    return elapsed
 
 
 def _unfit(error: pa.ArrowInvalid, name: str) -> ValueDoesNotFit | DatabaseRefused:

@@ -44,8 +44,8 @@ def described(column: pq.ColumnSchema) -> str:
     logical = column.logical_type.type
     if logical == "NONE":
         return str(column.physical_type)
-    found = json.loads(column.logical_type.to_json())
-    return str(found.pop("Type")) + "".join(f" {key}={value}" for key, value in found.items())
+    facts = json.loads(column.logical_type.to_json())
+    return str(facts.pop("Type")) + "".join(f" {key}={value}" for key, value in facts.items())
 
 
 def declarable(column: pq.ColumnSchema) -> tuple[DeclaredType, ...]:
@@ -99,8 +99,8 @@ def values(column: pa.Array, kind: str, *, has_infinity: bool) -> Column:
         return _moments(column, has_infinity=has_infinity)
     elif pa.types.is_duration(column.type):
         column = column.cast(pa.int64())
-    found: Column = column.to_pylist()
-    return found
+    items: Column = column.to_pylist()
+    return items
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
@@ -117,8 +117,8 @@ def _moments(column: pa.Array, *, has_infinity: bool) -> Column:
     end = _INT32_MAX if is_date else _INT64_MAX
     ends = pc.is_in(raw, pa.array([end, -end], raw.type))
     if not has_infinity or not pc.any(ends).as_py():
-        found: Column = _whole(raw, column.type).to_pylist()
-        return found
+        moments: Column = _whole(raw, column.type).to_pylist()
+        return moments
     infinite = raw.to_pylist()
     finite = _whole(pc.if_else(ends, pa.scalar(None, raw.type), raw), column.type).to_pylist()
     return [

@@ -86,8 +86,8 @@ class Selection:
         block = gather(rows)
         spans = value_spans(block, self._compared[-1] + 1)
         columns = {at: _column(self._types[at], block, *spans[at]) for at in self._compared}
-        found = self._truth(self._predicate, columns).is_true
-        return [rows[i] for i in np.flatnonzero(found).tolist()]
+        is_chosen = self._truth(self._predicate, columns).is_true
+        return [rows[i] for i in np.flatnonzero(is_chosen).tolist()]
 
     def _truth(self, predicate: Predicate, columns: Mapping[int, _Column]) -> _Truth:
         match predicate:
@@ -98,16 +98,16 @@ class Selection:
                 inner = self._truth(part, columns)
                 return _Truth(inner.is_false, inner.is_true)
             case Every(parts):
-                found = [self._truth(part, columns) for part in parts]
+                truths = [self._truth(part, columns) for part in parts]
                 return _Truth(
-                    np.logical_and.reduce([t.is_true for t in found]),
-                    np.logical_or.reduce([t.is_false for t in found]),
+                    np.logical_and.reduce([t.is_true for t in truths]),
+                    np.logical_or.reduce([t.is_false for t in truths]),
                 )
             case Some(parts):
-                found = [self._truth(part, columns) for part in parts]
+                truths = [self._truth(part, columns) for part in parts]
                 return _Truth(
-                    np.logical_or.reduce([t.is_true for t in found]),
-                    np.logical_and.reduce([t.is_false for t in found]),
+                    np.logical_or.reduce([t.is_true for t in truths]),
+                    np.logical_and.reduce([t.is_false for t in truths]),
                 )
 
 
@@ -135,10 +135,10 @@ def _column(type: DeclaredType, block: Block, starts: Integers, lengths: I32) ->
         return _Column(has_value, integers_at(block.buffer, first, type.width or 0).tolist())
     ends = (first + lengths[has_value]).tolist()
     whole = block.buffer.tobytes()
-    found = [whole[a:b] for a, b in zip(first.tolist(), ends, strict=True)]
+    values = [whole[a:b] for a, b in zip(first.tolist(), ends, strict=True)]
     if type.kind == "text":
-        return _Column(has_value, found)
-    return _Column(has_value, [_decimal(type, data) for data in found])
+        return _Column(has_value, values)
+    return _Column(has_value, [_decimal(type, data) for data in values])
 
 
 def _value_of(type: DeclaredType, data: bytes) -> Any:

@@ -82,19 +82,19 @@ class _Source:
     def _of_file(self, file: DumpFile, wanted: list[int]) -> Iterator[Block]:
         name, format = file.name, self.format
         if format.kind == "parquet":
-            found: Iterator[Block] = _parquet().blocks(file.reader(), format, wanted, name)
+            blocks: Iterator[Block] = _parquet().blocks(file.reader(), format, wanted, name)
         else:
             packed = streams.pieces(file.reader(), name, file.size)
             text = streams.in_utf8(packed, format.encoding, name)
             parse = delimited.blocks if format.kind == "csv" else fixed_width.blocks
-            found = parse(text, format, wanted, name)
-        return (replace(block, file=name) for block in found)
+            blocks = parse(text, format, wanted, name)
+        return (replace(block, file=name) for block in blocks)
 
     def encoders(self) -> values.Encoders:
         """Return the encoders of its values."""
         if self.format.kind == "parquet":
-            found: values.Encoders = _parquet().encoders()
-            return found
+            encoders: values.Encoders = _parquet().encoders()
+            return encoders
         return values.encoders(self.format)
 
 
@@ -131,7 +131,7 @@ class DumpSession(SnapshotSession):
         format = source.format
         order = arrange(relation, format.names, ())
         types = dict(zip(format.names, format.types, strict=True))
-        found = [
+        columns = [
             ReadColumn(
                 name,
                 types[name],
@@ -142,7 +142,7 @@ class DumpSession(SnapshotSession):
             )
             for name in order.names
         ]
-        described = shape(relation, format.names, order, found, Access(source.delivery.name))
+        described = shape(relation, format.names, order, columns, Access(source.delivery.name))
         described = replace(
             described,
             as_of=source.delivery.as_of,
@@ -183,10 +183,10 @@ class DumpSession(SnapshotSession):
             if with_null and null.any():
                 chosen[int(np.flatnonzero(null)[0])] = True
                 with_null = False
-            found = [rows[i] for i in np.flatnonzero(chosen).tolist()]
-            if found:
-                yield found
-            left -= len(found)
+            batch = [rows[i] for i in np.flatnonzero(chosen).tolist()]
+            if batch:
+                yield batch
+            left -= len(batch)
             if left < 0:
                 return
 
@@ -250,11 +250,11 @@ class DumpSession(SnapshotSession):
             if rows:
                 yield rows
 
-    def _checked(self, source: _Source, found: Iterator[T]) -> Iterator[T]:
+    def _checked(self, source: _Source, items: Iterator[T]) -> Iterator[T]:
         """Yield what is found in files that stay what they were."""
         source.delivery.check()
         try:
-            yield from found
+            yield from items
         except DriftlineError:
             source.delivery.check()
             raise

@@ -32,14 +32,14 @@ def pieces(file: BinaryIO, name: str, size: int) -> Iterator[bytes]:
         LimitExceeded: it unpacks to more than any dump does.
     """
     if name.endswith(".gz"):
-        found = _gunzipped(file, name)
+        unpacked = _gunzipped(file, name)
     elif name.endswith(".zst"):
-        found = _unzstd(file, name)
+        unpacked = _unzstd(file, name)
     else:
-        found = iter(lambda: file.read(PIECE_BYTES), b"")
+        unpacked = iter(lambda: file.read(PIECE_BYTES), b"")
     total = 0
     limit = EXPANSION_FREE_BYTES + EXPANSION_MAX * size
-    for piece in found:
+    for piece in unpacked:
         total += len(piece)
         if total > limit:
             raise LimitExceeded(

@@ -104,10 +104,10 @@ def _numbers(values: Values, decimals: int) -> Integers | None:
     whole = signs[(points if decimals else ends) - 1]  # the last characters of whole parts
     if ((whole < ord("0")) | (whole > ord("9"))).any():
         return None
-    found: Integers = np.fromstring(
+    numbers: Integers = np.fromstring(
         text.translate(None, b".")[:-1].decode(), dtype=np.int64, sep=","
     )
-    return found
+    return numbers
 
 
 def _check_integers(values: Values) -> None:
@@ -199,6 +199,6 @@ class _Repeated(dict[bytes | None, bytes]):
         if len(self) > DISTINCT_MAX:
             self.clear()
             self[None] = NULL
-        (found,) = behind_length([self._encode(value.decode())])
-        self[value] = found
-        return found
+        (encoded,) = behind_length([self._encode(value.decode())])
+        self[value] = encoded
+        return encoded

@@ -94,10 +94,10 @@ def short_decimals(type: DeclaredType) -> ColumnEncoder:
             scaled = np.rint(given * unit)
             if not np.all((scaled / unit == given) & (np.abs(scaled) < 10.0**precision)):
                 raise ValueDoesNotFit("too many digits")
-        found = encode(scaled.astype(np.int64))
+        encoded = encode(scaled.astype(np.int64))
         if None in values:
-            return [NULL if v is None else d for v, d in zip(values, found, strict=True)]
-        return found
+            return [NULL if v is None else d for v, d in zip(values, encoded, strict=True)]
+        return encoded
 
     return column
 
@@ -312,15 +312,15 @@ def timely(
     """
 
     def fetch(count: int) -> Sequence[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = []
-        append = found.append
+        rows: list[tuple[Any, ...]] = []
+        append = rows.append
         ends_at = time.monotonic() + BATCH_S
         for row in islice(source, count):
             append(row)
             pulse.at = now = time.monotonic()
             if now > ends_at:
                 break
-        return found
+        return rows
 
     return fetch
 

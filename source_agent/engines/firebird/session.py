@@ -278,15 +278,15 @@ def _bounds(kind: str, first: Positions, last: Positions) -> list[tuple[int, int
     """
     half = 8 * INTEGER_WIDTHS[kind] - 1
     low, high = -(2**half), 2**half - 1
-    found = []
+    ranges = []
     for a, b in zip(first.tolist(), last.tolist(), strict=True):
         begin, end = max(a, low), min(b, high)
         if begin == POSITION_MIN:
-            found.append((begin, begin))
+            ranges.append((begin, begin))
             begin += 1
         if begin <= end:
-            found.append((begin, end))
-    return found
+            ranges.append((begin, end))
+    return ranges
 
 
 class _Watch:

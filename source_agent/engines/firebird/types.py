@@ -112,12 +112,12 @@ def describe(session: Asked, relation: Relation) -> Shape:
     names = [field.name for field in fields]
     order = arrange(relation, names, primary)
     by_name = {field.name: field for field in fields}
-    found = each_column(relation, [by_name[name] for name in order.names], _column)
+    columns = each_column(relation, [by_name[name] for name in order.names], _column)
     is_key = bool(primary) and set(primary) <= set(order.key)
     access = Access(
         source, vouched=is_key, indexed=is_key and len(order.key) == 1, consistency=exactness
     )
-    made = shape(relation, names, order, found, access)
+    made = shape(relation, names, order, columns, access)
     session.row_description(described_sql(made))
     return made
 

@@ -105,14 +105,14 @@ class GenericEngine:
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         entry = entry_of(self._connector.dialect.name)
-        found = [NOT_LISTED, *([entry.snapshot] if entry.snapshot else []), *entry.settings]
+        templates = [NOT_LISTED, *([entry.snapshot] if entry.snapshot else []), *entry.settings]
         with contextlib.closing(self.open()) as session:
             for shape in shapes:
-                found += self.attempts(shape.relation)
-                found.append(scan_sql(shape))
+                templates += self.attempts(shape.relation)
+                templates.append(scan_sql(shape))
                 if shape.recipe.integer_key:
-                    found += session.key_sqls(shape)
-        return list(dict.fromkeys(found))
+                    templates += session.key_sqls(shape)
+        return list(dict.fromkeys(templates))
 
 
 def from_url(url: URL, password: str | None, limits: Limits) -> GenericEngine:  # noqa: ARG001

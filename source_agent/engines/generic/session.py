@@ -203,8 +203,8 @@ class GenericSession(SnapshotSession):
             with contextlib.closing(result):
                 sent = driven(result, driver, exc.SQLAlchemyError)
                 wanted = islice(sent, None if rows_max is None else rows_max + 1)
-                found = rows.timely((tuple(row) for row in wanted), self.pulse)
-                for batch in rows.batches(found, encode):
+                fetched = rows.timely((tuple(row) for row in wanted), self.pulse)
+                for batch in rows.batches(fetched, encode):
                     self.refuse_interrupted()
                     yield batch
 

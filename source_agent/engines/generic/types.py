@@ -105,10 +105,10 @@ def describe(catalogue: Catalogue, relation: Relation) -> Shape:
         source = ".".join(map(catalogue.quote, [*schemas, name]))
         reflected = {column["name"]: column for column in catalogue.columns(name, schema)}
         primary = catalogue.primary_key(name, schema)
-    found = _columns(catalogue, source, reflected)
-    names = [column.name for column in found]
+    described = _columns(catalogue, source, reflected)
+    names = [column.name for column in described]
     order = arrange(relation, names, primary)
-    by_name = {column.name: column for column in found}
+    by_name = {column.name: column for column in described}
 
     def read(relation: Relation, column: Described) -> ReadColumn:
         return _read(relation, column, catalogue)

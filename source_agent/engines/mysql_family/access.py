@@ -242,7 +242,7 @@ def listed(ask: Ask) -> list[Listed]:
     for schema, table, index, column, nullable in ask(UNIQUE):
         of_table = indexes.setdefault((schema or "", table or ""), {})
         of_table.setdefault(index or "", []).append((column or "", nullable == "YES"))
-    found = []
+    tables = []
     for schema, name, is_here in ask(LISTED):
         parts = (schema or "", name or "")
         of_table = indexes.get(parts, {})
@@ -253,8 +253,8 @@ def listed(ask: Ask) -> list[Listed]:
         ]
         key = () if "PRIMARY" in of_table else min(sound, key=len, default=())
         table = join_name(parts[1:] if is_here == "1" else parts, MARK)
-        found.append(Listed(*parts, table, key))
-    return found
+        tables.append(Listed(*parts, table, key))
+    return tables
 
 
 def scan_cost(product: Product, ask: Ask, shape: Shape) -> str:
@@ -312,17 +312,17 @@ def refuse_unhidden(error: DatabaseRefused) -> None:
 def marked_read(plan: Sequence[tuple[str | None, ...]]) -> MarkedRead:
     """Return how the rows behind a mark are found, by the rows of EXPLAIN."""
     ways = list(MarkedRead)
-    found = []
+    reads = []
     for row in plan:
         if row[2] is None:  # no table: the bound excludes every row, or a note
             continue
         access = 4 if len(row) > 10 else 3  # MySQL has partitions before it
         extra = {part.strip() for part in (row[-1] or "").split(";")}
         if row[access] in {"ALL", "index"} or row[access + 2] is None:
-            found.append(MarkedRead.SCAN)
+            reads.append(MarkedRead.SCAN)
         else:
-            found.append(MarkedRead.COVERING if "Using index" in extra else MarkedRead.INDEX)
-    return max(found, key=ways.index, default=MarkedRead.SCAN)
+            reads.append(MarkedRead.COVERING if "Using index" in extra else MarkedRead.INDEX)
+    return max(reads, key=ways.index, default=MarkedRead.SCAN)
 
 
 def grants(
@@ -396,15 +396,15 @@ def _marked(shape: Shape) -> list[str]:
         return []
     narrow = shape.narrow()
     pages = [page_sql(narrow, is_first=first) for first in (True, False)]
-    found = [
+    statements = [
         marked_sql(shape),
         marked_sql(shape.keys()),
         scan_sql(narrow),
         *(pages if plan_of(shape).pages else ()),
     ]
-    found += [EXPLAIN + marked_sql(shape)] if shape.marker.kind in ORDERED else []
-    found += [later_sql(shape)] if shape.marker.is_time else []
-    return [*found, *(greatest_sql(shape, name) for name in shape.marker.versions)]
+    statements += [EXPLAIN + marked_sql(shape)] if shape.marker.kind in ORDERED else []
+    statements += [later_sql(shape)] if shape.marker.is_time else []
+    return [*statements, *(greatest_sql(shape, name) for name in shape.marker.versions)]
 
 
 def _tiles(shape: Shape) -> list[str]:

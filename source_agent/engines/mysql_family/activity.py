@@ -45,7 +45,7 @@ def activities(ask: Ask, relations: Sequence[Relation]) -> dict[str, Activity]:
     Raises:
         DriftlineError: the statement failed.
     """
-    found: dict[str, Activity] = {r.name: never_probed(r) or NO_TABLE for r in relations}
+    by_name: dict[str, Activity] = {r.name: never_probed(r) or NO_TABLE for r in relations}
     named = {
         relation.name: split_name(relation.table or "", MARK)
         for relation in relations
@@ -54,12 +54,12 @@ def activities(ask: Ask, relations: Sequence[Relation]) -> dict[str, Activity]:
     named = {name: parts for name, parts in named.items() if len(parts) <= 2}
     lists = (",".join(_hex(p) for p in named.values() if len(p) == count) for count in (1, 2))
     if not named:
-        return found
+        return by_name
     rows = ask(ACTIVITY, *lists)
     for name, parts in named.items():
         if (row := _row_of(parts, rows)) is not None:
-            found[name] = _activity(row)
-    return found
+            by_name[name] = _activity(row)
+    return by_name
 
 
 def _hex(parts: tuple[str, ...]) -> str:
@@ -96,12 +96,12 @@ def _activity(row: _Row) -> Activity:
     return why or Flagged(opaque([facts]), opaque([at, count, unsettled]))
 
 
-def is_created_after(as_of: str, found: list[tuple[str | None, ...]]) -> bool:
+def is_created_after(as_of: str, rows: list[tuple[str | None, ...]]) -> bool:
     """Return True unless the catalogue has one table, made until the second of the snapshot.
 
     A time that is still to come is none: the clock was put back, and what is made now is older.
     """
-    if len(found) != 1 or found[0][0] is None:
+    if len(rows) != 1 or rows[0][0] is None:
         return True
-    ((at, is_to_come),) = found
+    ((at, is_to_come),) = rows
     return is_to_come != "1" and str(at) > as_of[:19].replace("T", " ")

@@ -196,10 +196,10 @@ def reads_only_innodb(ask: Ask, source: str) -> bool:
             return False
         if any(_names_it(text, name) for name in unwanted):
             return False
-        found = [made for name, made in views if _names_it(text, name) and made not in texts]
-        if any(_CALLED.search(made) for made in found):
+        definitions = [made for name, made in views if _names_it(text, name) and made not in texts]
+        if any(_CALLED.search(made) for made in definitions):
             return False
-        texts += found
+        texts += definitions
     return True
 
 

@@ -130,9 +130,11 @@ class FamilySession(SnapshotSession):
 
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
         cursor = self._execute(self._connection.cursor(Cursor), sql, values, None)
-        found = self._fetched(cursor, None)
+        fetched = self._fetched(cursor, None)
         with foreseen(DRIVER):
-            return [tuple(v.decode() if isinstance(v, bytes) else v for v in row) for row in found]
+            return [
+                tuple(v.decode() if isinstance(v, bytes) else v for v in row) for row in fetched
+            ]
 
     def fields(self, sql: str) -> Sequence[types.Field]:
         # The driver's public description leaves out flags and character set.
@@ -192,18 +194,18 @@ class FamilySession(SnapshotSession):
         plan = plan_of(shape)
         if plan.pages and set(plan.pages) <= {c.name for c in shape.recipe.columns}:
             encode = rows.row_encoder(shape, ENCODERS)
-            found = rows.batches(self._pages(shape), encode, block_rows=PAGE_ROWS)
-            return self._settled(found, shape.relation)
-        found = self._settled(
+            batches = rows.batches(self._pages(shape), encode, block_rows=PAGE_ROWS)
+            return self._settled(batches, shape.relation)
+        batches = self._settled(
             self._stream(shape, bound_sql(shape, scan_sql(shape, ordered=ordered)), ()),
             shape.relation,
         )
-        return found if plan.consistency is Consistency.EXACT else rows.spooled(found, shape)
+        return batches if plan.consistency is Consistency.EXACT else rows.spooled(batches, shape)
 
-    def _settled(self, found: Iterator[Rows], relation: Relation) -> Iterator[Rows]:
+    def _settled(self, batches: Iterator[Rows], relation: Relation) -> Iterator[Rows]:
         """Yield the batches, then refuse changed settings; below a spool, whose reader may be slow
         enough for the server to end the idle session."""
-        yield from found
+        yield from batches
         settings.refuse_changed(self.ask, self.product, self._shown, relation)
 
     def read_ranges(
@@ -235,8 +237,8 @@ class FamilySession(SnapshotSession):
 
     def identity(self) -> Mapping[str, str]:
         identity = self.product.identity
-        found = zip(identity, self.ask(identity_sql(self.product))[0], strict=True)
-        return {name: str(value) for name, value in found if value is not None}
+        facts = zip(identity, self.ask(identity_sql(self.product))[0], strict=True)
+        return {name: str(value) for name, value in facts if value is not None}
 
     def mark(self, shape: Shape) -> Mark:
         marked = shape.marker
@@ -244,8 +246,8 @@ class FamilySession(SnapshotSession):
         source = ":".join(self.identity().values())
 
         def greatest(name: str) -> str | None:
-            found = self._value(shape, greatest_sql(shape, name))
-            return None if found is None else found.decode()
+            value = self._value(shape, greatest_sql(shape, name))
+            return None if value is None else value.decode()
 
         # The session's own time zone is UTC, and none is written.
         definition = types.definition(self, shape.relation)
@@ -267,9 +269,9 @@ class FamilySession(SnapshotSession):
         cursor = self._connection.cursor(Cursor)
         bound = (*plan_of(shape).values, *values)
         self._execute(cursor, sql, bound, shape.relation)
-        found: bytes | None = self._fetched(cursor, shape.relation)[0][0]
+        value: bytes | None = self._fetched(cursor, shape.relation)[0][0]
         warnings.refuse(self, shape, _warnings(cursor))
-        return found
+        return value
 
     def marked_read(self, shape: Shape) -> MarkedRead | None:
         marked = shape.marker
@@ -300,9 +302,11 @@ class FamilySession(SnapshotSession):
 
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         """Return the batches of a statement; spooled if its table's writers wait for it."""
-        found = self._stream(shape, sql, values)
+        stream = self._stream(shape, sql, values)
         return (
-            found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found, shape)
+            stream
+            if plan_of(shape).consistency is Consistency.EXACT
+            else rows.spooled(stream, shape)
         )
 
     def _stream(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:

@@ -124,12 +124,12 @@ def _set(ask: Ask, product: Product) -> None:
 
 def time_limits(ask: Ask) -> list[TimeLimit]:
     """Return what `Session.time_limits` returns."""
-    found = []
+    limits = []
     for name, text in ask(TIME_LIMITS):
         seconds = float(text or 0) / (1000 if name == "max_execution_time" else 1)
         if seconds or name in _ZERO_IS_AT_ONCE:
-            found.append(TimeLimit(str(name), seconds, name in _IDLE))
-    return found
+            limits.append(TimeLimit(str(name), seconds, name in _IDLE))
+    return limits
 
 
 def refuse_changed(ask: Ask, product: Product, before: Shown, relation: Relation) -> None:

@@ -152,10 +152,10 @@ def between_sql(shape: Shape, bounds: Sequence[str], within: KeyRange) -> str:
     """
     steps = [(">", ">=")] if within.lower is not None else []
     steps += [("<", "<")] if within.upper is not None else []
-    found = [_keyset(shape, bounds, *operators) for operators in steps]
-    source = _by_index(shape) if found else None
-    sql = select_sql(shape, *(["\0"] * len(found)), source=source, tail="\nLIMIT \0")
-    return _placed(shape, sql, *found, "%s")
+    conditions = [_keyset(shape, bounds, *operators) for operators in steps]
+    source = _by_index(shape) if conditions else None
+    sql = select_sql(shape, *(["\0"] * len(conditions)), source=source, tail="\nLIMIT \0")
+    return _placed(shape, sql, *conditions, "%s")
 
 
 def keys_sql(shape: Shape, bounds: Sequence[str]) -> str:

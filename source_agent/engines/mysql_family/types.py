@@ -217,9 +217,9 @@ def definition(session: Catalogue, relation: Relation) -> str:
     to come in it, so then the definition is like no other's; nor is one without any table.
     """
     table = _table_of(relation, str(session.ask(DATABASE)[0][0]))
-    found = [] if table is None else session.ask(TABLE, *table)
-    if len(found) == 1 and found[0][2] != "VIEW":
-        entries, views = session.ask(ONE_DEFINITION, *found[0][:2]), list[tuple[str | None, ...]]()
+    tables = [] if table is None else session.ask(TABLE, *table)
+    if len(tables) == 1 and tables[0][2] != "VIEW":
+        entries, views = session.ask(ONE_DEFINITION, *tables[0][:2]), list[tuple[str | None, ...]]()
     else:
         entries, views = session.ask(DEFINITIONS), session.ask(VIEW_DEFINITIONS)
     second = session.as_of[:19].replace("T", " ")
@@ -326,14 +326,14 @@ def _describe(
     primary = next((i.columns for i in indexes if i.is_primary), ())
     order = arrange(relation, known, [c for c in primary if c is not None])
     by_name = {d.name: d for d in described}
-    found = each_column(
+    columns = each_column(
         relation, [by_name[name] for name in order.names], partial(column, session.product)
     )
     unique = next((i for i in indexes if i.is_unique and set(i.columns) <= set(order.key)), None)
     is_exact = is_innodb or (not engine and innodb.reads_only_innodb(session.ask, source))
     notes = () if is_exact else (f"read without a snapshot: {engine or 'tables unknown'}",)
     marked = {d.name: marking(d) for d in described}
-    pages = _pages(unique, [f.name for f in found if can_page(by_name[f.name], f)])
+    pages = _pages(unique, [f.name for f in columns if can_page(by_name[f.name], f)])
     access = Access(
         source,
         vouched=unique is not None and not any(by_name[name].is_nullable for name in order.key),
@@ -349,7 +349,7 @@ def _describe(
         marker=_marked(relation, kind, described, order.names),
         marking=marked,
     )
-    described_shape = shape(relation, known, order, found, access)
+    described_shape = shape(relation, known, order, columns, access)
     session.fields(probe_sql(described_shape))  # `where`, and the privileges on columns
     return described_shape
 
@@ -402,10 +402,10 @@ def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> list[Described]:
-    found = []
+    columns = []
     for name, kind, written, precision, scale, nullable, charset, collation, made, more in rows:
         text = (written or "").lower()
-        found.append(
+        columns.append(
             Described(
                 name or "",
                 {"integer": "int", "numeric": "decimal"}.get(kind or "", kind or ""),
@@ -421,11 +421,11 @@ def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> lis
                 "WITHOUT SYSTEM VERSIONING" in (more or "").upper(),
             )
         )
-    return found
+    return columns
 
 
 def _of_metadata(product: Product, fields: Sequence[Field]) -> list[Described]:
-    found, kinds = [], {**_FIELD_TYPES, **product.fields}
+    columns, kinds = [], {**_FIELD_TYPES, **product.fields}
     for field in fields:
         name = field.name.decode() if isinstance(field.name, bytes) else field.name
         kind = kinds.get(field.type_code, f"field type {field.type_code}")
@@ -435,10 +435,10 @@ def _of_metadata(product: Product, fields: Sequence[Field]) -> list[Described]:
         digits = field.length - (field.scale > 0) - (not is_unsigned)
         precision = field.length if kind == "bit" else digits
         is_nullable = not field.flags & _NOT_NULL
-        found.append(
+        columns.append(
             Described(name, kind, is_unsigned, precision, field.scale, is_nullable, "", kind)
         )
-    return found
+    return columns
 
 
 def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:

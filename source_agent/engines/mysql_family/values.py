@@ -152,23 +152,23 @@ def column(product: Product, relation: Relation, column: Described) -> ReadColum
         read = f"HEX({read})"
     elif column.type in TEXT and column.charset in _INCOMPLETE_CHARSETS:
         read = _checked(quoted, column.charset)
-    found = ReadColumn(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
-    found = replace(found, unordered=_unordered(column, found))
-    if not as_text and _is_compared(column, found):
-        return replace(found, comparable=Comparable.ORDER)
-    return found
+    reading = ReadColumn(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
+    reading = replace(reading, unordered=_unordered(column, reading))
+    if not as_text and _is_compared(column, reading):
+        return replace(reading, comparable=Comparable.ORDER)
+    return reading
 
 
-def can_page(column: Described, found: ReadColumn) -> bool:
+def can_page(column: Described, reading: ReadColumn) -> bool:
     """Return True if a table can be read in pages by this column without losing rows.
 
     Its values must be bindable, and ORDER BY and `>` must agree about them. They do not for ENUM
     and SET, which are sorted by number and compared as strings, nor for CHAR under a collation that
     does not pad, which is sorted with the spaces that a comparison lacks.
     """
-    if not _is_itself(column, found) or found.form not in BINDERS:
+    if not _is_itself(column, reading) or reading.form not in BINDERS:
         return False
-    if found.form != "text":
+    if reading.form != "text":
         return True
     is_padded = bool(column.collation) and not _NO_PAD.search(column.collation.lower())
     return column.type in {"char", "varchar"} and is_padded
@@ -217,26 +217,26 @@ def _checked(quoted: str, charset: str) -> str:
     return f"IF({quoted} IS NULL OR {is_whole}, CAST({text} AS BINARY), X'FF')"
 
 
-def _is_itself(column: Described, found: ReadColumn) -> bool:
+def _is_itself(column: Described, reading: ReadColumn) -> bool:
     """Return True if a column is read as it is, or as its bytes."""
     quoted = quote(column.name, MARK)
-    return found.read in {quoted, _checked(quoted, column.charset)}
+    return reading.read in {quoted, _checked(quoted, column.charset)}
 
 
-def _is_compared(column: Described, found: ReadColumn) -> bool:
+def _is_compared(column: Described, reading: ReadColumn) -> bool:
     """Return True if a derivation may compare a column (docs/types.md)."""
-    if column.type in _INTEGERS and found.type.kind in INTEGER_WIDTHS:
+    if column.type in _INTEGERS and reading.type.kind in INTEGER_WIDTHS:
         return True
     if not column.is_stored:
         return False
     if column.type in _INTEGERS or column.type == "decimal":  # BIGINT UNSIGNED is numeric(20,0)
-        return found.type.precision is not None
+        return reading.type.precision is not None
     return column.type in _COMPARED_TEXT or column.type in {"date", "datetime"}
 
 
-def _unordered(column: Described, found: ReadColumn) -> str:
+def _unordered(column: Described, reading: ReadColumn) -> str:
     """Return how the server sorts a column if not as the protocol does (`ReadColumn.unordered`)."""
-    if not column.is_stored or not _is_itself(column, found):
+    if not column.is_stored or not _is_itself(column, reading):
         return f"as {column.written}"
     if column.type in _INTEGERS or column.type in {"decimal", "date", "datetime"}:
         return ""

@@ -129,8 +129,8 @@ def prepared_fields(
     if parameters:
         for _ in range(parameters + 1):  # and their end
             driver._read_packet()
-    found = [driver._read_packet(FieldDescriptorPacket) for _ in range(columns)]
+    fields = [driver._read_packet(FieldDescriptorPacket) for _ in range(columns)]
     if columns:
         driver._read_packet()
     driver._execute_command(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement))  # no answer
-    return found
+    return fields

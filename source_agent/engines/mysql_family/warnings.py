@@ -99,8 +99,8 @@ def refuse(session: Warner, shape: Shape, count: int) -> None:
 
 def told(listed: list[tuple[str | None, ...]]) -> str:
     """Return the warnings of a plan, for which constants are evaluated, as text for `check`."""
-    found = [(int(n or 0), text or "") for level, n, text in listed if level != "Note"]
-    return f"the server warns: {_shown(found)}" if found else ""
+    warnings = [(int(n or 0), text or "") for level, n, text in listed if level != "Note"]
+    return f"the server warns: {_shown(warnings)}" if warnings else ""
 
 
 def searches(shape: Shape) -> list[str]:
@@ -110,7 +110,7 @@ def searches(shape: Shape) -> list[str]:
 
 def _searches(shape: Shape) -> Iterator[tuple[str, str]]:
     """Yield columns, and the search of each: for what is read, and for what may be compared."""
-    plan, found = plan_of(shape), set[str]()
+    plan, seen = plan_of(shape), set[str]()
     names = [column.name for column in shape.recipe.columns]
     chosen = [] if plan.chosen is None else list(_columns(plan.chosen))
     compared = [c.name for c in shape.recipe.columns if shape.comparable_by_name[c.name].value]
@@ -118,8 +118,8 @@ def _searches(shape: Shape) -> Iterator[tuple[str, str]]:
     pairs += [(name, as_bytes(quote(name, MARK))) for name in (*chosen, *compared)]
     for name, read in pairs:
         quoted = quote(name, MARK)
-        if read not in {quoted, COLUMNS} and (sql := lost_sql(shape, quoted, read)) not in found:
-            found.add(sql)
+        if read not in {quoted, COLUMNS} and (sql := lost_sql(shape, quoted, read)) not in seen:
+            seen.add(sql)
             yield name, sql
 
 

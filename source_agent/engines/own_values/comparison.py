@@ -114,11 +114,11 @@ class Comparison:
 
 def not_compared(shape: Shape, why: str) -> Comparison:
     """Return the comparison of a relation whose engine shows no values of a driver."""
-    found = [
+    columns = [
         ColumnReads(column.name, str(column.type), not_compared={why: 0})
         for column in shape.recipe.published_order
     ]
-    return Comparison(0, "", tuple(found))
+    return Comparison(0, "", tuple(columns))
 
 
 def compare(session: Session, own: OwnValues, shape: Shape, rows: int) -> Comparison:
@@ -207,12 +207,12 @@ class _Tally:
 
     def add(self, read: Callable[[], Reads], session: Session) -> None:
         """Compare what two reads of the same rows give."""
-        found = self._paired(read())
-        differences = self._differences(found)
+        paired = self._paired(read())
+        differences = self._differences(paired)
         if differences and session.consistency is Consistency.FUZZY:  # or is it a writer's?
             again = self._differences(self._paired(read()))
             differences = {k: v for k, v in differences.items() if again.get(k) == v}
-        for key, (published, driver) in found.items():
+        for key, (published, driver) in paired.items():
             if (key, _ROW) in differences:
                 if len(self._missing) < SAMPLES_MAX:
                     self._missing.append(f"{self._shown(key)}: {differences[key, _ROW][0]}")
@@ -223,10 +223,10 @@ class _Tally:
                 self.unpaired += max(len(published), len(driver))
 
     def _paired(self, reads: Reads) -> Paired:
-        found: Paired = {}
+        paired: Paired = {}
         for row in reads[0]:
             key = tuple(self._normal(n, v) for n, v in enumerate(row[: self._keys]))
-            found.setdefault(key, ([], []))[0].append(row)
+            paired.setdefault(key, ([], []))[0].append(row)
         for values in reads[1]:
             try:
                 key = tuple(
@@ -235,8 +235,8 @@ class _Tally:
                 )
             except NotComparable as reason:
                 key = (f"({reason})",) * self._keys
-            found.setdefault(key, ([], []))[1].append(values)
-        return found
+            paired.setdefault(key, ([], []))[1].append(values)
+        return paired
 
     def _normal(self, number: int, published: Text) -> Text:
         if published is None:
@@ -246,10 +246,10 @@ class _Tally:
         except ValueError:  # bytes that are no value of the type
             return published
 
-    def _differences(self, found: Paired) -> dict[tuple[Row, int], tuple[Text, Text]]:
+    def _differences(self, paired: Paired) -> dict[tuple[Row, int], tuple[Text, Text]]:
         """Return the values that differ, by key and column."""
         differences: dict[tuple[Row, int], tuple[Text, Text]] = {}
-        for key, (published, driver) in found.items():
+        for key, (published, driver) in paired.items():
             if bool(published) != bool(driver):
                 lacks = (
                     "the driver does not show it" if published else "no read of Driftline's has it"
@@ -297,7 +297,7 @@ class _Tally:
 
     def comparison(self, chosen: Sample) -> Comparison:
         """Return what was found, in the order of the relation's columns."""
-        found = {
+        by_column = {
             column: ColumnReads(
                 column.name,
                 str(column.type),
@@ -309,6 +309,6 @@ class _Tally:
             )
             for number, column in enumerate(self._columns)
         }
-        columns = tuple(found[column] for column in self._shape.recipe.published_order)
+        columns = tuple(by_column[column] for column in self._shape.recipe.published_order)
         missing, unpaired = tuple(self._missing), max(self.unpaired, 0)
         return Comparison(self.rows, chosen.how, columns, missing, unpaired)

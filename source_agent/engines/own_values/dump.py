@@ -63,8 +63,8 @@ class DumpValues(OwnValues):
 
     def fetch(self, shape: Shape, sql: str, values: Sequence[object], most: int) -> list[DriverKey]:
         del sql, values
-        found = (zip(*columns, strict=True) for columns in self._blocks(shape))
-        return list(islice(chain.from_iterable(found), most))
+        rows = (zip(*columns, strict=True) for columns in self._blocks(shape))
+        return list(islice(chain.from_iterable(rows), most))
 
     def read(
         self, shape: Shape, keys: Sequence[DriverKey], published: Sequence[Key]

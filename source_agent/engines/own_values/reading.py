@@ -160,12 +160,12 @@ class OwnValues(ABC):
 
     def statements(self, shape: Shape) -> list[str]:
         """Return every SQL text about a shape, for `explain`."""
-        found = [self.all_sql(shape), self.keys_sql(shape), self.rows_sql(shape)]
-        found += [self.keys_sql(shape, backwards=True), self.keys_sql(shape, begins=True)]
-        found.append(self.read_sql(shape))
+        statements = [self.all_sql(shape), self.keys_sql(shape), self.rows_sql(shape)]
+        statements += [self.keys_sql(shape, backwards=True), self.keys_sql(shape, begins=True)]
+        statements.append(self.read_sql(shape))
         for name in self.indexed(shape):
-            found += [self.extreme_sql(shape, name, backwards=down) for down in (False, True)]
-        return found
+            statements += [self.extreme_sql(shape, name, backwards=down) for down in (False, True)]
+        return statements
 
     def _bare(self, shape: Shape, columns: int) -> Shape:
         """Return a shape that reads its first columns as they are."""
@@ -196,8 +196,8 @@ class SessionValues(OwnValues):
 
 def beside_key(shape: Shape, names: Sequence[DriverKey]) -> list[str]:
     """Return which columns of a relation, beside its key, are among these, a row each."""
-    found = {name for (name,) in names}
-    return [c.name for c in shape.recipe.columns[shape.recipe.key_columns :] if c.name in found]
+    listed = {name for (name,) in names}
+    return [c.name for c in shape.recipe.columns[shape.recipe.key_columns :] if c.name in listed]
 
 
 def own_values_of(engine: object, session: object) -> OwnValues | None:

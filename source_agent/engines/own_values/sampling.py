@@ -44,19 +44,19 @@ def sample(own: OwnValues, shape: Shape, rows: int) -> Sample:
         return Sample(_distinct(first), f"every row{note}")
     part = max(1, rows // PARTS)
     last = _last(own, shape, first, part)
-    found = [*first[: part if last else rows], *last]
+    keys = [*first[: part if last else rows], *last]
     if last:
         for point in _between(first[0][0], last[0][0]):
             values = [own.bindable(point), *own.limited(part)]
-            found += own.fetch(shape, own.keys_sql(shape, begins=True), values, part)
+            keys += own.fetch(shape, own.keys_sql(shape, begins=True), values, part)
     names = own.indexed(shape)
     for name in names:
         for down in (False, True):
             sql = own.extreme_sql(shape, name, backwards=down)
-            found += own.fetch(shape, sql, own.limited(EXTREMES), EXTREMES)
+            keys += own.fetch(shape, sql, own.limited(EXTREMES), EXTREMES)
     ends = f", and both ends of {', '.join(names)}" if names else ""
     where = "from first to last key" if last else "with the least keys"
-    return Sample(_distinct(found), f"{where}, by its index{ends}{note}")
+    return Sample(_distinct(keys), f"{where}, by its index{ends}{note}")
 
 
 def _has_index(own: OwnValues, shape: Shape) -> bool:
@@ -82,8 +82,8 @@ def _last(own: OwnValues, shape: Shape, first: list[DriverKey], part: int) -> li
     beyond = high + 1
     while (middle := (low[0] + beyond) // 2) > low[0]:
         sql, values = own.keys_sql(shape, begins=True), [middle, *own.limited(1)]
-        if found := own.fetch(shape, sql, values, 1):
-            low = found[0]
+        if keys := own.fetch(shape, sql, values, 1):
+            low = keys[0]
         else:
             beyond = middle
     return [low]
@@ -118,9 +118,9 @@ def _texts(low: str | bytes, high: str | bytes) -> Iterator[str | bytes]:
         digits += [0] * (_CHARACTERS - len(digits))
         ends.append(sum(c * base**i for i, c in enumerate(reversed(digits))))
     for number in _between(*ends):
-        found = [number // base**i % base for i in reversed(range(_CHARACTERS))]
+        codes = [number // base**i % base for i in reversed(range(_CHARACTERS))]
         head = a[:shared]
         if is_text:
-            yield "".join(map(chr, [*head, *(max(c, 32) for c in found)]))
+            yield "".join(map(chr, [*head, *(max(c, 32) for c in codes)]))
         else:
-            yield bytes([*head, *found])
+            yield bytes([*head, *codes])

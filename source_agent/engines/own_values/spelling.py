@@ -151,10 +151,10 @@ def _span(text: str) -> dt.timedelta | None:
     if match is None:
         return None
     sign, hours, minutes, seconds, fraction = match.groups()
-    found = dt.timedelta(
+    span = dt.timedelta(
         hours=int(hours),
         minutes=int(minutes),
         seconds=int(seconds),
         microseconds=int((fraction or "0").ljust(6, "0")),
     )
-    return -found if sign else found
+    return -span if sign else span

@@ -235,8 +235,8 @@ def _brief(error: Error, state: str, text: str) -> str:
     if state == "57014" and "user request" in text:
         return "Somebody at the source cancelled the statement."
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
-    found = next((said for states, said in _IN_BRIEF if state.startswith(states)), "")
-    return f"{found}PostgreSQL says: {words} (SQLSTATE {state})."
+    meaning = next((said for states, said in _IN_BRIEF if state.startswith(states)), "")
+    return f"{meaning}PostgreSQL says: {words} (SQLSTATE {state})."
 
 
 def no_transactions() -> DatabaseRefused:
@@ -266,22 +266,22 @@ def no_character(error: Error) -> tuple[str, str] | None:
     return bytes_of(text, is_character=is_character) if error.sqlstate in _NO_CHARACTERS else None
 
 
-def placed(ask: Ask, found: DriftlineError, error: Error, shape: Shape) -> DriftlineError:
+def placed(ask: Ask, failure: DriftlineError, error: Error, shape: Shape) -> DriftlineError:
     """Return the error for bytes that are no character, with the first row that has them."""
     form, is_character = no_character(error), error.sqlstate == _NO_EQUIVALENT
     search = no_character_sql(shape, is_character=is_character)
     if form is None or not search or not (is_character or form[1] in CHECKED):
-        return found
+        return failure
     ask(BOUNDS, *form)
     rows = ask(search)
     if not rows:
-        return found
+        return failure
     *key, place = rows[0]
     texts = [c.name for c in shape.recipe.columns if c.type.kind == "text"]
     shown = ", ".join(map(printable_value, key))
     return ValueDoesNotFit(
-        f"{found.message} It is in the column {texts[place]}, in the row with key {shown}.",
-        remedy=found.remedy,
+        f"{failure.message} It is in the column {texts[place]}, in the row with key {shown}.",
+        remedy=failure.remedy,
         where=f"{shape.relation.name}.{texts[place]}",
         details={"key": shown},
     )
@@ -301,8 +301,8 @@ def _cancelled(text: str) -> str:
 
 def _finding(error: Error) -> str:
     """Return how the owner finds the rows with bytes that are no character; empty: not known."""
-    found = no_character(error)
-    return finding(*found, is_character=error.sqlstate == _NO_EQUIVALENT) if found else ""
+    damage = no_character(error)
+    return finding(*damage, is_character=error.sqlstate == _NO_EQUIVALENT) if damage else ""
 
 
 def _missing_grant(text: str, relation: Relation | None) -> str:
@@ -312,15 +312,15 @@ def _missing_grant(text: str, relation: Relation | None) -> str:
     read by a query, or by a view with the rights of its owner.
     """
     table = relation.table if relation else None
-    found = _DENIED.search(text)
-    what, name = found.groups() if found else ("", "")
+    match = _DENIED.search(text)
+    what, name = match.groups() if match else ("", "")
     if what in _GRANTED:
         owner = "" if table is None else " (if a view reads it, to its owner)"
         reader = f"the agent's role{owner}"
         return f"As its owner: GRANT {_GRANTED[what].format(name=quote(name))} TO {reader}."
-    if table is not None and (not found or split_name(table)[-1] == name):
+    if table is not None and (not match or split_name(table)[-1] == name):
         return f"As its owner: GRANT SELECT ON {table} TO the agent's role."
-    if found:
+    if match:
         return f"As its owner: GRANT SELECT ON {name} TO the role that reads it."
     return "As their owner: GRANT SELECT ON every table it reads TO the agent's role."
 
@@ -337,15 +337,15 @@ def privileges(ask: Ask, relations: Sequence[Relation]) -> list[Privilege]:
 
 def listed(ask: Ask) -> list[Listed]:
     """List tables and views for `Engine.listed`; partitions are read with their parent."""
-    found = []
+    tables = []
     for schema, name, key in ask(LISTED):
         parts = (schema, name)
         bad = [part for part in (*parts, *(key or ())) if not _is_text(part)]
         texts = [part.decode(errors="backslashreplace") for part in parts]
         columns = () if bad else tuple(column.decode() for column in key or ())
         unread = f"A name of it is not in UTF-8: {bad[0]!r}. ALTER … RENAME." if bad else ""
-        found.append(Listed(texts[0], texts[1], join_name(texts), columns, unread))
-    return found
+        tables.append(Listed(texts[0], texts[1], join_name(texts), columns, unread))
+    return tables
 
 
 def _is_text(name: bytes) -> bool:
@@ -459,13 +459,13 @@ def _marked(shape: Shape) -> list[str]:
         return []
     keys = shape.keys()
     read = (marked_sql(shape), marked_sql(keys), scan_sql(shape.narrow()))
-    found = [copy_of(sql) for sql in read]
-    found += [copy_of(greatest_sql(shape, name)) for name in shape.marker.versions]
+    statements = [copy_of(sql) for sql in read]
+    statements += [copy_of(greatest_sql(shape, name)) for name in shape.marker.versions]
     if shape.marker.is_time:
-        found.append(copy_of(later_sql(shape)))
+        statements.append(copy_of(later_sql(shape)))
     if shape.marker.kind in ORDERED:
-        found.append(EXPLAIN + marked_sql(shape))
-    return found + (
+        statements.append(EXPLAIN + marked_sql(shape))
+    return statements + (
         [hashes.SEED, copy_of(key_hashes_sql(shape))] if plan_of(shape).key_hash else []
     )
 

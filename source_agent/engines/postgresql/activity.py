@@ -76,10 +76,10 @@ def activities(ask: Ask, relations: Sequence[Relation]) -> dict[str, Activity]:
     Raises:
         psycopg.Error: the statement failed.
     """
-    found: dict[str, Activity] = {r.name: never_probed(r) or NO_TABLE for r in relations}
+    by_name: dict[str, Activity] = {r.name: never_probed(r) or NO_TABLE for r in relations}
     asked = [r for r in relations if never_probed(r) is None and _name(r)]
     if not asked:
-        return found
+        return by_name
     rows = ask(ACTIVITY, [_name(relation) for relation in asked])
     for relation, (_, kind, is_foreign, is_hidden, changes, is_standby, counts, facts) in zip(
         asked, rows, strict=True
@@ -93,8 +93,8 @@ def activities(ask: Ask, relations: Sequence[Relation]) -> dict[str, Activity]:
             _POLICIES: is_hidden,
         }
         why = next((why for why, is_so in whys.items() if is_so), None)
-        found[relation.name] = why or Counted(opaque([facts]), int(changes))
-    return found
+        by_name[relation.name] = why or Counted(opaque([facts]), int(changes))
+    return by_name
 
 
 def _name(relation: Relation) -> str:

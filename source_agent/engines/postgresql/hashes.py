@@ -58,7 +58,7 @@ _SAMPLE: Final = b"every byte counts"  # more than one chunk, and no multiple of
 _SAMPLE_SEED: Final = 0x0123456789ABCDEF
 
 
-def row_hash(ask: Ask, relation: Relation, found: Sequence[ReadColumn]) -> str:
+def row_hash(ask: Ask, relation: Relation, columns: Sequence[ReadColumn]) -> str:
     """Return the expression of a row's hash, for columns in tuple order.
 
     Raises:
@@ -72,7 +72,7 @@ def row_hash(ask: Ask, relation: Relation, found: Sequence[ReadColumn]) -> str:
     form = BYTES if has_bytes else BYTES_BEFORE_18
     if ask(trial(form))[0] != _expected():
         raise refused_fingerprint(relation, f"PostgreSQL {version} hashes differently here.")
-    return expression(found, form=form, is_utf8=is_utf8)
+    return expression(columns, form=form, is_utf8=is_utf8)
 
 
 def key_hash(ask: Ask, key: Sequence[ReadColumn]) -> str:
@@ -100,7 +100,7 @@ def refuse_unplanned(ask: Ask, shape: Shape) -> None:
         raise refused_fingerprint(shape.relation, text) from error
 
 
-def expression(found: Sequence[ReadColumn], *, form: str = BYTES, is_utf8: bool = True) -> str:
+def expression(columns: Sequence[ReadColumn], *, form: str = BYTES, is_utf8: bool = True) -> str:
     """Return the chain of hashes over columns in tuple order.
 
     Args:
@@ -108,11 +108,11 @@ def expression(found: Sequence[ReadColumn], *, form: str = BYTES, is_utf8: bool 
         is_utf8: text is stored in the bytes that are sent.
     """
     if form == BYTES_BEFORE_18:  # its hash of a NULL is 0: an unexpected NULL would go unnoticed
-        found = [replace(column, nullable=True) for column in found]
+        columns = [replace(column, nullable=True) for column in columns]
     chain = _SEED_READ
-    for first in range(0, len(found), NULLS_PER_WORD):
-        chain = _WORD.format(_nulls(found[first : first + NULLS_PER_WORD]), chain)
-    for column in found:
+    for first in range(0, len(columns), NULLS_PER_WORD):
+        chain = _WORD.format(_nulls(columns[first : first + NULLS_PER_WORD]), chain)
+    for column in columns:
         chain = _link(column, chain, form, is_utf8)
     return chain
 
@@ -137,11 +137,11 @@ def _expected() -> tuple[int, int, int]:
     return data, data, word
 
 
-def _nulls(found: Sequence[ReadColumn]) -> str:
+def _nulls(columns: Sequence[ReadColumn]) -> str:
     """Return the expression of an int4 whose bits tell which columns are NULL."""
     bits = [
         f"(CASE WHEN {column.read} IS NULL THEN {1 << place} ELSE 0 END)"
-        for place, column in enumerate(found)
+        for place, column in enumerate(columns)
         if column.nullable
     ]
     return " OPERATOR(pg_catalog.|) ".join(bits) or "0"

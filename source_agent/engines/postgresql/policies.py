@@ -105,18 +105,18 @@ def policies(ask: Ask, relation: int | None) -> RowSecurity:
         relation: OID of a table or view; None: everything that the login may read.
     """
     ask(PLAIN)
-    found = []
+    in_force = []
     for table, name, is_permissive, condition, is_own in ask(POLICIES, relation):
         text = "\0".join((table, name or "", str(is_permissive), condition or ""))
         digest = blake3.blake3(text.encode()).digest(length=8)
-        found.append(Policy(table, name or "", digest, is_own=is_own))
-    return RowSecurity(tuple(found) or (_UNKNOWN,))
+        in_force.append(Policy(table, name or "", digest, is_own=is_own))
+    return RowSecurity(tuple(in_force) or (_UNKNOWN,))
 
 
-def note(found: RowSecurity, *, is_query: bool) -> str:
+def note(security: RowSecurity, *, is_query: bool) -> str:
     """Return the note on a relation whose rows policies hide: which ones."""
-    tables = dict.fromkeys(policy.table for policy in found.policies)
-    named = [f"{policy.name} of {policy.table}" for policy in found.policies if policy.name]
+    tables = dict.fromkeys(policy.table for policy in security.policies)
+    named = [f"{policy.name} of {policy.table}" for policy in security.policies if policy.name]
     by = f"policies that apply: {', '.join(named)}" if named else "no policy lets it see a row"
     of = f"; every table with policies counts: {', '.join(tables)}" if is_query else ""
     return f"{NOTE} ({by}{of})"

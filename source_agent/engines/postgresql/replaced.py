@@ -109,14 +109,14 @@ def read_by(ask: Ask, shape: Shape, as_of: str) -> tuple[str, list[str], str]:
     if definition is None:  # it saw no table, so a change of one would not show
         definition = f"of {as_of}"
     if shape.marker is not None and shape.marker.kind is MarkerKind.XMIN:
-        found = [f"{oid}:{file}" for oid, _, file in ask(sql.LEAVES, sql.name_of(shape))]
+        tables = [f"{oid}:{file}" for oid, _, file in ask(sql.LEAVES, sql.name_of(shape))]
     elif table is not None:  # else swapped by renaming another one
-        found = [str(oid) for (oid,) in ask(sql.RESOLVED, table) if oid is not None]
+        tables = [str(oid) for (oid,) in ask(sql.RESOLVED, table) if oid is not None]
     else:
         return server, [], definition
-    if not found:
+    if not tables:
         raise replaced(shape.relation, sql.name_of(shape))
-    return server, found, definition
+    return server, tables, definition
 
 
 def replaced(

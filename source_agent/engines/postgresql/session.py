@@ -156,10 +156,10 @@ class PostgresqlSession(SnapshotSession):
     @property
     def time_limits(self) -> list[TimeLimit]:
         try:
-            found = self.ask(settings.TIME_LIMITS)
+            limits = self.ask(settings.TIME_LIMITS)
         except Error as error:
             raise translate(error) from error
-        return [TimeLimit(str(name), float(s), bool(idle)) for name, s, idle in found]
+        return [TimeLimit(str(name), float(s), bool(idle)) for name, s, idle in limits]
 
     def answers(self, within_s: float) -> bool:
         return waits.answers(self._connection.pgconn, within_s)
@@ -213,13 +213,13 @@ class PostgresqlSession(SnapshotSession):
         relation = None if is_query else self.ask(sql.RESOLVED, source)[0][0]
         given, way = (self._parameters, self.limits), self._connection.way
         with contextlib.closing(PostgresqlSession(*given, way=way)) as session:
-            found = policies.policies(session.ask, relation)
-        named = policies.note(found, is_query=is_query)
-        if all(policy.is_own for policy in found.policies):
-            return replace(shape, row_security=found, notes=(*shape.notes, named))
+            security = policies.policies(session.ask, relation)
+        named = policies.note(security, is_query=is_query)
+        if all(policy.is_own for policy in security.policies):
+            return replace(shape, row_security=security, notes=(*shape.notes, named))
         local = (*shape.notes_local, named)
         return replace(
-            shape, row_security=found, notes=(*shape.notes, policies.NOTE), notes_local=local
+            shape, row_security=security, notes=(*shape.notes, policies.NOTE), notes_local=local
         )
 
     def derive(self, shape: Shape, derivation: Derivation) -> Shape:
@@ -301,10 +301,10 @@ class PostgresqlSession(SnapshotSession):
 
     def identity(self) -> Mapping[str, str]:
         try:
-            found = self.ask(sql.IDENTITY)[0]
+            facts = self.ask(sql.IDENTITY)[0]
         except Error as error:
             raise translate(error) from error
-        return dict(zip(("system identifier", "timeline", "database"), found, strict=True))
+        return dict(zip(("system identifier", "timeline", "database"), facts, strict=True))
 
     def mark(self, shape: Shape) -> Mark:
         marked = shape.marker
@@ -363,8 +363,8 @@ class PostgresqlSession(SnapshotSession):
         with self._reading(shape.relation):
             self.ask(hashes.SEED, str(seed))
             # By COPY: an aggregate over all rows may take as long as a scan.
-            found = self._copy(shape, sql.key_hashes_sql(shape))
-            ((row,),) = found
+            copied = self._copy(shape, sql.key_hashes_sql(shape))
+            ((row,),) = copied
             self._refuse_changed(shape.relation)
         _, _, rows, _, low, _, high = struct.unpack(">hiqiqiq", row)
         return rows, (low + (high << 32)) & MASK64
@@ -408,17 +408,17 @@ class PostgresqlSession(SnapshotSession):
                 raise self._placed(translate(error, relation), error, relation) from error
             raise
 
-    def _placed(self, found: DriftlineError, error: Error, relation: Relation) -> DriftlineError:
+    def _placed(self, failure: DriftlineError, error: Error, relation: Relation) -> DriftlineError:
         """Return the error with column and key, if bytes are no character and a search has them."""
         if access.no_character(error) is None or relation.name not in self._described:
-            return found
+            return failure
         try:
             self._connection.execute(sql.SAVEPOINT)
-            found = access.placed(self.ask, found, error, self._described[relation.name])
+            failure = access.placed(self.ask, failure, error, self._described[relation.name])
             self._connection.execute(sql.RELEASE)
         except (Error, DriftlineError):  # such as a key with the same bytes
             self._abandon()
-        return found
+        return failure
 
     def _abandon(self) -> None:
         """Cancel a running statement and return to the savepoint; end a broken connection."""

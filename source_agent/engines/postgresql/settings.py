@@ -200,9 +200,9 @@ def _set(ask: Ask, statement: str, values: Mapping[str, str]) -> None:
 
 
 def _accepted(ask: Ask) -> list[str | None]:
-    found = shown(ask)
-    refuse_hiding(found)
-    return found
+    values = shown(ask)
+    refuse_hiding(values)
+    return values
 
 
 def shown(ask: Ask) -> list[str | None]:
@@ -211,18 +211,18 @@ def shown(ask: Ask) -> list[str | None]:
     return values
 
 
-def held(found: Sequence[str | None]) -> dict[str, str]:
+def held(values: Sequence[str | None]) -> dict[str, str]:
     """Return the settings that another session of the same read must have, as `shown` found."""
     return {
         name: value
-        for name, value in zip(_WATCHED, found, strict=True)
+        for name, value in zip(_WATCHED, values, strict=True)
         if name in HELD and value is not None
     }
 
 
-def refuse_hiding(found: Sequence[str | None]) -> None:
+def refuse_hiding(values: Sequence[str | None]) -> None:
     """Raise DatabaseRefused if the server may hide damage from this session, by `shown`."""
-    for name, value in zip(_WATCHED, found, strict=True):
+    for name, value in zip(_WATCHED, values, strict=True):
         if name in _HIDING and value == "on":
             raise DatabaseRefused(
                 f"{name} is on: PostgreSQL may leave out rows of damaged pages, or show wrong ones,"

@@ -106,10 +106,10 @@ def choose(ask: Ask, shape: Shape, rows_max: int | None) -> Cut | None:
     """Choose how a relation is cut now; None: one session has to read it all."""
     if not _is_divisible(shape):
         return None
-    found = ask(SPLIT, name_of(shape))
-    if not found:
+    sizes = ask(SPLIT, name_of(shape))
+    if not sizes:
         return None
-    blocks, rows_per_block = found[0]
+    blocks, rows_per_block = sizes[0]
     chosen = cut(int(blocks), rows_per_block=rows_per_block, rows_max=rows_max)
     if chosen is None or chosen.parts == 1:
         return None

@@ -398,8 +398,8 @@ def bytes_of(message: str, *, is_character: bool) -> tuple[str, str] | None:
 
     `is_character`: they are one, which the other encoding lacks (22P05); else none (22021).
     """
-    found = (_NO_EQUIVALENT if is_character else _NO_CHARACTER).search(message)
-    return found and ("".join(found["bytes"].replace("0x", "").split()), found["encoding"])
+    match = (_NO_EQUIVALENT if is_character else _NO_CHARACTER).search(message)
+    return match and ("".join(match["bytes"].replace("0x", "").split()), match["encoding"])
 
 
 def finding(form: str, encoding: str, *, is_character: bool) -> str:
@@ -423,19 +423,19 @@ def no_character_sql(shape: Shape, *, is_character: bool) -> str:
         "pg_catalog.convert_from(pg_catalog.decode(pg_catalog.current_setting('driftline.first'),"
         " 'hex'), pg_catalog.current_setting('driftline.last')::pg_catalog.name)"
     )
-    found = []
+    conditions = []
     for column in shape.recipe.columns:
         if column.type.kind != "text":
             continue
         text = f"pg_catalog.format('%s', {quote(column.name)})"
         doubled = f"pg_catalog.replace({text}, {_BACKSLASH}, pg_catalog.repeat({_BACKSLASH}, 2))"
         if is_character:
-            found.append(f"pg_catalog.strpos({text}, {wanted}) OPERATOR(pg_catalog.>) 0")
+            conditions.append(f"pg_catalog.strpos({text}, {wanted}) OPERATOR(pg_catalog.>) 0")
         else:
             digits = f"pg_catalog.encode({doubled}::pg_catalog.bytea, 'hex')"
-            found.append(f"{digits} OPERATOR(pg_catalog.!~) '{_EUC}'")
-    if not found:
+            conditions.append(f"{digits} OPERATOR(pg_catalog.!~) '{_EUC}'")
+    if not conditions:
         return ""
-    which = " ".join(f"WHEN {one} THEN {place}" for place, one in enumerate(found))
-    where = f"({' OR '.join(found)})"
+    which = " ".join(f"WHEN {one} THEN {place}" for place, one in enumerate(conditions))
+    where = f"({' OR '.join(conditions)})"
     return select_sql(shape.keys(), where, extra=[f"CASE {which} END"], tail="\nLIMIT 1")

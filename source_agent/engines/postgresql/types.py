@@ -243,25 +243,25 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
     select.refuse_types(relation, "PostgreSQL")
     source = _table(session, relation) if relation.table is not None else _query(session, relation)
     order = select.arrange(relation, source.columns, source.primary)
-    found = _columns(session, relation, source, order)
+    columns = _columns(session, relation, source, order)
     row_hash = None
     if relation.fingerprint is Fingerprint.DATABASE:
-        row_hash = hashes.row_hash(session.ask, relation, found)
+        row_hash = hashes.row_hash(session.ask, relation, columns)
     marked = _marked(session, relation, source)
     access = select.Access(
         source.sql,
-        vouched=source.vouches(order.key) and not any(map(is_output, found[: len(order.key)])),
+        vouched=source.vouches(order.key) and not any(map(is_output, columns[: len(order.key)])),
         ordered=_is_ordered(session, source, order.key[0]),
         indexed=source.leads(order.key[0]),
         key_indexed=_key_indexed(session, source, order.key),
         rows_expected=source.rows,
         row_hash=row_hash,
-        key_hash=hashes.key_hash(session.ask, found[: len(order.key)]) if _counts(marked) else "",
+        key_hash=hashes.key_hash(session.ask, columns[: len(order.key)]) if _counts(marked) else "",
         kept=kept_sql(relation.marker),
         marker=marked,
         marking=source.marking,
     )
-    made = select.shape(relation, source.columns, order, found, access)
+    made = select.shape(relation, source.columns, order, columns, access)
     made = _planned(session, made, is_heap=source.is_heap)
     if row_hash is not None:
         hashes.refuse_unplanned(session.ask, made)
@@ -373,8 +373,8 @@ def _columns(
 ) -> list[select.ReadColumn]:
     names = ", ".join(map(quote, order.names))
     described = session.row_description(f"SELECT {names} FROM {source.sql}")
-    found = read_columns(session.ask, relation, described, session.decimals_as)
-    has_text = any(f.type.kind in {"text", "jsonb"} for f in found)
+    columns = read_columns(session.ask, relation, described, session.decimals_as)
+    has_text = any(f.type.kind in {"text", "jsonb"} for f in columns)
     encoding = session.ask(ENCODING)[0][0] if has_text else ""
     if why := _LOSSY_ENCODINGS.get(encoding):
         raise ConfigurationError(
@@ -384,11 +384,12 @@ def _columns(
             abroad=OPEN,
         )
     if encoding != "UTF8":  # its bytes have another order, and it may lack a literal's characters
-        found = [
-            replace(f, comparable=Comparable.NOTHING) if f.type.kind == "text" else f for f in found
+        columns = [
+            replace(f, comparable=Comparable.NOTHING) if f.type.kind == "text" else f
+            for f in columns
         ]
-    found = [replace(f, nullable=f.name not in source.not_null) for f in found]
-    return _sorted(session, source, found, order.key, encoding)
+    columns = [replace(f, nullable=f.name not in source.not_null) for f in columns]
+    return _sorted(session, source, columns, order.key, encoding)
 
 
 def _key_indexed(session: PostgresqlCatalogue, source: _Source, key: tuple[str, ...]) -> bool:
@@ -401,19 +402,19 @@ def _key_indexed(session: PostgresqlCatalogue, source: _Source, key: tuple[str, 
 def _sorted(
     session: PostgresqlCatalogue,
     source: _Source,
-    found: list[select.ReadColumn],
+    columns: list[select.ReadColumn],
     key: tuple[str, ...],
     encoding: str,
 ) -> list[select.ReadColumn]:
     """Return the columns; those of the key with how the database sorts them."""
     if source.oid is None:
-        return found
-    texts = [f.name for f in found if f.name in key and f.type.kind == "text"]
+        return columns
+    texts = [f.name for f in columns if f.name in key and f.type.kind == "text"]
     rows = session.ask(COLLATIONS, source.oid, texts) if texts else []
     collations = {name: tuple(collation) for name, *collation in rows}
     return [
         replace(f, unordered=sorting(f, collations.get(f.name), encoding)) if f.name in key else f
-        for f in found
+        for f in columns
     ]
 
 
@@ -460,8 +461,8 @@ def marked_read(plan: dict[str, Any], column: str) -> MarkedRead:
             return MarkedRead.SCAN
         return MarkedRead.COVERING if kind == "Index Only Scan" else MarkedRead.INDEX
     ways = list(MarkedRead)
-    found = [marked_read(part, column) for part in parts]
-    return max(found, key=ways.index, default=MarkedRead.SCAN)
+    reads = [marked_read(part, column) for part in parts]
+    return max(reads, key=ways.index, default=MarkedRead.SCAN)
 
 
 def describing_sql(shape: Shape) -> list[str]:

@@ -118,11 +118,11 @@ def read_columns(
     decimals, note = 2, ""
     if any(oid == _MONEY for _, oid in held):
         decimals, note = settings.decimals(ask, relation, decimals_as)
-    found = [
+    columns = [
         column(name, oid, modifier, kinds.get(oid, ("b", "?")), name in relation.as_text, decimals)
         for name, oid, modifier in described
     ]
-    return [replace(f, note=note) if f.form == "money" else f for f in found]
+    return [replace(f, note=note) if f.form == "money" else f for f in columns]
 
 
 def _refuse_ambiguous(
@@ -151,15 +151,15 @@ def column(
         as_text: the DBA wants it as text.
         decimals: of a money.
     """
-    found = _read(name, oid, modifier, kind, as_text)
+    reading = _read(name, oid, modifier, kind, as_text)
     if oid == _MONEY and not as_text:
         type = DeclaredType("numeric", _MONEY_DIGITS, decimals)
         read = f"{quote(name)}::pg_catalog.numeric({_MONEY_DIGITS},{decimals})"
         return ReadColumn(name, type, read, "money")
-    is_number = oid == _NUMERIC and found.type.precision is not None
-    if found.read == quote(name) and (oid in _COMPARED or is_number):
-        return replace(found, comparable=Comparable.ORDER)
-    return found
+    is_number = oid == _NUMERIC and reading.type.precision is not None
+    if reading.read == quote(name) and (oid in _COMPARED or is_number):
+        return replace(reading, comparable=Comparable.ORDER)
+    return reading
 
 
 def _read(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> ReadColumn:
@@ -189,12 +189,12 @@ def _read(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bo
     )
 
 
-def is_output(found: ReadColumn) -> bool:
+def is_output(reading: ReadColumn) -> bool:
     """Return True if a column is read by an output function, which may show two values alike.
 
     An index that tells such values apart does not vouch for the key that is read.
     """
-    return found.read == OUTPUT_TEXT.format(quote(found.name))
+    return reading.read == OUTPUT_TEXT.format(quote(reading.name))
 
 
 def _numeric(modifier: int) -> DeclaredType:
@@ -207,17 +207,17 @@ def _numeric(modifier: int) -> DeclaredType:
     return DeclaredType("numeric")
 
 
-def sorting(found: ReadColumn, collation: tuple[str, str, str] | None, encoding: str) -> str:
+def sorting(reading: ReadColumn, collation: tuple[str, str, str] | None, encoding: str) -> str:
     """Return how the database sorts a column if not as the protocol does.
 
     Args:
-        found: a column of a table.
+        reading: a column of a table.
         collation: name, provider and locale of its collation, if it has one.
         encoding: of the database.
     """
-    if found.read != quote(found.name) or found.form in {"json", "enum"}:
+    if reading.read != quote(reading.name) or reading.form in {"json", "enum"}:
         return "as a type that is read as text"
-    if found.type.kind != "text":
+    if reading.type.kind != "text":
         return ""
     if collation is None or encoding != "UTF8":
         return f"by the bytes of {encoding}"

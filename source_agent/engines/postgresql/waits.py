@@ -135,9 +135,9 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
         self, gen: PQGen[Result], interval: float = _INTERVAL_S, timeout: float | None = None
     ) -> Result:
         limit_s = self.answer_s if timeout is None else min(timeout, self.answer_s)
-        found = super().wait(_bounded(gen, limit_s), interval)
+        result = super().wait(_bounded(gen, limit_s), interval)
         self.pulse.beat()
-        return found
+        return result
 
 
 def _bounded(gen: PQGen[Result], limit_s: float) -> PQGen[Result]:

@@ -29,8 +29,8 @@ def column_warnings(shape: Shape, warning: Callable[[Column, str], str]) -> list
             column's name; empty if every value is accepted.
     """
     forms = {c.name: f for c, f in zip(shape.recipe.columns, plan_of(shape).forms, strict=True)}
-    found = [(c.name, warning(c, forms[c.name])) for c in shape.recipe.published_order]
-    return [f"{name}: {note.format(name=name)}" for name, note in found if note]
+    notes = [(c.name, warning(c, forms[c.name])) for c in shape.recipe.published_order]
+    return [f"{name}: {note.format(name=name)}" for name, note in notes if note]
 
 
 def spark_warning(column: Column, *, has_nan: bool) -> str:

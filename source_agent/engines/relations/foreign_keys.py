@@ -45,14 +45,14 @@ def references(
         if (table := table_of(one)) is not None:
             named.setdefault(table, one)
     own = {column.name for column in shape.recipe.columns}
-    found = [
+    resolved = [
         Reference(key.columns, relation.name, key.referenced, key.on_delete)
         for key in keys
         if (relation := named.get(key.table)) is not None
         and own.issuperset(key.columns)
         and _publishes(relation, key.referenced)
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(resolved))
 
 
 def _publishes(relation: Relation, columns: Sequence[str]) -> bool:

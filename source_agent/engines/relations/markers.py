@@ -165,12 +165,12 @@ class Mark:
         """Return the value of each of `marked.each`. Raises ValueError: the mark has others."""
         if not marked.joined:
             return [self.at]
-        found = json.loads(self.at)
-        if not isinstance(found, list) or [type(one) for one in found] != [str] * len(
+        values = json.loads(self.at)
+        if not isinstance(values, list) or [type(one) for one in values] != [str] * len(
             marked.joined
         ):
             raise ValueError("the mark has not a value of each marker")
-        return found
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +244,9 @@ def marked_by(
         if not_versioned:
             remedy = "Name a `column`, or remove `marker`."
             raise _refused(relation, "versioned", f"{not_versioned}.", remedy)
-        found = replace(marker, column=row_start)
-        _check_time(relation, found, AWARE)
-        return MarkedBy(found, MarkerKind.VERSIONED, AWARE, nullable=False)
+        versioned = replace(marker, column=row_start)
+        _check_time(relation, versioned, AWARE)
+        return MarkedBy(versioned, MarkerKind.VERSIONED, AWARE, nullable=False)
     if not marker.column:
         if no_xmin:
             raise _refused(relation, "xmin", f"{no_xmin}.", "Name a `column`, or remove `marker`.")
@@ -277,7 +277,7 @@ def marked_by(
 
 def _joined(relation: str, marker: Marker, columns: Mapping[str, Column]) -> MarkedBy:
     """Return the markers of a query's tables. Raises ConfigurationError as `marked_by`."""
-    found = []
+    markers = []
     for name, one in marker.joined:
         try:
             made = marked_by(relation, one, columns)
@@ -285,10 +285,10 @@ def _joined(relation: str, marker: Marker, columns: Mapping[str, Column]) -> Mar
             error.where = (error.where or "").replace(": marker", f": markers.{name}", 1)
             raise
         assert made is not None, "each table has a marker"
-        found.append(made)
-    late_s = max((one.marker.late_s or 0.0 for one in found), default=0.0)
-    named = replace(marker, column=", ".join(one.marker.column for one in found), late_s=late_s)
-    return MarkedBy(named, MarkerKind.JOINED, "", nullable=False, joined=tuple(found))
+        markers.append(made)
+    late_s = max((one.marker.late_s or 0.0 for one in markers), default=0.0)
+    named = replace(marker, column=", ".join(one.marker.column for one in markers), late_s=late_s)
+    return MarkedBy(named, MarkerKind.JOINED, "", nullable=False, joined=tuple(markers))
 
 
 def _check_time(relation: str, marker: Marker, type: str) -> None:
@@ -365,16 +365,16 @@ def mark_of(
         greatest: reads the greatest version in a column; None: there is none.
         zone: what follows a time with a zone.
     """
-    found = []
+    values = []
     for one in marked.each:
         if one.kind is MarkerKind.CHECKSUM:
-            found.append("")
+            values.append("")
         elif one.is_time:
             at = time_mark(one, as_of)
-            found.append(at.removesuffix("+00") + zone if one.type == AWARE else at)
+            values.append(at.removesuffix("+00") + zone if one.type == AWARE else at)
         else:
-            found.append(greatest(one.marker.column) or LEAST_VERSION)
-    return Mark(source, json.dumps(found) if marked.joined else found[0], definition)
+            values.append(greatest(one.marker.column) or LEAST_VERSION)
+    return Mark(source, json.dumps(values) if marked.joined else values[0], definition)
 
 
 def bounds(marked: MarkedBy, mark: Mark) -> tuple[object, ...]:
@@ -421,8 +421,8 @@ def _written(marked: MarkedBy, at: datetime, offset: timedelta) -> str:
 def offsets(zone: str, at: datetime) -> list[timedelta]:
     """Return the offsets from UTC that a zone has within a year before or after, some of them."""
     clock, day = ZoneInfo(zone), timedelta(days=1)
-    found = ((at + n * day).astimezone(clock).utcoffset() for n in range(-366, 367, 7))
-    return [offset for offset in found if offset is not None]
+    sampled = ((at + n * day).astimezone(clock).utcoffset() for n in range(-366, 367, 7))
+    return [offset for offset in sampled if offset is not None]
 
 
 def behind(column: str, bound: str, marked: MarkedBy, greater: str = ">=") -> str:
@@ -436,5 +436,5 @@ def behind(column: str, bound: str, marked: MarkedBy, greater: str = ">=") -> st
 
 def behind_any(marked: MarkedBy, one: Callable[[MarkedBy, int], str]) -> str:
     """Return the condition of rows behind a mark, from that of each marker and its place."""
-    found = [one(each, place) for place, each in enumerate(marked.each)]
-    return found[0] if len(found) == 1 else f"({' OR '.join(found)})"
+    conditions = [one(each, place) for place, each in enumerate(marked.each)]
+    return conditions[0] if len(conditions) == 1 else f"({' OR '.join(conditions)})"

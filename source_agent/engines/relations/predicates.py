@@ -104,7 +104,7 @@ def comparison_forms(shape: Shape, compare: Compare) -> list[str]:
 
     An IN that takes one value here takes any number of them.
     """
-    found = []
+    forms = []
     for column, comparable in zip(shape.recipe.columns, shape.comparable, strict=True):
         operators = [
             operator
@@ -117,8 +117,8 @@ def comparison_forms(shape: Shape, compare: Compare) -> list[str]:
             text = compare(Comparison(column.name, operator, values), column, ANY).sql
             if operator is Operator.NOT_EQUAL:
                 text = slot.join(text.rsplit(operator.value, 1))
-            found.append(text.replace("\0", "%s"))
-    return found
+            forms.append(text.replace("\0", "%s"))
+    return forms
 
 
 def condition(

@@ -248,15 +248,15 @@ def each_column(
     Raises:
         ConfigurationError: some cannot be read; all of them are named.
     """
-    found, refused = [], []
+    columns, refused = [], []
     for column in described:
         try:
-            found.append(read(relation, column))
+            columns.append(read(relation, column))
         except ConfigurationError as error:
             refused.append(error)
     if refused:
         raise together(refused, where=relation.name)
-    return found
+    return columns
 
 
 def refused_type(relation: Relation, column: str, what: str, remedy: str) -> ConfigurationError:
@@ -285,7 +285,7 @@ def shape(
     relation: Relation,
     known: Sequence[str],
     order: Order,
-    found: Sequence[ReadColumn],
+    columns: Sequence[ReadColumn],
     access: Access,
 ) -> Shape:
     """Return the shape of a relation.
@@ -294,7 +294,7 @@ def shape(
         relation: as the DBA published it.
         known: the names of all its columns, in its own order.
         order: the published ones, in tuple order.
-        found: the columns of `order`, in its order.
+        columns: the columns of `order`, in its order.
         access: everything else that the engine knows.
 
     Raises:
@@ -307,11 +307,11 @@ def shape(
     refuse_unusable(relation.name, relation.marker, access.marker, values)
     place = {name: i for i, name in enumerate(known)}
     recipe = Recipe(
-        tuple(Column(f.name, f.type, f.nullable, place[f.name]) for f in found),
+        tuple(Column(f.name, f.type, f.nullable, place[f.name]) for f in columns),
         order.key_columns,
         DATABASE_FINGERPRINT_VERSION if by_database else FINGERPRINT_VERSION,
     )
-    notes = tuple(f"{f.name}: {f.note}" for f in found if f.note)
+    notes = tuple(f"{f.name}: {f.note}" for f in columns if f.note)
     where = f"(\n{relation.where}\n)" if relation.where else ""
     return Shape(
         relation=relation,
@@ -321,14 +321,14 @@ def shape(
         rows_expected=max(0, access.rows_expected),
         indexed=access.indexed and recipe.integer_key,
         notes=notes + access.notes,
-        notes_local=tuple(f"{f.name}: {f.note_local}" for f in found if f.note_local),
-        comparable=tuple(f.comparable for f in found),
-        unordered=_unordered(recipe, found, access),
+        notes_local=tuple(f"{f.name}: {f.note_local}" for f in columns if f.note_local),
+        comparable=tuple(f.comparable for f in columns),
+        unordered=_unordered(recipe, columns, access),
         plan=Plan(
             source=access.source,
             where=" AND ".join(filter(None, (where, access.kept))),
-            reads=tuple(f.read for f in found),
-            forms=tuple(f.form for f in found),
+            reads=tuple(f.read for f in columns),
+            forms=tuple(f.form for f in columns),
             pages=access.pages,
             consistency=access.consistency,
             row_hash=access.row_hash or "",
@@ -340,11 +340,11 @@ def shape(
     )
 
 
-def _unordered(recipe: Recipe, found: Sequence[ReadColumn], access: Access) -> str:
+def _unordered(recipe: Recipe, columns: Sequence[ReadColumn], access: Access) -> str:
     """Return `Shape.unordered`."""
     if (without := key_order.unordered(recipe)) is not None:
         return f"the type of its column {without.name}, {without.type}, has no order"
-    for column in found[: recipe.key_columns]:
+    for column in columns[: recipe.key_columns]:
         if column.unordered:
             return f"the database sorts its column {column.name} {column.unordered}"
     if not access.key_indexed:

@@ -79,27 +79,27 @@ def privileges(ask: Ask, published: Set[str], *, has_queries: bool) -> list[Priv
     if everything := [f"everything, as {who}" for who in {login} & {_SYSDBA, owner}]:
         return [weigh(what) for what in everything]
     roles = [str(row[0]).rstrip() for row in ask(ROLES)]
-    found = [weigh(f"everything, by role {_ADMIN}")] if _ADMIN in roles else []
-    found += _system(ask) if ask(SYSTEM_SINCE)[0][0] else []
-    found += [weigh(f"owns {kind.rstrip()} {str(name).rstrip()}") for kind, name in ask(OWNED)]
+    rights = [weigh(f"everything, by role {_ADMIN}")] if _ADMIN in roles else []
+    rights += _system(ask) if ask(SYSTEM_SINCE)[0][0] else []
+    rights += [weigh(f"owns {kind.rstrip()} {str(name).rstrip()}") for kind, name in ask(OWNED)]
     for row in ask(PRIVILEGES):
-        found += _weighed(row, published, has_queries=has_queries)
-    return list(dict.fromkeys(found))
+        rights += _weighed(row, published, has_queries=has_queries)
+    return list(dict.fromkeys(rights))
 
 
 def _system(ask: Ask) -> list[Privilege]:
     """Return the system privileges of roles, each a bit, but for the role that has all."""
     names = {int(bit): str(name).rstrip() for bit, name in ask(SYSTEM_NAMES)}
-    found = []
+    rights = []
     for role, held in ask(SYSTEM):
         bits = int.from_bytes(held or b"", "little")
         if str(role).rstrip() != _ADMIN:
-            found += [
+            rights += [
                 weigh(f"system privilege {names.get(bit, bit)}", role=str(role).rstrip())
                 for bit in range(bits.bit_length())
                 if bits >> bit & 1
             ]
-    return found
+    return rights
 
 
 def _weighed(row: Sequence[Any], published: Set[str], *, has_queries: bool) -> list[Privilege]:

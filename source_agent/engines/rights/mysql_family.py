@@ -78,15 +78,15 @@ def _name(word: str) -> str:
 def _named(words: list[str]) -> list[list[str]]:
     """Split words at the commas that are in no parentheses, without what is in parentheses."""
     depth = 0
-    found: list[list[str]] = [[]]
+    parts: list[list[str]] = [[]]
     for word in words:
         if word in {"(", ")"}:
             depth += 1 if word == "(" else -1
         elif word == "," and not depth:
-            found.append([])
+            parts.append([])
         elif not depth:
-            found[-1].append(word)
-    return found
+            parts[-1].append(word)
+    return parts
 
 
 def parse(line: str) -> tuple[list[_Right], list[_Role]]:
@@ -129,14 +129,14 @@ def _shown(role: _Role) -> str:
 
 def _taken(lines: list[str]) -> dict[str, list[str]]:
     """Return the databases that REVOKE lines take from a right on everything, by right."""
-    found: dict[str, list[str]] = {}
+    by_right: dict[str, list[str]] = {}
     for line in lines:
         verb, *words = _WORD.findall(line) or [""]
         if verb == "REVOKE" and "ON" in words:
             at = words.index("ON")
             for part in _named(words[:at]):
-                found.setdefault(" ".join(part), []).append(_name(words[at + 1]))
-    return found
+                by_right.setdefault(" ".join(part), []).append(_name(words[at + 1]))
+    return by_right
 
 
 def _is_everything(right: _Right) -> bool:
@@ -165,11 +165,11 @@ def privileges(ask: Ask, published: Set[tuple[str, str]], *, has_queries: bool) 
         for _, names in ask(MANDATORY)
         for role in map(_role, filter(None, _named(_WORD.findall(names or ""))))
     }
-    found = [_weighed(right, published, has_queries=has_queries) for right in own]
+    rights = [_weighed(right, published, has_queries=has_queries) for right in own]
     for role in roles:
         ask(ACTIVATED.format(role="@".join(quote(part, _MARK) for part in role)))
         more, _ = _held(ask)
-        found += [
+        rights += [
             _weighed(
                 replace(right, role=right.role or _shown(role)),
                 published,
@@ -181,8 +181,8 @@ def privileges(ask: Ask, published: Set[tuple[str, str]], *, has_queries: bool) 
         ]
     ask(NO_ROLE)
     if not any(_is_everything(right) and right.name in SHOWING for right in own):
-        found += _unexplained([str(row[0]) for row in ask(DATABASES)], own)
-    return list(dict.fromkeys(p for p in found if p is not None))
+        rights += _unexplained([str(row[0]) for row in ask(DATABASES)], own)
+    return list(dict.fromkeys(p for p in rights if p is not None))
 
 
 def _weighed(

@@ -188,11 +188,13 @@ class _Needs:
 def privileges(ask: Ask, tables: Iterable[str], *, has_queries: bool) -> list[Privilege]:
     """List what the login may do, for `Engine.privileges`; `tables` are quoted names."""
     roles = ask(ROLES)
-    found = _attributes(roles)
+    rights = _attributes(roles)
     if any(is_super for _, _, is_super, *_ in roles):
-        return found  # nothing more can be said
-    found += [weigh(f"may grant membership of role {name}", role=role) for name, role in ask(ADMIN)]
-    found += _owned(ask(OWNED))
+        return rights  # nothing more can be said
+    rights += [
+        weigh(f"may grant membership of role {name}", role=role) for name, role in ask(ADMIN)
+    ]
+    rights += _owned(ask(OWNED))
     published: list[tuple[Any, ...]] = []
     granted, large, future = ask(GRANTED), ask(LARGE_OBJECTS), ask(FUTURE)
     parameters = ask(PARAMETERS) if ask(VERSION)[0][0] >= PARAMETERS_SINCE else []
@@ -200,64 +202,64 @@ def privileges(ask: Ask, tables: Iterable[str], *, has_queries: bool) -> list[Pr
         published = [row for table in tables for row in ask(PUBLISHED, table)]
     ids, schemas = zip(*published, strict=True) if published else ((), ())
     needs = _Needs(frozenset(ids), frozenset(schemas), has_queries)
-    found += _granted(granted, needs)
+    rights += _granted(granted, needs)
     for what, grantable, role, public, count in large:
         text = f"{what} on {counted(count, 'large object')}"
         needed = what == "SELECT" and has_queries
-        found.append(weigh(text, needed=needed, role=role, public=public, grantable=grantable))
+        rights.append(weigh(text, needed=needed, role=role, public=public, grantable=grantable))
     for code, maker, schema, what, grantable, role, public in future:
         kind = _KINDS.get(code, code)
         if public and (kind, what) in _HARMLESS:
             continue
         place = f" in schema {schema}" if schema else ""
         text = f"{what} on every {kind} that {maker} will make{place}"
-        found.append(weigh(text, role=role, public=public, grantable=grantable))
+        rights.append(weigh(text, role=role, public=public, grantable=grantable))
     for name, what, grantable, role, public in parameters:
         text = f"{what} of the setting {name}"
-        found.append(weigh(text, role=role, public=public, grantable=grantable))
-    return list(dict.fromkeys(found))
+        rights.append(weigh(text, role=role, public=public, grantable=grantable))
+    return list(dict.fromkeys(rights))
 
 
 def _attributes(roles: Sequence[tuple[Any, ...]]) -> list[Privilege]:
     """Return what a role may do by itself, for the login and the roles that it is a member of."""
-    found = []
+    rights = []
     for name, is_login, *held in roles:
         who = name if is_login else f"role {name}, of which the login is a member,"
         for is_held, attribute in zip(held, _ATTRIBUTES, strict=True):
             if is_held and attribute == "SUPERUSER":
-                found.append(weigh(f"{who} is SUPERUSER: nothing is refused to it"))
+                rights.append(weigh(f"{who} is SUPERUSER: nothing is refused to it"))
                 if is_login:  # and it counts as a member of every role
-                    return found
+                    return rights
             elif is_held:
-                found.append(weigh(f"{who} has {attribute}"))
+                rights.append(weigh(f"{who} has {attribute}"))
         if name.startswith("pg_") and not is_login:
-            found.append(weigh(f"membership of {name}"))
-    return found
+            rights.append(weigh(f"membership of {name}"))
+    return rights
 
 
 def _owned(rows: Sequence[tuple[Any, ...]]) -> list[Privilege]:
     """Return what the login owns, and what it may do to objects of other databases."""
-    found: list[Privilege] = []
+    rights: list[Privilege] = []
     here: dict[str, list[str]] = {}
     for role, what, database, is_owner, count in rows:
         if what is not None and is_owner:
             here.setdefault(role, []).append(what)
         elif is_owner:
             text = f"owns {counted(count, 'object')} of database {database}"
-            found.append(weigh(text, role=role))
+            rights.append(weigh(text, role=role))
         else:
             text = f"has privileges on {counted(count, 'object')} of database {database}"
-            found.append(weigh(text, role=role))
+            rights.append(weigh(text, role=role))
     for role, names in here.items():
-        found += [weigh(f"owns {name}", role=role) for name in names[:OWNED_LISTED_MAX]]
+        rights += [weigh(f"owns {name}", role=role) for name in names[:OWNED_LISTED_MAX]]
         if rest := len(names) - OWNED_LISTED_MAX:
-            found += [weigh(f"owns {counted(rest, 'object')} more", role=role)] if rest > 0 else []
-    return found
+            rights += [weigh(f"owns {counted(rest, 'object')} more", role=role)] if rest > 0 else []
+    return rights
 
 
 def _granted(rows: Sequence[tuple[Any, ...]], needs: _Needs) -> list[Privilege]:
     """Return what access control lists give, but for what PUBLIC has and gives it nothing."""
-    found = []
+    rights = []
     for kind, id_, name, is_current, is_system, what, grantable, role, public in rows:
         is_default = (kind, what) in _HARMLESS and not (is_system and kind.endswith("function"))
         is_default |= is_system and what == "SELECT" and name.startswith(_STANDARD)
@@ -265,5 +267,5 @@ def _granted(rows: Sequence[tuple[Any, ...]], needs: _Needs) -> list[Privilege]:
             continue
         needed = needs.has(kind, id_, what, is_current=is_current, is_system=is_system)
         text = f"{what} on {name}" if kind == "table" else f"{what} on {kind} {name}"
-        found.append(weigh(text, needed=needed, role=role, public=public, grantable=grantable))
-    return found
+        rights.append(weigh(text, needed=needed, role=role, public=public, grantable=grantable))
+    return rights

@@ -160,21 +160,21 @@ def privileges(path: Path, *, is_wal: bool) -> list[Privilege]:
     """
     if not path.exists():
         raise missing(path)
-    found = []
+    permissions = []
     if os.access(path, os.R_OK):
-        found.append(Privilege(f"read {path}", excess=False))
+        permissions.append(Privilege(f"read {path}", excess=False))
     if os.access(path, os.W_OK):
-        found.append(Privilege(f"write {path}", excess=True))
+        permissions.append(Privilege(f"write {path}", excess=True))
     if is_wal and os.access(f"{path}-shm", os.W_OK):
-        found.append(Privilege(f"write {path}-shm", excess=False))
+        permissions.append(Privilege(f"write {path}-shm", excess=False))
     if is_wal and os.access(f"{path}-wal", os.W_OK):
         what = "a reader needs to write -shm alone, and a default ACL gives it both"
-        found.append(Privilege(f"write {path}-wal: {what}", excess=False, is_note=True))
+        permissions.append(Privilege(f"write {path}-wal: {what}", excess=False, is_note=True))
     if os.access(path.parent, os.W_OK):
         when = ": a reader needs it in WAL mode while no application has the file open"
         what = f"create and replace files in {path.parent}{when if is_wal else ''}"
-        found.append(Privilege(what, excess=not is_wal, is_note=is_wal))
-    return found
+        permissions.append(Privilege(what, excess=not is_wal, is_note=is_wal))
+    return permissions
 
 
 def scan_cost(ask: Ask, shape: Shape, path: Path, *, is_wal: bool) -> str:

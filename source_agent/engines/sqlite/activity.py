@@ -74,7 +74,7 @@ def activities(
     Raises:
         sqlite3.Error: the schema cannot be read.
     """
-    found: dict[str, Activity] = {r.name: never_probed(r) or NO_TABLE for r in relations}
+    by_name: dict[str, Activity] = {r.name: never_probed(r) or NO_TABLE for r in relations}
     tables = (named(row, encoding) for row in ask(TABLES))
     kinds = {name.lower(): (kind, sql) for name, kind, sql, _ in tables}
     for relation in relations:
@@ -82,5 +82,5 @@ def activities(
         if never_probed(relation) is None and name in kinds:
             kind, sql = kinds[name]
             is_virtual = sql.upper().lstrip().startswith("CREATE VIRTUAL")
-            found[relation.name] = VIEW if kind == "view" else _VIRTUAL if is_virtual else flag
-    return found
+            by_name[relation.name] = VIEW if kind == "view" else _VIRTUAL if is_virtual else flag
+    return by_name

@@ -218,9 +218,9 @@ class SqliteSession(SnapshotSession):
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._errors(), foreseen(DRIVER, sqlite3.Error):
-            found = self._execute(sql, values).fetchall()
+            fetched = self._execute(sql, values).fetchall()
             return [
-                tuple(v.decode() if isinstance(v, bytearray) else v for v in row) for row in found
+                tuple(v.decode() if isinstance(v, bytearray) else v for v in row) for row in fetched
             ]
 
     def query_columns(self, query: str) -> list[tuple[Any, ...]]:
@@ -273,8 +273,8 @@ class SqliteSession(SnapshotSession):
         source = ":".join(self.identity().values())
 
         def greatest(name: str) -> str | None:
-            found = self._value(shape, greatest_sql(shape, name))
-            return str(found) if isinstance(found, int) else None
+            value = self._value(shape, greatest_sql(shape, name))
+            return str(value) if isinstance(value, int) else None
 
         self._begin()
         definition = definition_of([*self.ask(sql.SCHEMA_VERSION), *self.ask(sql.SCHEMA)])
@@ -294,8 +294,8 @@ class SqliteSession(SnapshotSession):
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"
-        found = self._value(shape, later_sql(shape), future(shape.marker, self.as_of))
-        return found if isinstance(found, int) else 0
+        count = self._value(shape, later_sql(shape), future(shape.marker, self.as_of))
+        return count if isinstance(count, int) else 0
 
     def marked_read(self, shape: Shape) -> MarkedRead | None:
         marked = shape.marker
@@ -316,8 +316,8 @@ class SqliteSession(SnapshotSession):
         self, shape: Shape, statements: Iterator[Statement], rows_max: int | None = None
     ) -> Iterator[Rows]:
         """Return the batches of some statements; spooled if writers wait for them."""
-        found = self._stream(shape, statements, rows_max)
-        return found if self.is_wal else rows.spooled(found, shape, then=self.pause)
+        stream = self._stream(shape, statements, rows_max)
+        return stream if self.is_wal else rows.spooled(stream, shape, then=self.pause)
 
     def _stream(
         self, shape: Shape, statements: Iterator[Statement], rows_max: int | None
@@ -329,10 +329,10 @@ class SqliteSession(SnapshotSession):
         )
         sent = driven(raw, DRIVER, sqlite3.Error)
         every = iter(restored(sent, plan.forms, self.encoding))
-        found = islice(every, None if rows_max is None else rows_max + 1)
+        fetched = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
             yield from rows.batches(
-                rows.timely(found, self.pulse), rows.row_encoder(shape, ENCODERS)
+                rows.timely(fetched, self.pulse), rows.row_encoder(shape, ENCODERS)
             )
 
     def _paged(self, shape: Shape) -> Iterator[Rows]:

@@ -155,12 +155,12 @@ def foreign_keys(
     """
     if shape.relation.table is None or not published:
         return ()
-    found: dict[int, list[tuple[Any, ...]]] = {}
+    constraints: dict[int, list[tuple[Any, ...]]] = {}
     name = quote(_table_name(session, shape.relation))
     for row in sorted(session.ask(FOREIGN_KEYS.format(name=name))):
-        found.setdefault(row[0], []).append(row)
+        constraints.setdefault(row[0], []).append(row)
     keys = []
-    for rows in found.values():
+    for rows in constraints.values():
         table, rule = rows[0][2], OnDelete(rows[0][6].lower())
         if not any(_plain_name(relation) == table.lower() for relation in published):
             continue
@@ -200,27 +200,29 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
     order = arrange(relation, known, table.primary if table else ())
     not_null = table.not_null if table else frozenset()
     is_stored = table is not None and table.is_stored
-    found = [
+    readings = [
         _column(relation, name, columns[name] or "", name not in not_null, is_stored)
         for name in order.names
     ]
     if is_stored:  # an expression of a view or a query may have another affinity than its type
         collations = _collations(table, order.key)
-        found = [replace(f, unordered=_unordered(f, session.encoding, collations)) for f in found]
-        found = [_compared(relation, f, columns[f.name], session.encoding) for f in found]
-    found = [replace(f, read=read_sql(f.read, f.form, session.encoding)) for f in found]
+        readings = [
+            replace(f, unordered=_unordered(f, session.encoding, collations)) for f in readings
+        ]
+        readings = [_compared(relation, f, columns[f.name], session.encoding) for f in readings]
+    readings = [replace(f, read=read_sql(f.read, f.form, session.encoding)) for f in readings]
     marking = {n: _marking(written, n not in not_null) for n, written in columns.items()}
     marked = marked_by(relation.name, relation.marker, marking)
     kept = kept_sql(relation.marker)
     if table is None:
         access = Access(source, kept=kept, marker=marked, marking=marking)
-        return shape(relation, known, order, found, access)
+        return shape(relation, known, order, readings, access)
     first = order.key[0]
     is_rowid = (*order.key,) == (table.alias,)  # then the table is the index
     access = Access(
         source,
         vouched=table.vouches(order.key)
-        and all(_is_spelt_once(f) for f in found[: len(order.key)]),
+        and all(_is_spelt_once(f) for f in readings[: len(order.key)]),
         ordered=first == table.alias or (not table.rowid and table.primary[:1] == (first,)),
         key_indexed=is_rowid or any(i.orders(order.key) for i in table.indexes),
         indexed=first == table.alias
@@ -231,7 +233,7 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         marker=marked,
         marking=marking,
     )
-    return _ranged(session, shape(relation, known, order, found, access))
+    return _ranged(session, shape(relation, known, order, readings, access))
 
 
 def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
@@ -253,14 +255,14 @@ def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
 
 def listed(session: SqliteCatalogue) -> list[Listed]:
     """Return what `Engine.listed` returns."""
-    found = []
+    entries = []
     tables = [named(row, session.encoding) for row in session.ask(TABLES)]
     virtual = [n for n, _, sql, _ in tables if sql.upper().lstrip().startswith(_VIRTUAL)]
     for name, _, _, unread in tables:
         if name.startswith("sqlite_") or _is_shadow(name, virtual):
             continue
         if unread:
-            found.append(Listed("main", name, join_name((name,)), unread=unread))
+            entries.append(Listed("main", name, join_name((name,)), unread=unread))
             continue
         columns = XINFO.format(schema="main", name=quote(name))
         try:
@@ -269,7 +271,7 @@ def listed(session: SqliteCatalogue) -> list[Listed]:
             if error.is_retryable:
                 raise
             # A view of what is gone, a virtual table without its module: `describe` says why.
-            found.append(Listed("main", name, join_name((name,))))
+            entries.append(Listed("main", name, join_name((name,))))
             continue
         sound = [
             tuple(column for column in index.columns if column is not None)
@@ -277,8 +279,8 @@ def listed(session: SqliteCatalogue) -> list[Listed]:
             if index.is_unique and not index.is_partial and set(index.columns) <= table.not_null
         ]
         key = () if table.primary else min(sound, key=len, default=())
-        found.append(Listed("main", name, join_name((name,)), key))
-    return sorted(found, key=lambda listed: listed.name)
+        entries.append(Listed("main", name, join_name((name,)), key))
+    return sorted(entries, key=lambda listed: listed.name)
 
 
 def _is_shadow(name: str, virtual: Sequence[str]) -> bool:
@@ -343,16 +345,16 @@ def _rowid(session: SqliteCatalogue, name: str, columns: Sequence[str]) -> str:
 
 
 def _indexes(session: SqliteCatalogue, name: str) -> list[_Index]:
-    found = []
+    indexes = []
     for _, index, unique, origin, partial in session.ask(INDEX_LIST.format(name=quote(name))):
         rows = session.ask(INDEX_XINFO.format(name=quote(index)))
         columns = tuple(row[2] for row in rows if row[5])
         is_known = all((row[4] or "").upper() in _COLLATIONS for row in rows if row[5])
         collations = tuple((row[4] or "").upper() for row in rows if row[5])
-        found.append(
+        indexes.append(
             _Index(columns, bool(unique and is_known), bool(partial), origin == "pk", collations)
         )
-    return found
+    return indexes
 
 
 def _rows_expected(session: SqliteCatalogue, name: str) -> int:
@@ -384,20 +386,20 @@ def _column(
     return ReadColumn(name, type, read, form, is_nullable, note)
 
 
-def _compared(relation: Relation, found: ReadColumn, written: str, encoding: str) -> ReadColumn:
+def _compared(relation: Relation, column: ReadColumn, written: str, encoding: str) -> ReadColumn:
     """Return a stored column with what a derivation may compare it by (docs/types.md).
 
     Its affinity must be that of its declared type, so that literals of the type are compared as
     they are. In a file in UTF-16 the order of text is that of other bytes.
     """
-    if found.name in dict(relation.types):
-        return found
-    if found.form == "int":
-        return replace(found, comparable=Comparable.ORDER)
-    if found.form == "text" and any(w in written.upper() for w in _TEXT_AFFINITY):
+    if column.name in dict(relation.types):
+        return column
+    if column.form == "int":
+        return replace(column, comparable=Comparable.ORDER)
+    if column.form == "text" and any(w in written.upper() for w in _TEXT_AFFINITY):
         is_utf8 = encoding == "UTF-8"
-        return replace(found, comparable=Comparable.ORDER if is_utf8 else Comparable.EQUALITY)
-    return found
+        return replace(column, comparable=Comparable.ORDER if is_utf8 else Comparable.EQUALITY)
+    return column
 
 
 def _collations(table: _Table | None, key: tuple[str, ...]) -> dict[str | None, str]:
@@ -406,27 +408,27 @@ def _collations(table: _Table | None, key: tuple[str, ...]) -> dict[str | None, 
     covering = [i for i in indexes if i.columns[: len(key)] == key]
     if not covering or any(i.orders(key) for i in covering):
         return {}
-    found = zip(covering[0].columns, covering[0].collations, strict=False)
-    return {name: collation for name, collation in found if collation != "BINARY"}
+    pairs = zip(covering[0].columns, covering[0].collations, strict=False)
+    return {name: collation for name, collation in pairs if collation != "BINARY"}
 
 
-def _unordered(found: ReadColumn, encoding: str, collations: Mapping[str | None, str]) -> str:
+def _unordered(column: ReadColumn, encoding: str, collations: Mapping[str | None, str]) -> str:
     """Return how SQLite sorts a column if not as the protocol does (`ReadColumn.unordered`)."""
-    if found.name in collations:
-        return f"by the collation {collations[found.name]}, not by bytes"
-    if found.form == "tagged":
+    if column.name in collations:
+        return f"by the collation {collations[column.name]}, not by bytes"
+    if column.form == "tagged":
         return "by the class of each value"
-    if found.type.kind == "text" and encoding != "UTF-8":
+    if column.type.kind == "text" and encoding != "UTF-8":
         return f"by the bytes of {encoding}"
-    if found.type.kind == "numeric" and found.form == "string":
+    if column.type.kind == "numeric" and column.form == "string":
         return "as text"
     return ""
 
 
-def _is_spelt_once(found: ReadColumn) -> bool:
+def _is_spelt_once(column: ReadColumn) -> bool:
     """Return True if a value of a column has one stored text: a unique index keeps two texts apart
     that are one value, such as an instant, and a value is found by one of them."""
-    return found.form != "string" or found.type.kind in _SPELT_ONCE
+    return column.form != "string" or column.type.kind in _SPELT_ONCE
 
 
 def _form(type: DeclaredType) -> str:

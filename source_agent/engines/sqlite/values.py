@@ -55,18 +55,18 @@ def restored(
         return rows
     places = [place for place, form in enumerate(forms) if form in _TEXTUAL]
 
-    def value(found: object) -> object:
-        if isinstance(found, bytearray):
-            return bytes.fromhex(found.decode())
-        if not isinstance(found, bytes):
-            return found
+    def value(stored: object) -> object:
+        if isinstance(stored, bytearray):
+            return bytes.fromhex(stored.decode())
+        if not isinstance(stored, bytes):
+            return stored
         try:
-            return bytearray(found.decode(encoding), "utf-8")
+            return bytearray(stored.decode(encoding), "utf-8")
         except UnicodeDecodeError:
-            return NotText(found)
+            return NotText(stored)
 
-    def row(found: tuple[Any, ...]) -> tuple[Any, ...]:
-        values = list(found)
+    def row(stored: tuple[Any, ...]) -> tuple[Any, ...]:
+        values = list(stored)
         for place in places:
             values[place] = value(values[place])
         return tuple(values)

@@ -74,8 +74,8 @@ class InPositions:
     def __call__(self, batch: pa.RecordBatch) -> Bools:
         """Return which rows of a batch lie in it, bool [rows]."""
         where = numbers(batch, 0)
-        found: Bools = (where >= self.first) & (where <= self.last)
-        return found
+        is_inside: Bools = (where >= self.first) & (where <= self.last)
+        return is_inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,10 @@ def histogram(steps: Steps, files: Files, layout: Layout, outlook: Outlook | Non
     """
     function, size = _histogram(outlook), size_of_digests(files)
     columns = pa.schema([layout.file_schema.field(name) for name in _OMEGA])
-    found = scan(steps, files, columns, function, _COUNTED, size=size).to_pylist()
+    rows = scan(steps, files, columns, function, _COUNTED, size=size).to_pylist()
     parts = (
         Histogram(np.frombuffer(r["counts"], np.int64), np.frombuffer(r["updates"], np.float64))
-        for r in found
+        for r in rows
     )
     return reduce(add, parts, Histogram.of(np.empty(0)))
 
@@ -119,8 +119,8 @@ def window_end(steps: Steps, files: Files, layout: Layout, start: int, count: in
     columns, tasks = layout.lane_schema, tasks_for(8 * max(count, 1))
     rows = scan(steps, files, columns, function, _POSITIONS, size=size, tasks_max=tasks)
     lowest = (row.as_buffer() for row in rows["positions"])
-    found = [np.zeros(0, np.int64), *(np.frombuffer(some, np.int64) for some in lowest)]
-    least = _lowest(np.concatenate(found), count)
+    parts = [np.zeros(0, np.int64), *(np.frombuffer(some, np.int64) for some in lowest)]
+    least = _lowest(np.concatenate(parts), count)
     return int(least.max()) if 0 < count == len(least) else None
 
 
@@ -147,11 +147,11 @@ def assign(
     tasks = 1 if embedding.base is None else tasks_of(files)
     function, size = _assign(plan, embedding, salt, part, outlook), size_of_digests(files)
     columns = with_omega(layout.lane_schema, layout)
-    found = scan(steps, files, columns, function, _ASSIGNED, size=size, tasks_max=tasks)
+    rows = scan(steps, files, columns, function, _ASSIGNED, size=size, tasks_max=tasks)
     pieces: list[UnitPiece] = []
     ungrouped = [np.zeros(0, np.uint64)]
     compared, rest, left = Digest(), Digest(), 0.0
-    for row in found.to_pylist():
+    for row in rows.to_pylist():
         if row["size"]:
             pieces.append(UnitPiece(row["size"], row["ks"], row["digests"]))
         else:
@@ -164,11 +164,11 @@ def assign(
 
 def _histogram(outlook: Outlook | None) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        found = Histogram.of(np.empty(0))
+        total = Histogram.of(np.empty(0))
         for piece in pieces:
-            found += Histogram.of(probabilities(piece.batch, outlook))
+            total += Histogram.of(probabilities(piece.batch, outlook))
         yield pa.RecordBatch.from_pydict(
-            {"counts": [found.counts.tobytes()], "updates": [found.updates.tobytes()]},
+            {"counts": [total.counts.tobytes()], "updates": [total.updates.tobytes()]},
             schema=_COUNTED,
         )
 
@@ -177,11 +177,11 @@ def _histogram(outlook: Outlook | None) -> Function:
 
 def _least(start: int, count: int) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        found = np.zeros(0, np.int64)
+        lowest = np.zeros(0, np.int64)
         for piece in pieces:
             where = numbers(piece.batch, 0)
-            found = _lowest(np.concatenate([found, where[where >= start]]), count)
-        yield pa.RecordBatch.from_pydict({"positions": [found.tobytes()]}, schema=_POSITIONS)
+            lowest = _lowest(np.concatenate([lowest, where[where >= start]]), count)
+        yield pa.RecordBatch.from_pydict({"positions": [lowest.tobytes()]}, schema=_POSITIONS)
 
     return run
 
@@ -247,10 +247,10 @@ def chosen_rows(part: PartRows | None, batch: pa.RecordBatch, p: Floats, salt: S
         return np.ones(len(batch), np.bool_)
     classes, where, likeliest = class_of(p), numbers(batch, 0), part.likeliest
     drawn = xx_array(where.view(np.uint64), np.uint64(salt.s0)) < likeliest.share * 2.0**64
-    found = part.inside(batch)
-    found |= classes >= likeliest.least
-    found |= (classes == likeliest.least - 1) & drawn
-    return found if part.within is None else found & part.within(batch)
+    is_chosen = part.inside(batch)
+    is_chosen |= classes >= likeliest.least
+    is_chosen |= (classes == likeliest.least - 1) & drawn
+    return is_chosen if part.within is None else is_chosen & part.within(batch)
 
 
 def _row(**values: object) -> pa.RecordBatch:

@@ -161,8 +161,8 @@ class GroupSide:
 
     def open(self, talk: Talk) -> Step:
         """Open with units, and compare those that differ row by row."""
-        found = self.compare(talk)
-        return found if self.grouped.part is None else found.beside(self.rest)
+        outcome = self.compare(talk)
+        return outcome if self.grouped.part is None else outcome.beside(self.rest)
 
     def compare(self, talk: Talk) -> Outcome:
         """Return the outcome of the rows that are compared."""

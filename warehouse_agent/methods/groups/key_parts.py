@@ -102,34 +102,34 @@ def reduce(
         LimitExceeded: the keys have more bytes than a source holds.
         MalformedMessage: two keys have one position.
     """
-    found = _assign(copy, plan, part)
-    key_bytes = found.key_bytes + LENGTH_BYTES * found.compared.count
+    assigned = _assign(copy, plan, part)
+    key_bytes = assigned.key_bytes + LENGTH_BYTES * assigned.compared.count
     if key_bytes > NAMED_BYTES_MAX:
         raise LimitExceeded(
-            f"The keys of {counted(found.compared.count, 'row')} have {key_bytes:,} bytes,"
+            f"The keys of {counted(assigned.compared.count, 'row')} have {key_bytes:,} bytes,"
             f" and a source takes {NAMED_BYTES_MAX:,}.",
             where=copy.name,
             remedy="Set `read_at_most` of the fragment to fewer rows.",
         )
-    ranks = Ranks.of(np.concatenate([piece.positions for piece in found.pieces]))
-    size = sum(len(piece.keys) for piece in found.pieces)
+    ranks = Ranks.of(np.concatenate([piece.positions for piece in assigned.pieces]))
+    size = sum(len(piece.keys) for piece in assigned.pieces)
     recipe = copy.layout.recipe
     following = () if window.following is None else key_text(window.following, recipe)
-    turn = Turn(key=tuple(following), key_bytes=size / max(found.compared.count, 1))
+    turn = Turn(key=tuple(following), key_bytes=size / max(assigned.compared.count, 1))
     none = np.zeros(0, np.uint64)
-    grouped = Grouped(ranks, found.pieces, none, *costs, KeyPartOf(window.ranges, rows_max))
-    return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
+    grouped = Grouped(ranks, assigned.pieces, none, *costs, KeyPartOf(window.ranges, rows_max))
+    return GroupSide(grouped, assigned.compared, copy, assigned.rest, turn, assigned.updates_left)
 
 
 def window_of(copy: WorkingCopy, rows: int) -> KeyWindow:
     """Return the next `rows` rows in turn, and all behind the greatest key; one step, or two."""
     recipe = copy.layout.recipe
     start = _begin(copy.turn, recipe)
-    found, greatest = _lowest(copy, start, rows + 1)
-    if not found and start is not None:
+    lowest, greatest = _lowest(copy, start, rows + 1)
+    if not lowest and start is not None:
         start = None
-        found, greatest = _lowest(copy, start, rows + 1)
-    upper = found[rows] if len(found) > rows else None
+        lowest, greatest = _lowest(copy, start, rows + 1)
+    upper = lowest[rows] if len(lowest) > rows else None
     ends: list[tuple[bytes | None, bytes | None]] = [(start, None)]
     if upper is not None and upper != greatest:
         ends = [(start, upper), (greatest, None)]

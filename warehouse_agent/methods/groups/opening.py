@@ -130,9 +130,11 @@ class UnitsPlan:
                 PartRows(likeliest, InPositions(*window)),
                 _part_of(window, bounds, self.rows_max),
             )
-        found = assignment.assign(*place, grouping, embedding, copy.salt, part=part)
-        grouped = Grouped(embedding, found.pieces, found.ungrouped, *costs, part_of)
-        return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
+        assigned = assignment.assign(*place, grouping, embedding, copy.salt, part=part)
+        grouped = Grouped(embedding, assigned.pieces, assigned.ungrouped, *costs, part_of)
+        return GroupSide(
+            grouped, assigned.compared, copy, assigned.rest, turn, assigned.updates_left
+        )
 
 
 def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartOf:

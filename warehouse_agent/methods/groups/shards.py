@@ -126,17 +126,17 @@ class ShardedSide:
         Raises:
             SnapshotLost: the source reads another snapshot than at the first shard.
         """
-        found: list[Outcome] = []
+        outcomes: list[Outcome] = []
         read = 0
         for number in range(len(self.shards.each)):
             side = self.first
             if number:
                 side = self.shards.side(number, self.shards.allowed(number, read))
                 talk.renew()
-            found.append(_replacing(side.compare(talk)))
-            read += found[-1].theirs.count
-            _check_snapshot(found[0], found[-1])
-        one = _joined(found)
+            outcomes.append(_replacing(side.compare(talk)))
+            read += outcomes[-1].theirs.count
+            _check_snapshot(outcomes[0], outcomes[-1])
+        one = _joined(outcomes)
         if self.shards.chosen.part is None:
             return one
         return one.beside(self.rest)
@@ -192,7 +192,7 @@ def clipped(
     inside: InKeyTiles, lower: bytes | None, upper: bytes | None
 ) -> list[tuple[bytes | None, bytes | None]]:
     """Return the chosen ranges of keys that lie between two keys, ascending; None: no bound."""
-    order, found = KeyOrder(inside.recipe), list[tuple[bytes | None, bytes | None]]()
+    order, ranges = KeyOrder(inside.recipe), list[tuple[bytes | None, bytes | None]]()
 
     def is_less(one: bytes, other: bytes) -> bool:
         return order.ascends(Keys.of_bytes([one, other]))
@@ -204,8 +204,8 @@ def clipped(
         if upper is not None and (end is None or is_less(upper, end)):
             end = upper  # noqa: PLW2901
         if is_chosen and (begin is None or end is None or is_less(begin, end)):
-            found.append((begin, end))
-    return found
+            ranges.append((begin, end))
+    return ranges
 
 
 def _bounds(copy: WorkingCopy, keys: Sequence[bytes], count: int) -> list[bytes]:
@@ -269,26 +269,26 @@ def _counted(copy: WorkingCopy, part: PartRows | None, bounds: tuple[bytes, ...]
     return run
 
 
-def _check_snapshot(first: Outcome, found: Outcome) -> None:
+def _check_snapshot(first: Outcome, latest: Outcome) -> None:
     """Raise SnapshotLost unless two shards were read in one snapshot, under the same policies."""
-    is_exact = first.consistency == found.consistency == EXACT
-    if (is_exact and first.as_of != found.as_of) or first.row_security != found.row_security:
+    is_exact = first.consistency == latest.consistency == EXACT
+    if (is_exact and first.as_of != latest.as_of) or first.row_security != latest.row_security:
         raise SnapshotLost("The source began another snapshot between two shards of a comparison.")
 
 
-def _joined(found: Sequence[Outcome]) -> Outcome:
+def _joined(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcomes of all shards as one."""
     difference: Equal | BelowKeys = Equal()
-    if not all(isinstance(outcome.difference, Equal) for outcome in found):
-        difference = _below(np.unique(np.concatenate([_replaced(outcome) for outcome in found])))
-    return joined(found, difference, Method.GROUP, is_one_snapshot=True)
+    if not all(isinstance(outcome.difference, Equal) for outcome in outcomes):
+        difference = _below(np.unique(np.concatenate([_replaced(outcome) for outcome in outcomes])))
+    return joined(outcomes, difference, Method.GROUP, is_one_snapshot=True)
 
 
-def _replacing(found: Outcome) -> Outcome:
+def _replacing(outcome: Outcome) -> Outcome:
     """Return the outcome of a shard, which holds no more of our rows than those to be replaced."""
-    if isinstance(found.difference, Equal):
-        return found
-    return replace(found, difference=_below(np.sort(_replaced(found))))
+    if isinstance(outcome.difference, Equal):
+        return outcome
+    return replace(outcome, difference=_below(np.sort(_replaced(outcome))))
 
 
 def _below(positions: Integers) -> BelowKeys:
@@ -296,9 +296,9 @@ def _below(positions: Integers) -> BelowKeys:
     return BelowKeys(np.arange(len(positions), dtype=np.uint64), Ranks(positions))
 
 
-def _replaced(found: Outcome) -> Integers:
+def _replaced(outcome: Outcome) -> Integers:
     """Return the positions of our rows that a shard replaces or deletes, int64 [n]."""
-    match found.difference:
+    match outcome.difference:
         case Equal():
             return np.zeros(0, np.int64)
         case ListedRows(rows):

@@ -142,15 +142,15 @@ def positions(steps: Steps, base: Snapshot, samples: int) -> Samples:
 
     Lost rows are taken as spread evenly between the bounds of their file.
     """
-    found = [quantiles.samples_of(steps, base.sound, base.layout, samples)]
+    sampled = [quantiles.samples_of(steps, base.sound, base.layout, samples)]
     for file in base.lost:
         if file.bounds is not None:
             least, greatest = file.bounds
             count = min(file.rows, quantiles.SAMPLES, greatest - least + 1)
             step = max((greatest - least) // max(count - 1, 1), 1)
             spread = np.array([least + step * i for i in range(count)], np.int64)
-            found.append(Samples(spread, np.full(count, file.rows / max(count, 1))))
-    return quantiles.joined(found)
+            sampled.append(Samples(spread, np.full(count, file.rows / max(count, 1))))
+    return quantiles.joined(sampled)
 
 
 def without_feed(store: Store, name: str, feed: Feed, base: Snapshot) -> Feed:

@@ -164,11 +164,11 @@ def _taken_up(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot:
         Locked: another agent published meanwhile.
     """
     formats.refuse_unreadable(job.name, other)
-    found = _adopted(job, head, other)
-    if isinstance(found, Snapshot):
-        return found
+    adopted = _adopted(job, head, other)
+    if isinstance(adopted, Snapshot):
+        return adopted
     if not job.options.accept_restored:
-        raise _differ(job.name, head, other, found)
+        raise _differ(job.name, head, other, adopted)
     job.staging.clear()
     job.notes = job.notes.unchecked()
     job.write_notes()
@@ -240,16 +240,16 @@ def _read(
                 return "an older release published it, and its files are gone: nobody can compare"
             salt = Salt.fresh()
             known = Total(salt, stored(head.files, salt))
-        found = stored(kept, known.salt)
+        digest = stored(kept, known.salt)
         if theirs:
-            found += digest_of(theirs, known.salt)
+            digest += digest_of(theirs, known.salt)
     except (WarehouseUnavailable, ValueDoesNotFit, MalformedMessage) as error:
         return f"they cannot be read ({error.message.rstrip('.')})"
-    if found == known.digest:
+    if digest == known.digest:
         return None
-    if found.count == known.digest.count:
-        return f"of as many rows, {found.count:,}, some have other values"
-    return f"there are {counted(found.count, 'row')} instead of {known.digest.count:,}"
+    if digest.count == known.digest.count:
+        return f"of as many rows, {digest.count:,}, some have other values"
+    return f"there are {counted(digest.count, 'row')} instead of {known.digest.count:,}"
 
 
 def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:

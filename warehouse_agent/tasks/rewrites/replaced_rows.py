@@ -83,11 +83,11 @@ class ByHash:
         hashes = mix(self.salt, hi.view(np.uint64), lo.view(np.uint64)).m0
         at = np.searchsorted(self.hashes, hashes, "left")
         end = np.searchsorted(self.hashes, hashes, "right")
-        found = np.zeros(len(where), np.bool_)
-        while len(left := np.flatnonzero(~found & (at < end))):  # once, except for equal hashes
-            found[left] = self.positions[at[left]] == where[left]
+        is_gone = np.zeros(len(where), np.bool_)
+        while len(left := np.flatnonzero(~is_gone & (at < end))):  # once, except for equal hashes
+            is_gone[left] = self.positions[at[left]] == where[left]
             at[left] += 1
-        return found
+        return is_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class ByK:
         hi: Integers,  # noqa: ARG002 - k depends on the position alone
         lo: Integers,  # noqa: ARG002
     ) -> Bools:
-        found: Bools = below(where, self.embedding, self.salt, self.ks) >= 0
-        return found
+        is_gone: Bools = below(where, self.embedding, self.salt, self.ks) >= 0
+        return is_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class ByPosition:
         lo: Integers,  # noqa: ARG002
     ) -> Bools:
         at = np.minimum(np.searchsorted(self.positions, where), len(self.positions) - 1)
-        found: Bools = self.positions[at] == where
-        return found
+        is_gone: Bools = self.positions[at] == where
+        return is_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class InTiles:
     listed: ByHash
 
     def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools:
-        found: Bools = self.emptied.holds(where) | self.listed(where, hi, lo)
-        return found
+        is_gone: Bools = self.emptied.holds(where) | self.listed(where, hi, lo)
+        return is_gone
 
 
 def within_bounds(files: Sequence[DataFile], replaced: BelowKeys) -> list[DataFile]:
@@ -143,14 +143,14 @@ def within_bounds(files: Sequence[DataFile], replaced: BelowKeys) -> list[DataFi
     if isinstance(embedding, Ranks) or embedding.base is None:
         return list(files)
     where = embedding.positions(replaced.ks)
-    found = []
+    hit = []
     for file in files:
         assert file.bounds is not None, "keys embed from a base only where all files have bounds"
         least, greatest = file.bounds
         first = np.searchsorted(where, least, "left")
         if first < np.searchsorted(where, greatest, "right"):
-            found.append(file)
-    return found
+            hit.append(file)
+    return hit
 
 
 def touched_files(files: Sequence[DataFile], hit: Sequence[DataFile]) -> list[DataFile]:
@@ -164,16 +164,16 @@ def files_holding(steps: Steps, files: Files, layout: Layout, removal: Removal) 
     """Return the files that hold rows to remove; one step."""
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        found: set[str] = set()
+        paths: set[str] = set()
         for piece in pieces:
             lanes = (numbers(piece.batch, i) for i in range(3))
-            if piece.file not in found and removal(*lanes).any():
-                found.add(piece.file)
-        yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(found), pa.string())})
+            if piece.file not in paths and removal(*lanes).any():
+                paths.add(piece.file)
+        yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(paths), pa.string())})
 
     size, lanes = size_of_digests(files), layout.lane_schema
-    found = scan(steps, files, lanes, run, _PATHS, size=size, in_groups=True)
-    hit = set(found["path"].to_pylist())
+    rows = scan(steps, files, lanes, run, _PATHS, size=size, in_groups=True)
+    hit = set(rows["path"].to_pylist())
     return [f for f in files if f.path in hit]
 
 
@@ -198,12 +198,12 @@ def rewrite(
     function = _rewrite(store.uri(name, folder), layout, removal)
     size = steps.size_of_rows(files)
     rows = scan(steps, files, layout.file_schema, function, WRITTEN, size=size)
-    found = written(rows, store, name, folder)
-    check_rows(files, sum(f.rows for f in found))
+    new_files = written(rows, store, name, folder)
+    check_rows(files, sum(f.rows for f in new_files))
     before = f"{folder}/{_GONE}"
     return (
-        [f for f in found if not f.path.startswith(before)],
-        [f for f in found if f.path.startswith(before)],
+        [f for f in new_files if not f.path.startswith(before)],
+        [f for f in new_files if f.path.startswith(before)],
     )
 
 
@@ -221,7 +221,7 @@ def _rewrite(folder: str, layout: Layout, removal: Removal | None) -> Function:
                     is_gone = removal(*(numbers(batch, i) for i in lanes))
                 before.add(batch, is_gone)
                 kept.add(batch, ~is_gone)
-            found = [row for sink in (kept, before) for row in sink.finish()]
-        yield from found
+            rows = [row for sink in (kept, before) for row in sink.finish()]
+        yield from rows
 
     return run

@@ -85,7 +85,7 @@ def _restate(folder: str, sources: Sequence[str | None], layout: Layout, key: Ke
                 kept = batch.select(_STATISTICS).filter(pa.array(has_key))
                 restated = [*rows.columns, *kept.columns]
                 out.add(pa.RecordBatch.from_arrays(restated, schema=layout.file_schema))
-            found = list(out.finish())
-        yield from found
+            files = list(out.finish())
+        yield from files
 
     return run

@@ -96,15 +96,15 @@ def remove(
     function = _remove(store.uri(name, folder), layout, affected)
     size = steps.size_of_rows(touched)
     rows = scan(steps, touched, layout.arrow_schema, function, WRITTEN, size=size)
-    found = written(rows, store, name, folder)
-    check_rows(touched, sum(f.rows for f in found))
+    new_files = written(rows, store, name, folder)
+    check_rows(touched, sum(f.rows for f in new_files))
     out = set(touched)
     before = f"{folder}/{_GONE}"
     return Removed(
         tuple(f for f in files if f not in out),
         tuple(touched),
-        tuple(f for f in found if not f.path.startswith(before)),
-        tuple(f for f in found if f.path.startswith(before)),
+        tuple(f for f in new_files if not f.path.startswith(before)),
+        tuple(f for f in new_files if f.path.startswith(before)),
     )
 
 
@@ -116,8 +116,8 @@ def _remove(folder: str, layout: ViewLayout, affected: AffectedLineage) -> Funct
                 is_gone = affected.holds(batch)
                 gone.add(batch, is_gone)
                 kept.add(batch, ~is_gone)
-            found = [row for sink in (kept, gone) for row in sink.finish()]
-        yield from found
+            rows = [row for sink in (kept, gone) for row in sink.finish()]
+        yield from rows
 
     return run
 
@@ -130,15 +130,15 @@ def _holding(
     read = pa.schema([layout.arrow_schema.field(name) for name in names])
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        found: set[str] = set()
+        paths: set[str] = set()
         for piece in pieces:
-            if piece.file not in found and affected.holds(piece.batch).any():
-                found.add(piece.file)
-        yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(found), pa.string())})
+            if piece.file not in paths and affected.holds(piece.batch).any():
+                paths.add(piece.file)
+        yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(paths), pa.string())})
 
     size = sum(f.rows for f in files) * len(names) * _LINEAGE_BYTES // DIGESTS_FACTOR
-    found = scan(steps, files, read, run, _PATHS, size=size, in_groups=True)
-    hit = set(found["path"].to_pylist())
+    rows = scan(steps, files, read, run, _PATHS, size=size, in_groups=True)
+    hit = set(rows["path"].to_pylist())
     return [f for f in files if f.path in hit]
 
 
@@ -220,8 +220,8 @@ def _same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Bools:
     if are_nan is not None:
         same = pc.or_(same, are_nan)
     both_null = pc.and_(pc.is_null(one), pc.is_null(other))
-    found: Bools = pc.or_(same, both_null).to_numpy(zero_copy_only=False)
-    return found
+    is_equal: Bools = pc.or_(same, both_null).to_numpy(zero_copy_only=False)
+    return is_equal
 
 
 def write_feed(store: Store, name: str, version: int, pairs: Pairs, layout: ViewLayout) -> Feed:

@@ -72,17 +72,17 @@ class Changes:
         """Return the codes of columns in the changed rows, and perhaps in rows that were."""
         parts = []
         for batch in self.after.to_batches():
-            found, present = codes([batch.column(name) for name in columns])
-            parts.append(found[present])
+            row_codes, present = codes([batch.column(name) for name in columns])
+            parts.append(row_codes[present])
         return CodeSet.of(*parts)
 
 
 def made_of(store: Store, inputs: Mapping[str, int]) -> dict[str, str]:
     """Return the stamps of committed versions of fragments and views, by name."""
     return {
-        name: stamp_of(found)
+        name: stamp_of(snapshot)
         for name, version in inputs.items()
-        if (found := formats.any_head(store, name, version=version)) is not None
+        if (snapshot := formats.any_head(store, name, version=version)) is not None
     }
 
 
@@ -105,7 +105,7 @@ def feeds_since(store: Store, one: Input, record: VersionRecord) -> tuple[FeedFi
         base = formats.any_head(store, one.name, version=since)
         if base is None or stamp_of(base) != stamp:
             return NoFeed(f"version {since} of {one.name} is not the one that the view was made of")
-        found: list[FeedFiles] = []
+        feeds: list[FeedFiles] = []
         version = one.version
         while version > since:
             feed = _feed(store, one, version)
@@ -114,13 +114,13 @@ def feeds_since(store: Store, one: Input, record: VersionRecord) -> tuple[FeedFi
             if isinstance(feed, int):  # what lies between is another program's maintenance
                 version = feed
                 continue
-            found.insert(0, feed)
+            feeds.insert(0, feed)
             version -= 1
     except DriftlineError as error:
         return NoFeed(f"the log of {one.name} cannot be read: {error.message}")
-    if (rows := sum(feed.rows for feed in found)) > CHANGED_ROWS_MAX:
+    if (rows := sum(feed.rows for feed in feeds)) > CHANGED_ROWS_MAX:
         return NoFeed(f"{counted(rows, 'row')} of {one.name} changed")
-    return tuple(found)
+    return tuple(feeds)
 
 
 def changes_in(feeds: Sequence[FeedFiles], form: Selected) -> Changes | NoFeed:
@@ -161,8 +161,8 @@ def _searched(batch: pa.RecordBatch, key: tuple[str, ...], keys: KeySet) -> Chan
         numbers = {name: len(pc.unique(batch.column(name))) for name in key}
         best = max(key, key=numbers.__getitem__)
         columns = (best,) if numbers[best] >= _TELLING * len(keys) else key
-    found, _ = codes([batch.column(name) for name in columns])
-    return ChangedKeys(columns, CodeSet.of(found), keys)
+    row_codes, _ = codes([batch.column(name) for name in columns])
+    return ChangedKeys(columns, CodeSet.of(row_codes), keys)
 
 
 def _distinct(lineage: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -179,10 +179,10 @@ def _feed(store: Store, one: Input, version: int) -> FeedFiles | NoFeed | int:
         updated, inserted = counts.get("update_after", 0), counts.get("insert", 0)
         deleted, folder, files = counts.get("delete", 0), one.feed.folder, one.feed.files
     else:
-        found = formats.any_head(store, one.name, version=version)
-        if found is None:
+        snapshot = formats.any_head(store, one.name, version=version)
+        if snapshot is None:
             return NoFeed(f"the log of {one.name} has no version {version}")
-        record = found.record
+        record = snapshot.record
         if record.adopted is not None:
             return record.adopted
         updated, inserted, deleted = record.rows_updated, record.rows_inserted, record.rows_deleted

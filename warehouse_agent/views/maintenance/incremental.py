@@ -131,10 +131,10 @@ def feasible(
     resolved = resolve(query, [i.layout.data_names for i in inputs], where=where)
     forms = tuple(_form(one, used) for one, used in zip(inputs, resolved.used, strict=True))
     occurrences = graph_of(inputs, {n: any(f.rows for f in fs) for n, fs in feeds.items()})
-    found = None
+    reduction = None
     if any(one.is_changed for one in occurrences):
-        found = join_graph.reduction(_edges(resolved, occurrences), occurrences)
-    return Feasible(base, forms, feeds, found, slice_, java)
+        reduction = join_graph.reduction(_edges(resolved, occurrences), occurrences)
+    return Feasible(base, forms, feeds, reduction, slice_, java)
 
 
 def graph_of(
@@ -188,9 +188,9 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
             added = _joined(job, own, plan, changes, selected, (temporary, folders[1]))
         affected = _affected(job.inputs, base.layout, changes)
         with job.phase("rewrite"):
-            found = _applied(job, plan, affected, added, folders)
+            computed = _applied(job, plan, affected, added, folders)
         with job.phase("check"):
-            files = found.files if isinstance(found, NextVersion) else base.files
+            files = computed.files if isinstance(computed, NextVersion) else base.files
             slice_proof.check(job, own, files, base.layout, plan.slice)
     except BaseException:
         for folder in folders:
@@ -200,7 +200,7 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
     finally:
         with contextlib.suppress(Exception):
             job.store.remove(job.name, temporary)
-    return found
+    return computed
 
 
 def _form(one: Input, used: frozenset[str]) -> Selected:
@@ -221,13 +221,13 @@ def _edges(
 
 def _changes(job: ViewJob, plan: Feasible) -> list[Changes] | NoFeed:
     """Return the changes of each occurrence."""
-    found = []
+    all_changes = []
     for one, form in zip(job.inputs, plan.forms, strict=True):
         changes = changes_in(plan.feeds[one.name], form)
         if isinstance(changes, NoFeed):
             return changes
-        found.append(changes)
-    return found
+        all_changes.append(changes)
+    return all_changes
 
 
 def _affected(
@@ -265,15 +265,15 @@ class _Reducer:
                     selected[step.occurrence] = self._select(step)
         return selected
 
-    def _send(self, message: Message, found: CodeSet) -> None:
-        self._sent[message] = found
+    def _send(self, message: Message, code_set: CodeSet) -> None:
+        self._sent[message] = code_set
 
     def _conditions(self, end: int, messages: Sequence[Message]) -> list[Condition]:
         return [Condition(m.edge.of(end), self._sent[m]) for m in messages]
 
     def _probe(self, step: Probe) -> None:
         sender, columns = step.sends.sender, step.sends.edge.of(step.sends.sender)
-        found = semi_join.matching_codes(
+        code_set = semi_join.matching_codes(
             self._job.steps,
             self._job.inputs[sender].files,
             self._plan.forms[sender],
@@ -281,8 +281,8 @@ class _Reducer:
             columns,
         )
         if step.has_changes:
-            found = CodeSet.of(found.codes, self._changes[sender].codes(columns).codes)
-        self._send(step.sends, found)
+            code_set = CodeSet.of(code_set.codes, self._changes[sender].codes(columns).codes)
+        self._send(step.sends, code_set)
 
     def _select(self, step: Select) -> list[DataFile]:
         job, end = self._job, step.occurrence
@@ -313,8 +313,8 @@ class _Reducer:
                     others = found_by & ~np.int32(bits.get(message.edge, 0))
                     rows = batch.filter(pa.array(changed | (others != 0)))
                     columns = message.edge.of(step.occurrence)
-                    found, present = codes([rows.column(name) for name in columns])
-                    parts[message].append(found[present])
+                    row_codes, present = codes([rows.column(name) for name in columns])
+                    parts[message].append(row_codes[present])
         for message, some in parts.items():
             self._send(message, CodeSet.of(*some))
 
@@ -341,12 +341,12 @@ def _joined(
             folder = f"{folders[0]}/keys-{number}"
             rows.append(_whole(job, own, one, changes[number], folder))
     recipe = plan.base.layout.recipe
-    found, layout = evaluated_over(
+    result, layout = evaluated_over(
         own, job.name, job.query, recipe, job.inputs, rows, only_flagged=True
     )
     refuse_changed(job.name, plan.base.layout, layout)
     with query_errors(job.name):
-        found.write.option("compression", "zstd").parquet(job.store.uri(job.name, folders[1]))
+        result.write.option("compression", "zstd").parquet(job.store.uri(job.name, folders[1]))
     return written_files(job.store, job.name, folders[1], layout)
 
 
@@ -382,35 +382,43 @@ def _applied(
     """
     base, store, name, layout = plan.base, job.store, job.name, plan.base.layout
     _check_affected(name, added, layout, affected)
-    found = view_rows.remove(job.steps, store, name, folders[0], base.files, layout, affected)
-    gone = sum(f.rows for f in found.gone)
-    stayed = sum(f.rows for f in (*found.kept, *found.rewritten))
+    removed = view_rows.remove(job.steps, store, name, folders[0], base.files, layout, affected)
+    gone = sum(f.rows for f in removed.gone)
+    stayed = sum(f.rows for f in (*removed.kept, *removed.rewritten))
     if base.rows - gone != stayed:
         raise _not_whole(name, f"{counted(base.rows, 'row')} − {gone:,} are not {stayed:,}")
-    changes = _feed(job, base, found, added)
+    changes = _feed(job, base, removed, added)
     if not any(changes.counts.values()):
         for folder in folders:
             store.remove(name, folder)
         return UnchangedView(base, plan.java)
     store.remove(name, folders[0], BEFORE_FOLDER)
-    new = (*found.rewritten, *added)
+    new = (*removed.rewritten, *added)
     return NextVersion(
-        base, layout, new, found.kept, found.replaced, changes, folders, Checked.SLICE, plan.java
+        base,
+        layout,
+        new,
+        removed.kept,
+        removed.replaced,
+        changes,
+        folders,
+        Checked.SLICE,
+        plan.java,
     )
 
 
-def _feed(job: ViewJob, base: ViewSnapshot, found: Removed, added: Sequence[DataFile]) -> Feed:
+def _feed(job: ViewJob, base: ViewSnapshot, removed: Removed, added: Sequence[DataFile]) -> Feed:
     """Write the feed: affected rows before and after, paired by lineage."""
     store, name, layout = job.store, job.name, base.layout
-    both = (*found.gone, *added)
+    both = (*removed.gone, *added)
     if sum(f.size for f in both) > PAIRED_BYTES_MAX or (
         job.steps.size_of_rows(both) > PAIRED_BYTES_MAX
     ):
         spark = job.steps.spark(job.input_bytes)
         version = base.version + 1
-        return pairing.write_changes(spark, store, name, version, layout, found.gone, added)
-    before, after = (view_rows.read_rows(files, layout) for files in (found.gone, added))
-    for rows, files in ((before, found.gone), (after, added)):
+        return pairing.write_changes(spark, store, name, version, layout, removed.gone, added)
+    before, after = (view_rows.read_rows(files, layout) for files in (removed.gone, added))
+    for rows, files in ((before, removed.gone), (after, added)):
         if len(rows) != sum(f.rows for f in files) or not have_own_lineage(rows, layout):
             raise _not_whole(name, "a lineage is null or occurs twice")
     pairs = view_rows.paired(before, after, layout)

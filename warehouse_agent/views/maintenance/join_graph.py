@@ -115,18 +115,18 @@ def edges(
     equalities: Sequence[tuple[Side, Side]], occurrences: Sequence[Occurrence]
 ) -> tuple[Edge, ...]:
     """Return the edges of the join graph, those between the same two occurrences as one."""
-    found: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    by_ends: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for left, right in equalities:
         (a, one), (b, other) = sorted((left, right))
         kinds = [family(occurrences[i].types[c]) for i, c in ((a, one), (b, other))]
         if a == b or kinds[0] is None or kinds[0] != kinds[1]:
             continue
-        pairs = found.setdefault((a, b), [])
+        pairs = by_ends.setdefault((a, b), [])
         if (one, other) not in pairs:
             pairs.append((one, other))
     return tuple(
         Edge(ends, (tuple(a for a, _ in pairs), tuple(b for _, b in pairs)))
-        for ends, pairs in found.items()
+        for ends, pairs in by_ends.items()
     )
 
 

@@ -85,19 +85,19 @@ def maintain(
     )
     before = dict(job.report.seconds)
     job.report.method, job.report.method_why = chosen.method.value, chosen.why
-    found: Computed | NoFeed = NoFeed(chosen.why)
+    computed: Computed | NoFeed = NoFeed(chosen.why)
     if chosen.plan is not None:
         try:
-            found = incremental.maintain(job, chosen.plan)
+            computed = incremental.maintain(job, chosen.plan)
         except Exception as problem:
             if _is_ours(job, problem):
                 _distrust(job, chosen.plan.base, notes)
             raise
-    if isinstance(found, NoFeed):
-        job.report.method, job.report.method_why = ViewMethod.RECOMPUTE.value, found.why
+    if isinstance(computed, NoFeed):
+        job.report.method, job.report.method_why = ViewMethod.RECOMPUTE.value, computed.why
         job.steps.spark(job.input_bytes)  # its start is no part of the phase's price
         with job.phase("evaluate"):
-            found = recompute(
+            computed = recompute(
                 job.steps.spark(job.input_bytes),
                 job.store,
                 job.name,
@@ -108,7 +108,7 @@ def maintain(
                 anew=anew,
             )
     _learn(job, chosen.plan, before, notes)
-    return found
+    return computed
 
 
 def choose(
@@ -143,10 +143,10 @@ def choose(
     record, feeds = notes.record(base.record, stamp_of(base)), dict[str, tuple[FeedFiles, ...]]()
     for one in inputs:
         if one.name not in feeds:
-            found = feeds_since(store, one, record)
-            if isinstance(found, NoFeed):
-                return Chosen(found.why)
-            feeds[one.name] = found
+            own_feeds = feeds_since(store, one, record)
+            if isinstance(own_feeds, NoFeed):
+                return Chosen(own_feeds.why)
+            feeds[one.name] = own_feeds
     number = base.version + 1 + notes.times_current
     plan = incremental.feasible(name, query, inputs, base, feeds, number, record.java)
     work = _work(inputs, base, plan, changed_rows_least)
@@ -177,12 +177,12 @@ def _work(
     )
 
 
-def note_current(store: Store, name: str, found: UnchangedView, inputs: Mapping[str, int]) -> None:
+def note_current(store: Store, name: str, view: UnchangedView, inputs: Mapping[str, int]) -> None:
     """Note that a published version is right for these committed versions of its inputs."""
     with contextlib.suppress(DriftlineError):  # a note that cannot be written is lost
         before, stamps = ViewNotes.read(store, name), made_of(store, inputs)
         times = before.times_current + 1
-        current = Current(stamp_of(found.base), found.java, dict(inputs), stamps, times)
+        current = Current(stamp_of(view.base), view.java, dict(inputs), stamps, times)
         replace(before, current=current, distrusted=None).write(store, name, before)
 
 

@@ -56,7 +56,7 @@ class Differences:
         return {**numbers, "lineage": "; ".join(self.shown)}
 
 
-def differences(found: DataFrame, right: DataFrame, layout: ViewLayout, name: str) -> Differences:
+def differences(ours: DataFrame, right: DataFrame, layout: ViewLayout, name: str) -> Differences:
     """Compare rows of a view with those that are right.
 
     Raises:
@@ -65,7 +65,7 @@ def differences(found: DataFrame, right: DataFrame, layout: ViewLayout, name: st
     counts = {"missing": 0, "extra": 0, "different": 0}
     shown: tuple[str, ...] = ()
     with query_errors(name):
-        joined = pair(found, right, layout)
+        joined = pair(ours, right, layout)
         wrong = joined.where("NOT _same").select("_op_before", "_op_after", "_key")
         for before, after, number in wrong.groupBy("_op_before", "_op_after").count().collect():
             counts["extra" if not after else "missing" if not before else "different"] = number
@@ -146,12 +146,12 @@ def write_changes(
         .when(~F.col("_op_after"), F.array(image("delete", "_before")))
         .otherwise(F.array(image("update_before", "_before"), image("update_after", "_after")))
     )
-    found = joined.where("NOT _same").select(F.explode(images).alias("i")).select("i.*")
+    feed = joined.where("NOT _same").select(F.explode(images).alias("i")).select("i.*")
     counter = Observation()
-    found = found.observe(counter, *(F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS))
+    feed = feed.observe(counter, *(F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS))
     place, folder = change_feed.place(name, version)
     with query_errors(name):
-        found.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
+        feed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
         counts = {op: int(counter.get.get(op) or 0) for op in OPERATIONS}
         there = [int(seen.get.get(c) or 0) for c in ("_op_before", "_op_after")]
     held = [sum(f.rows for f in files) for files in (before, after)]
@@ -176,10 +176,10 @@ def check_lineage(
     rows = rows_of(spark, layout, [f.uri for f in files]).select(*layout.lineage_names)
     held = sum(f.rows for f in files)
     with query_errors(name):
-        found = rows.dropna().distinct().count()
-    if found != held:
+        distinct = rows.dropna().distinct().count()
+    if distinct != held:
         raise ProofFailed(
-            f"Of {counted(held, 'row')} only {found:,} have a lineage of their own.",
+            f"Of {counted(held, 'row')} only {distinct:,} have a lineage of their own.",
             where=name,
             remedy=REPORT,
         )

@@ -92,12 +92,12 @@ def recompute(
 
 def refuse_changed(name: str, before: ViewLayout, now: ViewLayout) -> None:
     """Raise RecipeChanged if the recipe of a view is another one, and say what changed."""
-    found = changed_recipe(before.recipe, now.recipe)
-    if not found and (before.columns, before.lineage) != (now.columns, now.lineage):
-        found = ["the types of its columns"]
-    if found:
+    changes = changed_recipe(before.recipe, now.recipe)
+    if not changes and (before.columns, before.lineage) != (now.columns, now.lineage):
+        changes = ["the types of its columns"]
+    if changes:
         raise RecipeChanged(
-            f"What the view means has changed: {'; '.join(found)}.",
+            f"What the view means has changed: {'; '.join(changes)}.",
             where=name,
             remedy=f"If that is right: driftline refresh {name} --accept-schema",
         )
@@ -119,22 +119,22 @@ def verified(
     refuse_changed(name, published.layout, layout)
     old = rows_of(spark, published.layout, published.uris())
     try:
-        found = differences(old, rows, layout, name)
+        wrong = differences(old, rows, layout, name)
     except WarehouseUnavailable as error:
         file = error.details.get(DATA_FILE, "").rpartition("/")[2]
         if any(f.path.endswith(f"/{file}") for f in published.files):  # none of its inputs'
             error.where = name
             error.remedy = _anew(name)
         raise
-    if found:
+    if wrong:
         was, java = published.record.java, java_of(spark)
         why = f" Java {was or '?'} computed them, and this is Java {java}, whose texts may differ."
         raise ProofFailed(
-            f"The published rows are not those that the query gives: {found}."
+            f"The published rows are not those that the query gives: {wrong}."
             f"{why if was != java else ''}",
             where=name,
             remedy=_anew(name),
-            details=found.details,
+            details=wrong.details,
         )
     return published.rows
 

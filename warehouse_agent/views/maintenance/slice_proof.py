@@ -111,14 +111,14 @@ def _differences(ours: DataFrame, right: DataFrame, layout: ViewLayout, name: st
     """
     with query_errors(name):
         sides = [rows.toArrow().cast(layout.arrow_schema) for rows in (ours, right)]
-    found, wanted = (side.combine_chunks() for side in sides)
-    for side in (found, wanted):
+    published, wanted = (side.combine_chunks() for side in sides)
+    for side in (published, wanted):
         if not have_own_lineage(side, layout):
             raise ProofFailed(
                 "A lineage of the view is null or occurs twice.", where=name, remedy=REPORT
             )
-    pairs = paired(found, wanted, layout)
-    wrong = [(found, pairs.deleted), (wanted, pairs.inserted), (found, pairs.updated[0])]
+    pairs = paired(published, wanted, layout)
+    wrong = [(published, pairs.deleted), (wanted, pairs.inserted), (published, pairs.updated[0])]
     shown = [
         ", ".join(_shown(value) for value in row.values())
         for rows, at in wrong
