@@ -12,7 +12,7 @@ import sys
 from warehouse_agent.events import Event, RefreshRetried
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
 
@@ -24,7 +24,7 @@ def note_retries(event: Event) -> None:
 
 def main() -> None:
     config = load(sys.argv[1])
-    spark = Deferred.of(config)
+    spark = DeferredSession.of(config)
     if "--lazy-spark" not in sys.argv:
         spark.get()
     runner = Runner(spark, config, (note_retries,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from driftline.failpoints import Failpoint
 
 
-class Point(Failpoint):
+class SourceFailpoint(Failpoint):
     """A step of an exchange at which a test may let it fail (`driftline.failpoints`)."""
 
     ACCEPTED = "source.accepted"  # a TCP connection, nothing read of it

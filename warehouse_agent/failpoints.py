@@ -5,7 +5,7 @@ from __future__ import annotations
 from driftline.failpoints import Failpoint
 
 
-class Point(Failpoint):
+class WarehouseFailpoint(Failpoint):
     """A step of a refresh at which a test may let it fail (`driftline.failpoints`).
 
     Those of data files are reached where the step runs: in Spark's tasks, or in the driver.

@@ -39,7 +39,7 @@ _log = logging.getLogger("driftline")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedVersion:
     """The version that readers see after a refresh, and what it took.
 
     Counts are rows; `bytes_rewritten` is the size of our files that were replaced or deleted.
@@ -64,7 +64,7 @@ class Published:
 
 
 @dataclass(slots=True)
-class Spent:
+class PhaseTime:
     """Time spent in a phase, without phases within it; 0 until the phase ends."""
 
     seconds: float = 0.0
@@ -170,7 +170,7 @@ class Report:
         until = self.put_off_until
         return until is not None and datetime.fromisoformat(until).timestamp() > now
 
-    def took(self, done: Published) -> None:
+    def took(self, done: PublishedVersion) -> None:
         """Note the version that readers see now and what it took."""
         self.version, self.rows_total = done.version, done.rows
         self.rows_inserted, self.rows_updated = done.inserted, done.updated
@@ -179,7 +179,7 @@ class Report:
         self.proof, self.checked_at, self.audit = done.proof, done.checked_at, done.audit
         self.fingerprint, self.miss_probability = done.fingerprint, done.miss_probability
 
-    def with_result(self, done: Published) -> Report:
+    def with_result(self, done: PublishedVersion) -> Report:
         """Return what this report becomes once `done` is published."""
         report = copy.deepcopy(self)
         report.took(done)
@@ -218,9 +218,9 @@ class Report:
         self.error = self.failed_at = self.put_off_until = None
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[Spent]:
+    def phase(self, name: str) -> Iterator[PhaseTime]:
         """Add the seconds spent inside to a phase, without those of a phase that lies within it."""
-        start, others, spent = time.monotonic(), sum(self.seconds.values()), Spent()
+        start, others, spent = time.monotonic(), sum(self.seconds.values()), PhaseTime()
         try:
             yield spent
         finally:

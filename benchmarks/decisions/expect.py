@@ -39,7 +39,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.harness.histories import DATA, History, available
-from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect
+from warehouse_agent.planning.change_forecast import (
+    HISTORY_MAX,
+    ChangeForecast,
+    RefreshOutcome,
+    expect,
+)
 
 HISTORIES = ("ourairports_runways", "intl_football_results")
 DAY_S = 86_400
@@ -62,7 +67,7 @@ SCHEDULES = [schedule.value for schedule in Schedule]
 
 
 class Predicted(Protocol):
-    """A distribution of d. The interval is as `Expected` defines it."""
+    """A distribution of d. The interval is as `ChangeForecast` defines it."""
 
     @property
     def low(self) -> int: ...
@@ -74,7 +79,9 @@ class Predicted(Protocol):
     def log_probability(self, d: int) -> float: ...
 
 
-Estimator = Callable[[Sequence[Past]], Iterator[Predicted]]  # for the second refresh, the third …
+Estimator = Callable[
+    [Sequence[RefreshOutcome]], Iterator[Predicted]
+]  # for the second refresh, the third …
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class NegativeBinomial:
         return np.cumsum(np.append(none, steps))
 
 
-def paper(history: Sequence[Past]) -> Iterator[Predicted]:
+def paper(history: Sequence[RefreshOutcome]) -> Iterator[Predicted]:
     share = inserted = 0.0
     for count, (past, now) in enumerate(pairwise(history), start=1):
         share += (past.updated + past.deleted) / max(past.rows, 1)
@@ -127,14 +134,14 @@ def paper(history: Sequence[Past]) -> Iterator[Predicted]:
         yield NegativeBinomial(max(now.rows * share + inserted, CHANGED_MIN) / count)
 
 
-def mean_rate(history: Sequence[Past]) -> Iterator[Predicted]:
+def mean_rate(history: Sequence[RefreshOutcome]) -> Iterator[Predicted]:
     changed = seconds = 0.0
     for past, now in pairwise(history):
         changed, seconds = changed + past.changed, seconds + past.elapsed_s
         yield NegativeBinomial(max(changed, CHANGED_MIN) / seconds * now.elapsed_s)
 
 
-def mean_rate_overdispersed(history: Sequence[Past]) -> Iterator[Predicted]:
+def mean_rate_overdispersed(history: Sequence[RefreshOutcome]) -> Iterator[Predicted]:
     changes: list[int] = []
     for past, predicted in zip(history, mean_rate(history), strict=False):
         assert isinstance(predicted, NegativeBinomial)
@@ -144,13 +151,13 @@ def mean_rate_overdispersed(history: Sequence[Past]) -> Iterator[Predicted]:
         yield replace(predicted, size=mean**2 / excess if excess > 0 else POISSON_SIZE)
 
 
-def ours(history: Sequence[Past]) -> Iterator[Expected]:
+def ours(history: Sequence[RefreshOutcome]) -> Iterator[ChangeForecast]:
     for at in range(1, len(history)):
         before, now = history[max(at - HISTORY_MAX, 0) : at], history[at]
         yield expect(before, rows=now.rows, elapsed_s=now.elapsed_s)
 
 
-def ours_per_refresh(history: Sequence[Past]) -> Iterator[Predicted]:
+def ours_per_refresh(history: Sequence[RefreshOutcome]) -> Iterator[Predicted]:
     yield from ours([replace(past, elapsed_s=1.0) for past in history])
 
 
@@ -174,7 +181,7 @@ class Score:
     relative_error: float
 
 
-def score(history: Sequence[Past], estimator: Estimator) -> Score:
+def score(history: Sequence[RefreshOutcome], estimator: Estimator) -> Score:
     losses, inside, inside_changed, between, errors = [], [], [], [], []
     for now, predicted in zip(history[1:], estimator(history), strict=True):
         d, low = now.changed, predicted.low
@@ -193,7 +200,7 @@ def score(history: Sequence[Past], estimator: Estimator) -> Score:
     )
 
 
-def pasts(name: str, schedule: Schedule) -> list[Past]:
+def pasts(name: str, schedule: Schedule) -> list[RefreshOutcome]:
     """What every refresh would have found, from the log of a history."""
     with (DATA / name / "changes_all_commits.csv").open(newline="") as file:
         commits = list(csv.DictReader(file))
@@ -203,7 +210,7 @@ def pasts(name: str, schedule: Schedule) -> list[Past]:
     counts = _net(name, [int(commit["seq"]) for commit in commits], refreshes)
     rows, series = int(commits[0]["rows_before"]), []
     for number, (before_s, at_s) in enumerate(pairwise([load_s, *snapshots_s])):
-        past = Past(at_s - before_s, rows, *counts.get(number, (0, 0, 0)))
+        past = RefreshOutcome(at_s - before_s, rows, *counts.get(number, (0, 0, 0)))
         rows += past.inserted - past.deleted
         series.append(past)
     return series

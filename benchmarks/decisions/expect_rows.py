@@ -47,7 +47,7 @@ from benchmarks.decisions.expect import (
 )
 from tests.harness.histories import DATA, History, available
 from warehouse_agent.planning import update_probability
-from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past
+from warehouse_agent.planning.change_forecast import HISTORY_MAX, ChangeForecast, RefreshOutcome
 
 BULK_SHARE = 0.02
 CLIP = 1e-4  # of P, where the paper's would be certain
@@ -82,7 +82,7 @@ class Table:
     plain: Floats
     uno: Integers
     tno: Integers
-    history: list[Past] = field(default_factory=list)
+    history: list[RefreshOutcome] = field(default_factory=list)
     updates: float = 0.5
     row_seconds: float = 0.0
 
@@ -106,7 +106,7 @@ class Table:
         elapsed_s = max(step.at_s - self.at_s, 1.0)
         rows, updated = int(self.present.sum()), step.updated
         self.history.append(
-            Past(elapsed_s, rows, len(step.inserted), len(updated), len(step.deleted))
+            RefreshOutcome(elapsed_s, rows, len(step.inserted), len(updated), len(step.deleted))
         )
         self.updates += len(updated)
         self.row_seconds += rows * elapsed_s
@@ -126,13 +126,13 @@ class Table:
         self.at_s = step.at_s
 
 
-def outlook_of(table: Table, elapsed_s: float, share: float) -> update_probability.Outlook:
+def outlook_of(table: Table, elapsed_s: float, share: float) -> update_probability.ChangeOutlook:
     """Return the outlook on the next refresh. Its clock has two knots, and seconds for versions:
     `probability` then reads times as they are."""
     now_s = table.at_s + elapsed_s
     start, stop = int(table.load_s), int(now_s) + 1
-    clock = update_probability.Clock((start, stop), (float(start), float(stop)))
-    return update_probability.Outlook(clock, share, now_s, elapsed_s)
+    clock = update_probability.VersionClock((start, stop), (float(start), float(stop)))
+    return update_probability.ChangeOutlook(clock, share, now_s, elapsed_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def score(name: str, schedule: Schedule, refreshes: int | None = None) -> Result
     return Result(updates[0], updates[1], scores)
 
 
-def forecast(table: Table, elapsed_s: float) -> Expected:
+def forecast(table: Table, elapsed_s: float) -> ChangeForecast:
     """Forecast the updates of the next refresh."""
     rows = int(table.present.sum())
     return update_probability.updates_expected(

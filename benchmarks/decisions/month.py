@@ -23,10 +23,10 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from driftline.settings.hours import WeekSpan, next_open
 
-from warehouse_agent.change_models.memory import RECENT_MAX, Interval, Learned, Memory
+from warehouse_agent.change_models.memory import RECENT_MAX, Interval, LearnedMemories, Memory
 from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
 from warehouse_agent.timetable.decision import Circumstances, Decision, decide
-from warehouse_agent.timetable.probe import Answer, Probe
+from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult
 from warehouse_agent.timetable.timing import Timing
 
 ZONE = "Europe/Vienna"
@@ -65,12 +65,12 @@ class Simulated:
         a, b = np.searchsorted(self.at, (start, end), side="right")
         return float(self.upto[b] - self.upto[a])
 
-    def decide(self, learned: Learned, now: float) -> Decision:
+    def decide(self, learned: LearnedMemories, now: float) -> Decision:
         """The decision of now; the source is asked at whole hours."""
-        probe = Probe()
+        probe = ProbeResult()
         if self.is_asked:
             rows = self.changed(self.last, now // ASKED_S * ASKED_S)
-            probe = Probe(Answer.CHANGED if rows else Answer.UNCHANGED, rows)
+            probe = ProbeResult(ProbeAnswer.CHANGED if rows else ProbeAnswer.UNCHANGED, rows)
         given = Circumstances(self.last, probe, self.allowed, REFRESH_S)
         fitted = learned.of(self.name, self.memory)
         return decide(fitted, [self.timing], given, now, expects=False)
@@ -152,7 +152,7 @@ def events(per_hour: np.ndarray, days: float, rng: np.random.Generator) -> np.nd
 def simulate(fragments: int = 500, sources: int = 10, days: float = 30, seed: int = 1) -> Outcome:
     """Decide through the days; each source refreshes one fragment at a time."""
     all_ = made(fragments, sources, days, seed)
-    learned, free = Learned(), [MONDAY] * sources
+    learned, free = LearnedMemories(), [MONDAY] * sources
     queue = [(MONDAY, n) for n in range(fragments)]
     decisions, slowest, end = 0, 0.0, MONDAY + days * 86_400
     began_s = time.thread_time()

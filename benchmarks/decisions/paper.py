@@ -28,7 +28,7 @@ from warehouse_agent.change_models.memory import Interval, Memory
 from warehouse_agent.change_models.structure import matrix
 from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
 from warehouse_agent.timetable import policies, replay
-from warehouse_agent.timetable.replay import Cost
+from warehouse_agent.timetable.replay import ReplayCost
 
 SEEDS = 20
 TAUGHT_H, PAID_H = 143 * 24, 45 * 24
@@ -120,7 +120,7 @@ def table_4(seeds: int) -> None:
     print(f"\nsizes of events independent (Figure 5): accepted in {accepted:.0%}\n")
 
 
-def by_policies(made: Stream, m: float) -> dict[str, Cost]:
+def by_policies(made: Stream, m: float) -> dict[str, ReplayCost]:
     """What each policy costs on the paid part; plans are in whole hours."""
     rates = learned(made.taught, SEGMENTS)
     rate, weight = float(rates.mean()), float(WEIGHTS.mean())

@@ -42,8 +42,13 @@ from benchmarks.replay.sides import Source, line_of
 from tests.harness.histories import Commit, History, Row
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
-from warehouse_agent.planning.candidates import Known
-from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect
+from warehouse_agent.planning.candidates import PlanInputs
+from warehouse_agent.planning.change_forecast import (
+    HISTORY_MAX,
+    ChangeForecast,
+    RefreshOutcome,
+    expect,
+)
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.planning.prices import Prices
 
@@ -61,7 +66,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 class Refresh:
     """One simulated refresh: what was expected, what came, and what it took."""
 
-    expected: Expected
+    expected: ChangeForecast
     changed: int
     bytes: float
     floor_bytes: float
@@ -102,12 +107,12 @@ def shapes(seed: int, refreshes: int = REFRESHES) -> dict[str, list[int]]:
     return {name: [int(d) for d in changes] for name, changes in by_shape.items()}
 
 
-def daily(changes: Sequence[int], rows: int = ROWS) -> list[Past]:
+def daily(changes: Sequence[int], rows: int = ROWS) -> list[RefreshOutcome]:
     """Return a history of updates, one refresh a day."""
-    return [Past(DAY_S, rows, 0, changed, 0) for changed in changes]
+    return [RefreshOutcome(DAY_S, rows, 0, changed, 0) for changed in changes]
 
 
-def simulated(history: Sequence[Past], line: Line) -> list[Refresh]:
+def simulated(history: Sequence[RefreshOutcome], line: Line) -> list[Refresh]:
     """Return what each refresh takes by the model of costs, from the second on."""
     runs = []
     for at in range(1, len(history)):
@@ -121,10 +126,10 @@ def simulated(history: Sequence[Past], line: Line) -> list[Refresh]:
     return runs
 
 
-def _known(rows: int, line: Line) -> Known:
+def _known(rows: int, line: Line) -> PlanInputs:
     bounds = (1, 2 * rows)
     knots = [bounds[0] + (bounds[1] - bounds[0]) * i // choice.QUANTILES for i in range(65)]
-    return Known(
+    return PlanInputs(
         name="t",
         version=1,
         rows=rows,
@@ -200,7 +205,7 @@ class Balance:
         return 1 - self.missed_below - self.missed_above
 
 
-def balance(forecasts: Iterable[tuple[Expected, int]]) -> Balance:
+def balance(forecasts: Iterable[tuple[ChangeForecast, int]]) -> Balance:
     """Return where the numbers of changes that came lie in their forecasts."""
     positions = []
     for expected, d in forecasts:

@@ -26,9 +26,9 @@ from warehouse_agent.change_models.week import HOUR_S
 from warehouse_agent.timetable import replay
 from warehouse_agent.timetable.decision import Circumstances, decide
 from warehouse_agent.timetable.policies import hindsight
-from warehouse_agent.timetable.probe import Answer, Probe
-from warehouse_agent.timetable.replay import Cost
-from warehouse_agent.timetable.timing import Policy, Timing
+from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult
+from warehouse_agent.timetable.replay import ReplayCost
+from warehouse_agent.timetable.timing import Timing, TimingPolicy
 
 HISTORIES = {
     "ourairports_runways": "America/New_York",
@@ -100,13 +100,13 @@ def weighted(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return (ends - starts) / HOUR_S
 
 
-def paid(history: History, refreshes: list[float]) -> Cost:
+def paid(history: History, refreshes: list[float]) -> ReplayCost:
     return replay.cost(
         refreshes, history.paid_at, history.paid_rows, end=history.end, weighted=weighted
     )
 
 
-def closed_loop(history: History, timing: Timing, probes: bool) -> Cost:
+def closed_loop(history: History, timing: Timing, probes: bool) -> ReplayCost:
     """Ask `decide` at every hour; remember what each refresh found."""
     memory = history.learned(timing.interval_h(None) if timing.refresh_worth is None else 24)
     last = memory.until or history.split
@@ -116,10 +116,10 @@ def closed_loop(history: History, timing: Timing, probes: bool) -> Cost:
     while now < history.end:
         if now - relearned >= RELEARN_H * HOUR_S:
             known, relearned = memory, now
-        probe = Probe()
+        probe = ProbeResult()
         if probes:
             rows = history.between(last, now).changed
-            probe = Probe(Answer.CHANGED if rows else Answer.UNCHANGED, rows)
+            probe = ProbeResult(ProbeAnswer.CHANGED if rows else ProbeAnswer.UNCHANGED, rows)
         decision = decide(known, [timing], Circumstances(last, probe), now)
         if decision.due:
             memory = memory.plus(history.between(last, now))
@@ -140,21 +140,21 @@ def costs(history: History, hours: float, zone: str) -> dict[str, tuple[float, f
     best = min(grid, key=lambda one: one.total(price))
     timing = Timing("", refreshes_per_day=24 / hours, interval_max_s=INTERVAL_MAX_S, zone=zone)
 
-    def of(policy: Policy, probes: bool = False) -> Callable[[], Cost]:
+    def of(policy: TimingPolicy, probes: bool = False) -> Callable[[], ReplayCost]:
         return lambda: closed_loop(history, replace(timing, policy=policy), probes)
 
     ways = {
         "fixed": lambda: replay.fixed(hours, history.paid_at, history.paid_rows, *span),
-        "threshold": of(Policy.THRESHOLD),
-        "optimal": of(Policy.OPTIMAL),
-        "auto": of(Policy.AUTO),
-        "hourly probe": of(Policy.AUTO, probes=True),
+        "threshold": of(TimingPolicy.THRESHOLD),
+        "optimal": of(TimingPolicy.OPTIMAL),
+        "auto": of(TimingPolicy.AUTO),
+        "hourly probe": of(TimingPolicy.AUTO, probes=True),
     }
     for name, way in ways.items():
         one = way()
         ratios[name] = (one.total(price) / best.total(price), one.stale_hours / best.stale_hours)
         if name == "auto":
-            same = of(Policy.FIXED)()
+            same = of(TimingPolicy.FIXED)()
             ratios["auto / same phase"] = (
                 one.total(price) / same.total(price),
                 one.stale_hours / same.stale_hours,

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.files.generator import snapshots
 from warehouse_agent.differential.comparison import by_window
-from warehouse_agent.differential.matching import GaveUp
-from warehouse_agent.differential.records import Hashing, in_blocks
+from warehouse_agent.differential.matching import WindowExhausted
+from warehouse_agent.differential.records import RecordHashing, in_blocks
 
 SECRET = bytes(32)
 OUTPUT = "changes.parquet"
@@ -77,7 +77,7 @@ def parse(folder: Path) -> str:
 
 def parse_and_hash(folder: Path) -> str:
     files = snapshots(folder)
-    hashing = Hashing(files[0].recipe, SECRET)
+    hashing = RecordHashing(files[0].recipe, SECRET)
     rows = sum(len(block) for file in files for block in in_blocks(file, hashing, 1 << 14))
     return f"{rows:,} rows"
 
@@ -87,7 +87,7 @@ def by_the_window(folder: Path) -> str:
     opened = Opened()
     try:
         counts = by_window(old, new, folder / OUTPUT)
-    except GaveUp as limit:
+    except WindowExhausted as limit:
         return f"gave up: {limit}"
     text = f"{counts.mended:,} pairs mended, distance {counts.distance:.3f}"
     return f"{text}, {opened.said(folder)}"

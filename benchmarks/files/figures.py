@@ -21,7 +21,7 @@ import click
 from benchmarks.files.contenders import by_sort, by_the_window, nothing, run_diff, sort_old, taken
 from benchmarks.files.generator import RECORD_BYTES, Changed, make, snapshots
 from tests.reference.snapshot_costs import Files, good_days, intermediate, io
-from warehouse_agent.differential.window import Buffers, Counts, window
+from warehouse_agent.differential.window import DiffCounts, WindowBuffers, window
 
 MB = 1 << 20
 ALGORITHMS = ("SM", "SMC1", "SMC2", "PH", "PHC1", "PHC2", "W")
@@ -96,11 +96,11 @@ def _pair(rows: int, distance: float) -> Iterator[Path]:
         yield Path(name)
 
 
-def missed(rows: int, distance: float, aging: int) -> Counts:
+def missed(rows: int, distance: float, aging: int) -> DiffCounts:
     """Compare two files by a window whose aging buffers hold `aging` records each."""
     with _pair(rows, distance) as folder:
         old, new = snapshots(folder)
-        size = Buffers(
+        size = WindowBuffers(
             max(aging // 8, 64), aging, aging_bytes=1 << 30, left_bytes=1 << 30, keys_bytes=1 << 30
         )
         return window(old, new, lambda *_: None, secret=bytes(32), buffers=size)

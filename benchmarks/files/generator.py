@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from warehouse_agent.differential.reading import named
-from warehouse_agent.differential.records import Snapshot
+from warehouse_agent.differential.records import FileSnapshot
 
 RECORD_BYTES = 156
 FORMAT = '[columns]\nid = "int8"\nb = "text"\n'
@@ -52,6 +52,6 @@ def make(folder: Path, rows: int, distance: float, changed: Changed) -> Changed:
     return Changed(int(updated.sum()), len(inserted), int((~stays).sum()))
 
 
-def snapshots(folder: Path) -> list[Snapshot]:
+def snapshots(folder: Path) -> list[FileSnapshot]:
     """Return the old and the new file."""
     return [named(folder / f"{n}.csv", folder / "format.toml", ("id",)) for n in ("old", "new")]

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from source_agent.scan.processors import Usage, usage, used_since
+from source_agent.scan.processors import ProcessorUsage, usage, used_since
 from tests import ROOT
 from tests.harness.pair import SourceProcess, environment
 from tests.harness.servers import PostgreSQL
@@ -67,7 +67,7 @@ def load(folder: Path, address: str, number: int) -> tuple[float, float, float |
         '[fragments.items]\nsource = "erp"\n'
     )
     began = time.monotonic()
-    looks = list[tuple[float, Usage | None]]()
+    looks = list[tuple[float, ProcessorUsage | None]]()
     with subprocess.Popen(
         [*WAREHOUSE, "--config", config, "refresh", "--json"],
         stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(),
@@ -84,7 +84,7 @@ def load(folder: Path, address: str, number: int) -> tuple[float, float, float |
     return seconds, held_s, others_share(looks)
 
 
-def others_share(looks: Sequence[tuple[float, Usage | None]]) -> float | None:
+def others_share(looks: Sequence[tuple[float, ProcessorUsage | None]]) -> float | None:
     """Return the share of the processors that others than this benchmark used between the first
     look, (seconds, use), and the last; None: it is not known."""
     known = [(at, use) for at, use in looks if use is not None]

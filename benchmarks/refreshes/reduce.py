@@ -55,7 +55,7 @@ def fabricated(folder: Path, rows: int, files: int) -> list[DataFile]:
     return made
 
 
-def reduced(steps: Steps, files: list[DataFile], sketch: Sketch | None) -> digests.Sums:
+def reduced(steps: Steps, files: list[DataFile], sketch: Sketch | None) -> digests.ComparisonSums:
     return digests.reduced(steps, files, LAYOUT, CUTS, SALT, sketch)
 
 

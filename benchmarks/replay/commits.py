@@ -47,14 +47,14 @@ from source_agent.engines.interface import Session
 from source_agent.engines.relations.shapes import Shape
 from tests.harness.histories import DATA, History, available
 from warehouse_agent.history import record as remember
-from warehouse_agent.methods.conversation import Talk, Terms
+from warehouse_agent.methods.conversation import ExchangeTerms, RelationExchange
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.registry import compare, modelled
 from warehouse_agent.methods.sketch import SketchSide
 from warehouse_agent.planning import choice, prices, sketch_size
-from warehouse_agent.planning.candidates import Known
-from warehouse_agent.planning.change_forecast import Expected, Run
+from warehouse_agent.planning.candidates import PlanInputs
+from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh
 from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.tasks.difference import Outcome
@@ -84,8 +84,8 @@ class Warehouse:
 
     def __init__(self, recipe: Recipe, line: Line) -> None:
         self.copy, self.line = Copy(recipe), line
-        self.runs: list[Run] = []
-        self._learnt = prices.Learnt()
+        self.runs: list[PastRefresh] = []
+        self._learnt = prices.LearntPrices()
         self._quantiles: tuple[int, list[int]] = 0, []  # of so many rows
 
     def refresh(self, session: Session, shape: Shape, at: datetime, number: int) -> Record:
@@ -98,8 +98,8 @@ class Warehouse:
         salt = _salt(number)
         wire = Wire(session, shape)
         level = self.line.level(rows)
-        terms = Terms(shape.relation.name, copy.recipe, KEY, salt, level)
-        talk = Talk(wire, terms, keep=came.append, progress=lambda _: None)
+        terms = ExchangeTerms(shape.relation.name, copy.recipe, KEY, salt, level)
+        talk = RelationExchange(wire, terms, keep=came.append, progress=lambda _: None)
         out = compare(self._side(known, expected, salt), talk)
         assert wire.is_done
         assert out.round_trips == wire.round_trips
@@ -125,11 +125,11 @@ class Warehouse:
             load_bytes=copy.load_bytes(salt),
         )
 
-    def _known(self, shape: Shape, at: datetime) -> Known:
+    def _known(self, shape: Shape, at: datetime) -> PlanInputs:
         """Return what `refresh.prepare` knows before the refresh."""
         copy, rows = self.copy, len(self.copy.rows)
         level = self.line.level(rows)
-        return Known(
+        return PlanInputs(
             name=shape.relation.name,
             version=len(self.runs) - 1,
             rows=rows,
@@ -146,7 +146,7 @@ class Warehouse:
         )
 
     def _modelled(
-        self, known: Known, expected: Expected | None, out: Outcome, changed: int
+        self, known: PlanInputs, expected: ChangeForecast | None, out: Outcome, changed: int
     ) -> int | None:
         """Return the model of costs as `refresh.commit` reports it."""
         if not known.rows or out.method is not Method.SKETCH or out.is_equal:
@@ -154,7 +154,7 @@ class Warehouse:
         costs = modelled(known, expected, changed, out.method, out.theirs.count)
         return None if costs is None else costs.bytes
 
-    def _side(self, known: Known, expected: Expected | None, salt: Salt) -> OurSide:
+    def _side(self, known: PlanInputs, expected: ChangeForecast | None, salt: Salt) -> OurSide:
         """Reduce our side as `refresh.prepare` does."""
         lister = Rows(self.copy, salt)
         costs = Costs(known.prices, known.line, known.integer_key)
@@ -188,7 +188,9 @@ class Warehouse:
         """Learn prices as `refresh.commit` does; `before` are our rows then."""
         is_load, changed = not self.runs, inserted + updated + deleted
         rows = len(self.copy.rows)
-        run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
+        run = PastRefresh(
+            at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0
+        )
         self.runs.append(run)
         if not out.is_equal:
             self._learnt = prices.new_notes(

@@ -41,8 +41,8 @@ from tests.reference.rows import row_bytes
 from warehouse_agent.planning.choice import QUANTILES
 from warehouse_agent.planning.network import LOAD_LEVEL
 from warehouse_agent.planning.sketch_size import Sketch
-from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows, Outcome
-from warehouse_agent.tasks.digests import Listing, Sums
+from warehouse_agent.tasks.difference import AllRows, BelowKeys, ListedRows, Outcome
+from warehouse_agent.tasks.digests import ComparisonSums, Listing
 
 KEY = bytes(range(32))
 FRAMING_BYTES = 5  # gRPC's own prefix of a message, as `link.Stream` counts
@@ -150,9 +150,9 @@ class Copy:
         quantiles = np.quantile(self._where, shares, method="inverted_cdf")
         return [int(value) for value in quantiles]
 
-    def reduced(self, partition: Partition, salt: Salt, sketch: Sketch | None) -> Sums:
+    def reduced(self, partition: Partition, salt: Salt, sketch: Sketch | None) -> ComparisonSums:
         mixed = mix(salt, self._hi, self._lo)
-        sums = Sums(RangeSums(partition.ranges), Cells(sketch.third if sketch else 0))
+        sums = ComparisonSums(RangeSums(partition.ranges), Cells(sketch.third if sketch else 0))
         sums.ranges.add(partition.indices(self._where), mixed)
         if sketch is not None:
             ks, inside = sketch.embedding.embed(self._where, salt)
@@ -172,7 +172,7 @@ class Copy:
     def take(self, out: Outcome, salt: Salt, came: list[bytes]) -> tuple[int, int, int]:
         """Ours − removed + shipped, proven by the source's digest; rows inserted, updated,
         deleted."""
-        kept = np.full(len(self.rows), not isinstance(out.difference, Everything))
+        kept = np.full(len(self.rows), not isinstance(out.difference, AllRows))
         match out.difference:
             case ListedRows(rows):
                 kept[rows.file] = False

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from driftline.relations.activity import Counted
+from driftline.relations.activity import CountedActivity
 
 from source_agent.config.file import load
 from source_agent.engines.interface import Limits
@@ -30,7 +30,7 @@ from source_agent.enrolment import enroll
 from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 DATABASE = "activity"
 _COLUMNS = ", ".join(f"c{i} int" for i in range(19))
@@ -93,7 +93,7 @@ def main(tables: int, rounds: int) -> None:
             assert isinstance(session, PostgresqlSession)
             session._connection.execute("COMMIT")  # the probe is no part of a transaction
             answers = activities(session.ask, relations)
-            assert all(isinstance(said, Counted) for said in answers.values()), answers
+            assert all(isinstance(said, CountedActivity) for said in answers.values()), answers
             timed(
                 f"statement, {tables:,} tables", lambda: activities(session.ask, relations), rounds
             )
@@ -110,7 +110,7 @@ def main(tables: int, rounds: int) -> None:
                 key=certs / "warehouse.key",
             )
             names = [relation.name for relation in relations]
-            with Link(source) as link:
+            with SourceChannel(source) as link:
                 timed(f"call, {tables:,} tables", lambda: link.activity(names), rounds)
                 timed("call, 1 table", lambda: link.activity(names[:1]), rounds)
                 timed("description, 1 table", lambda: link.describe(names[0]), rounds)

@@ -30,11 +30,11 @@ from source_agent.engines.postgresql import hashes
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.select import ReadColumn, plan_of, scan_sql
 from source_agent.engines.relations.shapes import Fingerprint, Relation
-from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.reader import ReadCounts, Reader
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.servers import PostgreSQL
 from tests.samples.prices import flat
-from warehouse_agent.planning.change_forecast import Past, expect
+from warehouse_agent.planning.change_forecast import RefreshOutcome, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.sketch_size import Sketch, open_sketch
 
@@ -50,7 +50,7 @@ def survey(session: Session, made: Relation, partition: Partition, sketch: Sketc
     sums, cells = RangeSums(partition.ranges), Cells(sketch.third if sketch else 0)
     shape = session.describe(made)
     salt: Salt = SALT
-    reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=salt, tally=Tally())
+    reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=salt, tally=ReadCounts())
     for batch in reader.scan_hashes():
         sums.add(partition.indices(batch.positions), batch.mixed)
         if sketch is not None:
@@ -112,7 +112,7 @@ def measure(server: PostgreSQL, database: str, table: str, rows: int, repeat: in
         partition = partition_for(session, table)
         shape = session.describe(relation(table, Fingerprint.AGENT))
         bounds = (partition.starts[1], partition.starts[-1]) if shape.recipe.integer_key else None
-        day = Past(86_400, rows, 0, rows // 100, 0)
+        day = RefreshOutcome(86_400, rows, 0, rows // 100, 0)
         sketch = open_sketch(
             rows=rows,
             bounds=bounds,

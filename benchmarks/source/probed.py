@@ -24,7 +24,7 @@ from benchmarks.source.activity import DATABASE, configured, fill
 from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 ASKED_S = 60.0
 RATE = 20  # transactions a second: far below what the machine can, so that waits are seen
@@ -71,7 +71,7 @@ def main(minutes: int, tables: int, seconds: int) -> None:
             names = [f"t{n}" for n in range(tables)]
 
             def ask(stopped: threading.Event) -> None:
-                with Link(source) as link:
+                with SourceChannel(source) as link:
                     while True:
                         began = time.perf_counter()
                         link.activity(names)

@@ -31,12 +31,12 @@ from source_agent.engines.relations.select import scan_sql
 from source_agent.engines.relations.shapes import Relation
 from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan.accumulators import Accumulator, RangeTotals, SketchCells
-from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.reader import ReadCounts, Reader
 from source_agent.scan.workers import WorkerPool, fill
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.servers import PostgreSQL
 from tests.samples.prices import flat
-from warehouse_agent.planning.change_forecast import Past, expect
+from warehouse_agent.planning.change_forecast import RefreshOutcome, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.sketch_size import Sketch, open_sketch
 
@@ -126,7 +126,7 @@ def shared(
 ) -> RangeSums:
     """Return the sums of one whole scan, read as in an exchange, by this process and the pool."""
     shape = session.describe(Relation(table, table=table))
-    reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=Tally())
+    reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=ReadCounts())
     totals = RangeTotals(partition)
     accumulators: list[Accumulator] = [totals]
     if sketch:
@@ -138,7 +138,7 @@ def shared(
 def found_again(session: Session, table: str, sketch: Sketch) -> int:
     """One row in a hundred found by another scan, as after a sketch of hashed keys."""
     shape = session.describe(Relation(table, table=table))
-    reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=Tally())
+    reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=ReadCounts())
     rows = 0
     for batch in reader.scan():
         ks, _ = sketch.embedding.embed(batch.positions, SALT)
@@ -161,7 +161,7 @@ def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int, re
         scans: list[Fingerprinted] = []
         first = Fingerprinted(session, table, partition)
         bounds = (partition.starts[1], partition.starts[-1]) if first.recipe.integer_key else None
-        day = Past(86_400, rows, 0, rows // 100, 0)  # one in a hundred, ten days in a row
+        day = RefreshOutcome(86_400, rows, 0, rows // 100, 0)  # one in a hundred, ten days in a row
         sketch = open_sketch(
             rows=rows,
             bounds=bounds,

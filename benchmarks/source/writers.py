@@ -31,7 +31,7 @@ from driftline.rows.key_order import KeyRange, key_bytes
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from tests.harness.agents import opening
 from tests.harness.servers import MariaDB, PostgreSQL
 from warehouse_agent.planning.tiling import Bounds, Tiling, key_tiling, tiling
@@ -204,7 +204,7 @@ def exchange(
     engine: Engine, names: list[str], tile: Bounds | None, load: bool, reply_s: float
 ) -> int:
     """The source's half, up to the verdict or, of a load, to its end; returns rows read."""
-    tally = Tally()
+    tally = ReadCounts()
     with closing(engine.open()) as session:
         shape = session.describe(Relation("t", table="t", key=tuple(names)))
         whole, ours = Partition((POSITION_MIN,), (56,)), Digest() if load else Digest(1, 1)

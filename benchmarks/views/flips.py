@@ -21,7 +21,7 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion
 from warehouse_agent.visible_versions import warehouse_versions
-from warehouse_agent.visible_versions.members import Kind, Member, moved
+from warehouse_agent.visible_versions.members import Member, MemberKind, moved
 
 
 def main(tables: int = 50, rounds: int = 250) -> None:
@@ -30,7 +30,7 @@ def main(tables: int = 50, rounds: int = 250) -> None:
         store = Store(folder)
         at = "2026-01-01T00:00:00Z"
         members = [
-            Member(f"t{i}", Kind.FRAGMENT, f"t{i}", 0, at, "exact", "total", at)
+            Member(f"t{i}", MemberKind.FRAGMENT, f"t{i}", 0, at, "exact", "total", at)
             for i in range(tables)
         ]
         warehouse_versions.flip(store, lambda before: moved(before, members))

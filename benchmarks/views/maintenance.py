@@ -49,7 +49,7 @@ from warehouse_agent.storage.table import NewVersion, NewViewVersion, VersionRec
 from warehouse_agent.tasks import change_feed
 from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
-from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.maintenance.affected_keys import made_of
 from warehouse_agent.views.maintenance.maintain import choose, maintain
 from warehouse_agent.views.maintenance.next_version import Computed, NextVersion
@@ -120,7 +120,7 @@ class Bench:
                 batches += list(sink.finish())
         return written(pa.Table.from_batches(batches, WRITTEN), self.store, name, folder)
 
-    def changed(self, name: str, share: float, seed: int) -> Input:
+    def changed(self, name: str, share: float, seed: int) -> PinnedInput:
         """Return the next version of a table, proven and not committed, with its feed."""
         base = formats.head(self.store, name)
         assert base is not None
@@ -149,7 +149,7 @@ class Bench:
         feed = change_feed.write(
             self.steps, self.store, name, 1, before=gone, after=shipped, layout=base.layout
         )
-        return Input(name, 1, base.layout, (*shipped, *kept), feed=feed)
+        return PinnedInput(name, 1, base.layout, (*shipped, *kept), feed=feed)
 
 
 def prepared(name: str, table: pa.Table) -> tuple[Layout, pa.Table]:
@@ -241,7 +241,9 @@ class Phases:
         self._since = now
 
 
-def view_job(bench: Bench, name: str, inputs: dict[str, Input], listener: Callable) -> ViewJob:
+def view_job(
+    bench: Bench, name: str, inputs: dict[str, PinnedInput], listener: Callable
+) -> ViewJob:
     query = read_query(QUERIES[name], where=name)
     given = [inputs[o.reference[-1]] for o in query.occurrences]
     base, report = formats.view_head(bench.store, name), Report(name)
@@ -249,7 +251,7 @@ def view_job(bench: Bench, name: str, inputs: dict[str, Input], listener: Callab
     return ViewJob(name, query, given, base, bench.store, steps, report, listener)
 
 
-def load(bench: Bench, name: str, inputs: dict[str, Input]) -> None:
+def load(bench: Bench, name: str, inputs: dict[str, PinnedInput]) -> None:
     """Publish version 0 of a view."""
     job = view_job(bench, name, inputs, lambda _: None)
     made = maintain(job, Maintain.RECOMPUTE)
@@ -266,7 +268,7 @@ def load(bench: Bench, name: str, inputs: dict[str, Input]) -> None:
 
 
 def run(
-    bench: Bench, name: str, inputs: dict[str, Input], how: Maintain
+    bench: Bench, name: str, inputs: dict[str, PinnedInput], how: Maintain
 ) -> tuple[Phases, Computed]:
     phases = Phases()
     job = view_job(bench, name, inputs, phases)
@@ -300,7 +302,7 @@ def same(one: Computed, other: Computed) -> None:
     assert one.changes.counts == other.changes.counts, (one.changes.counts, other.changes.counts)
 
 
-def measured(bench: Bench, name: str, inputs: dict[str, Input], rounds: int) -> None:
+def measured(bench: Bench, name: str, inputs: dict[str, PinnedInput], rounds: int) -> None:
     """Print a line for a view."""
     roads = {how: list[Phases]() for how in (Maintain.RECOMPUTE, Maintain.INCREMENTAL)}
     rows = 0
@@ -358,7 +360,7 @@ def main(scale: str, shares: str, queries: str = "Q3,Q5,Q10", rounds: str = "3")
         for name in KEYS:
             bench.publish(name, pq.read_table(source / f"{name}.parquet"))
         first = {
-            name: Input.published(name, head)
+            name: PinnedInput.published(name, head)
             for name in KEYS
             if (head := formats.head(bench.store, name)) is not None
         }

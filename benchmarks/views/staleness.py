@@ -41,15 +41,15 @@ import click
 from benchmarks.meter import cpu_s
 from tests.harness.views import Sites
 from warehouse_agent.components.staleness import (
-    Batch,
     PhaseCost,
+    ProvenBatch,
     Staleness,
     expected_vs_s,
     measured,
 )
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.views.selection import select
 
 COLUMNS = "id INTEGER PRIMARY KEY, j INT, a INT, b INT, note VARCHAR"
@@ -88,12 +88,12 @@ class Run:
 def run_of(steps: Sequence[Step], arrivals: Sequence[float], rows: int) -> Run:
     """Return what pieces of `rows` changed rows come to, which took these times."""
     now = earliest = idle = 0.0
-    gathered: list[Batch] = []
+    gathered: list[ProvenBatch] = []
     staleness: Staleness | None = None
     for (base_s, phase_s), arrival in zip(steps, arrivals, strict=True):
         idle += max(arrival - now, 0.0)
         now, earliest = max(now, arrival) + base_s, max(earliest, arrival) + base_s
-        gathered.append(Batch(rows, now, now - earliest))
+        gathered.append(ProvenBatch(rows, now, now - earliest))
         if phase_s is None:
             continue
         now += phase_s
@@ -107,7 +107,9 @@ def run_of(steps: Sequence[Step], arrivals: Sequence[float], rows: int) -> Run:
 class Mauve:
     """Two tables of `rows` rows, their join, and streams of pieces of `piece` updates."""
 
-    def __init__(self, spark: Deferred, folder: Path, rows: int, piece: int, warm: int) -> None:
+    def __init__(
+        self, spark: DeferredSession, folder: Path, rows: int, piece: int, warm: int
+    ) -> None:
         self.rng, self.rows, self.piece = random.Random(1998), rows, piece
         self.sites = Sites(spark, folder, TABLES, {"v": QUERY})
         self.alive: dict[str, list[int]] = {name: [] for name in TABLES["m"]}
@@ -287,7 +289,7 @@ def main(rows: int, piece: int, only: str, phases: str, warm: int) -> None:
     began, spent_s = time.monotonic(), cpu_s([os.getpid()])
     wanted = {int(figure) for figure in only.split(",")}
     sweep = [int(n) for n in phases.split(",")]
-    spark = Deferred(SETTINGS)
+    spark = DeferredSession(SETTINGS)
     with TemporaryDirectory() as folder:
         with Mauve(spark, Path(folder) / "small", rows, piece, warm) as mauve:
             steady(mauve, wanted, sweep)

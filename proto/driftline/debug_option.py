@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 
-class Commands(click.Group):
+class DebugGroup(click.Group):
     """Commands that take --debug behind their names as well.
 
     `say_more` is called for a command that has it there; `debug_help` is its help.

@@ -1,8 +1,8 @@
 """Points at which a test lets a process fail: killed, with an unforeseen error, or by a full disk.
 
 An agent names its points in an enum of its own, derived from `Failpoint`, and reaches each by one
-short call: `Point.COMMITTED.reach()`. The environment arms one of them for a process and for the
-processes that it starts:
+short call: `WarehouseFailpoint.COMMITTED.reach()`. The environment arms one of them for a process
+and for the processes that it starts:
 
     DRIFTLINE_FAILPOINT=NAME:ACTION[:NTH[:FILE]]
 

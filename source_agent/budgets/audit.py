@@ -80,7 +80,7 @@ class AuditEntry:
             self.outcome = "equal" if reply.finished.equal else "sent"
 
 
-class Audit:
+class AuditLog:
     """The audit file, or stderr. Thread-safe."""
 
     def __init__(self, path: Path | None, limit: AuditLimit | None = None) -> None:

@@ -24,18 +24,18 @@ import numpy as np
 import numpy.typing as npt
 from driftline.errors import QUIET_UNTIL, NotNow
 from driftline.relations.activity import Activity
-from driftline.relations.derivations import Comparison, Derivation
+from driftline.relations.derivations import ColumnPredicate, Derivation
 from driftline.relations.references import Reference
 from driftline.rows.key_order import Key, KeyRange
 from driftline.settings.hours import Hours
 from driftline.values.types import Column
 
 from source_agent.budgets.allowance import instant
-from source_agent.budgets.crowding import REST_S_MAX, Brakes, Crowding, Rests
-from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, held_s_max
-from source_agent.budgets.others import Others
-from source_agent.budgets.places import Place, Places, Turns
-from source_agent.budgets.watch import Watch
+from source_agent.budgets.crowding import REST_S_MAX, Brakes, Crowding, CrowdingRests
+from source_agent.budgets.feedback import Feedback, HoldLimit, RecentPasts, held_s_max
+from source_agent.budgets.others import OtherProcesses
+from source_agent.budgets.places import ClientTurns, Place, Places
+from source_agent.budgets.watch import SessionWatch
 from source_agent.config.file import Budget
 from source_agent.config.scan_hours import ScanHours
 from source_agent.engines.interface import (
@@ -48,11 +48,11 @@ from source_agent.engines.interface import (
     Split,
     TimeLimit,
 )
-from source_agent.engines.relations.markers import Mark, Running
+from source_agent.engines.relations.markers import Mark, RunningTransactions
 from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
-from source_agent.scan.processors import Usage, usage
+from source_agent.scan.processors import ProcessorUsage, usage
 from source_agent.scan.workers import WorkerPool
 
 SLOT_WAIT_S = 10.0  # for another scan to end; the warehouse retries after that
@@ -68,11 +68,11 @@ SWITCH_LOOK_S = 1.0  # the longest time until a scan notices the pause file
 Held = AbstractContextManager[Place]  # until it is left
 
 
-class Stopped(Exception):
+class ExchangeStopped(Exception):
     """The exchange is over, for example because its client left. Not a user's error."""
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: `rate` per second on average, one second's worth at once; None: no limit.
 
     The clock is monotonic, in seconds. Thread-safe.
@@ -100,12 +100,12 @@ class Bucket:
             return max(-self._tokens / self._rate, 0.0)
 
     def wait(self, amount: float, stop: threading.Event) -> None:
-        """Take `amount` and wait. Raise Stopped if `stop` is set meanwhile."""
+        """Take `amount` and wait. Raise ExchangeStopped if `stop` is set meanwhile."""
         rate, delay = self._rate, self.take(amount)
         # In slices, so that a changed rate ends a wait that could take an hour.
         while delay > 0 and self._rate == rate:
             if stop.wait(min(delay, RATE_LOOK_S)):
-                raise Stopped
+                raise ExchangeStopped
             delay -= RATE_LOOK_S
 
 
@@ -125,7 +125,7 @@ class Governor:
         wall: Callable[[], datetime] = local_now,
         slot_wait_s: float = SLOT_WAIT_S,
         is_beside: bool = False,
-        look: Callable[[], Usage | None] = usage,
+        look: Callable[[], ProcessorUsage | None] = usage,
     ) -> None:
         """is_beside: the database shares the machine, and its writers do not wait for readers."""
         self.budget = budget
@@ -137,12 +137,12 @@ class Governor:
         self._sessions = Places(
             lambda: sys.maxsize, self._all_taken, of_one=lambda: self.budget.scans_at_once
         )
-        self._rows = Bucket(budget.rows_per_second, clock)
-        self._bytes = Bucket(budget.bytes_per_second, clock)
-        self.activity_turns = Turns(lambda: self.budget.activity_s, clock)
+        self._rows = TokenBucket(budget.rows_per_second, clock)
+        self._bytes = TokenBucket(budget.bytes_per_second, clock)
+        self.activity_turns = ClientTurns(lambda: self.budget.activity_s, clock)
         self.pool = WorkerPool(budget.readers - 1)
-        self.pasts = Pasts()
-        self.others = Others(clock, look)
+        self.pasts = RecentPasts()
+        self.others = OtherProcesses(clock, look)
         self.crowding = Crowding(clock, self.others) if is_beside else None
 
     def adopt(self, budget: Budget) -> None:
@@ -177,7 +177,8 @@ class Governor:
         return None if window is None else max((window.begins - now).total_seconds(), 0.0)
 
     def slot(self, stop: threading.Event, client: str = "") -> Held:
-        """Hold one of `scans_at_once` places. Raises NotNow if none becomes free, and Stopped."""
+        """Hold one of `scans_at_once` places. Raises NotNow if none becomes free, and
+        ExchangeStopped."""
         return self._hold(self.slots, stop, client)
 
     def session(self, stop: threading.Event, client: str) -> Held:
@@ -196,11 +197,11 @@ class Governor:
         )
 
     def wait_rows(self, rows: int, stop: threading.Event) -> None:
-        """Wait as `rows_per_second` demands. Raises Stopped."""
+        """Wait as `rows_per_second` demands. Raises ExchangeStopped."""
         self._rows.wait(rows, stop)
 
     def wait_bytes(self, count: int, stop: threading.Event) -> None:
-        """Wait as `bytes_per_second` demands. Raises Stopped."""
+        """Wait as `bytes_per_second` demands. Raises ExchangeStopped."""
         self._bytes.wait(count, stop)
 
 
@@ -221,7 +222,7 @@ class GovernedSession:
     ) -> None:
         self._session, self._governor, self._stop, self._check = session, governor, stop, check
         self._limits, self._on_held = limits or Limits(), on_held
-        self.watch = Watch(session, self._limits)
+        self.watch = SessionWatch(session, self._limits)
         self._looked = governor.clock()
         self.backend = 0 if governor.crowding is None else session.backend
         governor.others.add_backend(self.backend)
@@ -277,7 +278,7 @@ class GovernedSession:
         with self.watch.waiting():
             return self._session.references(shape, published)
 
-    def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:
+    def compare(self, comparison: ColumnPredicate, column: Column, place: str) -> Condition:
         return self._session.compare(comparison, column, place)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
@@ -323,7 +324,7 @@ class GovernedSession:
         with self.watch.waiting():
             return self._session.marked_read(shape)
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningTransactions | None:
         with self.watch.waiting():
             return self._session.running()
 
@@ -370,7 +371,8 @@ class GovernedSession:
         self._session.interrupt()
 
     def note(self, rows: int) -> None:
-        """Count rows that were read; wait, or raise Stopped, NotNow or an error of `check`."""
+        """Count rows that were read; wait, or raise ExchangeStopped, NotNow or an error of
+        `check`."""
         _raise_if_stopped(self._stop)
         now = self._governor.clock()
         if now - self._looked >= SWITCH_LOOK_S:
@@ -380,12 +382,13 @@ class GovernedSession:
         self._governor.wait_rows(rows, self._stop)
 
     def hold_back(self, brakes: Brakes, spent: DatabaseTime, rows: int = 0) -> None:
-        """Wait if the database is slower than it was or needs the processors; raise Stopped."""
+        """Wait if the database is slower than it was or needs the processors; raise
+        ExchangeStopped."""
         hold_s = brakes.note(spent, rows) if self._governor.budget.feedback else 0.0
         if hold_s <= 0:
             return
         if self._stop.wait(hold_s):
-            raise Stopped
+            raise ExchangeStopped
         self._on_held(hold_s)
 
     def governed(self, batches: Iterator[Rows], brakes: Brakes) -> Iterator[Rows]:
@@ -416,7 +419,7 @@ class GovernedSession:
         # A read without a snapshot may block writers, and several readers are the DBA's wish.
         is_fuzzy = plan is not None and plan.consistency is Consistency.FUZZY
         if crowding is not None and not is_fuzzy and self._governor.budget.readers == 1:
-            rests = Rests(crowding, rest, rows)
+            rests = CrowdingRests(crowding, rest, rows)
         return Brakes(feedback, rests, holds)
 
     @cached_property
@@ -481,4 +484,4 @@ def _quiet_until(quiet: Sequence[Hours], now: datetime) -> dict[str, str]:
 
 def _raise_if_stopped(stop: threading.Event) -> None:
     if stop.is_set():
-        raise Stopped
+        raise ExchangeStopped

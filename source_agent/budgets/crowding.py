@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from source_agent.budgets.feedback import HOLD_S_MAX, Feedback, HoldLimit
-from source_agent.budgets.others import Others
+from source_agent.budgets.others import OtherProcesses
 from source_agent.engines.interface import DatabaseTime
 
 WINDOW_S = 0.25  # of reading
@@ -40,7 +40,7 @@ class Crowding:
     """Judge how crowded one machine is, for all reads of an agent. Thread-safe."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, others: Others | None = None
+        self, clock: Callable[[], float] = time.monotonic, others: OtherProcesses | None = None
     ) -> None:
         """others: what they use of the machine; None: whoever needs a processor is another."""
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Crowding:
             return self._times
 
 
-class Rests:
+class CrowdingRests:
     """Decides for one read. `rows`: how many it is expected to read; 0: unknown.
 
     Invariants: it rests for at most TIMES_MAX times as long as it reads, and for no longer than
@@ -110,7 +110,7 @@ class Brakes:
     """
 
     feedback: Feedback
-    rests: Rests | None
+    rests: CrowdingRests | None
     limit: HoldLimit
 
     def note(self, spent: DatabaseTime, rows: int = 0) -> float:

@@ -55,7 +55,7 @@ class RecentPast:
             return is_slow
 
 
-class Pasts:
+class RecentPasts:
     """The recent past of every kind of read, kept between scans. Thread-safe."""
 
     def __init__(self) -> None:

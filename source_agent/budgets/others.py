@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from source_agent.scan.processors import Usage, usage, used_since
+from source_agent.scan.processors import ProcessorUsage, usage, used_since
 
 LOOK_S: Final = 1.0  # between two looks at the machine; a look takes some milliseconds
 STALE_S: Final = 60.0  # a look that is older is no begin of a measurement
@@ -30,13 +30,15 @@ SHARE_MIN, SHARE_MAX = 0.10, 0.25
 _BACKEND: Final = "postgres"  # in the name of a process that is one
 
 
-class Others:
+class OtherProcesses:
     """Measures for one machine. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float], look: Callable[[], Usage | None] = usage):
+    def __init__(
+        self, clock: Callable[[], float], look: Callable[[], ProcessorUsage | None] = usage
+    ):
         self._lock, self._clock, self._look = threading.Lock(), clock, look
         self._backends, self._warehouses = Counter[int](), Counter[int]()
-        self._begun: tuple[float, Usage] | None = None
+        self._begun: tuple[float, ProcessorUsage] | None = None
         self._hidden_s = 0.0
         self._weight, self._weighed_at = 0.0, 0.0
 
@@ -92,7 +94,7 @@ class Others:
     def _known(self, now: float) -> float:
         return self._weight if now - self._weighed_at <= STALE_S else 0.0
 
-    def _weigh(self, seconds: float, before: Usage, now: Usage) -> None:
+    def _weigh(self, seconds: float, before: ProcessorUsage, now: ProcessorUsage) -> None:
         backends = {
             one
             for one in self._backends

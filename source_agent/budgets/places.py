@@ -136,7 +136,7 @@ def fixed_places(what: str, most: int, of_one: int) -> Places:
     return Places(lambda: most, refusal, of_one=lambda: of_one)
 
 
-class Turns:
+class ClientTurns:
     """One turn of a client in every `every_s()` seconds; None: every turn is free.
 
     Thread-safe; the clock is injected.

@@ -24,7 +24,7 @@ PROBE_AFTER_S = 8.0  # of silence; a heartbeat later, and two probes, is below 3
 PROBE_S = 4.0  # for the first probe, and the least for the second
 
 
-class Watch:
+class SessionWatch:
     """Watches one session from one other thread."""
 
     def __init__(

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
 from driftline.limits import NO_PROGRESS_S
-from driftline.relations.derivations import Comparable, Part
+from driftline.relations.derivations import Comparable, DerivablePart
 from sqlalchemy.engine import URL, make_url
 
 from source_agent.budgets.audit import recent_snapshots
@@ -403,7 +403,7 @@ def _derive_lines(relation: RelationReport) -> list[str]:
     if not relation.derive:
         return []
     lines = [f"  derive   a warehouse may choose {' and '.join(relation.derive)}"]
-    if Part.ROWS.value in relation.derive:
+    if DerivablePart.ROWS.value in relation.derive:
         named = [
             c.name + (" (= and <> only)" if c.comparable == Comparable.EQUALITY.value else "")
             for c in relation.columns

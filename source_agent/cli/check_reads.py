@@ -17,7 +17,7 @@ from source_agent.config.file import SourceConfig
 from source_agent.engines.interface import Engine
 from source_agent.engines.own_values.comparison import (
     ColumnReads,
-    Comparison,
+    ValueComparison,
     compare,
     not_compared,
 )
@@ -29,7 +29,7 @@ _SHOWN = 3  # differences of a column
 
 def check_reads(
     config: SourceConfig, engine: Engine, names: Sequence[str], rows: int
-) -> dict[str, Comparison]:
+) -> dict[str, ValueComparison]:
     """Compare about `rows` rows of each relation.
 
     Raises NotFound without such a relation, and what describing or scanning it raises.
@@ -55,18 +55,18 @@ def check_reads(
     return comparisons
 
 
-def failed(comparisons: dict[str, Comparison]) -> bool:
+def failed(comparisons: dict[str, ValueComparison]) -> bool:
     """Return True if a value differs, or a relation has none that could be compared."""
     return any(one.differs or not one.is_compared for one in comparisons.values())
 
 
-def as_json(comparisons: dict[str, Comparison]) -> dict[str, object]:
+def as_json(comparisons: dict[str, ValueComparison]) -> dict[str, object]:
     """Return the report for `--json`."""
     relations = [{"name": name, **asdict(one)} for name, one in comparisons.items()]
     return {"ok": not failed(comparisons), "relations": relations}
 
 
-def as_text(comparisons: dict[str, Comparison]) -> str:
+def as_text(comparisons: dict[str, ValueComparison]) -> str:
     """Return the report for people."""
     lines = []
     for name, one in comparisons.items():
@@ -74,7 +74,7 @@ def as_text(comparisons: dict[str, Comparison]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _relation_lines(result: Comparison) -> list[str]:
+def _relation_lines(result: ValueComparison) -> list[str]:
     lines = [f"{counted(result.rows, 'row')}: {result.how}"] if result.how else []
     if result.unpaired:
         lines.append(
@@ -107,7 +107,7 @@ def _column_lines(column: ColumnReads) -> list[str]:
     return lines
 
 
-def _verdict(result: Comparison) -> str:
+def _verdict(result: ValueComparison) -> str:
     if result.differs:
         return (
             "What Driftline reads is not what the driver returns. Do not publish these columns:"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from driftline.errors import DriftlineError
 from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
-from driftline.relations.derivations import Part
+from driftline.relations.derivations import DerivablePart
 
 from source_agent.cli import marker_advice
 from source_agent.config.file import SourceConfig
@@ -37,7 +37,7 @@ _ASKED = "-- The agent issues these statements to describe it:"
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class StatementSection:
     """The statements under one heading; `error` is why a relation cannot be served.
 
     `slots` explain the slots of the statements.
@@ -49,14 +49,14 @@ class Section:
     slots: tuple[str, ...] = ()
 
 
-def explain(config: SourceConfig, engine: Engine) -> list[Section]:
+def explain(config: SourceConfig, engine: Engine) -> list[StatementSection]:
     """Return the statements of every session, and those of each relation of source.toml.
 
     It contacts the database to describe the relations; one that fails does not hide the others.
     Raises DatabaseRefused or DatabaseUnavailable if no session can be opened.
     """
     common = tuple(engine.templates([]))
-    sections = [Section(EVERY_SESSION, common)]
+    sections = [StatementSection(EVERY_SESSION, common)]
     session = engine.open()
     try:
         for name, published in config.relations.items():
@@ -65,7 +65,7 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
                 shapes = [session.describe(published.relation)]
             except DriftlineError as error:
                 asked = engine.attempts(published.relation)
-                sections.append(Section(heading, _own(asked, common), str(error)))
+                sections.append(StatementSection(heading, _own(asked, common), str(error)))
                 session = _renewed(engine, session)  # the failed statement may have ended it
                 continue
             by_database = replace(published.relation, fingerprint=Fingerprint.DATABASE)
@@ -79,11 +79,11 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
             texts += _advised(engine, session, shapes[0])
             if (own := own_values_of(engine, session)) is not None:
                 texts += own.statements(shapes[0])
-            for parts in (published.derive - {Part.ROWS}, published.derive):
+            for parts in (published.derive - {DerivablePart.ROWS}, published.derive):
                 if parts:  # all columns are some of them, but all rows are without a condition
                     texts += engine.templates([slotted(shapes[0], parts)])
             slots = _slots(session, shapes[0], published.derive)
-            sections.append(Section(heading, _own(texts, common), slots=slots))
+            sections.append(StatementSection(heading, _own(texts, common), slots=slots))
     finally:
         session.close()
     return sections
@@ -100,13 +100,13 @@ def _advised(engine: Engine, session: Session, shape: Shape) -> list[str]:
     return texts
 
 
-def _slots(session: Session, shape: Shape, derive: Collection[Part]) -> tuple[str, ...]:
+def _slots(session: Session, shape: Shape, derive: Collection[DerivablePart]) -> tuple[str, ...]:
     """Return lines that say what may fill the slots of a relation's templates."""
     lines = []
-    if Part.COLUMNS in derive:
+    if DerivablePart.COLUMNS in derive:
         lines.append(f"{COLUMNS}: any of these expressions, in this order; none without the comma")
         lines += [f"  {read}" for read in plan_of(shape).reads[shape.recipe.key_columns :]]
-    if Part.ROWS in derive:
+    if DerivablePart.ROWS in derive:
         lines.append(
             f"{ROWS}: at most {DERIVATION_COMPARISONS_MAX} of these comparisons, in AND, OR, NOT"
             " and parentheses, with at most"
@@ -129,7 +129,7 @@ def _renewed(engine: Engine, session: Session) -> Session:
     return engine.open()
 
 
-def as_text(sections: list[Section]) -> str:
+def as_text(sections: list[StatementSection]) -> str:
     """Return the statements as text; headings are SQL comments."""
     lines: list[str] = []
     for section in sections:

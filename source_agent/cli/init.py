@@ -52,7 +52,7 @@ AskPassword = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InitOptions:
     """The options of the command line.
 
     `url` is None for that of a source.toml that exists. `login` is the agent's account, None for
@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class RelationProposal:
     """One table or view with its shape, or the reason why it cannot be published."""
 
     name: str
@@ -81,7 +81,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class WrittenFiles:
     """The files that were written, and the number of relations found and published.
 
     `password_to_write` is the file in which the DBA must put the password of `--login`.
@@ -102,7 +102,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingConfiguration:
     """The lack of a source.toml: `text` to add to it, with `addable` relations of `found`."""
 
     config: Path
@@ -120,7 +120,7 @@ class Missing:
         )
 
 
-def missing(request: Request) -> Missing:
+def missing(request: InitOptions) -> MissingConfiguration:
     """Return what the source.toml that exists lacks of the database; write nothing.
 
     Raises UsageError for an option, ConfigurationError for a file or if the URL names another
@@ -156,10 +156,10 @@ def missing(request: Request) -> Missing:
     proposals = _described(engine, chosen, taken=frozenset(config.relations))
     lines = ["\n".join(_relation_lines(proposal)) for proposal in proposals]
     addable = sum(proposal.shape is not None for proposal in proposals)
-    return Missing(request.config, "\n\n".join(lines), addable, len(proposals))
+    return MissingConfiguration(request.config, "\n\n".join(lines), addable, len(proposals))
 
 
-def _place(url: URL, request: Request) -> tuple[object, ...]:
+def _place(url: URL, request: InitOptions) -> tuple[object, ...]:
     """Return what tells one database from another in URLs: not the login, nor the driver."""
     database = url.database
     if is_file(url) and database:
@@ -167,7 +167,7 @@ def _place(url: URL, request: Request) -> tuple[object, ...]:
     return url.get_backend_name(), url.host, url.port, database, url.normalized_query
 
 
-def init(request: Request) -> Made:
+def init(request: InitOptions) -> WrittenFiles:
     """Read the catalogue and write the files.
 
     Raises UsageError for an option, ConfigurationError for a file, and errors of the database.
@@ -198,10 +198,10 @@ def init(request: Request) -> Made:
     for path, content, mode in written:
         _write(path, content, mode, force=request.force)
     files = tuple(path for path, _, _ in written)
-    return Made(files, len(relations), len(proposals), None if is_own else secret.name)
+    return WrittenFiles(files, len(relations), len(proposals), None if is_own else secret.name)
 
 
-def _checked(request: Request, given: str) -> URL:
+def _checked(request: InitOptions, given: str) -> URL:
     """Return the URL; the path of an SQLite file is relative to the configuration, if below it."""
     try:
         url = make_url(given)
@@ -233,7 +233,7 @@ def _relative(path: Path, config: Path) -> str:
     return os.path.relpath(file, folder) if file.is_relative_to(folder) else str(file)
 
 
-def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
+def _refuse_existing(request: InitOptions, paths: Sequence[Path]) -> None:
     existing = [path.name for path in paths if os.path.lexists(path)]
     if existing and not request.force:
         raise ConfigurationError(
@@ -243,7 +243,7 @@ def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
         )
 
 
-def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
+def _connected(request: InitOptions, url: URL) -> tuple[Engine, str | None]:
     """Return the engine, after a first connection, and the password if the user typed it."""
     given = request.password_file
     known = password(given and given.absolute(), LOGIN, "--password-file")
@@ -295,7 +295,7 @@ def _chosen(every: Sequence[Listed], patterns: Sequence[str]) -> list[Listed]:
 
 def _described(
     engine: Engine, chosen: Sequence[Listed], *, taken: frozenset[str] = frozenset()
-) -> list[Proposal]:
+) -> list[RelationProposal]:
     """Return a proposal for each; two of one name, and a name that is `taken`, get a longer one."""
     times = Counter([*(listed.name for listed in chosen), *taken])
     proposals = []
@@ -310,16 +310,16 @@ def _described(
                 name = f"{listed.name}_{number}"
             relation = Relation(name, table=listed.table, key=listed.key or None)
             if listed.unread:
-                proposals.append(Proposal(name, listed, None, listed.unread))
+                proposals.append(RelationProposal(name, listed, None, listed.unread))
                 continue
             try:
                 _check_name(name)
-                proposals.append(Proposal(name, listed, session.describe(relation)))
+                proposals.append(RelationProposal(name, listed, session.describe(relation)))
             except DriftlineError as error:
                 if error.is_retryable:
                     raise
                 reason = f"{error.message} {error.remedy}".strip()
-                proposals.append(Proposal(name, listed, None, reason))
+                proposals.append(RelationProposal(name, listed, None, reason))
                 session.close()  # the failed statement may have ended the transaction
                 session = engine.open()
     finally:
@@ -335,14 +335,18 @@ def _check_name(name: str) -> None:
         )
 
 
-def _kept_password(request: Request, file: Path, *, is_own: bool, typed: bool) -> tuple[str, bool]:
+def _kept_password(
+    request: InitOptions, file: Path, *, is_own: bool, typed: bool
+) -> tuple[str, bool]:
     """Return the value of `password_file`, and whether it is set; else it becomes a comment."""
     if request.password_file is not None and is_own:
         return _relative(request.password_file, request.config), True
     return file.name, typed or not is_own
 
 
-def _text(request: Request, url: URL, kept: tuple[str, bool], proposals: Sequence[Proposal]) -> str:
+def _text(
+    request: InitOptions, url: URL, kept: tuple[str, bool], proposals: Sequence[RelationProposal]
+) -> str:
     lines = [
         "# Made by `driftline-source init`. Relative paths start from the folder of this file.",
         "[database]",
@@ -373,7 +377,7 @@ def _text(request: Request, url: URL, kept: tuple[str, bool], proposals: Sequenc
     return "\n".join(lines) + "\n"
 
 
-def _relation_lines(proposal: Proposal) -> Iterator[str]:
+def _relation_lines(proposal: RelationProposal) -> Iterator[str]:
     name = proposal.name if _BARE_KEY.fullmatch(proposal.name) else _quoted(proposal.name)
     table = f"table = {_quoted(proposal.listed.table)}"
     if proposal.shape is None:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from driftline.debug_option import Commands
+from driftline.debug_option import DebugGroup
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 from driftline.limits import ROWS_COMPARED, ROWS_COMPARED_MAX
 from driftline.peer_text import escape_in
 
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 
 if TYPE_CHECKING:
     from source_agent.config.file import SourceConfig
@@ -66,7 +66,7 @@ def _say_more() -> None:
 
 
 @click.group(
-    cls=Commands, say_more=_say_more, debug_help=_DEBUG_HELP,
+    cls=DebugGroup, say_more=_say_more, debug_help=_DEBUG_HELP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 @click.option(
@@ -87,7 +87,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
     )
     if not debug:  # gRPC's core reads it when a command imports gRPC
         os.environ.setdefault("GRPC_VERBOSITY", _SILENT)
-    Point.check()
+    SourceFailpoint.check()
     context.obj = config
 
 
@@ -117,7 +117,9 @@ def init(
     """
     from source_agent.cli import init as scaffold
 
-    request = scaffold.Request(config, url, patterns, login, password_file, listen, force, _prompt)
+    request = scaffold.InitOptions(
+        config, url, patterns, login, password_file, listen, force, _prompt
+    )
     if config.exists() and not force:
         lacks = scaffold.missing(request)
         if lacks.text:

@@ -51,7 +51,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class SourceTotal:
     """The total of the source's rows, next to the receipt."""
 
     receipt: Receipt
@@ -114,7 +114,7 @@ def read_receipt(path: Path) -> Receipt:
         raise UsageError(f"{path} is no receipt: {error.message}") from None
 
 
-def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
+def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> SourceTotal:
     """Scan the relation once under the receipt's key.
 
     Raises NotFound without such a relation, RecipeChanged if it has other columns or another key,
@@ -137,7 +137,7 @@ def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
         for rows in session.scan(shape):
             hi, lo = fingerprints(rows)
             digest += mix(receipt.salt, hi, lo).digest()
-        return Total(receipt, digest, shape.as_of or session.as_of)
+        return SourceTotal(receipt, digest, shape.as_of or session.as_of)
     finally:
         session.close()
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from driftline.limits import DATABASE_SILENCE_S_MAX
-from driftline.relations.derivations import Part
-from driftline.settings.declarations import Table
+from driftline.relations.derivations import DerivablePart
+from driftline.settings.declarations import SettingsTable
 from driftline.settings.hours import Hours
 from driftline.settings.kinds import (
     ADDRESS,
@@ -52,7 +52,7 @@ _TLS: Final = "without `insecure`"
 _SECONDS: Final = number("seconds")
 
 
-class DatabaseTable(Table):
+class DatabaseTable(SettingsTable):
     """The database and the limits of a session."""
 
     url = url(LOGIN).required(
@@ -99,7 +99,7 @@ class DatabaseTable(Table):
     )
 
 
-class ServerTable(Table):
+class ServerTable(SettingsTable):
     """The address to listen on, and the files of mutual TLS."""
 
     listen = ADDRESS.required(
@@ -114,7 +114,7 @@ class ServerTable(Table):
     audit_file = PATH.optional("a line for each request; the [audit](dba-guide.md#audit)", "stderr")
 
 
-class LimitsTable(Table):
+class LimitsTable(SettingsTable):
     """The limits of all exchanges together."""
 
     scans_at_once = integer("relations", least=1).by_default(
@@ -147,7 +147,7 @@ class LimitsTable(Table):
     )
 
 
-class JoinedMarkerTable(Table):
+class JoinedMarkerTable(SettingsTable):
     """The marker of a table that a query joins."""
 
     column = TEXT.required(
@@ -193,7 +193,7 @@ class MarkerTable(JoinedMarkerTable):
     )
 
 
-class RelationTable(Table):
+class RelationTable(SettingsTable):
     """A relation that is served: a `table`, a `query` or `files`."""
 
     table = TEXT.optional(
@@ -228,7 +228,7 @@ class RelationTable(Table):
         "URIs and DNS names of the client certificates that may have it, letter for letter",
         "every certificate",
     )
-    derive = list_of(choice(Part), 'a list of `"columns"`, `"rows"`').by_default(
+    derive = list_of(choice(DerivablePart), 'a list of `"columns"`, `"rows"`').by_default(
         [],
         "what a warehouse may choose of it"
         " ([dba-guide.md](dba-guide.md#let-a-warehouse-choose-columns-and-rows))",
@@ -261,7 +261,7 @@ class RelationTable(Table):
     )
 
 
-class SourceFile(Table):
+class SourceFile(SettingsTable):
     """A source.toml: what is published, to whom, and at what cost to the database."""
 
     database = table_of(DatabaseTable).required("the database and the limits of a session")

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from driftline.errors import OPEN, ConfigurationError, DerivationRefused
 from driftline.limits import NAME_BYTES_MAX
-from driftline.relations.derivations import Derivation, Part
+from driftline.relations.derivations import DerivablePart, Derivation
 from driftline.settings.declarations import is_loopback, nearest, password, read, resolve
 from driftline.settings.hours import DAY, Hours, overlapping
 from sqlalchemy.engine import URL, make_url
@@ -114,7 +114,7 @@ class ServedRelation:
 
     relation: Relation
     allow: frozenset[str] | None = None
-    derive: frozenset[Part] = frozenset()
+    derive: frozenset[DerivablePart] = frozenset()
     scan: ScanHours | None = None
     activity: bool = True
 
@@ -309,8 +309,8 @@ def _scan(table: RelationTable) -> ScanHours | None:
     return ScanHours(spans)
 
 
-def _derive(table: RelationTable) -> frozenset[Part]:
-    if Part.COLUMNS in table.derive and table.fingerprint is Fingerprint.DATABASE:
+def _derive(table: RelationTable) -> frozenset[DerivablePart]:
+    if DerivablePart.COLUMNS in table.derive and table.fingerprint is Fingerprint.DATABASE:
         raise table.error(
             "derive",
             'The database makes fingerprints over all columns (fingerprint = "database").',

@@ -12,7 +12,7 @@ from driftline.settings.hours import Hours
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ScanWindow:
     """One time, from `begins` on and before `ends`, in which scans may begin; local time."""
 
     begins: datetime
@@ -32,7 +32,7 @@ class ScanHours:
 
     spans: tuple[Hours, ...]
 
-    def window(self, now: datetime) -> Window | None:
+    def window(self, now: datetime) -> ScanWindow | None:
         """Return the window that is open now, else the next one; None if there is none.
 
         Spans without a gap between them are one window. now: local time, without a zone.
@@ -54,7 +54,7 @@ class ScanHours:
         for start, end in left[1:]:
             if start <= ends:
                 ends = max(ends, end)
-        return Window(begins, ends)
+        return ScanWindow(begins, ends)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.spans)) or "never"

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 from driftline.arrays import Positions
 from driftline.limits import DATABASE_SILENCE_S
 from driftline.relations.activity import Activity
-from driftline.relations.derivations import Comparison, Derivation
+from driftline.relations.derivations import ColumnPredicate, Derivation
 from driftline.relations.references import Reference
 from driftline.rows.key_order import Key, KeyRange
 from driftline.values.types import Column
 
-from source_agent.engines.relations.markers import Mark, Running
+from source_agent.engines.relations.markers import Mark, RunningTransactions
 from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
 
 # A batch is closed at whichever limit is reached first.
@@ -201,7 +201,7 @@ class Session(Protocol):
         Nothing else is named (`foreign_keys`). An engine without foreign keys returns none.
         """
 
-    def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:
+    def compare(self, comparison: ColumnPredicate, column: Column, place: str) -> Condition:
         """Return a comparison of a derivation as SQL.
 
         Args:
@@ -283,7 +283,7 @@ class Session(Protocol):
         Only for a marker that is a time column. Raises as `scan`.
         """
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningTransactions | None:
         """Return the transactions that are open in this snapshot; None: the database hides them."""
 
     def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:

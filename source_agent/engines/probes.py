@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import blake3
-from driftline.relations.activity import NotKnown
+from driftline.relations.activity import UnknownActivity
 
 from source_agent.engines.relations.shapes import Relation
 
-NO_TABLE = NotKnown("there is no such table, or the login may not see it")
-VIEW = NotKnown("it is a view, which has no counters of its own")
+NO_TABLE = UnknownActivity("there is no such table, or the login may not see it")
+VIEW = UnknownActivity("it is a view, which has no counters of its own")
 _DOMAIN = b"driftline activity\n"
 _OPAQUE_BYTES = 16
 
 
-def never_probed(relation: Relation) -> NotKnown | None:
+def never_probed(relation: Relation) -> UnknownActivity | None:
     """Return why a relation is not probed in any engine; None: its engine decides."""
     if relation.query is not None:
-        return NotKnown("it is a query, whose tables are not known")
+        return UnknownActivity("it is a query, whose tables are not known")
     if relation.where is not None:
-        return NotKnown("its `where` may read other tables, or the clock")
+        return UnknownActivity("its `where` may read other tables, or the clock")
     return None
 
 

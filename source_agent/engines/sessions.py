@@ -20,13 +20,13 @@ from driftline.errors import (
     DriftlineError,
 )
 from driftline.relations.activity import Activity
-from driftline.relations.derivations import Comparison, Derivation
+from driftline.relations.derivations import ColumnPredicate, Derivation
 from driftline.relations.references import Reference
 from driftline.rows.key_order import Key
 from driftline.values.types import Column
 
 from source_agent.engines.interface import MarkedRead, Pulse, Rows, Split
-from source_agent.engines.relations.markers import Mark, Running
+from source_agent.engines.relations.markers import Mark, RunningTransactions
 from source_agent.engines.relations.predicates import derived
 from source_agent.engines.relations.select import plan_of
 from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
@@ -94,7 +94,7 @@ class SnapshotSession:
         self.pulse = Pulse()
         self._is_interrupted = False
 
-    def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:
+    def compare(self, comparison: ColumnPredicate, column: Column, place: str) -> Condition:
         """Return a comparison as SQL, for an engine that compares columns."""
         raise NotImplementedError(f"{comparison.operator} of {column.name}, value {place}")
 
@@ -118,7 +118,7 @@ class SnapshotSession:
         """Count rows with a time in the future, for an engine that has markers."""
         raise NotImplementedError(f"times of {shape.relation.name}")
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningTransactions | None:
         """Return None: the transactions of others are hidden from a login that may only SELECT."""
         return None
 

@@ -19,18 +19,18 @@ from driftline.wire.negotiation import check_fields
 
 from source_agent.engines.interface import Session
 from source_agent.engines.relations.shapes import Shape
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import registry
-from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.interface import ExchangeEnd, Handover, Scan
 from source_agent.methods.request_validation import parse_opening
 from source_agent.scan import marked as marked_scan
 from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.key_part import KeyPartReader, ranges_of
-from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.reader import ReadCounts, Reader
 from source_agent.scan.tile import reader_of
 from source_agent.scan.workers import WorkerPool
 
-__all__ = ["Comparison", "Tally"]
+__all__ = ["Comparison", "ReadCounts"]
 
 _LEVEL_MAX = 19  # of zstd
 
@@ -43,7 +43,7 @@ class Comparison:
         session: Session,
         shape: Shape,
         opening: pb.Open,
-        tally: Tally,
+        tally: ReadCounts,
         pool: WorkerPool | None = None,
     ) -> None:
         """Parse and check an opening; read nothing.
@@ -83,9 +83,9 @@ class Comparison:
             go_on = registry.continuation_of(end.request)
             end = yield from go_on(self._scan, end, recv)
         yield self._finished(end)
-        Point.FINISHED_SENT.reach()
+        SourceFailpoint.FINISHED_SENT.reach()
 
-    def _finished(self, end: Answered) -> pb.Reply:
+    def _finished(self, end: ExchangeEnd) -> pb.Reply:
         reader, total = self._scan.reader, end.total
         security, marked = reader.shape.row_security, self._scan.marked
         return pb.Reply(
@@ -108,7 +108,7 @@ class Comparison:
 
 
 def _reader_of(
-    session: Session, shape: Shape, opening: pb.Open, salt: Salt, tally: Tally
+    session: Session, shape: Shape, opening: pb.Open, salt: Salt, tally: ReadCounts
 ) -> Reader:
     """Return the reader of the rows in an opening; read nothing."""
     if not opening.grouping.HasField("keys"):

@@ -12,7 +12,7 @@ from typing import Self
 from driftline import wire_pb2 as pb
 from driftline.rows.digests import Digest
 
-from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.interface import ExchangeEnd, Handover, Scan
 from source_agent.methods.request_validation import ParsedOpening, Recv, strata_in
 
 
@@ -31,9 +31,9 @@ class EverythingSent:
         self,
         scan: Scan,
         recv: Recv,  # noqa: ARG002 - no request follows
-    ) -> Generator[pb.Reply, None, Answered]:
+    ) -> Generator[pb.Reply, None, ExchangeEnd]:
         total = yield from send_everything(scan)
-        return Answered(total, equal=total == scan.ours)
+        return ExchangeEnd(total, equal=total == scan.ours)
 
 
 def send_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
@@ -47,8 +47,8 @@ def send_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
     return total
 
 
-def send_again(scan: Scan, at: Handover, _recv: Recv) -> Generator[pb.Reply, None, Answered]:
+def send_again(scan: Scan, at: Handover, _recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd]:
     """Send all rows after a comparison. Raise SnapshotLost if they changed since."""
     total = yield from send_everything(scan)
     scan.reader.check_snapshot(total == at.sums.total)
-    return Answered(total)
+    return ExchangeEnd(total)

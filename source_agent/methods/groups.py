@@ -26,10 +26,10 @@ from driftline.reconciliation.sketches import Embedding, pack
 from driftline.rows.digests import MASK64, Digest
 
 from source_agent.methods import request_validation
-from source_agent.methods.interface import Answered, Scan
+from source_agent.methods.interface import ExchangeEnd, Scan
 from source_agent.methods.request_validation import GroupParameters, ParsedOpening, Recv
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
-from source_agent.scan.batches import Batch, Identified, join_neighbours
+from source_agent.scan.batches import Batch, IdentifiedRows, join_neighbours
 from source_agent.scan.key_part import KeyPartReader
 
 ZONE_KEYS = 1 << 16  # looked up at once: a range takes far more memory than a key
@@ -47,7 +47,7 @@ class GroupsCompared:
         parameters = request_validation.grouping_of(opening.message, opening.shape)
         return None if parameters is None else cls(parameters)
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd]:
         # Before the scan, so that a malformed message costs the database nothing.
         embedding, reader = self.parameters.embedding, scan.reader
         if embedding is not None:
@@ -61,11 +61,11 @@ class GroupsCompared:
             regrouping = Regrouping(scan, self.parameters, units, ranks)
         yield from regrouping.read()
         if regrouping.total == scan.ours:
-            return Answered(regrouping.total, equal=True)
+            return ExchangeEnd(regrouping.total, equal=True)
         differs, lost = regrouping.differing(digests)
         del digests  # up to GROUP_KEYS_MAX: free memory before rows are sent
         yield from regrouping.answer(differs, lost, recv)
-        return Answered(regrouping.total)
+        return ExchangeEnd(regrouping.total)
 
 
 class Regrouping:
@@ -133,7 +133,7 @@ class Regrouping:
         One hash for every row, but one for all rows of a unit that lost keys.
         """
         self._reader.tally.phase = "identify"
-        identified, units = Identified(), self._units
+        identified, units = IdentifiedRows(), self._units
         holding = differs & (units.counts > 0)  # the others have nothing to hash
         slots = np.cumsum(holding, dtype=np.int32) - np.int32(1)
         for batch, unit in self._again(differs):

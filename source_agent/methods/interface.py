@@ -19,7 +19,7 @@ from driftline.rows.digests import Digest
 from source_agent.methods.request_validation import ParsedOpening, Recv
 from source_agent.scan.accumulators import Accumulator
 from source_agent.scan.frame_builder import FrameBuilder
-from source_agent.scan.marked import Marked
+from source_agent.scan.marked import ExchangeMarker
 from source_agent.scan.reader import Reader
 from source_agent.scan.workers import WorkerPool, fill
 
@@ -37,7 +37,7 @@ class Scan:
     frames: FrameBuilder
     ours: Digest
     pool: WorkerPool | None = None
-    marked: Marked | None = None
+    marked: ExchangeMarker | None = None
 
     def fill(self, *accumulators: Accumulator) -> None:
         """Read every row once, shared with the pool, and add it to every accumulator.
@@ -48,7 +48,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ExchangeEnd:
     """The end of an exchange. total: of the source's rows, or of their keys if `by_marker`; equal:
     the warehouse holds the same rows."""
 
@@ -76,7 +76,7 @@ class MethodAnswer(Protocol):
         Raises MalformedMessage or ConfigurationError if this method cannot answer it.
         """
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
         """Yield every reply but the last.
 
         An answer receives the messages that follow the opening at once before it reads a row, so
@@ -86,4 +86,4 @@ class MethodAnswer(Protocol):
 
 
 # Goes on from a handover, and yields every reply but the last.
-Continuing = Callable[[Scan, Handover, Recv], Generator[pb.Reply, None, Answered]]
+Continuing = Callable[[Scan, Handover, Recv], Generator[pb.Reply, None, ExchangeEnd]]

@@ -21,14 +21,14 @@ from driftline.limits import ROW_HASHES_MAX
 from driftline.reconciliation.ranges import Partition, RangeSums, estimate_differing, strata
 from driftline.rows.digests import MASK64, Digest, Salt
 
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import request_validation
 from source_agent.methods.full_copy import send_again
-from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.interface import ExchangeEnd, Handover, Scan
 from source_agent.methods.request_validation import ParsedOpening, Recv
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.accumulators import RangeTotals
-from source_agent.scan.batches import Identified
+from source_agent.scan.batches import IdentifiedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class RangesCompared:
         partition = opening.partition
         return cls(partition, request_validation.strata_in(opening.message, partition.ranges))
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
         totals = RangeTotals(self.partition)
         scan.fill(totals)
         sums = totals.sums
         if sums.total == scan.ours:
-            return Answered(sums.total, equal=True)
+            return ExchangeEnd(sums.total, equal=True)
         differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
         yield verdict(sums.total, differing)
-        Point.VERDICT_SENT.reach()
+        SourceFailpoint.VERDICT_SENT.reach()
         return Handover(sums, self.partition, recv())
 
 
@@ -75,7 +75,7 @@ def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes 
     return pb.Reply(verdict=made)
 
 
-def refine(scan: Scan, at: Handover, recv: Recv) -> Generator[pb.Reply, None, Answered]:
+def refine(scan: Scan, at: Handover, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd]:
     """Continue with the warehouse's digests of ranges; send everything if too many rows differ.
 
     Raises MalformedMessage on another request, SnapshotLost if rows changed since the comparison.
@@ -95,22 +95,22 @@ def refine(scan: Scan, at: Handover, recv: Recv) -> Generator[pb.Reply, None, An
     total = at.sums.total
     if not identified.hashes:
         yield pb.Reply(hashes_end=pb.HashesEnd())
-        return Answered(total)
+        return ExchangeEnd(total)
     order, hashes = identified.in_order()
     yield from send_hashes(hashes)
     wanted = order[request_validation.wanted(recv, len(hashes))]
     yield from send_wanted(scan, identified, wanted, total=total.count)
-    return Answered(total)
+    return ExchangeEnd(total)
 
 
 def _identify(
     scan: Scan, partition: Partition, coarse: RangeSums, by: int, *, reading: Bools, hashed: Bools
-) -> Generator[pb.Reply, None, Identified]:
+) -> Generator[pb.Reply, None, IdentifiedRows]:
     """Read the coarse ranges in `reading`; send those that are not in `hashed`, keep the others.
 
     by: the coarsening, as a power of two; reading, hashed: bool [coarse ranges].
     """
-    identified, reader = Identified(), scan.reader
+    identified, reader = IdentifiedRows(), scan.reader
     if not reading.any():
         return identified
     slot_of = np.cumsum(hashed) - 1

@@ -15,7 +15,7 @@ from driftline.errors import LimitExceeded
 from driftline.limits import DIGESTS_PER_MESSAGE
 
 from source_agent.methods.interface import Scan
-from source_agent.scan.batches import Identified, choose_counted
+from source_agent.scan.batches import IdentifiedRows, choose_counted
 
 
 def mismatch(differs: Bools, counts: Integers) -> pb.Reply:
@@ -41,7 +41,7 @@ def send_hashes(hashes: U64) -> Iterator[pb.Reply]:
 
 
 def send_wanted(
-    scan: Scan, hashed: Identified, wanted: Integers, *, total: int | None
+    scan: Scan, hashed: IdentifiedRows, wanted: Integers, *, total: int | None
 ) -> Iterator[pb.Reply]:
     """Send the wanted rows from memory, or read them again.
 

@@ -33,13 +33,13 @@ from driftline.rows.digests import MASK64, Digest
 from driftline.rows.key_digests import hash_seed, hashed, mixed_keys
 
 from source_agent.methods import request_validation
-from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.interface import ExchangeEnd, Handover, Scan
 from source_agent.methods.ranges import differing_slots, verdict
 from source_agent.methods.request_validation import ParsedOpening, Recv, SinceParameters
-from source_agent.methods.sketch import Decoded, SketchDecoded
+from source_agent.methods.sketch import DecodedSketch, SketchDecoded
 from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.batches import Batch, join_neighbours
-from source_agent.scan.marked import Behind, Marked
+from source_agent.scan.marked import ExchangeMarker, RowsBehindMark
 
 _HALF: Final = np.uint64(32)
 _ONE_RANGE: Final = Partition((POSITION_MIN,), (63,))
@@ -74,7 +74,7 @@ class SinceRead:
         strata = request_validation.strata_in(opening.message, partition.ranges)
         return cls(parameters, partition, strata)
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
         marked, given = scan.marked, self.parameters
         assert marked is not None, "an opening with a mark has a marker"
         sketch = SketchDecoded(given.keys, _ONE_RANGE, given.strata)
@@ -100,17 +100,17 @@ class SinceRead:
                 return self._handed_over(scan, decoded.request)
             differing = self._unexplained(decoded, behind, scan)
         yield from self._send(scan, marked, behind, differing)
-        return Answered(differing.total, by_marker=True)
+        return ExchangeEnd(differing.total, by_marker=True)
 
     def _compare_all(
         self, scan: Scan, recv: Recv
-    ) -> Generator[pb.Reply, None, Answered | Handover]:
+    ) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
         """Compare all rows by their ranges: the mark cannot be used."""
         totals = RangeTotals(self.partition)
         scan.fill(totals)
         sums = totals.sums
         if sums.total == scan.ours:
-            return Answered(sums.total, equal=True)
+            return ExchangeEnd(sums.total, equal=True)
         differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
         said = verdict(sums.total, differing)
         said.verdict.unmarked = True
@@ -123,7 +123,7 @@ class SinceRead:
         scan.fill(totals)
         return Handover(totals.sums, self.partition, request)
 
-    def _counted(self, scan: Scan, marked: Marked, behind: Behind) -> Digest | None:
+    def _counted(self, scan: Scan, marked: ExchangeMarker, behind: RowsBehindMark) -> Digest | None:
         """Ask the database for the number and the hashes of all keys.
 
         Returns the digest of the source's keys if they are the warehouse's and those of rows behind
@@ -149,9 +149,11 @@ class SinceRead:
         marked.counted = is_explained
         return ours + new if is_explained else None
 
-    def _unexplained(self, decoded: Decoded | Answered, behind: Behind, scan: Scan) -> _Keys:
+    def _unexplained(
+        self, decoded: DecodedSketch | ExchangeEnd, behind: RowsBehindMark, scan: Scan
+    ) -> _Keys:
         """Return the difference of the keys without those of rows behind the mark."""
-        if isinstance(decoded, Answered):
+        if isinstance(decoded, ExchangeEnd):
             return _Keys(decoded.total, np.zeros(0, np.uint64), 0)
         salt = scan.reader.salt
         ks, inside = self.parameters.keys.embedding.embed(behind.positions, salt)
@@ -160,7 +162,9 @@ class SinceRead:
         left = decoded.ks[~_explained(decoded, ks[inside], came)]
         return _Keys(decoded.total, left, max(decoded.outside - outside, 0))
 
-    def _send(self, scan: Scan, marked: Marked, behind: Behind, keys: _Keys) -> Iterator[pb.Reply]:
+    def _send(
+        self, scan: Scan, marked: ExchangeMarker, behind: RowsBehindMark, keys: _Keys
+    ) -> Iterator[pb.Reply]:
         """Send the rows behind the mark, and those of new keys; name the keys that differ."""
         scan.reader.tally.phase = "ship"
         for batch in behind.batches():
@@ -173,13 +177,15 @@ class SinceRead:
         scan.reader.check_snapshot()
         yield pb.Reply(deleted=pb.Deleted(ks=pack(keys.ks)))
 
-    def _is_new(self, scan: Scan, where: Positions, behind: Behind, ks: U64) -> Bools:
+    def _is_new(self, scan: Scan, where: Positions, behind: RowsBehindMark, ks: U64) -> Bools:
         """Return which rows, int64 [n], came without the marker: bool [n]."""
         embedded, inside = self.parameters.keys.embedding.embed(where, scan.reader.salt)
         chosen: Bools = (inside & np.isin(embedded, ks)) | ~inside
         return chosen & ~behind.holds(where)
 
-    def _find(self, scan: Scan, marked: Marked, behind: Behind, keys: _Keys) -> Iterator[Batch]:
+    def _find(
+        self, scan: Scan, marked: ExchangeMarker, behind: RowsBehindMark, keys: _Keys
+    ) -> Iterator[Batch]:
         """Yield the rows of the keys that differ, and others too where all are read."""
         embedding, total = self.parameters.keys.embedding, keys.total.count
         rows = len(keys.ks) + keys.outside
@@ -192,7 +198,7 @@ class SinceRead:
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
         return scan.reader.find(first, last, rows=rows, total=total)
 
-    def _any(self, scan: Scan, marked: Marked, behind: Behind, keys: _Keys) -> bool:
+    def _any(self, scan: Scan, marked: ExchangeMarker, behind: RowsBehindMark, keys: _Keys) -> bool:
         """Return True if a row that is not sent yet has one of these hashed keys."""
         return any(
             self._is_new(scan, batch.positions, behind, keys.ks).any()
@@ -200,7 +206,7 @@ class SinceRead:
         )
 
 
-def _explained(decoded: Decoded, ks: U64, rs: U64) -> Bools:
+def _explained(decoded: DecodedSketch, ks: U64, rs: U64) -> Bools:
     """Return which decoded k are new keys of rows behind the mark and nothing else: bool [n].
 
     Where several rows share a hashed k, one of them may be new and another one only updated, or a

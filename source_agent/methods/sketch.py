@@ -26,9 +26,9 @@ from driftline.reconciliation.ranges import Partition
 from driftline.reconciliation.sketches import HASHES, Cells, Grid, pack, sampled
 from driftline.rows.digests import Digest
 
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import request_validation
-from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.interface import ExchangeEnd, Handover, Scan
 from source_agent.methods.ranges import differing_slots, verdict
 from source_agent.methods.request_validation import CellCount, ParsedOpening, Recv
 from source_agent.scan.accumulators import RangeTotals, SketchCells
@@ -36,7 +36,7 @@ from source_agent.scan.batches import Batch, join_neighbours
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedSketch:
     """Every k that changed, uint64 [n] ascending, and the difference of its r, uint64 [n]; the
     number of rows outside; the total."""
 
@@ -69,13 +69,13 @@ class SketchDecoded:
         strata = request_validation.strata_in(opening.message, HASHES * sketch.third)
         return cls(sketch, opening.partition, strata)
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
         # Before the scan, so that a malformed message costs the database nothing.
         decoded = yield from self.decode(scan, recv, self.first_cells(recv))
-        if not isinstance(decoded, Decoded):
+        if not isinstance(decoded, DecodedSketch):
             return decoded
         yield from self._send(scan, decoded)
-        return Answered(decoded.total)
+        return ExchangeEnd(decoded.total)
 
     def first_cells(self, recv: Recv) -> tuple[Grid, Cells] | None:
         """Return the cells that follow the opening, and their grid; None: none do."""
@@ -83,7 +83,7 @@ class SketchDecoded:
 
     def decode(
         self, scan: Scan, recv: Recv, received: tuple[Grid, Cells] | None
-    ) -> Generator[pb.Reply, None, Decoded | Answered | Handover]:
+    ) -> Generator[pb.Reply, None, DecodedSketch | ExchangeEnd | Handover]:
         """Scan, and decode cells until they explain every difference inside the embedding.
 
         received: from `first_cells`.
@@ -94,7 +94,7 @@ class SketchDecoded:
         scan.fill(totals, filled)
         total, cells = totals.sums.total, filled.cells
         if total == scan.ours:
-            return Answered(total, equal=True)
+            return ExchangeEnd(total, equal=True)
         cells.shrink()
         decoder = Decoder(cells, self.sketch.embedding.span, salt, check=self.sketch.check)
         is_first = True
@@ -102,13 +102,13 @@ class SketchDecoded:
             if received is not None:
                 decoder.take(*received)
             if decoder.solved:
-                return Decoded(decoder.ks, decoder.rs, filled.outside, total)
+                return DecodedSketch(decoder.ks, decoder.rs, filled.outside, total)
             differing, sample = decoder.differing, b""
             if differing is None:
                 differing = differing_slots(self.strata, cells.r, salt)
                 sample = cells.sample(sampled(differing, len(cells))) if is_first else b""
             yield verdict(total, differing, stuck=_stuck(decoder), sample=sample)
-            Point.VERDICT_SENT.reach()
+            SourceFailpoint.VERDICT_SENT.reach()
             is_first = False
             request = recv()
             if request.WhichOneof("message") != "cells":
@@ -122,7 +122,7 @@ class SketchDecoded:
             raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
         return request_validation.cells(first, recv, self.sketch.third, expected)
 
-    def _send(self, scan: Scan, decoded: Decoded) -> Iterator[pb.Reply]:
+    def _send(self, scan: Scan, decoded: DecodedSketch) -> Iterator[pb.Reply]:
         """Send the rows below every decoded k and outside; then name the k without rows."""
         ks, reader, total = decoded.ks, scan.reader, decoded.total.count
         has_rows = np.zeros(len(ks), np.bool_)
@@ -142,11 +142,11 @@ class SketchDecoded:
             reader.check_snapshot(outside == decoded.outside and is_whole)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
 
-    def _scans(self, scan: Scan, decoded: Decoded) -> bool:
+    def _scans(self, scan: Scan, decoded: DecodedSketch) -> bool:
         is_hashed = self.sketch.embedding.base is None
         return is_hashed or not scan.reader.by_index(decoded.rows, decoded.total.count)
 
-    def _find(self, scan: Scan, decoded: Decoded) -> Iterator[Batch]:
+    def _find(self, scan: Scan, decoded: DecodedSketch) -> Iterator[Batch]:
         if self._scans(scan, decoded):
             return scan.reader.scan()
         first, last = join_neighbours(self.sketch.embedding.positions(decoded.ks))

@@ -20,7 +20,7 @@ from source_agent.scan.batches import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
+class HashedRows:
     """The part of rows that is added up, 16 bytes a row.
 
     positions: int64 [rows]; row_hashes: uint64 [rows]; digest: of all these rows together.
@@ -31,24 +31,28 @@ class Hashed:
     digest: Digest
 
     @classmethod
-    def of(cls, batch: Batch) -> Hashed:
+    def of(cls, batch: Batch) -> HashedRows:
         """Return the positions, row hashes and digest of a batch."""
         return cls(batch.positions, batch.mixed.m0, batch.mixed.digest())
 
     @classmethod
-    def from_bytes(cls, positions: bytes, row_hashes: bytes, digest: Digest) -> Hashed:
+    def from_bytes(cls, positions: bytes, row_hashes: bytes, digest: Digest) -> HashedRows:
         """Return the rows that `__reduce__` pickled, in the machine's byte order."""
         return cls(np.frombuffer(positions, np.int64), np.frombuffer(row_hashes, np.uint64), digest)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the arrays as bytes: with a pickled dtype `np.add.at` is five times as slow."""
-        return Hashed.from_bytes, (self.positions.tobytes(), self.row_hashes.tobytes(), self.digest)
+        return HashedRows.from_bytes, (
+            self.positions.tobytes(),
+            self.row_hashes.tobytes(),
+            self.digest,
+        )
 
 
 class Accumulator(Protocol):
     """Something that a scan fills."""
 
-    def add(self, rows: Hashed) -> None:
+    def add(self, rows: HashedRows) -> None:
         """Add rows, each once; the order does not matter."""
 
 
@@ -59,7 +63,7 @@ class RangeTotals:
         self._partition = partition
         self.sums = RangeSums(partition.ranges)
 
-    def add(self, rows: Hashed) -> None:
+    def add(self, rows: HashedRows) -> None:
         indices = self._partition.indices(rows.positions)
         self.sums.add_hashes(indices, rows.row_hashes, rows.digest)
 
@@ -72,7 +76,7 @@ class SketchCells:
         self.cells = Cells(third)
         self.outside = 0
 
-    def add(self, rows: Hashed) -> None:
+    def add(self, rows: HashedRows) -> None:
         row_hashes = rows.row_hashes
         ks, inside = self._embedding.embed(rows.positions, self._salt)
         if not inside.all():

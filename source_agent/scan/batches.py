@@ -15,7 +15,7 @@ import numpy.typing as npt
 from driftline.arrays import U64, Bools, Integers, Positions
 from driftline.limits import ROWS_HELD_BYTES
 from driftline.rows.columns import Block
-from driftline.rows.digests import Mixed
+from driftline.rows.digests import MixedFingerprints
 
 
 class Batch:
@@ -28,15 +28,18 @@ class Batch:
     __slots__ = ("_mixed", "block", "positions")
 
     def __init__(
-        self, block: Block, positions: Positions, mixed: Mixed | Callable[[Block], Mixed]
+        self,
+        block: Block,
+        positions: Positions,
+        mixed: MixedFingerprints | Callable[[Block], MixedFingerprints],
     ) -> None:
         """Make a batch; `mixed` may be a function that computes them for some of the rows."""
         self.block, self.positions, self._mixed = block, positions, mixed
 
     @property
-    def mixed(self) -> Mixed:
+    def mixed(self) -> MixedFingerprints:
         """Mixed fingerprints of all rows."""
-        if not isinstance(self._mixed, Mixed):
+        if not isinstance(self._mixed, MixedFingerprints):
             self._mixed = self._mixed(self.block)
         return self._mixed
 
@@ -45,8 +48,8 @@ class Batch:
         if chosen.all():
             return self
         mixed = self._mixed
-        if isinstance(mixed, Mixed):
-            mixed = Mixed(mixed.m0[chosen], mixed.m1[chosen])
+        if isinstance(mixed, MixedFingerprints):
+            mixed = MixedFingerprints(mixed.m0[chosen], mixed.m1[chosen])
         return Batch(self.block.take(chosen), self.positions[chosen], mixed)
 
 
@@ -54,7 +57,7 @@ Batches = Iterator[Batch]
 
 
 @dataclass
-class Identified:
+class IdentifiedRows:
     """Rows whose hashes are sent, in order of arrival; `slots` are the ranges that they are in.
 
     `blocks` becomes None as soon as the rows do not fit in ROWS_HELD_BYTES.

@@ -15,10 +15,10 @@ from driftline.arrays import Bools
 from driftline.limits import FRAME_BODY_BYTES_TARGET, FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
 from driftline.rows import frames
 from driftline.rows.columns import Block
-from driftline.rows.digests import Mixed, Salt
+from driftline.rows.digests import MixedFingerprints, Salt
 from driftline.values.types import Recipe
 
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 from source_agent.scan.batches import Batch
 
 _ENVELOPE_BYTES = 64  # of the message around a frame
@@ -31,7 +31,7 @@ class FrameBuilder:
     def __init__(self, recipe: Recipe, salt: Salt, *, level: int) -> None:
         self._recipe, self._salt, self._level = recipe, salt, level
         self._blocks: list[Block] = []
-        self._mixed: list[Mixed] = []
+        self._mixed: list[MixedFingerprints] = []
         self._bytes = self._rows = 0
         self._ratio = _RATIO_FIRST
         self.sent: Callable[[Batch], None] | None = None  # is called with all rows
@@ -57,7 +57,7 @@ class FrameBuilder:
     def flush(self) -> Iterator[wire_pb2.Reply]:
         """Yield messages with all rows that are still held."""
         yield from self._drain(keep=False)
-        Point.LAST_FRAME_SENT.reach()
+        SourceFailpoint.LAST_FRAME_SENT.reach()
 
     def _drain(self, *, keep: bool) -> Iterator[wire_pb2.Reply]:
         """Yield what is held; with `keep`, hold back a last frame that is far from full."""
@@ -76,7 +76,7 @@ class FrameBuilder:
         if at < rows:
             rest = block.cut(at, rows)  # copied, to free the memory of rows that were sent
             self._blocks = [Block(rest.buffer.copy(), rest.starts)]
-            self._mixed = [Mixed(mixed.m0[at:].copy(), mixed.m1[at:].copy())]
+            self._mixed = [MixedFingerprints(mixed.m0[at:].copy(), mixed.m1[at:].copy())]
             self._bytes, self._rows = len(self._blocks[0].buffer), rows - at
 
     def _cut(self, block: Block, at: int) -> int:
@@ -85,10 +85,12 @@ class FrameBuilder:
         room = int(np.searchsorted(block.starts, block.starts[at] + body, "right")) - 1
         return min(max(room, at + 1), at + FRAME_ROWS_MAX, len(block))
 
-    def _frames(self, block: Block, mixed: Mixed, at: int, end: int) -> Iterator[wire_pb2.Reply]:
+    def _frames(
+        self, block: Block, mixed: MixedFingerprints, at: int, end: int
+    ) -> Iterator[wire_pb2.Reply]:
         """Yield the rows [at, end) as one frame, or as two halves if one would be too large."""
         part = block.cut(at, end)
-        digest = Mixed(mixed.m0[at:end], mixed.m1[at:end]).digest()
+        digest = MixedFingerprints(mixed.m0[at:end], mixed.m1[at:end]).digest()
         data = frames.encode(part, self._recipe, self._salt, digest, level=self._level)
         self._ratio = max(len(part.buffer) / len(data), 1.0)
         if len(data) > MESSAGE_BYTES_MAX - _ENVELOPE_BYTES and end - at > 1:
@@ -97,10 +99,12 @@ class FrameBuilder:
             yield from self._frames(block, mixed, middle, end)
             return
         yield wire_pb2.Reply(rows=wire_pb2.Rows(frame=data))
-        Point.FRAME_SENT.reach()
+        SourceFailpoint.FRAME_SENT.reach()
 
 
-def _concatenate(blocks: list[Block], mixed: list[Mixed]) -> tuple[Block, Mixed]:
+def _concatenate(
+    blocks: list[Block], mixed: list[MixedFingerprints]
+) -> tuple[Block, MixedFingerprints]:
     if len(blocks) == 1:
         return blocks[0], mixed[0]
     offsets = np.cumsum([0, *(len(b.buffer) for b in blocks)])
@@ -108,5 +112,7 @@ def _concatenate(blocks: list[Block], mixed: list[Mixed]) -> tuple[Block, Mixed]
     buffer = np.concatenate([b.buffer for b in blocks])
     return (
         Block(buffer, np.concatenate([*starts, offsets[-1:]]).astype(np.int64)),
-        Mixed(np.concatenate([m.m0 for m in mixed]), np.concatenate([m.m1 for m in mixed])),
+        MixedFingerprints(
+            np.concatenate([m.m0 for m in mixed]), np.concatenate([m.m1 for m in mixed])
+        ),
     )

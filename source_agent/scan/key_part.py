@@ -23,7 +23,7 @@ from driftline.errors import OPEN, ConfigurationError, LimitExceeded, MalformedM
 from driftline.limits import PART_RANGES_MAX, REPEATED_BATCHES_MAX
 from driftline.reconciliation.named_keys import Ranks, key_recipe
 from driftline.rows.columns import Block
-from driftline.rows.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
+from driftline.rows.key_order import KeyBuffer, KeyOrder, KeyRange, key_bytes, key_text
 from driftline.rows.keys import positions
 
 from source_agent.engines.interface import Rows
@@ -69,7 +69,7 @@ def ranges_of(said: pb.NamedKeys, shape: Shape) -> Ranges:
         bounds += [end for end in ends if end is not None]
         lower, upper = (None if end is None else key_text(end, recipe) for end in ends)
         ranges.append(KeyRange(lower, upper))
-    if not KeyOrder(recipe).ascends(Keys.of_bytes(bounds)):
+    if not KeyOrder(recipe).ascends(KeyBuffer.of_bytes(bounds)):
         raise MalformedMessage("The bounds of a part must ascend.")
     return tuple(ranges)
 
@@ -133,15 +133,15 @@ class KeyPartReader(TileReader[Ranges]):
         return KeyOrder(self.recipe)
 
     @cached_property
-    def _bounds(self) -> Keys:
+    def _bounds(self) -> KeyBuffer:
         """The bounds of all ranges, ascending."""
         ends = [end for within in self._tile for end in (within.lower, within.upper)]
-        return Keys.of_bytes([key_bytes(end, self.recipe) for end in ends if end is not None])
+        return KeyBuffer.of_bytes([key_bytes(end, self.recipe) for end in ends if end is not None])
 
     def _refuse_outside(self, block: Block) -> None:
         """Raise ConfigurationError if a row of the block lies in no range."""
         inside = 0 if self._tile[0].lower is None else 1
-        outside = self._order.ranks(Keys.of_rows(block), self._bounds) % 2 != inside
+        outside = self._order.ranks(KeyBuffer.of_rows(block), self._bounds) % 2 != inside
         if outside.any():
             (row,) = block.take(np.flatnonzero(outside)[:1]).rows()
             raise refused(

@@ -37,11 +37,11 @@ from driftline.rows.key_digests import checksum_hashes, mixed_keys
 from source_agent.engines.interface import Rows, Session
 from source_agent.engines.relations.markers import (
     XIDS_MAX,
-    Earlier,
+    EarlierSnapshot,
     Mark,
     MarkedBy,
     MarkerKind,
-    Running,
+    RunningTransactions,
 )
 from source_agent.engines.relations.shapes import Consistency, Shape
 from source_agent.printable import counted
@@ -86,17 +86,17 @@ def key_reader(session: Session, reader: Reader, shape: Shape | None = None) -> 
     )
 
 
-class TooManyBehind(Exception):
+class TooManyRowsBehind(Exception):
     """More than BEHIND_ROWS_MAX rows are behind a mark."""
 
 
-class Behind:
+class RowsBehindMark:
     """The rows behind a mark: read once, and held if they fit in ROWS_HELD_BYTES.
 
-    `positions`: of all of them, int64 [rows] ascending. Raises TooManyBehind.
+    `positions`: of all of them, int64 [rows] ascending. Raises TooManyRowsBehind.
     """
 
-    def __init__(self, marked: Marked) -> None:
+    def __init__(self, marked: ExchangeMarker) -> None:
         self._marked, self._digest = marked, Digest()
         self._held: list[Batch] | None = []
         self._size = 0
@@ -131,7 +131,7 @@ class Behind:
 
 
 @dataclass(slots=True)
-class Marked:
+class ExchangeMarker:
     """The marker of a relation in one exchange.
 
     `theirs`: the mark to read from, None if it does not fit; `why`: then the reason. `next`: for
@@ -180,14 +180,14 @@ class Marked:
             self.rows += len(batch.positions)
             yield batch
 
-    def behind(self) -> Behind | None:
+    def behind(self) -> RowsBehindMark | None:
         """Return the rows behind the mark; None: too many, so that it cannot be used."""
         assert self._session is not None, "a mark that fits is of a session"
         try:
-            behind = Behind(self)
+            behind = RowsBehindMark(self)
             self._generation = self._session.generation
             return behind
-        except TooManyBehind:
+        except TooManyRowsBehind:
             self.theirs, self.rows, self.why = None, 0, _too_many()
         return None
 
@@ -277,15 +277,15 @@ class Marked:
         return is_exact and self._session.generation == self._generation
 
 
-def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
+def begin(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
     """Read the mark of this snapshot, and find out whether the warehouse's one can be used.
 
     For an audit, the keys behind the audited mark are read.
     """
     if why := _unusable(reader.shape):
         bare = replace(reader.shape, marker=None)
-        return Marked(reader, key_reader(session, reader, bare), why=why)
-    result = Marked(reader, key_reader(session, reader), _session=session)
+        return ExchangeMarker(reader, key_reader(session, reader, bare), why=why)
+    result = ExchangeMarker(reader, key_reader(session, reader), _session=session)
     try:
         now = session.mark(reader.shape)
     except DriftlineError as error:
@@ -300,7 +300,7 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
     if marked.is_time and (running := session.running()) is not None:
         before = _earlier(mark) if isinstance(fits, Mark) else None
         since = running.open_since(session.as_of, before)
-        body |= _running(Earlier(running, session.as_of, since))
+        body |= _running(EarlierSnapshot(running, session.as_of, since))
         result.open_s = _too_long(since, session.as_of, marked)
     result.next = json.dumps(body, separators=(",", ":")).encode()
     if len(result.next) > MARK_BYTES_MAX:
@@ -317,7 +317,7 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
         try:
             result.audit(_gathered(result.keys.batches(rows)))
             result._generation = session.generation
-        except TooManyBehind:
+        except TooManyRowsBehind:
             result.why = _too_many()
     if result.theirs is None:
         result.count_future()  # else once it is known that rows are behind the mark
@@ -380,7 +380,7 @@ _DIFFERS: Final = {
 }
 
 
-def _running(now: Earlier) -> dict[str, object]:
+def _running(now: EarlierSnapshot) -> dict[str, object]:
     """Return what a mark keeps of the transactions that were open."""
     return {
         "open": [now.running.oldest, now.running.next],
@@ -389,7 +389,7 @@ def _running(now: Earlier) -> dict[str, object]:
     }
 
 
-def _earlier(data: bytes) -> Earlier | None:
+def _earlier(data: bytes) -> EarlierSnapshot | None:
     """Return what a mark that fits says of the transactions that were open; None: nothing."""
     theirs = json.loads(data)
     try:
@@ -400,7 +400,7 @@ def _earlier(data: bytes) -> Earlier | None:
         return None
     if type(oldest) is not int or type(next_one) is not int:
         return None
-    return Earlier(Running(oldest, next_one), as_of, since)
+    return EarlierSnapshot(RunningTransactions(oldest, next_one), as_of, since)
 
 
 def _too_long(since: str, as_of: str, marked: MarkedBy) -> float:
@@ -464,12 +464,12 @@ def _passes(at: str, now: str, marked: MarkedBy) -> bool:
 
 
 def _gathered(batches: Iterable[Batch]) -> Positions:
-    """Return the positions of all rows, int64 [rows] ascending. Raises TooManyBehind."""
+    """Return the positions of all rows, int64 [rows] ascending. Raises TooManyRowsBehind."""
     parts, rows = [np.zeros(0, np.int64)], 0
     for batch in batches:
         rows += len(batch.positions)
         if rows > BEHIND_ROWS_MAX:
-            raise TooManyBehind
+            raise TooManyRowsBehind
         parts.append(batch.positions)
     every = np.concatenate(parts)
     every.sort()  # in place: no third array

@@ -34,7 +34,7 @@ def queued_s() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessUsage:
     """A process: its parent, its name, and the seconds of processors that it used, with those of
     its children that have ended."""
 
@@ -44,7 +44,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessorUsage:
     """The use of a machine's processors since it started.
 
     Attributes:
@@ -55,7 +55,7 @@ class Usage:
 
     processors: int
     worked_s: float
-    processes: Mapping[int, Process]
+    processes: Mapping[int, ProcessUsage]
 
     def tree(self, roots: Iterable[int]) -> set[int]:
         """Return processes and all that they started, of those that are shown."""
@@ -70,7 +70,7 @@ class Usage:
         return pids
 
 
-def usage(proc: Path = PROC) -> Usage | None:
+def usage(proc: Path = PROC) -> ProcessorUsage | None:
     """Return the use of the processors now; None where the system does not show it."""
     try:
         lines = (proc / "stat").read_text().splitlines()
@@ -81,10 +81,10 @@ def usage(proc: Path = PROC) -> Usage | None:
     processors = sum(line.startswith("cpu") for line in lines) - 1
     if processors < 1 or not worked:  # a sandbox shows zeros
         return None
-    return Usage(processors, worked / _TICKS_S, dict(_processes(proc)))
+    return ProcessorUsage(processors, worked / _TICKS_S, dict(_processes(proc)))
 
 
-def used_since(before: Usage, now: Usage, roots: Iterable[int]) -> float:
+def used_since(before: ProcessorUsage, now: ProcessorUsage, roots: Iterable[int]) -> float:
     """Return the seconds that processes, and what they started, used between two looks.
 
     The time of a child that has ended is its parent's, so what it had used before is not new.
@@ -108,7 +108,7 @@ def machine(proc: Path = PROC) -> str:
         return ""
 
 
-def _processes(proc: Path) -> Iterator[tuple[int, Process]]:
+def _processes(proc: Path) -> Iterator[tuple[int, ProcessUsage]]:
     for number in os.listdir(proc):
         if not number.isdigit():
             continue
@@ -117,7 +117,7 @@ def _processes(proc: Path) -> Iterator[tuple[int, Process]]:
             begin, _, rest = (proc / number / "stat").read_text("utf-8", "replace").rpartition(")")
             fields = rest.split()
             used = sum(int(word) for word in fields[_USED]) / _TICKS_S
-            yield int(number), Process(int(fields[_PARENT]), begin.partition("(")[2], used)
+            yield int(number), ProcessUsage(int(fields[_PARENT]), begin.partition("(")[2], used)
         except (OSError, ValueError, IndexError):
             continue  # it has ended, or is hidden
 

@@ -23,7 +23,7 @@ from driftline.errors import (
 )
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, REPEATED_BATCHES_MAX, SAMPLES_MAX
 from driftline.rows.columns import Block, gather, value_spans
-from driftline.rows.digests import Mixed, Salt, mix
+from driftline.rows.digests import MixedFingerprints, Salt, mix
 from driftline.rows.fingerprints import database_seed, fingerprints, lanes, position_seed
 from driftline.rows.keys import null_keys, positions
 from driftline.values.types import Recipe
@@ -31,7 +31,7 @@ from driftline.values.types import Recipe
 from source_agent.engines.encoding.rows import never_ending
 from source_agent.engines.interface import Rows, Session, Split
 from source_agent.engines.relations.shapes import Consistency, Shape
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
 
@@ -39,7 +39,7 @@ INDEX_SHARE = 0.25  # measured: up to 0.75 and more, but from a cache and in key
 
 
 @dataclass
-class Tally:
+class ReadCounts:
     """Counts of what an exchange read, for the report and the audit."""
 
     scans: int = 0
@@ -53,7 +53,7 @@ class Reader:
     """Reads one relation for one exchange; `tally` counts what it reads."""
 
     def __init__(
-        self, session: Session, shape: Shape, *, fragment_key: bytes, salt: Salt, tally: Tally
+        self, session: Session, shape: Shape, *, fragment_key: bytes, salt: Salt, tally: ReadCounts
     ) -> None:
         self._session, self.shape, self.tally = session, shape, tally
         self.recipe = shape.recipe
@@ -181,7 +181,7 @@ class Reader:
         for rows in source:
             if not self._has_begun:
                 self._begin()
-            Point.BATCH_READ.reach()
+            SourceFailpoint.BATCH_READ.reach()
             block = gather(rows)
             if not self.shape.vouched:
                 self._refuse_nulls(block, recipe)
@@ -209,7 +209,7 @@ class Reader:
 
     def _batch(self, block: Block, rows: Rows, where: Positions) -> Batch:
 
-        def mixed(part: Block) -> Mixed:
+        def mixed(part: Block) -> MixedFingerprints:
             return mix(self.salt, *self._fingerprints(rows if part is block else part.rows()))
 
         return Batch(block, where, mixed)

@@ -28,13 +28,13 @@ from driftline.errors import OPEN, ConfigurationError, LimitExceeded, MalformedM
 from driftline.limits import TILE_HELD_BYTES
 from driftline.rows.columns import Block
 from driftline.rows.digests import Salt
-from driftline.rows.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
+from driftline.rows.key_order import KeyBuffer, KeyOrder, KeyRange, key_bytes, key_text
 
 from source_agent.engines.interface import Rows, Session
 from source_agent.engines.relations.shapes import Shape
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
-from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.reader import ReadCounts, Reader
 
 _DERIVED_BYTES = 48  # of a row besides its bytes: offsets, position, mixed fingerprint
 
@@ -68,7 +68,7 @@ def _keys_of(between: pb.Between, shape: Shape) -> KeyRange:
     if shape.unordered:
         raise refused(shape, f"has no order that both sides compute: {shape.unordered}")
     bounds = [key_bytes(key, recipe) for key in (between.lower, between.upper) if key]
-    if not KeyOrder(recipe).ascends(Keys.of_bytes(bounds)):
+    if not KeyOrder(recipe).ascends(KeyBuffer.of_bytes(bounds)):
         raise MalformedMessage("The bounds of a tile must ascend.")
     texts = [key_text(bound, recipe) for bound in bounds]
     lower = texts.pop(0) if between.lower else None
@@ -87,7 +87,9 @@ def refused(shape: Shape, why: str) -> ConfigurationError:
     )
 
 
-def reader_of(session: Session, shape: Shape, opening: pb.Open, salt: Salt, tally: Tally) -> Reader:
+def reader_of(
+    session: Session, shape: Shape, opening: pb.Open, salt: Salt, tally: ReadCounts
+) -> Reader:
     """Return the reader of the rows in an opening; read nothing. Raises as `tile_of`."""
     tile, key = tile_of(opening, shape), opening.fragment_key
     if tile is None:
@@ -108,7 +110,7 @@ class TileReader(Reader, ABC, Generic[Tile]):
         *,
         fragment_key: bytes,
         salt: Salt,
-        tally: Tally,
+        tally: ReadCounts,
     ) -> None:
         super().__init__(session, shape, fragment_key=fragment_key, salt=salt, tally=tally)
         self._tile: Tile = tile
@@ -197,9 +199,9 @@ class KeyTileReader(TileReader[KeyRange]):
         return KeyOrder(self.recipe)
 
     @cached_property
-    def _bounds(self) -> Keys:
+    def _bounds(self) -> KeyBuffer:
         bounds = [key for key in (self._tile.lower, self._tile.upper) if key is not None]
-        return Keys.of_bytes([key_bytes(key, self.recipe) for key in bounds])
+        return KeyBuffer.of_bytes([key_bytes(key, self.recipe) for key in bounds])
 
     def _rows(self) -> Iterator[Rows]:
         return self._session.read_between(self.shape, self._tile, rows_max=self.rows_max)
@@ -214,7 +216,7 @@ class KeyTileReader(TileReader[KeyRange]):
 
     def _refuse_outside(self, block: Block) -> None:
         inside = 0 if self._tile.lower is None else 1
-        outside = self._order.ranks(Keys.of_rows(block), self._bounds) != inside
+        outside = self._order.ranks(KeyBuffer.of_rows(block), self._bounds) != inside
         if outside.any():
             (row,) = block.take(np.flatnonzero(outside)[:1]).rows()
             raise refused(

@@ -1,9 +1,9 @@
 """A process beside the agent that reads parts of a scan.
 
 `workers` starts it with a pipe as its standard input. The agent sends a job, then the numbers of
-the parts to read; the process returns the hashes of their rows (`Hashed`). The fragment key and the
-password of the database are on the pipe and in memory only, not in the arguments, the environment
-or a log.
+the parts to read; the process returns the hashes of their rows (`HashedRows`). The fragment key and
+the password of the database are on the pipe and in memory only, not in the arguments, the
+environment or a log.
 
 Invariants: the process reads through a read-only session in the agent's snapshot. When the pipe
 ends, it cancels its statement, closes its connection and exits. It ignores the signals of a
@@ -28,10 +28,10 @@ from driftline.rows.digests import Salt
 
 from source_agent.engines.interface import DatabaseTime, Session, Split
 from source_agent.engines.relations.shapes import Shape
-from source_agent.scan.accumulators import Hashed
+from source_agent.scan.accumulators import HashedRows
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.heap import keep_heap_small
-from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.reader import ReadCounts, Reader
 
 END_S_MAX = 10.0  # from the end of the pipe to the end of the process
 
@@ -47,8 +47,8 @@ class ScanJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """A part was read to its end; the `Hashed` of its rows were sent before."""
+class PartRead:
+    """A part was read to its end; the `HashedRows` of its rows were sent before."""
 
     part: int
     rows: int
@@ -56,12 +56,12 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ScanDone:
     """All parts were read, and the connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class PartFailed:
     """The process stopped in the middle of a part."""
 
     error: DriftlineError
@@ -109,9 +109,9 @@ class Worker:
             self._join(job)
         except Exception as error:
             unknown = InternalError(f"A reader met {type(error).__name__}.")
-            self._pipe.send(Failed(error if isinstance(error, DriftlineError) else unknown))
+            self._pipe.send(PartFailed(error if isinstance(error, DriftlineError) else unknown))
             return False
-        self._pipe.send(Done())
+        self._pipe.send(ScanDone())
         return True
 
     def _join(self, job: ScanJob) -> None:
@@ -131,7 +131,7 @@ class Worker:
                     self._session = None
 
     def _read(self, job: ScanJob, split: Split) -> None:
-        tally = Tally()
+        tally = ReadCounts()
         reader = Reader(
             split.session, job.shape, fragment_key=job.fragment_key, salt=job.salt, tally=tally
         )
@@ -139,8 +139,8 @@ class Worker:
             before = tally.rows_read
             timer = DatabaseTimer()
             for batch in reader.batches(timer.timed(split.read(part))):
-                self._pipe.send(Hashed.of(batch))
-            self._pipe.send(Read(part, tally.rows_read - before, timer.taken()))
+                self._pipe.send(HashedRows.of(batch))
+            self._pipe.send(PartRead(part, tally.rows_read - before, timer.taken()))
 
 
 def main() -> None:

@@ -33,9 +33,9 @@ from driftline.errors import LimitExceeded, NullKey, ValueDoesNotFit
 from driftline.limits import DATABASE_SILENCE_S_MAX
 
 from source_agent.engines.interface import Split
-from source_agent.scan.accumulators import Accumulator, Hashed
+from source_agent.scan.accumulators import Accumulator, HashedRows
 from source_agent.scan.reader import Reader
-from source_agent.scan.worker_process import END_S_MAX, Done, Failed, Read, ScanJob
+from source_agent.scan.worker_process import END_S_MAX, PartFailed, PartRead, ScanDone, ScanJob
 
 AHEAD: Final = 2  # parts assigned to a process, so that it does not wait for this one
 # Not `-m`: what is pickled is named after the module, which must not be `__main__` there.
@@ -74,7 +74,7 @@ class WorkerProcess:
         """Begin a scan: no part is assigned, and no rows of the first part have come."""
         self.received_at = time.monotonic()
         self.parts: list[int] = []
-        self.found: list[Hashed] = []
+        self.found: list[HashedRows] = []
         self.knows_all = False
 
     @property
@@ -179,10 +179,10 @@ def fill(reader: Reader, accumulators: Sequence[Accumulator], pool: WorkerPool |
                 SharedScan(reader, split, accumulators, processes).run()
                 return
     for batch in reader.scan_hashes():
-        _add(accumulators, Hashed.of(batch))
+        _add(accumulators, HashedRows.of(batch))
 
 
-def _add(accumulators: Sequence[Accumulator], rows: Hashed) -> None:
+def _add(accumulators: Sequence[Accumulator], rows: HashedRows) -> None:
     for accumulator in accumulators:
         accumulator.add(rows)
 
@@ -224,7 +224,7 @@ class SharedScan:
         # Closed, so that the statement ends if `_receive` raises between two batches.
         with closing(self._reader.batches(self._split.read(part))) as batches:
             for batch in batches:
-                _add(self._accumulators, Hashed.of(batch))
+                _add(self._accumulators, HashedRows.of(batch))
                 self._receive(0)
 
     def _begin(self, process: WorkerProcess, job: ScanJob) -> None:
@@ -268,11 +268,11 @@ class SharedScan:
                 return
 
     def _take(self, process: WorkerProcess, said: object) -> None:
-        if isinstance(said, Hashed):
+        if isinstance(said, HashedRows):
             process.found.append(said)
             self._reader.tally.rows_read += said.digest.count
             self._split.note(said.digest.count)
-        elif isinstance(said, Read):
+        elif isinstance(said, PartRead):
             process.parts.remove(said.part)
             batches, process.found = process.found, []
             assert said.rows == sum(rows.digest.count for rows in batches), "a part is not whole"
@@ -283,9 +283,9 @@ class SharedScan:
             except OSError as error:
                 self._lost(process, error)
             self._split.spent(said.spent)
-        elif isinstance(said, Done):
+        elif isinstance(said, ScanDone):
             self._working.remove(process)
-        elif isinstance(said, Failed):
+        elif isinstance(said, PartFailed):
             if isinstance(said.error, _ROW_ERRORS):
                 raise said.error
             self._lost(process, said.error)

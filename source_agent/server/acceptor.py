@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 from source_agent.printable import counted
 from source_agent.server.admission import (
     HELLO_BYTES_MAX,
@@ -188,7 +188,7 @@ class Acceptor:
                     self._make_room(error)
                     return
                 continue  # the client has left already
-            Point.ACCEPTED.reach()
+            SourceFailpoint.ACCEPTED.reach()
             outer.setblocking(False)
             outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -15,15 +15,15 @@ from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, DatabaseRefused, LimitExceeded, NotFound
 from driftline.limits import NAME_BYTES_MAX
 from driftline.peer_text import visible
-from driftline.relations.activity import NotKnown
+from driftline.relations.activity import UnknownActivity
 from driftline.relations.derivation_messages import from_message
-from driftline.relations.derivations import Derivation, Part
+from driftline.relations.derivations import DerivablePart, Derivation
 from driftline.relations.reference_messages import to_messages
 from driftline.relations.references import Reference
 from driftline.values.types import Recipe
 from driftline.wire.negotiation import check_protocol
 
-from source_agent.budgets.audit import NOT_RELOADED, RELOADED, Audit, AuditEntry
+from source_agent.budgets.audit import NOT_RELOADED, RELOADED, AuditEntry, AuditLog
 from source_agent.budgets.budget import Governor
 from source_agent.config.file import Budget, ServedRelation, SourceConfig, load
 from source_agent.engines.interface import Engine, Session
@@ -49,7 +49,7 @@ class AgentState:
     config: SourceConfig
     engine: Engine
     governor: Governor
-    audit: Audit
+    audit: AuditLog
     heartbeat_s: float
     _reading: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -88,7 +88,7 @@ class AgentState:
         """Return the relations that this client may have."""
         return [s.relation for s in self.config.relations.values() if s.admits(client.names)]
 
-    def unprobed(self, name: str, client: Client) -> NotKnown:
+    def unprobed(self, name: str, client: Client) -> UnknownActivity:
         """Return why nothing is known of the activity of a relation that no session probed.
 
         As in `served_relation`, one that does not exist and one that the client may not have are
@@ -96,10 +96,10 @@ class AgentState:
         """
         served = self.config.relations.get(name)
         if served is None or not served.admits(client.names):
-            return NotKnown("no relation of this name is published to this certificate")
+            return UnknownActivity("no relation of this name is published to this certificate")
         if self.config.budget.activity_s is None or not served.activity:
-            return NotKnown("the source's DBA has switched it off")
-        return NotKnown("the database says nothing of it")
+            return UnknownActivity("the source's DBA has switched it off")
+        return UnknownActivity("the database says nothing of it")
 
     def reload(self) -> None:
         """Read the DBA's file again and adopt its limits and relations.
@@ -192,7 +192,7 @@ def referenced(
 def describe(
     shape: Shape,
     budget: Budget,
-    derive: Collection[Part] = (),
+    derive: Collection[DerivablePart] = (),
     references: Iterable[Reference] = (),
 ) -> pb.Description:
     """Return the relation as a message, with the rates that a warehouse plans with.

@@ -44,19 +44,19 @@ from driftline.limits import (
     PIECE_S_MAX,
 )
 from driftline.peer_text import one_line
-from driftline.relations.derivations import Derivation, Part
+from driftline.relations.derivations import DerivablePart, Derivation
 from driftline.wire import pieces
 
 from source_agent.budgets.allowance import check_by_key, check_scan
 from source_agent.budgets.audit import NAME_CHARACTERS_MAX, AuditEntry
-from source_agent.budgets.budget import GovernedSession, Stopped
+from source_agent.budgets.budget import ExchangeStopped, GovernedSession
 from source_agent.budgets.places import Place
 from source_agent.config.file import ServedRelation
 from source_agent.engines.relations.shapes import Shape
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 from source_agent.methods.comparison import Comparison
 from source_agent.methods.request_validation import check_release, out_of_place
-from source_agent.scan.reader import Tally
+from source_agent.scan.reader import ReadCounts
 from source_agent.server.catalogue import (
     AgentState,
     Client,
@@ -65,7 +65,7 @@ from source_agent.server.catalogue import (
     described,
 )
 from source_agent.server.handlers import known, refusal
-from source_agent.server.stream_ends import Outbox, Received, Waits
+from source_agent.server.stream_ends import ClientWaits, ReplyQueue, RequestStream
 
 WANTED_LOOK_S = 1.0  # the longest time until a wait notices that its scan place is wanted
 HELD_NEWS_S = 0.1  # of reading held back, of which a warehouse is told at once
@@ -97,18 +97,18 @@ class Conversation:
         self._neighbour = neighbour
         self._piece_size = PieceSize(time.monotonic()) if joins_pieces else None
         self._stopping = threading.Event()
-        self._waits = Waits()
-        self._requests = Received(requests, self._stopping, self._waits)
-        self._outbox = Outbox()
+        self._waits = ClientWaits()
+        self._requests = RequestStream(requests, self._stopping, self._waits)
+        self._outbox = ReplyQueue()
         self._lock = threading.Lock()  # held to replace or interrupt the session
         self._session: GovernedSession | None = None
         self._interrupted = False
         self._opened_at = 0.0
         self._sending_since: float | None = None  # since when gRPC sends one message
         self._sent_at = 0.0  # when it had sent the newest, of those that it would not repeat
-        self._tally = Tally()
+        self._tally = ReadCounts()
         self._shape: Shape | None = None  # of the relation that is answered
-        self._derive: frozenset[Part] = frozenset()  # what may be chosen of it
+        self._derive: frozenset[DerivablePart] = frozenset()  # what may be chosen of it
         self._following: tuple[str, ...] = ()  # relations that were announced for this stream
         self._idle_s = state.config.database.limits.idle_s
         self._sharded = ("", b"", b"")  # the newest comparison: relation, fragment key and salt
@@ -152,7 +152,7 @@ class Conversation:
                     yield from self._sent(one)
                 if error is not None:
                     return
-        except Stopped:
+        except ExchangeStopped:
             return
         finally:
             self._sending_since = None
@@ -233,10 +233,10 @@ class Conversation:
                 elif not refused:
                     self._deliver(pb.Reply(refused=refusal(out_of_place(request))))
                     break
-        except Stopped:
+        except ExchangeStopped:
             pass
         except MalformedMessage as error:  # bytes that are no request
-            with suppress(Stopped):
+            with suppress(ExchangeStopped):
                 self._deliver(pb.Reply(refused=refusal(error)))
         except Exception:
             _log.exception("an exchange ended by an internal error")
@@ -250,18 +250,18 @@ class Conversation:
         """Answer one `Open`; return True if it was refused."""
         opening, started = request.open, time.monotonic()
         entry = AuditEntry(self._client.label, opening.relation)
-        self._tally, self._shape = Tally(phase="wait"), None
+        self._tally, self._shape = ReadCounts(phase="wait"), None
         error: DriftlineError | None = None
         try:
             check_release(request)
             self._compare(opening, entry)
-        except Stopped:
+        except ExchangeStopped:
             entry.outcome = self._ended_as
             raise
         except Exception as problem:
             if self._stopping.is_set():
                 entry.outcome = self._ended_as
-                raise Stopped from None
+                raise ExchangeStopped from None
             error = known(problem)
             entry.outcome = error.code
         finally:
@@ -299,7 +299,7 @@ class Conversation:
         if self._sharded != (shard := (opening.relation, opening.fragment_key, opening.salt)):
             self._sharded, self._read_by_key = shard, 0
         check_by_key(opening, served, self._read_by_key)
-        Point.GRANTED.reach()
+        SourceFailpoint.GRANTED.reach()
         if self._session is None:
             self._place.close()
             self._place.enter_context(governor.session(self._stopping, label))
@@ -325,13 +325,13 @@ class Conversation:
                 silent_s = time.monotonic() - max(began, self._sent_at)
                 if silent_s >= self._idle_s:
                     self._cut(silent_s)
-                    raise Stopped
+                    raise ExchangeStopped
                 self._check_place()
 
     def _open_session(self, served: ServedRelation) -> GovernedSession:
         if self._session is None:
             if self._stopping.is_set():
-                raise Stopped
+                raise ExchangeStopped
             state, client = self._state, self._client
             named = state.named((served.relation.name, *self._following), client)
             session = GovernedSession(
@@ -343,11 +343,11 @@ class Conversation:
                 self._note_held,
             )
             self._opened_at = time.monotonic()
-            Point.SNAPSHOT_OPENED.reach()
+            SourceFailpoint.SNAPSHOT_OPENED.reach()
             with self._lock:
                 self._session = session
             if self._stopping.is_set():  # since then: `stop` may have found no session
-                raise Stopped
+                raise ExchangeStopped
         return self._session
 
     def _described(
@@ -369,7 +369,7 @@ class Conversation:
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
-            Point.SESSION_CLOSING.reach()
+            SourceFailpoint.SESSION_CLOSING.reach()
             try:
                 session.close()
             except Exception:

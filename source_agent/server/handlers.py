@@ -15,7 +15,7 @@ Nothing of a call outlives it. An exception holds the frames that it passed, and
 and gRPC's call; if one of these frames holds the exception, or gRPC's state of the call does, all
 of it stays until the cyclic garbage collector runs, and gRPC counts the stream as open meanwhile.
 So exceptions are released where they are caught (`known`, `abort`), and gRPC's own, which it keeps
-with the call, become `Stopped` where they arise (`parsed`).
+with the call, become `ExchangeStopped` where they arise (`parsed`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from driftline.wire.message_parts import check_parts
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 
-from source_agent.budgets.budget import Stopped
+from source_agent.budgets.budget import ExchangeStopped
 from source_agent.budgets.places import fixed_places
 from source_agent.scan.processors import machine
 
@@ -66,7 +66,7 @@ _P = TypeVar("_P", bound=Message)
 _log = logging.getLogger("driftline.source")
 
 
-class Answers(Protocol):
+class CallHandlers(Protocol):
     """The servicer: one method for each call; requests come as a stream."""
 
     def Describe(
@@ -87,7 +87,7 @@ class Answers(Protocol):
 
 def add_handlers(
     server: grpc.Server,
-    servicer: Answers,
+    servicer: CallHandlers,
     vital: health.HealthServicer,
     label_of: Callable[[grpc.ServicerContext], str],
 ) -> None:
@@ -127,7 +127,8 @@ def parsed(requests: Iterator[bytes], kind: type[_P]) -> Iterator[_P]:
     gRPC would parse them as well, but it never ends a call whose request it cannot parse: after 16
     of them the connection carries no other call.
 
-    Raises MalformedMessage for bytes that are none or too many parts, Stopped if the client left.
+    Raises MalformedMessage for bytes that are none or too many parts, ExchangeStopped if the client
+    left.
     """
     try:
         for data in requests:
@@ -141,14 +142,14 @@ def parsed(requests: Iterator[bytes], kind: type[_P]) -> Iterator[_P]:
             del message
     except grpc.RpcError as error:
         release(error)
-        raise Stopped from None
+        raise ExchangeStopped from None
 
 
 def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
     """Return the only request of a call; cancel the call if none comes within OPEN_S.
 
     Raises LimitExceeded then, MalformedMessage if the client ended the call without a request, and
-    Stopped if it left.
+    ExchangeStopped if it left.
     """
     is_late = threading.Event()
 
@@ -162,7 +163,7 @@ def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
     try:
         for message in requests:
             return message
-    except Stopped:
+    except ExchangeStopped:
         if not is_late.is_set():
             raise
     finally:
@@ -297,7 +298,7 @@ def _check(
         try:
             with places.taken(label_of(context)):
                 request = one_message(asked, context)
-        except Stopped:
+        except ExchangeStopped:
             return health_pb2.HealthCheckResponse()
         except DriftlineError as error:
             abort(context, error)

@@ -42,14 +42,14 @@ from driftline.wire.negotiation import FEATURES, PROTOCOLS, check_fields, check_
 from grpc_health.v1 import health, health_pb2
 
 from source_agent.budgets.allowance import allowance
-from source_agent.budgets.audit import Audit, AuditEntry
-from source_agent.budgets.budget import Governor, Stopped
+from source_agent.budgets.audit import AuditEntry, AuditLog
+from source_agent.budgets.budget import ExchangeStopped, Governor
 from source_agent.budgets.places import fixed_places
 from source_agent.config.file import ServedRelation, SourceConfig
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.registry import connect_anew, is_beside
 from source_agent.engines.relations.shapes import Relation
-from source_agent.failpoints import Point
+from source_agent.failpoints import SourceFailpoint
 from source_agent.scan.heap import keep_heap_small
 from source_agent.server.catalogue import (
     AgentState,
@@ -123,7 +123,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
                 reply = answer(one_message(requests, context), client, context, entry)
             entry.outcome, entry.bytes_out = outcome, reply.ByteSize()
             return reply
-        except Stopped:  # the client left before its request: nobody gets this reply
+        except ExchangeStopped:  # the client left before its request: nobody gets this reply
             return reply_of()
         except Exception as problem:
             error = known(problem)
@@ -242,7 +242,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, request_iterator: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
         client = self._client(context)
-        Point.AUTHENTICATED.reach()
+        SourceFailpoint.AUTHENTICATED.reach()
         try:
             with self._exchanges.taken(client.label):
                 yield from self._converse(client, request_iterator, context)
@@ -347,7 +347,7 @@ def start(
         engine = connect_anew(*given, pooler=database.pooler)
     if governor is None:
         governor = Governor(config.budget, is_beside=is_beside(config.database.url))
-    audit = Audit(config.server.audit_file)
+    audit = AuditLog(config.server.audit_file)
     servicer = Servicer(AgentState(config, engine, governor, audit, heartbeat_s))
     probes = ThreadPoolExecutor(1, "health")
     vital = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=probes)

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 from driftline import wire_pb2 as pb
 
-from source_agent.budgets.budget import Stopped
+from source_agent.budgets.budget import ExchangeStopped
 
 OUTBOX_REPLIES_MAX = 4  # of about 1 MiB each
 
 
-class Outbox:
+class ReplyQueue:
     """A bounded queue of replies; the worker and the RPC may both close it."""
 
     def __init__(self) -> None:
@@ -27,20 +27,22 @@ class Outbox:
         self._closed = False
 
     def put(self, reply: pb.Reply, timeout_s: float) -> bool:
-        """Put a reply in; return False if there is no room in time. Raises Stopped if closed."""
+        """Put a reply in; return False if there is no room in time. Raises ExchangeStopped if
+        closed."""
         with self._changed:
             room = self._changed.wait_for(
                 lambda: self._closed or len(self._held) < OUTBOX_REPLIES_MAX, timeout_s
             )
             if self._closed:
-                raise Stopped
+                raise ExchangeStopped
             if room:
                 self._held.append(reply)
                 self._changed.notify_all()
             return room
 
     def take(self, timeout_s: float) -> pb.Reply | None:
-        """Return the next reply, None if none comes in time. Raises Stopped if closed and empty."""
+        """Return the next reply, None if none comes in time. Raises ExchangeStopped if closed and
+        empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._held), timeout_s)
             if self._held:
@@ -48,7 +50,7 @@ class Outbox:
                 self._changed.notify_all()
                 return reply
             if self._closed:
-                raise Stopped
+                raise ExchangeStopped
             return None
 
     def close(self) -> None:
@@ -58,7 +60,7 @@ class Outbox:
             self._changed.notify_all()
 
 
-class Waits:
+class ClientWaits:
     """The time for which a stream's worker has waited for its client; any thread may read it."""
 
     def __init__(self) -> None:
@@ -81,14 +83,14 @@ class Waits:
         return self._before_s + (time.monotonic() - since if since else 0.0)
 
 
-class Received:
-    """The requests of a stream. Raises Stopped once the stream is to end.
+class RequestStream:
+    """The requests of a stream. Raises ExchangeStopped once the stream is to end.
 
     Not a generator of `Conversation`, which would keep its conversation, and be kept by it.
     """
 
     def __init__(
-        self, requests: Iterator[pb.Request], stopping: threading.Event, waits: Waits
+        self, requests: Iterator[pb.Request], stopping: threading.Event, waits: ClientWaits
     ) -> None:
         self._requests, self._stopping, self._waits = requests, stopping, waits
         # Since when the agent waits for the client.
@@ -103,5 +105,5 @@ class Received:
             request = next(self._requests)
         self.waiting_since = None
         if self._stopping.is_set():
-            raise Stopped
+            raise ExchangeStopped
         return request

@@ -10,7 +10,7 @@ from driftline.settings.hours import WeekSpan
 
 from benchmarks.decisions import month
 from warehouse_agent.change_models.fit import fit
-from warehouse_agent.change_models.memory import Learned
+from warehouse_agent.change_models.memory import LearnedMemories
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_a_fit_and_a_decision_are_quick() -> None:
         assert fit(one.memory, month.ZONE) is not None
         took.append(time.thread_time() - began)
     assert min(took) <= 0.05
-    learned = Learned()
+    learned = LearnedMemories()
     one.decide(learned, month.MONDAY + 3600)
     began = time.thread_time()
     for minute in range(100):

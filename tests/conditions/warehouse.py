@@ -18,7 +18,7 @@ from tests.harness.tls_pair import TlsPair
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import proof
-from warehouse_agent.tasks.scan import Function, Piece
+from warehouse_agent.tasks.scan import FilePiece, Function
 
 BIG_BYTES = 16_000  # a note of which ROWS do not fit into a disk of 6 MiB
 DISK_MIB = 2
@@ -66,7 +66,7 @@ def _first_worker_killed(folder: Path) -> Iterator[None]:
     def dying(*arguments: Any) -> Function:
         checking = check(*arguments)
 
-        def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
             if not os.path.exists(marker):
                 os.close(os.open(marker, os.O_CREAT))
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.encoding.plain_values import Fixed, Raw
+from source_agent.engines.encoding.plain_values import BytesEncoder, FixedWidthEncoder
 from source_agent.engines.sqlite import session, types
 from source_agent.engines.sqlite.values import ENCODERS, read_sql
 from tests.harness.legacies import OfSQLite
@@ -48,10 +48,10 @@ def _without_interrupt(patch: pytest.MonkeyPatch) -> None:
 
 BROKEN: dict[str, Break] = {
     "sound": lambda _: None,
-    "rounds": _encoding("real", Fixed("float8", convert=lambda v: float(f"{v:.15g}"))),
+    "rounds": _encoding("real", FixedWidthEncoder("float8", convert=lambda v: float(f"{v:.15g}"))),
     "pads": _encoding("text", rows.variable(lambda v: bytes(v).ljust(3))),
     "decodes": _encoding("text", rows.variable(lambda v: v.decode("latin1").encode())),
-    "reads_text_from_bytes": _encoding("blob", Raw(rows.check_utf8)),
+    "reads_text_from_bytes": _encoding("blob", BytesEncoder(rows.check_utf8)),
     "reads_fifteen_digits": _expression("real", "CAST(printf('%.15g', {}) AS REAL)"),
     "reads_trimmed_text": _expression("text", "rtrim({})"),
     "misses_the_snapshot": _without_snapshot,

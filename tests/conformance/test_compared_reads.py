@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.own_values.comparison import Comparison, compare
+from source_agent.engines.own_values.comparison import ValueComparison, compare
 from source_agent.engines.own_values.reading import DriverKey, own_values_of
 from source_agent.engines.own_values.sampling import sample
 from source_agent.engines.relations.select import plan_of
@@ -238,7 +238,7 @@ def _compared(
     relation: Relation,
     change: Callable[[Shape], Shape] = lambda s: s,
     rows: int = 100,
-) -> Comparison:
+) -> ValueComparison:
     engine = legacy.connect()
     with closing(engine.open()) as session:
         shape = session.describe(relation)

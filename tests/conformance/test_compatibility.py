@@ -35,7 +35,7 @@ from tests.harness.installation import Installation, build_wheel, clean_environm
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import UNBRAKED, Pair, SourceProcess, environment
 from warehouse_agent.scheduler.parent_deletions import parents
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.reply_validation import refusal
 
 BASE = "00d938a352968ee54b996c61315e48e46daf722f"
@@ -156,7 +156,7 @@ def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
         assert report.held_back_s == 0, "it does not say so"
         assert report.marker is None
         fragment = pair.config().fragments["orders"]
-        with Link(fragment.source) as link:
+        with SourceChannel(fragment.source) as link:
             said = link.activity(["orders"])
             assert FEATURE not in link.describe("orders").features
             assert not link.features & {SINCE}
@@ -164,7 +164,7 @@ def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
         found = parents(pair.config(), pair.store, fragment)
         assert found.why == "its source is older than this question"
         # It knows no keys that travel themselves, and says so before it reads anything.
-        with Link(pair.config().sources["erp"]) as link, link.stream() as stream:
+        with SourceChannel(pair.config().sources["erp"]) as link, link.stream() as stream:
             stream.send(pb.Request(open=pb.Open(protocol=1, relation="orders", features=["keys"])))
             with pytest.raises(VersionMismatch, match="keys"):
                 raise refusal(stream.receive().refused)
@@ -202,7 +202,7 @@ def test_a_mark_of_an_older_source_is_not_used(base: Path, pair: Pair) -> None:
     with SourceProcess(pair.source_toml(), tree=base) as source:
         pair.address = source.address
         # It knows no checksums, and says so before it reads anything.
-        with Link(pair.config().sources["erp"]) as link, link.stream() as stream:
+        with SourceChannel(pair.config().sources["erp"]) as link, link.stream() as stream:
             opening = pb.Open(protocol=1, relation="orders", features=[CHECKSUM])
             stream.send(pb.Request(open=opening))
             with pytest.raises(VersionMismatch, match=CHECKSUM):
@@ -300,7 +300,7 @@ def test_one_side_at_a_time_is_upgraded_from_an_older_wheel(
         older_warehouse(pair, python, tmp_path, variables) as older_refresh,
     ):
         pair.address = source.address
-        with Link(pair.config().sources["erp"]) as link:
+        with SourceChannel(pair.config().sources["erp"]) as link:
             assert not link.features & {SINCE}, "the source is not of the wheel"
         older_refresh(None)
         if first == "source":

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from driftline import errors
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
+    OrPredicate,
     Predicate,
-    Some,
 )
 from driftline.values.types import DeclaredType
 
@@ -44,7 +44,7 @@ from tests.conformance.engine_types import SINCE
 from tests.harness.absent import needs_release
 from tests.harness.legacies import KINDS, OfPostgreSQL
 from tests.reference.predicates import keeps, value_of
-from warehouse_agent.decomposition.conditions import Compares, pushed
+from warehouse_agent.decomposition.conditions import ComparedColumn, pushed
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.query import read_query
 
@@ -85,16 +85,16 @@ def spark_literal(type: DeclaredType, text: str) -> str:
 def spark_sql(predicate: Predicate, types: dict[str, DeclaredType]) -> str:
     """A predicate in Spark's SQL."""
     match predicate:
-        case Comparison(column, Operator.IS_NULL, _):
+        case ColumnPredicate(column, Operator.IS_NULL, _):
             return f"`{column}` IS NULL"
-        case Comparison(column, operator, values):
+        case ColumnPredicate(column, operator, values):
             literals = ", ".join(spark_literal(types[column], v) for v in values)
             listed = f"({literals})" if operator is Operator.IN else literals
             return f"`{column}` {operator.value} {listed}"
-        case Negated(part):
+        case NotPredicate(part):
             return f"NOT ({spark_sql(part, types)})"
-        case Every(parts) | Some(parts):
-            word = " AND " if isinstance(predicate, Every) else " OR "
+        case AndPredicate(parts) | OrPredicate(parts):
+            word = " AND " if isinstance(predicate, AndPredicate) else " OR "
             return word.join(f"({spark_sql(part, types)})" for part in parts)
 
 
@@ -124,20 +124,20 @@ def _kept_by_spark(
 
 def predicates_of(column: str, comparable: Comparable, literals: list[str]) -> list[Predicate]:
     """Every operator with every literal, negated too, and some in AND and OR."""
-    found: list[Predicate] = [Comparison(column, Operator.IS_NULL)]
+    found: list[Predicate] = [ColumnPredicate(column, Operator.IS_NULL)]
     for operator in Operator:
         if operator in {Operator.IN, Operator.IS_NULL} or not comparable.allows(operator):
             continue
-        found += [Comparison(column, operator, (literal,)) for literal in literals]
+        found += [ColumnPredicate(column, operator, (literal,)) for literal in literals]
     pairs = list(itertools.pairwise(literals))
-    found += [Comparison(column, Operator.IN, pair) for pair in pairs]
-    found.append(Comparison(column, Operator.IN, tuple(literals)))
+    found += [ColumnPredicate(column, Operator.IN, pair) for pair in pairs]
+    found.append(ColumnPredicate(column, Operator.IN, tuple(literals)))
     if comparable is Comparable.ORDER:
         for low, high in pairs:
-            least = Comparison(column, Operator.GREATER_EQUAL, (low,))
-            most = Comparison(column, Operator.LESS_EQUAL, (high,))
-            found += [Every((least, most)), Some((least, Negated(most)))]
-    return found + [Negated(predicate) for predicate in found]
+            least = ColumnPredicate(column, Operator.GREATER_EQUAL, (low,))
+            most = ColumnPredicate(column, Operator.LESS_EQUAL, (high,))
+            found += [AndPredicate((least, most)), OrPredicate((least, NotPredicate(most)))]
+    return found + [NotPredicate(predicate) for predicate in found]
 
 
 def compared() -> Iterator[object]:
@@ -222,7 +222,7 @@ def test_why_other_columns_are_not_compared(
     shape, rows = listed(legacy, declaration, values)
     assert shape.comparable_by_name["v"] is Comparable.NOTHING
     with session_of(legacy) as session, pytest.raises(errors.DerivationRefused, match="'v'"):
-        session.derive(shape, Derivation(None, Comparison("v", Operator.IS_NULL)))
+        session.derive(shape, Derivation(None, ColumnPredicate("v", Operator.IS_NULL)))
     (kept,) = kept_by_spark(spark, shape, rows, [in_spark])
     assert kept_raw(legacy, condition) != kept
 
@@ -255,7 +255,9 @@ def test_why_expressions_stay(
     shape, rows = listed(legacy, declaration, values)
     assert shape.comparable_by_name["v"] is not Comparable.NOTHING
     query = read_query(f"SELECT t.v FROM erp.t t WHERE {in_spark}", where="v")
-    columns = {c.name: Compares(c, shape.comparable_by_name[c.name]) for c in shape.recipe.columns}
+    columns = {
+        c.name: ComparedColumn(c, shape.comparable_by_name[c.name]) for c in shape.recipe.columns
+    }
     conjuncts = wish_of("v", query, 0).conjuncts
     assert conjuncts
     for conjunct in conjuncts:

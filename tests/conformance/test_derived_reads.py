@@ -16,15 +16,15 @@ import pytest
 from driftline import errors
 from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_DEPTH_MAX
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
+    DerivablePart,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
-    Part,
+    OrPredicate,
     Predicate,
-    Some,
     comparisons,
 )
 
@@ -56,14 +56,14 @@ ITEMS = (
     "CREATE TABLE items (label {text}, id bigint NOT NULL PRIMARY KEY, n int, day {day})",
     "CREATE TABLE loose (id bigint, n int, note {text})",
 )
-CHOICE = Every(
+CHOICE = AndPredicate(
     (
-        Comparison("n", Operator.IN, ("1", "2", "3", "7")),
-        Some(
+        ColumnPredicate("n", Operator.IN, ("1", "2", "3", "7")),
+        OrPredicate(
             (
-                Comparison("label", Operator.NOT_EQUAL, ("l'5",)),
-                Negated(Comparison("n", Operator.GREATER, ("2",))),
-                Comparison("label", Operator.IS_NULL),
+                ColumnPredicate("label", Operator.NOT_EQUAL, ("l'5",)),
+                NotPredicate(ColumnPredicate("n", Operator.GREATER, ("2",))),
+                ColumnPredicate("label", Operator.IS_NULL),
             )
         ),
     )
@@ -136,19 +136,19 @@ def test_every_read_has_the_chosen_rows(items: Legacy, relation: Relation) -> No
 def random_predicate(draw: random.Random, levels: int) -> Predicate:
     kind = draw.choice(["compare", "compare", "not", "and", "or"]) if levels > 1 else "compare"
     if kind == "not":
-        return Negated(random_predicate(draw, levels - 1))
+        return NotPredicate(random_predicate(draw, levels - 1))
     if kind != "compare":
         count = draw.randint(1, 3)
         parts = tuple(random_predicate(draw, levels - 1) for _ in range(count))
-        return Every(parts) if kind == "and" else Some(parts)
+        return AndPredicate(parts) if kind == "and" else OrPredicate(parts)
     column = draw.choice(["id", "n", "label"])
     operator = draw.choice(list(Operator))
     if operator is Operator.IS_NULL:
-        return Comparison(column, operator)
+        return ColumnPredicate(column, operator)
     literals = {"id": ["-1", "17", "1500", "2999"], "n": ["0", "3", "9"],
                 "label": ["", "l'0", "l'5", "L'5", "l'5 ", "x"]}[column]  # fmt: skip
     count = draw.randint(1, 3) if operator is Operator.IN else 1
-    return Comparison(column, operator, tuple(draw.choices(literals, k=count)))
+    return ColumnPredicate(column, operator, tuple(draw.choices(literals, k=count)))
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_a_row_without_a_key_is_found_only_if_it_is_chosen(items: Legacy) -> Non
         shape = session.describe(Relation("loose", table="loose", key=("id",)))
         for value, wanted in (("1", [None, "5"]), ("2", [None, "6"]), ("3", [])):
             made = session.derive(
-                shape, Derivation(None, Comparison("n", Operator.EQUAL, (value,)))
+                shape, Derivation(None, ColumnPredicate("n", Operator.EQUAL, (value,)))
             )
             rows = [decoded(row, made)[0] for row in flat(session.read_ranges(made, *all_keys))]
             assert sorted(rows, key=str) == sorted(wanted, key=str)
@@ -208,7 +208,7 @@ def test_what_is_compared_of_a_query(items: Legacy) -> None:
         assert (found["id"], found["m"]) == (integers, integers)
         assert found["label"] is (order if items.name == "postgresql" else nothing)
         if integers is order:
-            predicate = Comparison("m", Operator.LESS_EQUAL, ("2",))
+            predicate = ColumnPredicate("m", Operator.LESS_EQUAL, ("2",))
             made = session.derive(shape, Derivation(("m",), predicate))
             assert len(flat(session.scan(made))) == ROWS / 5
 
@@ -246,7 +246,7 @@ def test_pages_of_a_derivation(
     with closing(engine.open()) as session:
         shape = session.describe(relation)
         forms = comparison_forms(shape, session.compare)
-        texts = engine.templates([slotted(shape, (Part.COLUMNS, Part.ROWS))])
+        texts = engine.templates([slotted(shape, (DerivablePart.COLUMNS, DerivablePart.ROWS))])
         number = "b" if relation.table == "items" else "id"
         for columns in (("n",), (number, "label"), None):
             made = session.derive(shape, Derivation(columns, CHOICE))
@@ -270,13 +270,15 @@ def test_what_is_issued_fills_the_slots_of_templates(
     issued: list[str] = []
     items.record(monkeypatch, issued)
     engine = engine_of(items)
-    both = (Part.COLUMNS, Part.ROWS)
+    both = (DerivablePart.COLUMNS, DerivablePart.ROWS)
     derivations = [
         Derivation(("n",), CHOICE),
         Derivation(("label", "day")),
         Derivation(("id",)),
-        Derivation(None, Comparison("id", Operator.LESS, ("7",))),
-        Derivation(("n",), Negated(Comparison("label", Operator.IN, ("a", "'; --", "\\")))),
+        Derivation(None, ColumnPredicate("id", Operator.LESS, ("7",))),
+        Derivation(
+            ("n",), NotPredicate(ColumnPredicate("label", Operator.IN, ("a", "'; --", "\\")))
+        ),
     ]
     all_keys = [np.array([v], np.int64) for v in (-(2**63), 2**63 - 1)]
     known: list[tuple[str, list[str], list[str]]] = []
@@ -327,8 +329,10 @@ def test_nan_is_greater_than_every_number_and_refused_where_it_is_kept(postgresq
                 (Operator.LESS, ["2"]), (Operator.GREATER, ["1"]), (Operator.EQUAL, []),
                 (Operator.NOT_EQUAL, ["1", "2"]),
             ):  # fmt: skip
-                assert derived_keys(session, shape, Comparison("v", operator, ("7.00",))) == keys
-            least = Comparison("d", Operator.GREATER, ("0001-01-01",))
+                assert (
+                    derived_keys(session, shape, ColumnPredicate("v", operator, ("7.00",))) == keys
+                )
+            least = ColumnPredicate("d", Operator.GREATER, ("0001-01-01",))
             assert derived_keys(session, shape, least) == ["1", "2"]
 
 
@@ -338,12 +342,12 @@ def test_a_zero_date_is_refused_where_it_is_kept(mariadb: Any) -> None:
         legacy.insert_unchecked("t", "1, '0000-00-00'", "2, '2020-01-01'", "3, '2020-00-01'")
         with session_of(legacy) as session:
             shape = session.describe(TABLE)
-            later = Comparison("v", Operator.GREATER, ("2020-01-01",))
+            later = ColumnPredicate("v", Operator.GREATER, ("2020-01-01",))
             assert derived_keys(session, shape, later) == []
-            from_then = Comparison("v", Operator.GREATER_EQUAL, ("2020-01-01",))
+            from_then = ColumnPredicate("v", Operator.GREATER_EQUAL, ("2020-01-01",))
             assert derived_keys(session, shape, from_then) == ["2"]
             with pytest.raises(errors.ValueDoesNotFit, match="0000-00-00"):
-                derived_keys(session, shape, Negated(from_then))
+                derived_keys(session, shape, NotPredicate(from_then))
 
 
 def test_a_value_of_another_class_in_sqlite_is_refused_where_it_is_kept(tmp_path: Path) -> None:
@@ -354,13 +358,19 @@ def test_a_value_of_another_class_in_sqlite_is_refused_where_it_is_kept(tmp_path
     )
     with session_of(legacy) as session:
         shape = session.describe(TABLE)
-        made = session.derive(shape, Derivation(("v",), Comparison("v", Operator.LESS, ("7",))))
+        made = session.derive(
+            shape, Derivation(("v",), ColumnPredicate("v", Operator.LESS, ("7",)))
+        )
         assert [decoded(row, made)[0] for row in flat(session.scan(made))] == ["2"]
-        made = session.derive(shape, Derivation(("v",), Comparison("v", Operator.EQUAL, ("7",))))
+        made = session.derive(
+            shape, Derivation(("v",), ColumnPredicate("v", Operator.EQUAL, ("7",)))
+        )
         assert [decoded(row, made)[0] for row in flat(session.scan(made))] == ["4"]
-        text = session.derive(shape, Derivation(("w",), Comparison("w", Operator.EQUAL, ("a",))))
+        text = session.derive(
+            shape, Derivation(("w",), ColumnPredicate("w", Operator.EQUAL, ("a",)))
+        )
         assert [decoded(row, text)[0] for row in flat(session.scan(text))] == ["1", "4"]
-        greater = Derivation(("v",), Comparison("v", Operator.GREATER, ("7",)))
+        greater = Derivation(("v",), ColumnPredicate("v", Operator.GREATER, ("7",)))
         with pytest.raises(errors.ValueDoesNotFit, match=r"abc|7\.5"):
             flat(session.scan(session.derive(shape, greater)))
 
@@ -376,9 +386,9 @@ def test_text_in_utf_16_is_only_equal_or_not(tmp_path: Path) -> None:
     with session_of(legacy) as session:
         shape = session.describe(TABLE)
         assert shape.comparable_by_name["v"] is Comparable.EQUALITY
-        assert derived_keys(session, shape, Comparison("v", Operator.EQUAL, ("😀",))) == ["3"]
+        assert derived_keys(session, shape, ColumnPredicate("v", Operator.EQUAL, ("😀",))) == ["3"]
         with pytest.raises(errors.DerivationRefused, match="< does not mean"):
-            session.derive(shape, Derivation(None, Comparison("v", Operator.LESS, ("b",))))
+            session.derive(shape, Derivation(None, ColumnPredicate("v", Operator.LESS, ("b",))))
     # Why: by their bytes, ā (01 01) and 😀 (3d d8 …) come before b (62 00).
     assert kept_raw(legacy, "v < 'b'") == ["1", "3"]
 
@@ -395,7 +405,7 @@ def test_hashes_of_the_database_cover_chosen_rows_and_all_columns(postgresql: An
         with session_of(legacy) as session:
             hashed = Relation("t", table="t", fingerprint=Fingerprint.DATABASE)
             shape = session.describe(hashed)
-            some = Derivation(None, Comparison("v", Operator.EQUAL, ("v1",)))
+            some = Derivation(None, ColumnPredicate("v", Operator.EQUAL, ("v1",)))
             made = session.derive(shape, some)
             assert len(flat(session.scan(made.hashed(seed=7)))) == 33
             whole = set(flat(session.scan(shape.hashed(seed=7))))
@@ -417,7 +427,7 @@ def test_postgresql_splits_a_derived_table(
         )
         with session_of(legacy) as session:
             shape = session.describe(TABLE)
-            equal = Comparison("v", Operator.EQUAL, ("v1",))
+            equal = ColumnPredicate("v", Operator.EQUAL, ("v1",))
             made = session.derive(shape, Derivation(None, equal))
             assert 8_000 < made.rows_expected < 12_000, "by the planner"
             cut = session.split(made)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, SnapshotLost
-from driftline.relations.derivations import Derivation, Part
+from driftline.relations.derivations import DerivablePart, Derivation
 from driftline.rows.digests import MASK64, Salt
 from driftline.rows.key_digests import hash_seed, hashed
 
@@ -27,7 +27,7 @@ from source_agent.engines.relations.markers import Mark, Marker, MarkerKind
 from source_agent.engines.relations.predicates import slotted
 from source_agent.engines.relations.shapes import Relation
 from source_agent.scan.marked import begin
-from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.reader import ReadCounts, Reader
 from tests.harness.family import FAMILY, spelled_as
 from tests.harness.legacies import KINDS
 
@@ -182,11 +182,11 @@ def test_a_choice_without_the_checksum_has_no_mark(legacy: Legacy) -> None:
         for names, why in ((("id", "note"), ""), (("id", "version"), "not among the columns")):
             chosen = session.derive(shape, Derivation(names))
             reader = Reader(
-                session, chosen, fragment_key=bytes(32), salt=Salt.fresh(), tally=Tally()
+                session, chosen, fragment_key=bytes(32), salt=Salt.fresh(), tally=ReadCounts()
             )
             found = begin(session, reader, pb.Since())
             assert (bool(found.next), why in found.why) == (not why, True)
-        assert engine_of(legacy).templates([slotted(shape, {Part.COLUMNS})])
+        assert engine_of(legacy).templates([slotted(shape, {DerivablePart.COLUMNS})])
 
 
 JOINED = Relation(

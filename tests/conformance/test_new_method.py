@@ -24,9 +24,9 @@ from driftline.rows.fingerprints import fingerprints
 
 from source_agent.engines.interface import Session
 from source_agent.methods import registry
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.methods.full_copy import send_everything
-from source_agent.methods.interface import Answered, Scan
+from source_agent.methods.interface import ExchangeEnd, Scan
 from source_agent.methods.request_validation import ParsedOpening, Recv
 from source_agent.scan.accumulators import RangeTotals
 from tests import ROOT
@@ -45,12 +45,12 @@ class TotalCompared:
         is_other = said.strata or said.HasField("sketch") or said.HasField("grouping")
         return cls() if said.count and not is_other else None
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd]:
         totals = RangeTotals(uniform(2))
         scan.fill(totals)
         if totals.sums.total == scan.ours:
-            return Answered(scan.ours, equal=True)
-        return Answered((yield from send_everything(scan)))
+            return ExchangeEnd(scan.ours, equal=True)
+        return ExchangeEnd((yield from send_everything(scan)))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
         yield made
 
 
-def asked(session: Session, rows: Table, tally: Tally) -> list[pb.Reply]:
+def asked(session: Session, rows: Table, tally: ReadCounts) -> list[pb.Reply]:
     """Return every reply of the source to an opening, by their total, of a warehouse's rows."""
     shape = session.describe(INTEGER.relation)
     said = opening(shape.recipe.id, ours=total_of(session, rows), strata=b"").open
@@ -79,7 +79,7 @@ def total_of(session: Session, rows: Table) -> Digest:
 
 @pytest.mark.usefixtures("by_total")
 def test_equal_totals_end_it(session: Session) -> None:
-    tally = Tally()
+    tally = ReadCounts()
     (finished,) = asked(session, ROWS, tally)
     assert finished.finished.equal
     assert (tally.scans, tally.rows_read) == (1, len(ROWS))
@@ -88,7 +88,7 @@ def test_equal_totals_end_it(session: Session) -> None:
 @pytest.mark.usefixtures("by_total")
 def test_other_totals_ship_every_row(session: Session) -> None:
     updated: Table = [(5, "another row", None), *ROWS[6:], (1000, "a deleted row", None)]
-    *shipped, end = asked(session, updated, Tally())
+    *shipped, end = asked(session, updated, ReadCounts())
     found: Counter[bytes] = Counter()
     recipe = session.describe(INTEGER.relation).recipe
     for reply in shipped:
@@ -101,7 +101,7 @@ def test_other_totals_ship_every_row(session: Session) -> None:
 
 
 def test_a_source_without_the_method_refuses_its_opening(session: Session) -> None:
-    tally = Tally()
+    tally = ReadCounts()
     with pytest.raises(MalformedMessage):
         asked(session, ROWS, tally)
     assert tally.rows_read == 0
@@ -112,7 +112,7 @@ def test_other_methods_are_answered_as_before(session: Session) -> None:
     shape = session.describe(INTEGER.relation)
     for ours, kinds in ((Digest(), ["rows", "finished"]), (total_of(session, ROWS), ["finished"])):
         said = opening(shape.recipe.id, ours=ours).open
-        replies = Comparison(session, shape, said, Tally()).answer(iter(()))
+        replies = Comparison(session, shape, said, ReadCounts()).answer(iter(()))
         assert [reply.WhichOneof("message") for reply in replies] == kinds
 
 

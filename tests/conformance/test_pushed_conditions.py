@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from driftline.errors import ConfigurationError, LimitExceeded
-from driftline.relations.derivations import Every, Predicate
+from driftline.relations.derivations import AndPredicate, Predicate
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, flat, session_of
@@ -21,7 +21,7 @@ from tests.conformance.expression_search import evaluated
 from tests.conformance.test_derivations import carrier
 from tests.harness.family import spelled_as
 from tests.harness.legacies import KINDS
-from warehouse_agent.decomposition.conditions import Compares, pushed
+from warehouse_agent.decomposition.conditions import ComparedColumn, pushed
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.evaluate import session_of as spark_session_of
 from warehouse_agent.views.query import read_query
@@ -146,11 +146,13 @@ def _typed(row: tuple[object, ...], names: list[str]) -> tuple[object, ...]:
 def pushed_of(text: str, shape: Shape) -> tuple[Predicate | None, bool]:
     """What the source evaluates of a condition, and if that is all of it."""
     query = read_query(f"SELECT t.id FROM erp.t t WHERE {text}", where="v")
-    columns = {c.name: Compares(c, shape.comparable_by_name[c.name]) for c in shape.recipe.columns}
+    columns = {
+        c.name: ComparedColumn(c, shape.comparable_by_name[c.name]) for c in shape.recipe.columns
+    }
     found = [pushed(one.condition, columns) for one in wish_of("v", query, 0).conjuncts]
     parts = tuple(one.predicate for one in found if one.predicate is not None)
     is_whole = len(parts) == len(found) and not any(one.why for one in found)
-    return Every(parts) if len(parts) > 1 else next(iter(parts), None), is_whole
+    return AndPredicate(parts) if len(parts) > 1 else next(iter(parts), None), is_whole
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(7000, marks=pytest.mark.soak)])

@@ -11,15 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driftline.relations.derivations import Operator, Part
+from driftline.relations.derivations import DerivablePart, Operator
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import Read, read, session_of
 from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import KINDS
 from tests.reference.predicates import keeps
-from warehouse_agent.decomposition.site_queries import Joined, dialect_of, proposed, share_query
-from warehouse_agent.decomposition.view_needs import Offer, united
+from warehouse_agent.decomposition.site_queries import (
+    JoinedOccurrence,
+    dialect_of,
+    proposed,
+    share_query,
+)
+from warehouse_agent.decomposition.view_needs import DerivationOffer, united
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.query import read_query
 
@@ -58,11 +63,11 @@ def test_texts_compare_by_their_bytes(legacy: Legacy, declared: str) -> None:
     with session_of(legacy) as session:
         shapes = {name: session.describe(Relation(name, table=name)) for name in "rs"}
         offers = {
-            name: Offer(
+            name: DerivationOffer(
                 shape.recipe,
                 tuple(column.name for column in shape.recipe.columns),
                 shape.comparable_by_name,
-                frozenset(Part),
+                frozenset(DerivablePart),
             )
             for name, shape in shapes.items()
         }
@@ -81,7 +86,8 @@ def test_texts_compare_by_their_bytes(legacy: Legacy, declared: str) -> None:
             sent = share_query("r", offers["r"].recipe, rows, dialect)
             assert texts(read(session, Relation("q", query=sent, key=("k",)))) == kept
             each = [
-                Joined(name, offers[name], share) for name, share in zip("rs", shares, strict=True)
+                JoinedOccurrence(name, offers[name], share)
+                for name, share in zip("rs", shares, strict=True)
             ]
             lines = proposed("v_e", each, [(("a", "t"), ("b", "t"))], dialect)
             assert lines is not None

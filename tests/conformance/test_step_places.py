@@ -44,14 +44,14 @@ from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.methods import key_sums
 from warehouse_agent.methods.groups import assignment, key_parts, shards
-from warehouse_agent.methods.groups.assignment import InPositions, PartRows
+from warehouse_agent.methods.groups.assignment import PartRows, RowsInPositions
 from warehouse_agent.methods.groups.exchange import NamedPiece
-from warehouse_agent.methods.groups.shards import Chosen
+from warehouse_agent.methods.groups.shards import ShardScope
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Tiling, key_tiling, tiling
-from warehouse_agent.planning.update_probability import Clock
+from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.refresh import auxiliary_table
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import leftovers
@@ -68,10 +68,10 @@ from warehouse_agent.tasks import (
     proof,
     quantiles,
 )
-from warehouse_agent.tasks.change_feed import Feed
-from warehouse_agent.tasks.rewrites.replaced_rows import ByPosition, files_holding, rewrite
+from warehouse_agent.tasks.change_feed import VersionFeed
+from warehouse_agent.tasks.rewrites.replaced_rows import RowsByPosition, files_holding, rewrite
 from warehouse_agent.tasks.rewrites.restatement import restate
-from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.steps import (
     DIGEST_BYTES,
     DIGESTS_FACTOR,
@@ -81,8 +81,8 @@ from warehouse_agent.tasks.steps import (
 )
 
 ROWS, FILES = 60, 3  # rows of each file
-FIRST = Stamp(0, 1e9, 86_400.0, Clock(), 1, 1.0)
-SECOND = Stamp(1, 1e9 + 60, 60.0, Clock().after(0, 1e9), 1, 0.1)
+FIRST = StatisticsStamp(0, 1e9, 86_400.0, VersionClock(), 1, 1.0)
+SECOND = StatisticsStamp(1, 1e9 + 60, 60.0, VersionClock().after(0, 1e9), 1, 0.1)
 LONG = 100_000  # bytes of the longest value
 ENDS = {
     "date": ["0001-01-01", "9999-12-31"],
@@ -180,7 +180,7 @@ def run(steps: Steps, folder: Path, made: Table) -> dict[str, Any]:
     old = [*loaded, empty_file(folder, layout)]
     updated, deleted, added = (4, 7, 8, 9), (5, 6), (made.rows + 1, made.rows + 2)
     changed = rows_of(made, [n for n in updated if n < made.rows] + [*added], edition=1)
-    gone = ByPosition(np.sort(positions_of(made, [*updated, *deleted])))
+    gone = RowsByPosition(np.sort(positions_of(made, [*updated, *deleted])))
     hit = files_holding(steps, old, layout, gone)
     kept, before = rewrite(*place, job.folder("kept"), hit, layout, removal=gone)
     uris = [stage(staged, "new.frames", changed, made.recipe)]
@@ -230,7 +230,7 @@ def compared(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]
         sample = quantiles.sample_keys(steps, files, layout, 1)
         keys_found = [sorted(sample.keys), sorted(sample.ends.values())]
         tiles = key_tiling(made.recipe, sample.keys, len(sample.keys), 5, sample.ends)
-        inside = digests.InKeyTiles.between(made.recipe, *tiles.keys_around(1))
+        inside = digests.RowsInKeyTiles.between(made.recipe, *tiles.keys_around(1))
         rows = digests.list_rows(steps, files, layout, np.zeros_like, SALT, inside=inside)
         keys_found.append(listed(rows))
     return {
@@ -254,7 +254,7 @@ def in_units(steps: Steps, files: list[DataFile], layout: Layout) -> dict[str, A
     place, view = (steps, files, layout), SECOND.view
     counted = assignment.histogram(*place, view)
     plan = grouping(counted, row_bytes=100.0, key_bytes=2.0, wait_bytes=0.0)
-    part = PartRows(most_likely(counted, 20), InPositions(-9, 30))
+    part = PartRows(most_likely(counted, 20), RowsInPositions(-9, 30))
     end = assignment.window_end(*place, 0, 17)
     found: dict[str, Any] = {"histogram": (counted.counts.tolist(), counted.updates.tolist(), end)}
     for name, chosen in (("units", None), ("part", part)):
@@ -288,7 +288,7 @@ def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
     found["window"] = (window.ranges, window.following)
     found["named"] = (sorted(where.tolist()), side.compared, side.rest, side.updates_left)
     # Samples differ from place to place, and so do the bounds of shards.
-    divided = shards.reduce(copy, plan, Chosen(part, window), (100, 0), keys_max=40)
+    divided = shards.reduce(copy, plan, ShardScope(part, window), (100, 0), keys_max=40)
     rows = [shard.rows for shard in divided.shards.each]
     assert 1 <= min(rows) <= max(rows) <= 40
     found["shards"] = (sum(rows), divided.compared, divided.rest, divided.turn)
@@ -351,7 +351,7 @@ def positions_of(made: Table, numbers: Sequence[int]) -> Integers:
     return found
 
 
-def images(folder: Path, feed: Feed) -> tuple[dict[str, int], list[str]]:
+def images(folder: Path, feed: VersionFeed) -> tuple[dict[str, int], list[str]]:
     """Return the counts and the images of a feed."""
     assert feed.folder is not None
     place = folder / "_driftline" / "changes" / "t" / feed.folder
@@ -442,7 +442,7 @@ def test_joins_do_the_same(spark: SparkSession, runs: Runs, name: str) -> None:
     assert same(runs.joined(name, spark), runs.in_driver(name))
 
 
-def joined(*place: Any, before: Any, after: Any, layout: Layout) -> Feed:
+def joined(*place: Any, before: Any, after: Any, layout: Layout) -> VersionFeed:
     return change_feed.joined(*place, old=before, new=after, layout=layout)
 
 

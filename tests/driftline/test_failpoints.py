@@ -15,10 +15,10 @@ from driftline import failpoints
 from driftline.errors import UsageError
 from driftline.failpoints import VARIABLE, Action, Failpoint, arm
 
-from source_agent.failpoints import Point as SourcePoint
+from source_agent.failpoints import SourceFailpoint as SourcePoint
 from tests import ROOT
 from tests.harness.pair import environment
-from warehouse_agent.failpoints import Point as WarehousePoint
+from warehouse_agent.failpoints import WarehouseFailpoint as WarehousePoint
 
 POINT = WarehousePoint.COMMITTED
 AGENTS: list[tuple[str, type[Failpoint]]] = [
@@ -67,7 +67,7 @@ def test_once_among_all_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_kill_by_the_environment() -> None:
-    code = f"from warehouse_agent.failpoints import Point; Point.{POINT.name}.reach()"
+    code = f"from warehouse_agent import failpoints as f; f.WarehouseFailpoint.{POINT.name}.reach()"
     for armed, expected in ((f"{POINT.value}:kill", -signal.SIGKILL), ("", 0)):
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment(**{VARIABLE: armed}), check=False
@@ -106,8 +106,9 @@ def test_code_reaches_every_point_and_no_other(package: str, points: type[Failpo
     for file in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:
-                case ast.Call(ast.Attribute(ast.Attribute(ast.Name("Point"), name), "reach")):
-                    reached.add(name)
+                case ast.Call(ast.Attribute(ast.Attribute(ast.Name(enum), name), "reach")):
+                    if enum == points.__name__:
+                        reached.add(name)
     assert reached == {point.name for point in points}
 
 

@@ -21,7 +21,7 @@ from tests.harness.legacy import PostgresLegacy, ServedLegacy, SqliteLegacy
 from tests.harness.relay import Relay
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.tasks.staging import Writer
+from warehouse_agent.tasks.staging import FrameWriter
 
 OFFSETS = 200
 WIDE_ROWS, WIDE_BYTES = 1000, 4000  # random, so that a refresh sends four frames
@@ -58,16 +58,16 @@ class Received:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count what is staged, from now on."""
-        add = Writer.add
+        add = FrameWriter.add
 
-        def counted(writer: Writer, frame: bytes) -> None:
+        def counted(writer: FrameWriter, frame: bytes) -> None:
             add(writer, frame)
             with self._changed:
                 self.bytes += len(frame)
                 self.largest = max(self.largest, len(frame))
                 self._changed.notify_all()
 
-        with patch.object(Writer, "add", counted):
+        with patch.object(FrameWriter, "add", counted):
             yield
 
     def wait(self, least: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from driftline.failpoints import Failpoint
 
-from source_agent.failpoints import Point as SourcePoint
+from source_agent.failpoints import SourceFailpoint as SourcePoint
 from tests.harness.fault_rig import KillRig, Violation
 from tests.harness.legacy import (
     MariaLegacy,
@@ -30,7 +30,7 @@ from tests.harness.legacy import (
 )
 from tests.harness.mysql_server import MySQL
 from tests.harness.servers import MariaDB, PostgreSQL
-from warehouse_agent.failpoints import Point as WarehousePoint
+from warehouse_agent.failpoints import WarehouseFailpoint as WarehousePoint
 
 IN_EVERY_RUN = ("sqlite", "postgresql", "mariadb")  # they take turns
 ENGINES = (*IN_EVERY_RUN, "mysql")

@@ -2,8 +2,8 @@
 
 Valid conversations of every method are recorded. One message of one of them is mutated, in its
 structure or in its bytes, and the conversation is held again: at the boundary of the source by a
-real `Comparison`, at that of the warehouse by a real `Talk` and the decoder of frames. Whatever is
-raised has to be a `DriftlineError`, at the source not the one for our own mistakes.
+real `Comparison`, at that of the warehouse by a real `RelationExchange` and the decoder of frames.
+Whatever is raised has to be a `DriftlineError`, at the source not the one for our own mistakes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from driftline.wire.negotiation import Agreement
 from google.protobuf.message import DecodeError, Message
 
 from source_agent.engines.relations.shapes import Relation
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.methods.request_validation import check_release
 from source_agent.server.service import start
 from tests.harness.agents import channel, configuration, make_orders
@@ -38,7 +38,7 @@ from tests.simulation.database import COMPOSITE, INTEGER, TEXT, Engine, History,
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.sketch_size import Sketch, embedding_for
-from warehouse_agent.transport.frame_admission import Room
+from warehouse_agent.transport.frame_admission import StagingRoom
 from warehouse_agent.transport.reply_validation import check_description, check_reply, refusal
 
 MESSAGES = 10_000  # a third at the source, two thirds at the warehouse, where they are cheaper
@@ -224,7 +224,7 @@ def at_the_source(rng: random.Random) -> None:
     shape = session.describe(Relation("orders", table="t"))
     for request in parsed:
         check_release(request)
-    comparison = Comparison(session, shape, parsed[0].open, Tally())
+    comparison = Comparison(session, shape, parsed[0].open, ReadCounts())
     with contextlib.closing(comparison.answer(iter(parsed[1:]))) as replies:
         for reply in replies:
             reply.SerializeToString()
@@ -258,7 +258,7 @@ def at_the_warehouse(rng: random.Random) -> None:
     replies[at] = mutated(rng, replies[at], pb.Reply)
     wire = _Played(replies)
     try:
-        compare(one.side(), one.ours.talk(wire, kept.append, room=Room(1 << 20)))
+        compare(one.side(), one.ours.talk(wire, kept.append, room=StagingRoom(1 << 20)))
     finally:
         for frame in kept:  # staged: they are decoded by this attempt, or by the next
             frames.verify(frames.decode(frame), one.ours.fingerprints)

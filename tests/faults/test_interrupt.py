@@ -18,7 +18,7 @@ from source_agent.config.file import load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Limits
 from source_agent.engines.mysql_family.session import FamilySession
-from source_agent.engines.mysql_family.waits import Connector
+from source_agent.engines.mysql_family.waits import FamilyConnector
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
@@ -188,7 +188,7 @@ def test_a_server_that_takes_no_cancellation_keeps_nobody_waiting(
             def nobody(*_: object) -> Any:
                 raise OSError
 
-            monkeypatch.setattr(Connector, "__call__", nobody)
+            monkeypatch.setattr(FamilyConnector, "__call__", nobody)
         else:
             pytest.skip("an interrupt of SQLite cannot fail")
         thread, raised = scan_in_thread(session, kind)

@@ -15,7 +15,7 @@ import pytest
 from tests.faults.sweep import ENGINES, IN_EVERY_RUN, KILLS, ON_SPARK, RUNS, Kill, label, rigs
 from tests.harness.fault_rig import KillRig, Violation
 from tests.harness.legacy import LEGACIES
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgresql, pytest.mark.mariadb]
 
@@ -45,7 +45,7 @@ def test_killed_once(rig_of: Callable[[str], KillRig], kill: Kill, engine: str) 
 def test_killed_at_every_small_file(rig_of: Callable[[str], KillRig], what: str) -> None:
     """Keys, notes, staging, history, the table of versions: whatever is written, one by one."""
     times = 0
-    while rig_of("sqlite").kill(Point.SMALL_FILE_WRITTEN, what, nth=times + 1):
+    while rig_of("sqlite").kill(WarehouseFailpoint.SMALL_FILE_WRITTEN, what, nth=times + 1):
         times += 1
     assert times >= 5
 
@@ -62,7 +62,7 @@ def test_killed_again_and_again(rig_of: Callable[[str], KillRig]) -> None:
 def test_every_point_is_killed_at() -> None:
     """Points of views and of Spark's tasks are in `test_killed_views` and `test_killed_tasks`, one
     of tables that are not as they were left in `test_killed_trust`."""
-    points = {kill.point for kill in KILLS} | ON_SPARK | {Point.VERSION_REPUBLISHED}
+    points = {kill.point for kill in KILLS} | ON_SPARK | {WarehouseFailpoint.VERSION_REPUBLISHED}
     assert points == {point for agent in {type(p) for p in points} for point in agent}
     source, warehouse = (
         sum(p.value.startswith(f"{agent}.") for p in points) for agent in ("source", "warehouse")

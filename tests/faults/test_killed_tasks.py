@@ -18,7 +18,7 @@ from tests.harness.fault_rig import Rig
 from tests.harness.forks import WAREHOUSE, run
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import environment
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.refresh.job import Options
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -38,8 +38,14 @@ def rig(spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
         yield made
 
 
-@pytest.mark.parametrize("point", [Point.ROWS_WRITTEN, Point.FILE_WRITTEN], ids=lambda p: p.value)
-def test_workers_that_are_lost_each_time(rig: Rig, spark: SparkSession, point: Point) -> None:
+@pytest.mark.parametrize(
+    "point",
+    [WarehouseFailpoint.ROWS_WRITTEN, WarehouseFailpoint.FILE_WRITTEN],
+    ids=lambda p: p.value,
+)
+def test_workers_that_are_lost_each_time(
+    rig: Rig, spark: SparkSession, point: WarehouseFailpoint
+) -> None:
     """The step fails, and says that it may be run again; nothing is published."""
     rig.prepare("change")
     before = rig.pair.version("t"), rig.published()
@@ -61,7 +67,7 @@ def test_a_task_that_is_lost_once_is_run_again(rig: Rig, tmp_path: Path) -> None
     done = run(
         [*WAREHOUSE, "--config", str(toml), "refresh", "t", "--allow-shrink"],
         cwd=ROOT,
-        env=environment(**{VARIABLE: f"{Point.FILE_WRITTEN.value}:kill:1:{fired}"}),
+        env=environment(**{VARIABLE: f"{WarehouseFailpoint.FILE_WRITTEN.value}:kill:1:{fired}"}),
     )
     assert done.returncode == 0, done.stderr
     assert fired.exists()

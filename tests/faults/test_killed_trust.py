@@ -17,34 +17,34 @@ from tests.harness.fault_rig import Violation
 from tests.harness.legacy import PostgresLegacy, SqliteLegacy
 from tests.harness.servers import PostgreSQL
 from tests.harness.trust_rig import CASES, POLICIES, PolicyRig, TrustRig
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 
 KILLS = 500
 # A file that is about to be named, or was, by its number: notes are among the first.
 POINTS = (
-    *((Point.SMALL_FILE_WRITTEN, nth) for nth in (1, 2, 3, 4)),
-    *((Point.SMALL_FILE_NAMED, nth) for nth in (1, 2, 3, 4)),
-    *((Point.VERSION_REPUBLISHED, nth) for nth in (1, 2)),
-    (Point.PREPARED, 1),
-    (Point.COMMITTING, 1),
-    (Point.COMMITTED, 1),
-    (Point.STAGING_CLEARED, 1),
-    (Point.NOTES_WRITTEN, 1),
-    (Point.HISTORY_WRITTEN, 1),
+    *((WarehouseFailpoint.SMALL_FILE_WRITTEN, nth) for nth in (1, 2, 3, 4)),
+    *((WarehouseFailpoint.SMALL_FILE_NAMED, nth) for nth in (1, 2, 3, 4)),
+    *((WarehouseFailpoint.VERSION_REPUBLISHED, nth) for nth in (1, 2)),
+    (WarehouseFailpoint.PREPARED, 1),
+    (WarehouseFailpoint.COMMITTING, 1),
+    (WarehouseFailpoint.COMMITTED, 1),
+    (WarehouseFailpoint.STAGING_CLEARED, 1),
+    (WarehouseFailpoint.NOTES_WRITTEN, 1),
+    (WarehouseFailpoint.HISTORY_WRITTEN, 1),
 )
 EVERY_RUN = (
-    ("a mark that no longer fits", Point.COMMITTING, 1),
-    ("a mark that no longer fits", Point.COMMITTED, 1),
-    ("a restored table", Point.SMALL_FILE_NAMED, 1),
-    ("a restored table", Point.VERSION_REPUBLISHED, 1),
-    ("a restored table with a mark", Point.VERSION_REPUBLISHED, 2),
-    ("a part", Point.COMMITTED, 1),
-    ("damage that is noted", Point.SMALL_FILE_WRITTEN, 1),
-    ("damage that is repaired", Point.COMMITTED, 1),
-    ("other columns", Point.COMMITTED, 1),
-    ("another program's maintenance", Point.VERSION_REPUBLISHED, 1),
-    ("another program's rows", Point.SMALL_FILE_NAMED, 1),
-    ("another program's rows", Point.VERSION_REPUBLISHED, 1),
+    ("a mark that no longer fits", WarehouseFailpoint.COMMITTING, 1),
+    ("a mark that no longer fits", WarehouseFailpoint.COMMITTED, 1),
+    ("a restored table", WarehouseFailpoint.SMALL_FILE_NAMED, 1),
+    ("a restored table", WarehouseFailpoint.VERSION_REPUBLISHED, 1),
+    ("a restored table with a mark", WarehouseFailpoint.VERSION_REPUBLISHED, 2),
+    ("a part", WarehouseFailpoint.COMMITTED, 1),
+    ("damage that is noted", WarehouseFailpoint.SMALL_FILE_WRITTEN, 1),
+    ("damage that is repaired", WarehouseFailpoint.COMMITTED, 1),
+    ("other columns", WarehouseFailpoint.COMMITTED, 1),
+    ("another program's maintenance", WarehouseFailpoint.VERSION_REPUBLISHED, 1),
+    ("another program's rows", WarehouseFailpoint.SMALL_FILE_NAMED, 1),
+    ("another program's rows", WarehouseFailpoint.VERSION_REPUBLISHED, 1),
 )
 
 
@@ -57,7 +57,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustRig]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "point", "nth"), EVERY_RUN)
-def test_killed_once(rig: TrustRig, case: str, point: Point, nth: int) -> None:
+def test_killed_once(rig: TrustRig, case: str, point: WarehouseFailpoint, nth: int) -> None:
     assert rig.kill(case, point, nth=nth), "the point was not reached"
 
 
@@ -69,8 +69,10 @@ def test_killed_before_and_after_a_commit(rig: TrustRig, name: str) -> None:
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("point", [Point.COMMITTING, Point.COMMITTED])
-def test_killed_after_other_policies(postgresql: PostgreSQL, tmp_path: Path, point: Point) -> None:
+@pytest.mark.parametrize("point", [WarehouseFailpoint.COMMITTING, WarehouseFailpoint.COMMITTED])
+def test_killed_after_other_policies(
+    postgresql: PostgreSQL, tmp_path: Path, point: WarehouseFailpoint
+) -> None:
     with PolicyRig(PostgresLegacy(postgresql), tmp_path) as rig:
         assert rig.kill(POLICIES, point), "the point was not reached"
 

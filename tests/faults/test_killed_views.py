@@ -24,7 +24,7 @@ from tests.harness.pair import environment
 from tests.harness.views import Sites
 from tests.harness.warm_jvm import warm_jvm
 from tests.warehouse_agent.cli.test_main import command
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.storage import formats
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -42,13 +42,13 @@ VIEWS = {
 ONE_PHASE = "chunk_rows = 1000"
 # Two fragments and two views are committed, then comes the flip. A point, at which time.
 PLACES = [
-    (Point.VIEW_COMPUTED, 2),
-    (Point.COMMITTED, 1),
-    (Point.COMMITTED, 2),
-    (Point.VIEW_COMMITTED, 1),
-    (Point.VIEW_COMMITTED, 2),
-    (Point.FLIP_WRITTEN, 1),
-    (Point.FLIPPED, 1),
+    (WarehouseFailpoint.VIEW_COMPUTED, 2),
+    (WarehouseFailpoint.COMMITTED, 1),
+    (WarehouseFailpoint.COMMITTED, 2),
+    (WarehouseFailpoint.VIEW_COMMITTED, 1),
+    (WarehouseFailpoint.VIEW_COMMITTED, 2),
+    (WarehouseFailpoint.FLIP_WRITTEN, 1),
+    (WarehouseFailpoint.FLIPPED, 1),
 ]
 
 
@@ -93,19 +93,19 @@ def test_killed_at(sites: Sites) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
 @pytest.mark.parametrize("point", sorted(ON_SPARK, key=str), ids=str)
-def test_killed_again_and_again(sites: Sites, point: Point) -> None:
+def test_killed_again_and_again(sites: Sites, point: WarehouseFailpoint) -> None:
     """At the points that the sweep of kills leaves out, as often as at each of its own."""
     sites.view_lines = dict.fromkeys(VIEWS, ONE_PHASE)
     for number in range(RUNS):
         kill_at(sites, number, point, 1 + number % len(VIEWS))
 
 
-def kill_at(sites: Sites, number: int, point: Point, nth: int) -> None:
+def kill_at(sites: Sites, number: int, point: WarehouseFailpoint, nth: int) -> None:
     """Change the sources, refresh until a point is reached, check what is left, and refresh."""
     before = all_seen(sites)
     edit(sites, number)
     run_killed(sites, WAREHOUSE, **{VARIABLE: f"{point.value}:kill:{nth}"})
-    if point is Point.FLIPPED:
+    if point is WarehouseFailpoint.FLIPPED:
         sites.check()
     else:
         assert all_seen(sites) == before, (point, nth)

@@ -21,7 +21,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent import changes
 from warehouse_agent.cli.status import Status, status_of
-from warehouse_agent.history.notes import Head, Notes
+from warehouse_agent.history.notes import HeadNote, Notes
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -108,7 +108,7 @@ def test_a_note_that_is_lost_behind_its_commit(pair: Pair, monkeypatch: pytest.M
     found = status(pair)
     assert (found.version, found.as_of, found.proof) == (3, report.as_of, "total")
     assert found.as_of != before.as_of
-    assert notes_of(pair).head == Head(_table(pair), 2), "it accuses nobody"
+    assert notes_of(pair).head == HeadNote(_table(pair), 2), "it accuses nobody"
     assert pair.refresh("orders").version == 3
     pair.check("orders")
 
@@ -179,7 +179,7 @@ def test_numbers_that_come_again_are_refused_until_the_last_is_there(
         changes(pair.spark, pair.warehouse, "orders", since=2).collect()
     pair.check("orders")
     pair.check_feed("orders", 4)
-    assert notes_of(pair).head == Head(_table(pair), 4)
+    assert notes_of(pair).head == HeadNote(_table(pair), 4)
     assert pair.refresh("orders").version == 4
 
 

@@ -133,15 +133,15 @@ def test_source_killed_while_it_ships(
     A reset drops what gRPC holds and the agent has not read, so the kill waits for its reader.
     """
     kept, is_read = [0], threading.Event()
-    add = staging.Writer.add
+    add = staging.FrameWriter.add
 
-    def counted(writer: staging.Writer, frame: bytes) -> None:
+    def counted(writer: staging.FrameWriter, frame: bytes) -> None:
         add(writer, frame)
         kept[0] += len(frame)
         if kept[0] > 1_100_000:
             is_read.set()
 
-    monkeypatch.setattr(staging.Writer, "add", counted)
+    monkeypatch.setattr(staging.FrameWriter, "add", counted)
     legacy = big_table(tmp_path, rows=8000)
     with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
         with (

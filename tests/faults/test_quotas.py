@@ -1,7 +1,7 @@
 """What one client can take from the others: streams, places for scans, descriptions.
 
 Over real mutual TLS, with two certificates of two authorities. The one who is refused speaks with
-the warehouse's own `Link`, which must find the refusal worth another try.
+the warehouse's own `SourceChannel`, which must find the refusal worth another try.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.harness.agents import Peer, Recorded, channel, configuration, make_or
 from tests.harness.servers import PostgreSQL
 from tests.source_agent.server.test_service import RECIPE, ROWS, independent_total
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.reply_validation import refusal
 
 pytestmark = pytest.mark.slow  # waits for deadlines
@@ -60,10 +60,10 @@ class Shared:
     lake: Path
     mart: Path
 
-    def link(self, certs: Path) -> Link:
+    def link(self, certs: Path) -> SourceChannel:
         address = f"127.0.0.1:{self.server.port}"
         ca, certificate, key = (certs / f for f in ("ca.pem", "warehouse.pem", "warehouse.key"))
-        return Link(Source("erp", address, ca=ca, certificate=certificate, key=key))
+        return SourceChannel(Source("erp", address, ca=ca, certificate=certificate, key=key))
 
     def audit(self) -> list[tuple[str, str, str]]:
         """Client, relation and outcome of each line; all are written once it is stopped."""
@@ -439,7 +439,11 @@ def test_a_refusal_by_grpc_is_busy_or_a_limit() -> None:
     server.start()
     try:
         source = Source("erp", address, insecure=True)
-        with ThreadPoolExecutor(1) as pool, Link(source) as link, Link(source) as other:
+        with (
+            ThreadPoolExecutor(1) as pool,
+            SourceChannel(source) as link,
+            SourceChannel(source) as other,
+        ):
             first = pool.submit(link.describe, "")
             assert stuck.entered.wait(10)
             with pytest.raises(NotNow, match="taken"):

@@ -25,7 +25,7 @@ from tests.harness.forks import Fork
 from tests.harness.jvm import jvm_options
 from tests.harness.pair import environment
 from tests.harness.views import Sites
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -48,12 +48,12 @@ import sqlite3, sys
 from tests.faults.test_warehouse_readers import CUSTOMERS, orders, settings
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
 
 config = load(sys.argv[1])
-runner = Runner(Deferred(settings()), config)
+runner = Runner(DeferredSession(settings()), config)
 legacy = sqlite3.connect(sys.argv[2], timeout=60)
 while True:
     with legacy:
@@ -211,7 +211,7 @@ def test_readers_beside_a_writer_that_is_killed(
     signs.mkdir()
     deadline = time.monotonic() + START_S_MAX + 60 * (kills + 1)  # lives of the writer
     with (
-        Sites(Deferred({}), tmp_path, TABLES, VIEWS) as sites,
+        Sites(DeferredSession({}), tmp_path, TABLES, VIEWS) as sites,
         Processes(tmp_path / "log") as processes,
     ):
         writer = Writer(processes, sites, tmp_path / "erp.db", deadline)

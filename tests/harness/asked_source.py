@@ -17,11 +17,11 @@ from driftline.reconciliation.ranges import Partition, RangeSums, strata, unifor
 from driftline.reconciliation.sketches import Cells, Embedding
 from driftline.rows import frames
 from driftline.rows.columns import gather
-from driftline.rows.digests import Digest, Mixed, mix
+from driftline.rows.digests import Digest, MixedFingerprints, mix
 from driftline.rows.fingerprints import fingerprints, position_seed
 from driftline.rows.keys import positions
 
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.methods.interface import Scan
 from source_agent.scan.batches import Batch
 from source_agent.scan.frame_builder import FrameBuilder
@@ -39,10 +39,10 @@ class AskedSource:
         fill(self.path, schema, theirs)
         self.session = open_session(self.path)
         self.shape = self.session.describe(schema.relation)
-        self.tally = Tally()
+        self.tally = ReadCounts()
         self.fingerprints = fingerprints(FRAGMENT_KEY, self.shape.recipe)
 
-    def hashed(self, rows: Table) -> tuple[np.ndarray, Mixed]:
+    def hashed(self, rows: Table) -> tuple[np.ndarray, MixedFingerprints]:
         """Positions and mixed fingerprints of rows, as either side has them."""
         encoded = [encode(row) for row in rows]
         where = positions(gather(encoded), self.shape.recipe, position_seed(FRAGMENT_KEY))

@@ -24,7 +24,7 @@ from driftline.reconciliation.ranges import Partition, RangeSums, uniform
 from driftline.reconciliation.sketches import Cells, Embedding
 from driftline.rows import frames
 from driftline.rows.columns import gather
-from driftline.rows.digests import Digest, Mixed, Salt, mix
+from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix
 from driftline.rows.fingerprints import fingerprints, position_seed
 from driftline.rows.keys import positions
 from driftline.values.types import Recipe
@@ -33,12 +33,12 @@ from driftline.wire.negotiation import Agreement
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation, Shape
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.server.handlers import refusal
 from tests.reference.rows import row_bytes
 from tests.samples.prices import flat
-from warehouse_agent.methods.conversation import Talk, Terms, Wire
-from warehouse_agent.methods.groups.exchange import Grouped, GroupSide, PartOf, UnitPiece
+from warehouse_agent.methods.conversation import ExchangeTerms, ExchangeTransport, RelationExchange
+from warehouse_agent.methods.groups.exchange import GroupedRows, GroupSide, PartLimits, UnitPiece
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.registry import compare
@@ -48,9 +48,9 @@ from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Bounds
-from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows, Outcome
+from warehouse_agent.tasks.difference import AllRows, BelowKeys, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
-from warehouse_agent.transport.frame_admission import Room
+from warehouse_agent.transport.frame_admission import StagingRoom
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)
@@ -162,17 +162,17 @@ class Ours:
 
     def talk(
         self,
-        wire: Wire,
+        wire: ExchangeTransport,
         keep: Callable[[bytes], None] = lambda _: None,
         *,
         line: Line = LINE,
-        room: Room | None = None,
+        room: StagingRoom | None = None,
         within: Bounds | None = None,
-    ) -> Talk:
+    ) -> RelationExchange:
         """Return a conversation about our rows."""
         level = line.level(self.sums.total.count)
-        terms = Terms("orders", self.recipe, KEY, SALT, level, room=room, within=within)
-        return Talk(wire, terms, keep=keep, progress=lambda _: None)
+        terms = ExchangeTerms("orders", self.recipe, KEY, SALT, level, room=room, within=within)
+        return RelationExchange(wire, terms, keep=keep, progress=lambda _: None)
 
     def below(self, replaced: BelowKeys) -> list[bytes]:
         """Our rows below these k."""
@@ -203,9 +203,9 @@ class Units:
     sizes: tuple[int, ...]
     row_bytes: int = 20
     wait_bytes: int = 0
-    part: PartOf | None = None
+    part: PartLimits | None = None
 
-    def grouped(self, where: np.ndarray, mixed: Mixed) -> tuple[Grouped, Digest]:
+    def grouped(self, where: np.ndarray, mixed: MixedFingerprints) -> tuple[GroupedRows, Digest]:
         ks, inside = self.embedding.embed(where, SALT)
         assert inside.all()
         distinct = np.unique(ks)
@@ -219,10 +219,10 @@ class Units:
             pieces += [UnitPiece(run.size, *one) for one in run.pieces(digests)]
             at += run.units
         none = np.zeros(0, np.uint64)
-        rest = Mixed(mixed.m0[~named], mixed.m1[~named]).digest()
+        rest = MixedFingerprints(mixed.m0[~named], mixed.m1[~named]).digest()
         ungrouped = np.setdiff1d(distinct, sums.all_ks()) if self.part is None else none
         costs = (self.row_bytes, self.wait_bytes)
-        grouped = Grouped(self.embedding, tuple(pieces), ungrouped, *costs, self.part)
+        grouped = GroupedRows(self.embedding, tuple(pieces), ungrouped, *costs, self.part)
         return grouped, rest if self.part else Digest()
 
 
@@ -233,7 +233,7 @@ class Pair:
     agreed = Agreement()
 
     def __init__(self, session: Session, shape: Shape) -> None:
-        self.tally = Tally()
+        self.tally = ReadCounts()
         self.received: list[pb.Reply] = []
         self.round_trips = self.bytes = 0
         self._session, self._shape = session, shape
@@ -295,7 +295,7 @@ class Result:
         """ours − removed + shipped."""
         rows = Counter(self.ours.rows)
         match self.outcome.difference:
-            case Everything():
+            case AllRows():
                 rows = Counter()
             case ListedRows(listed):
                 removed = Counter(self.ours.rows[i] for i in listed.file.tolist())

@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from driftline.failpoints import VARIABLE, Failpoint
 from pyspark.sql import SparkSession
 
-from source_agent.failpoints import Point as SourcePoint
+from source_agent.failpoints import SourceFailpoint as SourcePoint
 from tests.harness.forks import SOURCE, WAREHOUSE, Fork, run
 from tests.harness.legacy import ServedLegacy
 from tests.harness.no_spark import NoSpark
@@ -34,7 +34,7 @@ from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.table_maintenance.garbage import kept_flips, unreferenced
 from warehouse_agent.visible_versions import warehouse_versions
-from warehouse_agent.visible_versions.members import Kind, Member
+from warehouse_agent.visible_versions.members import Member, MemberKind
 
 ROWS = 1200
 SESSION_S_MAX = 60.0
@@ -121,8 +121,9 @@ class Rig:
         assert found is not None
         record = found.record
         member = Member(
-            name="t", kind=Kind.FRAGMENT, folder="t", version=found.version, as_of=record.as_of,
-            consistency=record.consistency, proof=record.proof, moved_at=record.checked_at,
+            name="t", kind=MemberKind.FRAGMENT, folder="t", version=found.version,
+            as_of=record.as_of, consistency=record.consistency, proof=record.proof,
+            moved_at=record.checked_at,
         )  # fmt: skip
         warehouse_versions.flip(self.pair.store, lambda _: {"t": member})
 

@@ -34,7 +34,7 @@ from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.attempt import Attempt
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 
 NAMES = [f"t{number}" for number in range(9)]
 ROWS = 50
@@ -105,8 +105,8 @@ class Served:
             assert ours == sorted(self.pair.legacy.rows(name)), name
 
 
-def nowhere() -> Deferred:
-    return Deferred({"spark.master": "no such master"})
+def nowhere() -> DeferredSession:
+    return DeferredSession({"spark.master": "no such master"})
 
 
 @contextlib.contextmanager

@@ -6,10 +6,10 @@ from typing import NoReturn
 
 from driftline.errors import ConfigurationError
 
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 
 
-class NoSpark(Deferred):
+class NoSpark(DeferredSession):
     """Refuse to start, also where another test of the process has a session."""
 
     def __init__(self) -> None:

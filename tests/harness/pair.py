@@ -56,7 +56,7 @@ class Pair:
 
     def __init__(
         self,
-        spark: SparkSession | session.Deferred,
+        spark: SparkSession | session.DeferredSession,
         legacy: Legacy,
         folder: Path,
         relations: dict[str, str],
@@ -127,7 +127,7 @@ class Pair:
     @property
     def spark(self) -> SparkSession:
         """The session, for tests that have one."""
-        assert not isinstance(self._session, session.Deferred)
+        assert not isinstance(self._session, session.DeferredSession)
         return session.pin(self._session)
 
     @property

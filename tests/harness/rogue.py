@@ -14,7 +14,7 @@ from driftline import wire_pb2_grpc
 
 from source_agent.enrolment import enroll
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 Says = Callable[[Iterator[pb.Request]], Iterator[pb.Reply]]
 
@@ -35,7 +35,9 @@ class _Servicer(wire_pb2_grpc.SourceServicer):
 
 
 @contextmanager
-def line_to(folder: Path, says: Says, describes: pb.DescribeReply | None = None) -> Iterator[Link]:
+def line_to(
+    folder: Path, says: Says, describes: pb.DescribeReply | None = None
+) -> Iterator[SourceChannel]:
     """The warehouse's line to a source that answers an exchange so."""
     enroll(folder, source_names=["localhost"], warehouse_name="lake")
     with answering(folder, _Servicer(says, describes or pb.DescribeReply())) as link:
@@ -45,7 +47,7 @@ def line_to(folder: Path, says: Says, describes: pb.DescribeReply | None = None)
 @contextmanager
 def answering(
     certs: Path, servicer: wire_pb2_grpc.SourceServicer, who: str = "source"
-) -> Iterator[Link]:
+) -> Iterator[SourceChannel]:
     """The warehouse's line to a server with the certificate of `who`, by those of `enroll`."""
     ca, certificate, key = (
         (certs / f).read_bytes() for f in ("ca.pem", f"{who}.pem", f"{who}.key")
@@ -63,7 +65,7 @@ def answering(
             certificate=certs / "warehouse.pem",
             key=certs / "warehouse.key",
         )
-        with Link(source) as link:
+        with SourceChannel(source) as link:
             yield link
     finally:
         server.stop(0).wait()

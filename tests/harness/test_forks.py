@@ -14,7 +14,7 @@ from driftline.failpoints import VARIABLE
 
 from tests.harness.forks import SOURCE, WAREHOUSE, Fork, run
 from tests.harness.pair import environment
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.starts]
 
@@ -113,8 +113,9 @@ def test_modules_run_as_main() -> None:
 
 
 def test_a_failpoint_of_its_environment_is_armed() -> None:
-    text = f"from warehouse_agent.failpoints import Point; Point.{Point.COMMITTED.name}.reach()"
-    armed = {VARIABLE: f"{Point.COMMITTED.value}:kill"}
+    point = WarehouseFailpoint.COMMITTED
+    text = f"from warehouse_agent import failpoints as f; f.WarehouseFailpoint.{point.name}.reach()"
+    armed = {VARIABLE: f"{point.value}:kill"}
     assert code(text, **armed).returncode == -signal.SIGKILL
     assert code(text).returncode == 0
 

@@ -23,7 +23,7 @@ from warehouse_agent import config as configure
 from warehouse_agent.events import Event, RefreshRetried
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 
 ATTEMPTS = 2
 SLOT_WAIT_S = 0.2  # for a place, at the source
@@ -114,7 +114,9 @@ class TlsPair(Pair):
                 notes.append(event.text)
 
         runner = Runner(
-            Deferred({}, self.spark),  # as the command has it, but for the seconds of its start
+            DeferredSession(
+                {}, self.spark
+            ),  # as the command has it, but for the seconds of its start
             config,
             (note_retries,),
             attempts=ATTEMPTS,

@@ -28,7 +28,7 @@ from tests.harness.forks import WAREHOUSE, run
 from tests.harness.legacy import Legacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.refresh.job import Options
 
 ROWS = 300
@@ -183,7 +183,7 @@ class TrustRig:
         (report,) = self.pair.reports(name, options=options)
         return report.error
 
-    def kill(self, case: str, point: Point, *, nth: int = 1) -> bool:
+    def kill(self, case: str, point: WarehouseFailpoint, *, nth: int = 1) -> bool:
         """Bring a table to where trust is withdrawn, kill the command, and check what follows.
 
         Returns:
@@ -203,7 +203,7 @@ class TrustRig:
         that the first would have had. Return False and raise as `kill`."""
         _published(self, name)
         codes = []
-        for point in (Point.COMMITTING, Point.COMMITTED):
+        for point in (WarehouseFailpoint.COMMITTING, WarehouseFailpoint.COMMITTED):
             self.edit(name)
             codes.append(self.command("refresh", name, armed=f"{point.value}:kill"))
         self._recover(name)

@@ -24,7 +24,7 @@ from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.store import Store, located
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
@@ -43,7 +43,7 @@ class Sites:
 
     def __init__(
         self,
-        spark: SparkSession | Deferred,
+        spark: SparkSession | DeferredSession,
         folder: Path,
         tables: dict[str, dict[str, str]],
         views: dict[str, str],
@@ -143,7 +143,7 @@ class Sites:
         return warehouse_versions.newest(self.store)
 
     def pinned(self, version: int | None = None) -> Warehouse:
-        assert not isinstance(self.spark, Deferred)
+        assert not isinstance(self.spark, DeferredSession)
         return at(self.spark, self.warehouse, version)
 
     def seen(self, name: str, version: int | None = None) -> Counter[tuple[Any, ...]]:

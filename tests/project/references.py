@@ -14,20 +14,20 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from driftline.settings.declarations import Kind, Setting, Table, as_toml
+from driftline.settings.declarations import Setting, SettingKind, SettingsTable, as_toml
 
 from source_agent.config.declarations import MarkerTable, SourceFile
 from source_agent.engines.dump.formats import FormatTable
 from tests import ROOT
 from warehouse_agent.config.file import WarehouseFile
 
-FILES: Mapping[str, type[Table]] = {
+FILES: Mapping[str, type[SettingsTable]] = {
     "warehouse": WarehouseFile,
     "source": SourceFile,
     "dump-format": FormatTable,
 }
 # Of each page the references, and the table whose settings, and those below it, they list.
-REFERENCES: Mapping[str, Mapping[str, type[Table]]] = {
+REFERENCES: Mapping[str, Mapping[str, type[SettingsTable]]] = {
     "operating.md": {"warehouse.toml": WarehouseFile, "source.toml": SourceFile},
     "dba-guide.md": {"a marker": MarkerTable, "a format": FormatTable},
 }
@@ -37,7 +37,7 @@ ROOMS_HEAD = "| room | what it holds | modules |\n|---|---|---|"
 _APART = {base for tables in REFERENCES.values() for t in tables.values() for base in t.__mro__}
 
 
-def settings(table: type[Table], prefix: str = "") -> Iterator[tuple[str, Setting[object]]]:
+def settings(table: type[SettingsTable], prefix: str = "") -> Iterator[tuple[str, Setting[object]]]:
     """Yield the settings of a table and of the tables below it, each with its dotted name.
 
     A section of a file is no setting of its own, and a table that has another reference is not
@@ -56,7 +56,7 @@ def settings(table: type[Table], prefix: str = "") -> Iterator[tuple[str, Settin
             yield from settings(inner, f"{below}.")
 
 
-def reference(table: type[Table]) -> str:
+def reference(table: type[SettingsTable]) -> str:
     """Return a table of Markdown with a row for each setting; tables may share one."""
     names: dict[Setting[object], list[str]] = {}
     for name, setting in settings(table):
@@ -69,7 +69,7 @@ def reference(table: type[Table]) -> str:
     return "\n".join([HEAD, *rows])
 
 
-def _values(kind: Kind[object]) -> str:
+def _values(kind: SettingKind[object]) -> str:
     shown = kind.each if kind.each is not None and kind.each.table is None else kind
     return re.sub("^an? ", "", shown.label)
 
@@ -87,7 +87,7 @@ def _default(setting: Setting[object]) -> str:
     return f"{value:,g}{mebibytes}" if isinstance(value, float) else f"{value:,}{mebibytes}"
 
 
-def schema(table: type[Table]) -> dict[str, object]:
+def schema(table: type[SettingsTable]) -> dict[str, object]:
     """Return the JSON Schema of a table: its settings, and no others."""
     properties: dict[str, object] = {}
     for name, setting in table.declared.items():
@@ -105,7 +105,7 @@ def schema(table: type[Table]) -> dict[str, object]:
     }
 
 
-def _of_kind(kind: Kind[object]) -> dict[str, object]:
+def _of_kind(kind: SettingKind[object]) -> dict[str, object]:
     if kind.table is not None:
         return schema(kind.table)
     if kind.each is not None:

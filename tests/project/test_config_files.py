@@ -13,8 +13,8 @@ from source_agent.engines.relations.shapes import Fingerprint, Relation
 from warehouse_agent import config as warehouse
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tiling import Incremental
-from warehouse_agent.timetable.timing import Policy, Timing
+from warehouse_agent.planning.tiling import PassSettings
+from warehouse_agent.timetable.timing import Timing, TimingPolicy
 
 SOURCE = """
 [database]
@@ -317,9 +317,9 @@ priority = -3
     config = load_warehouse(tmp_path, f"{tiled}staging_at_most = 3000000\n")
     assert config.fragments["a.b-c_1"].staging_at_most == 3_000_000
     for value, expected in (
-        ("{}", Incremental(100_000, 0.5)),
-        ("{rows = 5000, pause_s = 2}", Incremental(5000, 2)),
-        ('{pause_s = "auto"}', Incremental(100_000, 0.5, adapts=True)),
+        ("{}", PassSettings(100_000, 0.5)),
+        ("{rows = 5000, pause_s = 2}", PassSettings(5000, 2)),
+        ('{pause_s = "auto"}', PassSettings(100_000, 0.5, adapts=True)),
     ):
         config = load_warehouse(tmp_path, f"{tiled}incremental = {value}\n")
         assert config.fragments["a.b-c_1"].incremental == expected
@@ -467,7 +467,7 @@ time_zone = "Asia/Tokyo"
         "Mon,Tue,Wed,Thu,Fri,Sat,Sun 20:00-06:00", "Sat,Sun 06:00-20:00",
     ]  # fmt: skip
     assert timing is not None
-    assert timing.policy is Policy.OPTIMAL
+    assert timing.policy is TimingPolicy.OPTIMAL
     assert [(str(span), w) for span, w in timing.weights] == [
         ("Mon,Tue,Wed,Thu,Fri 09:00-18:00", 4), ("Sat,Sun", 0.5),
     ]  # fmt: skip

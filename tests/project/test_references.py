@@ -15,7 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from driftline.errors import ConfigurationError
-from driftline.settings.declarations import Kind, Setting, Table
+from driftline.settings.declarations import Setting, SettingKind, SettingsTable
 
 from tests import ROOT
 from tests.faults.test_fuzzed_settings import DUMP, FORMAT, SOURCE, VALUES, WAREHOUSE
@@ -73,7 +73,7 @@ WRONG = {
 }
 
 
-def leaves(kind: Kind[object]) -> Kind[object]:
+def leaves(kind: SettingKind[object]) -> SettingKind[object]:
     """Return the kind of the values that a reference lists."""
     return kind.each if kind.each is not None and kind.each.table is None else kind
 
@@ -98,8 +98,8 @@ def test_a_setting_says_what_it_is(setting: Setting[object]) -> None:
 def test_a_default_is_within_its_bounds(setting: Setting[object], tmp_path: Path) -> None:
     if setting.default is None:
         return
-    setting.kind.parse(Table(tmp_path / "x.toml", "", {}), setting.name, setting.default)
-    found = schema(type("Alone", (Table,), {setting.name: setting}))
+    setting.kind.parse(SettingsTable(tmp_path / "x.toml", "", {}), setting.name, setting.default)
+    found = schema(type("Alone", (SettingsTable,), {setting.name: setting}))
     jsonschema.Draft202012Validator(found).validate({setting.name: setting.default})
 
 
@@ -107,8 +107,8 @@ def test_a_default_is_within_its_bounds(setting: Setting[object], tmp_path: Path
 def test_an_editor_refuses_nothing_that_the_agent_reads(
     setting: Setting[object], tmp_path: Path
 ) -> None:
-    table = Table(tmp_path / "x.toml", "", {})
-    found = schema(type("Alone", (Table,), {setting.name: setting}))
+    table = SettingsTable(tmp_path / "x.toml", "", {})
+    found = schema(type("Alone", (SettingsTable,), {setting.name: setting}))
     validator = jsonschema.Draft202012Validator(found)
     accepted = 0
     for text in (*VALUES, *GOOD):

@@ -7,7 +7,14 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from driftline.relations.derivations import Comparison, Every, Negated, Operator, Predicate, Some
+from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
+    NotPredicate,
+    Operator,
+    OrPredicate,
+    Predicate,
+)
 from driftline.values.types import DeclaredType
 
 Row = Mapping[str, Any]  # a Python value, or None, by column
@@ -31,7 +38,7 @@ def value_of(type: DeclaredType, text: str) -> Any:
 
 def truth(predicate: Predicate, row: Row, types: Mapping[str, DeclaredType]) -> bool | None:
     """What a predicate is for a row: true, false or unknown."""
-    if isinstance(predicate, Comparison):
+    if isinstance(predicate, ColumnPredicate):
         value = row[predicate.column]
         if predicate.operator is Operator.IS_NULL:
             return value is None
@@ -49,11 +56,11 @@ def truth(predicate: Predicate, row: Row, types: Mapping[str, DeclaredType]) -> 
             Operator.GREATER: value > literal,
             Operator.GREATER_EQUAL: value >= literal,
         }[predicate.operator]
-    if isinstance(predicate, Negated):
+    if isinstance(predicate, NotPredicate):
         inner = truth(predicate.part, row, types)
         return None if inner is None else not inner
     found = [truth(part, row, types) for part in predicate.parts]
-    decisive = isinstance(predicate, Some)
+    decisive = isinstance(predicate, OrPredicate)
     if decisive in found:
         return decisive
     return None if None in found else not decisive
@@ -66,15 +73,15 @@ def keeps(predicate: Predicate, row: Row, types: Mapping[str, DeclaredType]) -> 
 
 def shuffled(predicate: Predicate, draw: Any) -> Predicate:
     """The same predicate in another order, with operands repeated and nested; `draw` is random."""
-    if isinstance(predicate, Comparison):
+    if isinstance(predicate, ColumnPredicate):
         if predicate.operator is Operator.IN:
             values = [*predicate.values, draw.choice(predicate.values)]
             draw.shuffle(values)
-            return Comparison(predicate.column, Operator.IN, tuple(values))
+            return ColumnPredicate(predicate.column, Operator.IN, tuple(values))
         return predicate
-    if isinstance(predicate, Negated):
-        return Negated(shuffled(predicate.part, draw))
-    kind = Every if isinstance(predicate, Every) else Some
+    if isinstance(predicate, NotPredicate):
+        return NotPredicate(shuffled(predicate.part, draw))
+    kind = AndPredicate if isinstance(predicate, AndPredicate) else OrPredicate
     parts = [shuffled(part, draw) for part in predicate.parts]
     parts.append(shuffled(draw.choice(predicate.parts), draw))
     draw.shuffle(parts)

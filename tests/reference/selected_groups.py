@@ -11,17 +11,17 @@ from typing import Final
 import numpy as np
 from driftline.arrays import Floats, Integers
 
-from warehouse_agent.planning.group_selection import Sizes, expected_benefit, lambert_w
+from warehouse_agent.planning.group_selection import ByteSizes, expected_benefit, lambert_w
 
 UNGROUPED: Final = -1
 
 
-def is_full(n: float, big_a: float, sizes: Sizes) -> bool:
+def is_full(n: float, big_a: float, sizes: ByteSizes) -> bool:
     """Return True once n like rows have passed their best benefit per row: d(EB/n)/dn ≤ 0."""
     return bool(n * big_a * np.exp(-big_a) >= sizes.phi_h / sizes.phi_t)
 
 
-def select_groups(a: Floats, sizes: Sizes) -> Integers:
+def select_groups(a: Floats, sizes: ByteSizes) -> Integers:
     """The repaired Algorithm 1: int64 [n], a group number for each row or UNGROUPED.
 
     For as many rows as fit into memory; `plan_groups` is for tables.
@@ -40,7 +40,7 @@ def select_groups(a: Floats, sizes: Sizes) -> Integers:
     return labels
 
 
-def _cuts(a: Floats, sums: Floats, sizes: Sizes) -> Integers:
+def _cuts(a: Floats, sums: Floats, sizes: ByteSizes) -> Integers:
     """Where groups of ascending rows begin, and the end."""
     cuts, n, big_a = [0], 0, 0.0
     for j, a_j in enumerate(a.tolist()):
@@ -62,7 +62,7 @@ def _cuts(a: Floats, sums: Floats, sizes: Sizes) -> Integers:
     return np.array(cuts, np.int64)
 
 
-def _even_out(cuts: list[int], sums: Floats, sizes: Sizes) -> None:
+def _even_out(cuts: list[int], sums: Floats, sizes: ByteSizes) -> None:
     """Move the cut between the last two groups to where both together are worth most."""
     if len(cuts) < 3:
         return
@@ -76,7 +76,7 @@ def _even_out(cuts: list[int], sums: Floats, sizes: Sizes) -> None:
         cuts[-2:-1] = [first + best] if 0 < best < last - first else []
 
 
-def cost_bytes(labels: Integers, a: Floats, sizes: Sizes) -> float:
+def cost_bytes(labels: Integers, a: Floats, sizes: ByteSizes) -> float:
     """Expected bytes of a grouping: keys and hashes up, rows of differing groups and of none down.
 
     Args:
@@ -89,7 +89,7 @@ def cost_bytes(labels: Integers, a: Floats, sizes: Sizes) -> float:
     return float(sizes.phi_t * len(labels) - benefit.sum())
 
 
-def n_g(a: Floats, sizes: Sizes) -> Floats:
+def n_g(a: Floats, sizes: ByteSizes) -> Floats:
     """Rows where EB per *group* peaks, the paper's criterion: (1 − W(e·Φ_k/Φ_t))/a, float64 [n].
 
     From dEB/dn = 0. Such a group is identical with e^−(1 − W(e·Φ_k/Φ_t)), below one half whatever a

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
-from warehouse_agent.planning.update_probability import PRIOR, TAU_S, Clock, Outlook
+from warehouse_agent.planning.update_probability import PRIOR, TAU_S, ChangeOutlook, VersionClock
 
 
-def probability(view: Outlook, first: int | None, changed: int | None, rate: float | None) -> float:
+def probability(
+    view: ChangeOutlook, first: int | None, changed: int | None, rate: float | None
+) -> float:
     """Return P({±t}) of a row, in (0, 1], from its statistics."""
     middle_s = view.now_s - view.elapsed_s / 2
     age = max(middle_s - _time(view.clock, changed), 0.0)
@@ -19,7 +21,7 @@ def probability(view: Outlook, first: int | None, changed: int | None, rate: flo
     return -math.expm1(-updates)
 
 
-def _time(clock: Clock, version: int | None) -> float:
+def _time(clock: VersionClock, version: int | None) -> float:
     """Return seconds since 1970 of a version, on the line between its neighbours."""
     if version is None or version <= clock.versions[0]:
         return clock.seconds[0]

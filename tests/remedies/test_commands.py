@@ -44,9 +44,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def request(folder: Path, **options: Any) -> init.Request:
+def request(folder: Path, **options: Any) -> init.InitOptions:
     given = {"config": folder / "source.toml", "url": "sqlite:///erp.db", **SOURCE_INIT, **options}
-    return init.Request(**given)
+    return init.InitOptions(**given)
 
 
 INIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

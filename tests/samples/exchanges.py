@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from warehouse_agent.tasks.staging import Exchange
+from warehouse_agent.tasks.staging import ExchangeIdentity
 
-ORDERS = Exchange(None, "00", "erp", "erp:1", "orders")
+ORDERS = ExchangeIdentity(None, "00", "erp", "erp:1", "orders")

@@ -1,8 +1,8 @@
 """The simulated line: gRPC's promises without gRPC, and a source agent at its other end.
 
-The real `Link`, `Stream`, `Servicer` and `Conversation` run over it, and every message is bytes on
-its way. A conversation has a thread of its own, as always, but only one of the two threads runs at
-a time: the source works while the warehouse waits, so everything follows from the seed.
+The real `SourceChannel`, `Stream`, `Servicer` and `Conversation` run over it, and every message is
+bytes on its way. A conversation has a thread of its own, as always, but only one of the two threads
+runs at a time: the source works while the warehouse waits, so everything follows from the seed.
 
 A call is cut at a message: what was sent before may have arrived or not, and what is behind it is
 lost. Nothing is duplicated or reordered inside a call; a call with one request may be answered
@@ -22,7 +22,7 @@ import grpc
 from driftline import wire_pb2 as pb
 
 from source_agent.budgets.audit import AuditEntry
-from source_agent.budgets.budget import Governor, Stopped
+from source_agent.budgets.budget import ExchangeStopped, Governor
 from source_agent.config.file import Budget, ServedRelation, SourceConfig
 from source_agent.engines.relations.shapes import Relation
 from source_agent.server.catalogue import AgentState, Client
@@ -32,7 +32,7 @@ from source_agent.server.service import Servicer
 from tests.simulation import clock
 from tests.simulation.database import Engine
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link, Reply
+from warehouse_agent.transport.channel import Reply, SourceChannel
 
 CLIENT = Client("warehouse")
 WAIT_S_MAX = 60.0  # of true time, for the other thread
@@ -112,8 +112,9 @@ class _Context:
 Step = Callable[[str], None]
 
 
-class SimulatedLink(Link):
-    """`Link` over the simulated line. `step` is called at each message: it may raise Lost."""
+class SimulatedLink(SourceChannel):
+    """`SourceChannel` over the simulated line. `step` is called at each message: it may raise
+    Lost."""
 
     def __init__(self, source: Source, agent: SourceAgent, step: Step) -> None:
         self._agent, self._step = agent, step
@@ -140,7 +141,7 @@ class SimulatedLink(Link):
 
 
 class _Channel:
-    """What `SourceStub` and `Link` need of a channel."""
+    """What `SourceStub` and `SourceChannel` need of a channel."""
 
     def __init__(self, agent: SourceAgent, step: Step) -> None:
         self._agent, self._step = agent, step
@@ -243,14 +244,14 @@ class _Call:
         while not self._held and not self._is_broken:
             self._yield()
         if self._is_broken:
-            raise Stopped
+            raise ExchangeStopped
         return self._held.popleft()
 
     def put_reply(self, reply: pb.Reply) -> bool:
         self._reply = reply
         self._yield()
         if self._is_broken:
-            raise Stopped
+            raise ExchangeStopped
         return True
 
     def close(self) -> None:
@@ -263,7 +264,7 @@ class _Call:
 
 
 class Outbox:
-    """`Outbox` of a conversation, in front of a call."""
+    """`ReplyQueue` of a conversation, in front of a call."""
 
     def __init__(self, call: _Call) -> None:
         self._call = call

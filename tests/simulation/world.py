@@ -31,7 +31,7 @@ from tests.simulation.network import Lost, SimulatedLink, SourceAgent
 from warehouse_agent.config import Fragment, Proof, Require, Source, WarehouseConfig
 from warehouse_agent.history import record
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tiling import Incremental
+from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.refresh.job import Options as RefreshOptions
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
@@ -43,7 +43,7 @@ from warehouse_agent.timetable.retry import RETRY_S_MAX
 from warehouse_agent.timetable.timing import Timing
 from warehouse_agent.views.selection import of_fragments
 from warehouse_agent.visible_versions import warehouse_versions
-from warehouse_agent.visible_versions.members import Kind, Member
+from warehouse_agent.visible_versions.members import Member, MemberKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,9 @@ EXPECTED = frozenset(
     ["WAREHOUSE", "UNREACHABLE", "DATABASE_UNAVAILABLE", "SNAPSHOT_LOST", "LOCKED", "SHRANK"]
 )
 # A table of versions is one with a member; this one never moves.
-OTHER = Member("other", Kind.FRAGMENT, "other", 0, "", "exact", "total", "2026-01-01T00:00:00Z")
+OTHER = Member(
+    "other", MemberKind.FRAGMENT, "other", 0, "", "exact", "total", "2026-01-01T00:00:00Z"
+)
 SPOILED = ("misdirected", "garbled")
 LYING, LIES = 0.1, 0.4  # shares of the worlds whose notes lie, and of their commands with a lie
 WRITES = ("open", "write", "commit", "committed")
@@ -191,7 +193,7 @@ class World:
                 require=o.require,
                 proof=Proof.TOTAL if o.read_at_most is None else Proof.PART,
                 read_at_most=o.read_at_most,
-                incremental=None if o.tile_rows is None else Incremental(o.tile_rows, 0.1),
+                incremental=None if o.tile_rows is None else PassSettings(o.tile_rows, 0.1),
                 timing=Timing(name, interval_max_s=int(6 * HOUR_S)),
             )
             for name in names

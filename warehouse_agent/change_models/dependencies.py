@@ -23,7 +23,7 @@ RELATIONS_MAX = 64  # of a graph: more are not followed
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class CascadingKey:
     """A foreign key to `parent` that deletes with it; `is_nullable`: one of its columns may be
     NULL, so that a tuple may depend on no tuple of the parent."""
 
@@ -49,7 +49,7 @@ class Multiplicity:
         return (self.least + self.most) / 2
 
 
-Graph = Mapping[str, Sequence[Edge]]  # the edges of each relation
+Graph = Mapping[str, Sequence[CascadingKey]]  # the edges of each relation
 
 
 def multiplicities(graph: Graph, name: str) -> dict[str, Multiplicity]:
@@ -68,11 +68,11 @@ def multiplicities(graph: Graph, name: str) -> dict[str, Multiplicity]:
     return by_relation
 
 
-def _walk(graph: Graph, name: str) -> tuple[list[str], dict[str, list[Edge]]]:
+def _walk(graph: Graph, name: str) -> tuple[list[str], dict[str, list[CascadingKey]]]:
     """Return the relations on which one depends, itself first and each before its parents, and
     their foreign keys without those that close a cycle."""
     left: list[str] = []  # in the order in which all of their parents had been visited
-    kept: dict[str, list[Edge]] = {}
+    kept: dict[str, list[CascadingKey]] = {}
 
     def visit(relation: str, path: frozenset[str]) -> None:
         kept[relation] = [one for one in graph.get(relation, ()) if one.parent not in path]

@@ -29,7 +29,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from driftline.arrays import Floats, Integers
 
-from warehouse_agent.change_models.memory import PRIOR_HOURS, TAIL, Folded, Interval, Memory, cut_at
+from warehouse_agent.change_models.memory import (
+    PRIOR_HOURS,
+    TAIL,
+    Interval,
+    Memory,
+    OlderIntervals,
+    cut_at,
+)
 from warehouse_agent.change_models.structure import (
     DAY,
     HOMOGENEOUS,
@@ -146,7 +153,7 @@ class _Data:
 
     exposures: Floats
     counts: Floats
-    folded: Folded
+    folded: OlderIntervals
 
     @property
     def level(self) -> Floats:

@@ -64,7 +64,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RefreshObservation:
     """The counts and times of one refresh that went well; None: not said, or not possible.
 
     Attributes:
@@ -96,7 +96,7 @@ def _zeros() -> Floats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Folded:
+class OlderIntervals:
     """Sums over older intervals, by hours of the week of `zone`; float64 [168] each.
 
     Attributes:
@@ -110,7 +110,7 @@ class Folded:
     rows: Floats = field(default_factory=_zeros)
     intervals: int = 0
 
-    def plus(self, one: Interval, rows: float) -> Folded:
+    def plus(self, one: Interval, rows: float) -> OlderIntervals:
         """Return the sums with one interval more, of which `rows` are counted."""
         exposure = Week(self.zone).exposures([one.start], [one.end])[0]
         total = float(self.hours.sum())
@@ -119,7 +119,7 @@ class Folded:
         expected = exposure * rates
         amount = float(expected.sum())
         share = expected / amount if amount > 0 else exposure / one.hours
-        return Folded(
+        return OlderIntervals(
             self.zone,
             self.hours + exposure,
             self.rows + rows * share,
@@ -144,7 +144,7 @@ class Memory:
     """
 
     recent: tuple[Interval, ...] = ()
-    folded: Folded = field(default_factory=Folded)
+    folded: OlderIntervals = field(default_factory=OlderIntervals)
     until: float | None = None
     parts: tuple[float, float, float] = (0.0, 0.0, 0.0)
     dropped: int = 0
@@ -162,7 +162,7 @@ class Memory:
         """Return the number of intervals, folded ones among them."""
         return len(self.recent) + self.folded.intervals
 
-    def after(self, reports: Iterable[Told]) -> Memory:
+    def after(self, reports: Iterable[RefreshObservation]) -> Memory:
         """Return the memory with the reports that are not in it yet.
 
         Args:
@@ -180,7 +180,7 @@ class Memory:
             known = known._with(line, report)
         return known
 
-    def _with(self, line: tuple[str, str], report: Told) -> Memory:
+    def _with(self, line: tuple[str, str], report: RefreshObservation) -> Memory:
         if report.changed is None or report.total is None:
             return self
         changed, total = np.array(report.changed), report.total
@@ -216,7 +216,7 @@ class Memory:
         """Return the memory for a time zone; sums of hours of another zone are forgotten."""
         if zone == self.folded.zone:
             return self
-        return replace(self, folded=Folded(zone))
+        return replace(self, folded=OlderIntervals(zone))
 
     def to_json(self) -> dict[str, object]:
         """Return what `from_json` reads."""
@@ -239,7 +239,7 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Learned:
+class LearnedMemories:
     """The memories that models are fitted to, by fragment, in a process that decides for long.
 
     A model changes little with one interval more, and takes much longer to fit than a decision. So
@@ -272,7 +272,7 @@ def from_json(body: Mapping[str, Any]) -> Memory:
         taken = body.get("taken")
         return Memory(
             recent,
-            Folded(
+            OlderIntervals(
                 str(folded["zone"]),
                 _hours(folded["hours"]),
                 _hours(folded["rows"]),
@@ -298,7 +298,7 @@ def cut_at(counts: Floats, quantile: float) -> float:
     return float(np.quantile(positive, quantile)) if len(positive) else math.inf
 
 
-def _line(report: Told) -> tuple[str, str] | None:
+def _line(report: RefreshObservation) -> tuple[str, str] | None:
     """Return what identifies a report; None if it does not say when its snapshot was."""
     try:
         _seconds(report.as_of or "")
@@ -307,7 +307,7 @@ def _line(report: Told) -> tuple[str, str] | None:
         return None
 
 
-def _taken(line: tuple[str, str], report: Told) -> tuple[float, float]:
+def _taken(line: tuple[str, str], report: RefreshObservation) -> tuple[float, float]:
     """Return when a snapshot was taken by the clock of the warehouse, and by how many seconds its
     `as_of` is older than that.
 

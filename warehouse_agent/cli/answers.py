@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from warehouse_agent.cli.progress import Display
+from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.events import Event, RefreshEnded
 from warehouse_agent.report import HELD_BACK_SHOWN_S, Report, counted
 
 NAMED_MAX = 10  # fragments that failed, or were not started, in the line at the end
 
 
-class Answers:
+class ReportPrinter:
     """Listener that prints the report of each fragment. Call `end` when all are done."""
 
-    def __init__(self, display: Display, *, as_json: bool) -> None:
+    def __init__(self, display: ProgressDisplay, *, as_json: bool) -> None:
         """Print through `display`; `as_json`: one JSON object per line instead of text."""
         self._display, self._as_json = display, as_json
         self._began = time.monotonic()

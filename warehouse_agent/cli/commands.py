@@ -22,12 +22,12 @@ from driftline.rows.digests import Salt
 from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.cli import views
-from warehouse_agent.cli.answers import Answers
+from warehouse_agent.cli.answers import ReportPrinter
 from warehouse_agent.cli.doctor import examine
 from warehouse_agent.cli.plan import forecast
-from warehouse_agent.cli.progress import Display
+from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.recovery import restored
@@ -50,7 +50,7 @@ from warehouse_agent.table_maintenance.verification import (
 from warehouse_agent.tasks import proof
 from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.views import selection
-from warehouse_agent.views.selection import Selection
+from warehouse_agent.views.selection import TableSelection
 from warehouse_agent.visible_versions import warehouse_versions
 
 _log = logging.getLogger("driftline")
@@ -58,10 +58,10 @@ _log = logging.getLogger("driftline")
 
 def refresh(
     config: WarehouseConfig,
-    chosen: Selection,
+    chosen: TableSelection,
     *,
     as_json: bool,
-    spark: session.Deferred | None = None,
+    spark: session.DeferredSession | None = None,
     **allowed: Any,
 ) -> list[int]:
     """Refresh fragments and views, and print the report of each as soon as it is done.
@@ -70,9 +70,9 @@ def refresh(
     failure: it is due when they end.
     """
     options = Options(**allowed)
-    with Display(len(chosen.fragments) + len(chosen.views)) as display:
-        answers = Answers(display, as_json=as_json)
-        runner = Runner(spark or session.Deferred.of(config), config, (display, answers))
+    with ProgressDisplay(len(chosen.fragments) + len(chosen.views)) as display:
+        answers = ReportPrinter(display, as_json=as_json)
+        runner = Runner(spark or session.DeferredSession.of(config), config, (display, answers))
         reports = runner.refresh(chosen, options)
         answers.end()
     is_put_off = [options.is_scheduled and one.is_put_off(time.time()) for one in reports]
@@ -102,7 +102,7 @@ def verify(
     """Read the published files of fragments, and check each row; with `repair`, refresh what is
     damaged. Compute each view again, and compare."""
     store = Store.of(config)
-    spark = session.Deferred.of(config)
+    spark = session.DeferredSession.of(config)
     to_repair: list[Fragment | View] = []
     suspects: set[tuple[str, str]] = set()
 
@@ -183,7 +183,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     snapshot = published(store, fragment.name)
     check_files(store, fragment.name, snapshot)
     log = StepLog(phases=["receipt"])
-    steps = Steps(session.Deferred.of(config), config.small_bytes, log, store)
+    steps = Steps(session.DeferredSession.of(config), config.small_bytes, log, store)
     one_off, salt = secrets.token_bytes(FRAGMENT_KEY_BYTES), Salt.fresh()
     layout = snapshot.layout
     try:
@@ -252,7 +252,7 @@ def gc(
             if yes:
                 for place in garbage.places:
                     store.remove_file(*place)
-                    Point.GARBAGE_REMOVED.reach()
+                    WarehouseFailpoint.GARBAGE_REMOVED.reach()
                 if garbage.oldest is not None:
                     formats.shorten(store, fragment.name, garbage.oldest)
                 shorten_versions()

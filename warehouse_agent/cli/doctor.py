@@ -50,7 +50,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.table_maintenance.verification import check_files
 from warehouse_agent.transport.certificates import certificates, context_of, validity
-from warehouse_agent.transport.channel import Link, allowances
+from warehouse_agent.transport.channel import SourceChannel, allowances
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
 from warehouse_agent.transport.preflight import reach
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
@@ -70,7 +70,7 @@ PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One check: what was checked, and what was found or the error with its remedy."""
 
     what: str
@@ -78,7 +78,7 @@ class Check:
     error: DriftlineError | None = None
 
 
-def examine(path: Path) -> Iterator[Check]:
+def examine(path: Path) -> Iterator[DoctorCheck]:
     """Make every check and yield it at once."""
     read: list[WarehouseConfig] = []
 
@@ -116,19 +116,19 @@ def examine(path: Path) -> Iterator[Check]:
             look = partial(_relation, store, fragment, newest)
             yield check(f"fragment {fragment.name}: relation", look)
         else:
-            yield Check(f"fragment {fragment.name}: relation", "", error)
+            yield DoctorCheck(f"fragment {fragment.name}: relation", "", error)
         look = partial(_published, store, fragment, newest)
         yield check(f"fragment {fragment.name}: published", look)
     for view in config.views.values():
         yield check(f"view {view.name}", partial(_view, store, view))
 
 
-def check(what: str, look: Callable[[], str]) -> Check:
+def check(what: str, look: Callable[[], str]) -> DoctorCheck:
     """Make one check; whatever it raises becomes its error."""
     try:
-        return Check(what, look())
+        return DoctorCheck(what, look())
     except Exception as problem:
-        return Check(what, "", mistake(problem, what))
+        return DoctorCheck(what, "", mistake(problem, what))
 
 
 def _writable(store: Store) -> str:
@@ -210,7 +210,7 @@ def _needs_spark(config: WarehouseConfig, store: Store) -> str:
 
 def _spark(config: WarehouseConfig, started: list[SparkSession]) -> str:
     """Start a session, and append it to `started`."""
-    started.append(session.Deferred.of(config).get())
+    started.append(session.DeferredSession.of(config).get())
     master = config.spark.get("spark.remote") or config.spark.get("spark.master", "local[*]")
     return f"Spark {started[0].version} at {master}"
 
@@ -238,7 +238,7 @@ def _executors(spark: SparkSession, store: Store) -> str:
 
 def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
     """Check that the relation has the published columns, and carriers that fit them."""
-    with Link(fragment.source) as link:
+    with SourceChannel(fragment.source) as link:
         reply = link.describe(fragment.relation)
     base = newest()
     layout = derivation.described(reply, fragment, base)
@@ -284,14 +284,14 @@ def _view(store: Store, view: View) -> str:
         ConfigurationError: an unknown or ambiguous column.
         WarehouseUnavailable: a table cannot be read.
     """
-    from warehouse_agent.views.evaluate import Input, lacking
+    from warehouse_agent.views.evaluate import PinnedInput, lacking
     from warehouse_agent.views.query import resolve
 
     inputs = []
     for name in view.inputs:
         if (head := formats.any_head(store, name)) is None:
             return f"its input {name} is not published yet, so its columns are not known"
-        inputs.append(Input(name, head.version, head.layout, head.files))
+        inputs.append(PinnedInput(name, head.version, head.layout, head.files))
     query = query_of(view)
     if why := lacking(view.name, query, inputs):
         return f"the next refresh serves its query: {why}"
@@ -322,7 +322,7 @@ def _published(store: Store, fragment: Fragment, newest: Newest) -> str:
     )
 
 
-def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[Check]:
+def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[DoctorCheck]:
     """Check the connection to a source, step by step; end with the first failure."""
     moment = now or datetime.now(UTC)
     looks: list[tuple[str, Callable[[], str]]] = [("TCP", lambda: _tcp(source))]
@@ -374,7 +374,7 @@ def _tls(source: Source, now: datetime) -> str:
 
 
 def _agent(source: Source) -> str:
-    with Link(source) as link:
+    with SourceChannel(source) as link:
         reply = link.describe("")
         agreed = link.agreed()
     names = ", ".join(sorted(reply.relations)) or "nothing"

@@ -14,26 +14,26 @@ from dataclasses import asdict, dataclass, replace
 
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError
-from driftline.relations.derivations import Part
+from driftline.relations.derivations import DerivablePart
 
 from warehouse_agent.columns.layout import Layout, derived
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.decomposition.site_queries import (
     Dialect,
-    Joined,
+    JoinedOccurrence,
     dialect_of,
     free_name,
     predicate_text,
     proposed,
     share_query,
 )
-from warehouse_agent.decomposition.view_needs import Decomposition, Offer, united
+from warehouse_agent.decomposition.view_needs import Decomposition, DerivationOffer, united
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.preflight import reach
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.inputs import query_of
@@ -92,7 +92,7 @@ class _Known:
     base: Snapshot | None
     reply: pb.DescribeReply | None
     whole: Layout | None
-    offer: Offer | None
+    offer: DerivationOffer | None
     decomposition: Decomposition | None
 
 
@@ -139,7 +139,7 @@ def _known(
         if reply is None and (ask or base is None or fragment.is_kept) and unknown is None:
             try:
                 reach(fragment.source)
-                with Link(fragment.source) as link:
+                with SourceChannel(fragment.source) as link:
                     reply = link.describe(fragment.relation)
             except DriftlineError as error:
                 unknown = error.message
@@ -175,7 +175,7 @@ def _site(
         allowed = _allowed(one, view, query, number)
         tables.append(_table(one, alias, allowed, dialect))
         if allowed is not None and one.offer is not None:
-            joined.append(Joined(one.fragment.relation, one.offer, allowed.shares[0]))
+            joined.append(JoinedOccurrence(one.fragment.relation, one.offer, allowed.shares[0]))
     proposal = None
     if len(joined) > 1:
         name = relation_name(config, view, site)
@@ -203,7 +203,7 @@ def _allowed(one: _Known, view: View, query: Query, number: int) -> Decompositio
     """Return what this occurrence alone would have pushed, were everything allowed."""
     if one.offer is None:
         return None
-    free = replace(one.offer, allowed=frozenset(Part))
+    free = replace(one.offer, allowed=frozenset(DerivablePart))
     return united([wish_of(view.name, query, number)], free)
 
 
@@ -213,12 +213,16 @@ def _saving(one: _Known, dialect: Dialect) -> str | None:
     fragment, offer = one.fragment, one.offer
     if not fragment.is_kept or offer is None or one.whole is None:
         return None
-    derivation = united(fragment.wishes, replace(offer, allowed=frozenset(Part))).derivation
+    derivation = united(
+        fragment.wishes, replace(offer, allowed=frozenset(DerivablePart))
+    ).derivation
     if derivation is None or derivation.parts <= offer.allowed:
         return None
     layout = derived(one.whole, derivation)
     query = share_query(fragment.relation, layout.recipe, derivation.rows, dialect)
-    parts = ", ".join(f'"{p.value}"' for p in Part if p in derivation.parts | offer.allowed)
+    parts = ", ".join(
+        f'"{p.value}"' for p in DerivablePart if p in derivation.parts | offer.allowed
+    )
     columns = f"{len(layout.names)} of {len(offer.names)} columns"
     return f"with derive = [{parts}] in source.toml it would read {columns}: {query}"
 

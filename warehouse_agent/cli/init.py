@@ -38,7 +38,7 @@ from warehouse_agent.config.fragments import FragmentTable
 from warehouse_agent.config.sources import SourceTable
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
-from warehouse_agent.transport.channel import Link, allowances
+from warehouse_agent.transport.channel import SourceChannel, allowances
 from warehouse_agent.transport.preflight import reach
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
@@ -74,7 +74,7 @@ source = "erp"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedRelation:
     """One relation that the source serves to us: its description, or why it has none.
 
     `allowed`: what its DBA allows to be read now; empty: everything.
@@ -147,10 +147,10 @@ def _told(path: Path, source: Source) -> int:
     return 0
 
 
-def _asked(source: Source) -> list[Offer]:
+def _asked(source: Source) -> list[OfferedRelation]:
     """Return all that a source serves to us."""
     try:
-        with Link(source) as link:
+        with SourceChannel(source) as link:
             return list(offers(link))
     except (ConfigurationError, Unauthenticated) as error:
         # The error names settings of a file that may not exist yet.
@@ -158,7 +158,7 @@ def _asked(source: Source) -> list[Offer]:
         raise
 
 
-def _said(offered: Sequence[Offer]) -> tuple[int, str]:
+def _said(offered: Sequence[OfferedRelation]) -> tuple[int, str]:
     """Say why relations cannot be refreshed; return how many can, and that in words."""
     refused = [offer for offer in offered if offer.description is None]
     for offer in refused:
@@ -236,7 +236,7 @@ def source_of(
     return Source(named, address, insecure=True)
 
 
-def offers(link: Link) -> Iterator[Offer]:
+def offers(link: SourceChannel) -> Iterator[OfferedRelation]:
     """Ask the source for every relation that it serves to our certificate.
 
     Raises:
@@ -260,11 +260,11 @@ def offers(link: Link) -> Iterator[Offer]:
         except DriftlineError as error:
             if error.is_retryable:
                 raise
-            yield Offer(name, None, f"{error.message} {error.remedy}".strip())
+            yield OfferedRelation(name, None, f"{error.message} {error.remedy}".strip())
         else:
             allowance = allowances(reply).get(name)
             told = allowance.told(datetime.now(UTC)) if allowance is not None else ""
-            yield Offer(name, reply.description, allowed=told)
+            yield OfferedRelation(name, reply.description, allowed=told)
 
 
 def size_and_key(description: pb.Description) -> str:
@@ -275,13 +275,13 @@ def size_and_key(description: pb.Description) -> str:
     return f"{about}, key ({one_line(key, LINE_CHARACTERS_MAX)})"
 
 
-def text_of(file: Path, source: Source, offered: Sequence[Offer]) -> str:
+def text_of(file: Path, source: Source, offered: Sequence[OfferedRelation]) -> str:
     """Return the text of the warehouse.toml at `file`."""
     lines = [_HEAD, *_source_lines(file, source), *_tables(source, offered, set())]
     return "\n".join(lines) + "\n"
 
 
-def _tables(source: Source, offered: Sequence[Offer], taken: set[str]) -> Iterator[str]:
+def _tables(source: Source, offered: Sequence[OfferedRelation], taken: set[str]) -> Iterator[str]:
     """Return the lines of the fragments; their names are added to those that are `taken`."""
     for offer in offered:
         name = fragment_name(offer.relation, taken)
@@ -346,7 +346,7 @@ def _source_lines(file: Path, source: Source) -> Iterator[str]:
         yield f"server_name = {_string(source.server_name)}"
 
 
-def _fragment_lines(name: str, source: Source, offer: Offer) -> Iterator[str]:
+def _fragment_lines(name: str, source: Source, offer: OfferedRelation) -> Iterator[str]:
     described = offer.description
     if described is None:
         yield f"# {_clean(offer.relation)} cannot be refreshed. {_clean(offer.reason)}"

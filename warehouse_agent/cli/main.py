@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from driftline.debug_option import Commands
+from driftline.debug_option import DebugGroup
 from driftline.peer_text import escape_in
 from driftline.settings.declarations import duration_s
 
 from warehouse_agent.columns.without_pandas import leave_out_pandas
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.spark import foreign_output
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _say_more() -> None:
 
 
 @click.group(
-    cls=Commands,
+    cls=DebugGroup,
     say_more=_say_more,
     debug_help=_DEBUG_HELP,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -88,7 +88,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(foreign_output.is_ours)
     _log.setLevel(logging.DEBUG if debug else logging.WARNING)
-    Point.check()
+    WarehouseFailpoint.check()
     context.obj = config
 
 
@@ -269,15 +269,15 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     """
     from warehouse_agent.cli import commands
     from warehouse_agent.scheduler import loop
-    from warehouse_agent.spark.session import Deferred
-    from warehouse_agent.views.selection import Selection
+    from warehouse_agent.spark.session import DeferredSession
+    from warehouse_agent.views.selection import TableSelection
 
     leave_out_pandas()
-    spark = Deferred.of(config)
+    spark = DeferredSession.of(config)
 
     def refreshed(
         config: WarehouseConfig,
-        selection: Selection,
+        selection: TableSelection,
         gains: Mapping[str, float],
         is_ending: Callable[[], bool],
     ) -> list[int]:

@@ -34,10 +34,10 @@ from warehouse_agent.history.forecast_inputs import (
     marker_of,
 )
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.refresh_history import History, read, runs
+from warehouse_agent.history.refresh_history import RefreshHistory, read, runs
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
-from warehouse_agent.planning.candidates import Candidate, Known
+from warehouse_agent.planning.candidates import Candidate, PlanInputs
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Objective
@@ -49,7 +49,7 @@ from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.staging import Staging
-from warehouse_agent.transport.channel import Link, allowances
+from warehouse_agent.transport.channel import SourceChannel, allowances
 from warehouse_agent.transport.preflight import reach
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
@@ -58,7 +58,7 @@ PROOF_OF_PART = f'proof = "{Proof.PART.value}"'
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ForecastFacts:
     """Facts that a forecast tells beside the prediction, which does not depend on them.
 
     Attributes:
@@ -72,7 +72,7 @@ class Beside:
     schema_changes: tuple[str, ...] = ()
 
 
-NOTHING = Beside()
+NOTHING = ForecastFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def rows_forecast(
     fragment: Fragment,
     rows: int | None,
     now: datetime,
-    history: History | None = None,
+    history: RefreshHistory | None = None,
 ) -> float | None:
     """Return E|R(f)|, the rows that a relation is expected to have now (Prop. 2), from the last
     refresh and the insertions and deletions since, at the rates of its history; None: it has none,
@@ -213,9 +213,9 @@ def rows_forecast(
 def know(
     store: Store,
     fragment: Fragment,
-    history: History,
+    history: RefreshHistory,
     reply: pb.DescribeReply | None,
-) -> tuple[Known, Beside]:
+) -> tuple[PlanInputs, ForecastFacts]:
     """Collect the inputs of a prediction from the store and the source's reply.
 
     Raises:
@@ -252,7 +252,7 @@ def know(
     files = base.sound if base is not None else ()
     partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
     tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
-    return at.known(files, partition, tiled), Beside(staged, schema_changes=tuple(changes))
+    return at.known(files, partition, tiled), ForecastFacts(staged, schema_changes=tuple(changes))
 
 
 def _marker_state(
@@ -274,7 +274,7 @@ def _marker_state(
     return replace(state, mark=b"", why="the source's DBA names no marker of this relation")
 
 
-def predict(known: Known, beside: Beside = NOTHING) -> Forecast:
+def predict(known: PlanInputs, beside: ForecastFacts = NOTHING) -> Forecast:
     """Price the candidates, choose one and say why."""
     rows, floor = known.rows or 0, None
     changes, expected = forecasts(known)
@@ -312,7 +312,7 @@ def predict(known: Known, beside: Beside = NOTHING) -> Forecast:
     )
 
 
-def _marker(known: Known, chosen: str) -> dict[str, Any] | None:
+def _marker(known: PlanInputs, chosen: str) -> dict[str, Any] | None:
     """Return whether a marker would be used, why not, and its last audit; None: it is not asked
     for."""
     state = known.marker
@@ -345,13 +345,13 @@ def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
     """Return the source's description of the relation, or why it could not be asked."""
     try:
         reach(fragment.source)
-        with Link(fragment.source) as link:
+        with SourceChannel(fragment.source) as link:
             return link.describe(fragment.relation), None
     except (SourceUnreachable, DatabaseUnavailable) as error:
         return None, error.message
 
 
-def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
+def _why(known: PlanInputs, candidates: tuple[Candidate, ...], chosen: str) -> str:
     if known.rows is None:
         return "there is nothing to compare yet"
     if known.read_at_most and known.rows:

@@ -49,7 +49,7 @@ class _Work:
     bar: TaskID | None = None
 
 
-class Display:
+class ProgressDisplay:
     """Listener that shows which fragment is refreshed, and the step. Use as a context manager."""
 
     def __init__(self, fragments: int = 1) -> None:
@@ -60,7 +60,7 @@ class Display:
         self._said = time.monotonic()
         self._progress: Progress | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> ProgressDisplay:
         if sys.stderr.isatty():
             console = Console(stderr=True, highlight=False, markup=False, emoji=False)
             if not console.is_dumb_terminal:

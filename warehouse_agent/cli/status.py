@@ -21,11 +21,11 @@ from driftline.errors import NotFound
 from warehouse_agent.components import phase_history
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import alarms, failures, refresh_history
-from warehouse_agent.history.alarms import State
+from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.failures import Failure
-from warehouse_agent.history.notes import Left, Notes
-from warehouse_agent.history.refresh_history import History
-from warehouse_agent.planning.marker_state import Audit
+from warehouse_agent.history.notes import Notes, UncomparedNote
+from warehouse_agent.history.refresh_history import RefreshHistory
+from warehouse_agent.planning.marker_state import MarkerAudit
 from warehouse_agent.report import (
     HELD_BACK_SHOWN_S,
     age,
@@ -82,7 +82,7 @@ class Status:
     staleness: dict[str, Any] | None = None  # of a view, when it last moved; seconds
     audit: dict[str, Any] | None = None  # of the marker, the last one; null: no marker is used
     marker_warnings: list[str] | None = None  # promises that are not kept; null: none is known
-    part: Left | None = None  # what the last refresh left, if it compared a part
+    part: UncomparedNote | None = None  # what the last refresh left, if it compared a part
     activity: dict[str, Any] | None = None  # of a fragment whose source was asked
     other: str | None = None  # what another program wrote after this version; null: nothing
     damaged: int | None = None  # data files noted as missing or damaged; null: none
@@ -150,15 +150,15 @@ def status(
 
 def checked_text(
     shown: Sequence[Status], unread: Sequence[str], now: datetime
-) -> tuple[State, list[str]]:
+) -> tuple[MonitoringState, list[str]]:
     """Return the state of all tables, and it in words: one line, then what to do.
 
     Args:
         unread: names of tables whose state cannot be read, which has been said.
         now: with a time zone.
     """
-    states = [State[(s.state or "ok").upper()] for s in shown]
-    state = alarms.worst([*states, *(State.UNKNOWN for _ in unread)])
+    states = [MonitoringState[(s.state or "ok").upper()] for s in shown]
+    state = alarms.worst([*states, *(MonitoringState.UNKNOWN for _ in unread)])
     said = [f"{s.name}: {'; '.join(s.alarms)}" for s in shown if s.alarms]
     said += [f"{name}: its state cannot be read" for name in unread]
     first = f"{state.name}: {counted(len(shown) + len(unread), 'table')}"
@@ -170,7 +170,11 @@ def checked_text(
 
 
 def _judged(
-    config: WarehouseConfig, history: History, one: Fragment | View, table: Status, now: datetime
+    config: WarehouseConfig,
+    history: RefreshHistory,
+    one: Fragment | View,
+    table: Status,
+    now: datetime,
 ) -> Status:
     """Add the failures since the last success, and what monitoring makes of the table."""
     is_fragment = isinstance(one, Fragment) and table.version is not None
@@ -188,7 +192,7 @@ def _judged(
         table,
         failed=None if known.failure is None else known.failure.to_json(),
         put_off_until=known.put_off_until,
-        state=alarms.worst([one.state for one in wrong] or [State.OK]).word,
+        state=alarms.worst([one.state for one in wrong] or [MonitoringState.OK]).word,
         alarms=[one.why for one in wrong] or None,
         late_s=alarms.late_s(known),
     )
@@ -249,7 +253,7 @@ def _failed(status: Status, now: datetime) -> list[str]:
 def _audit(status: Status, now: datetime) -> list[str]:
     """Return what is wrong with a marker, and what its last audit found, as lines."""
     lines = [f"{status.name}: {warning}" for warning in status.marker_warnings or ()]
-    audit = None if status.audit is None else Audit.from_json(status.audit)
+    audit = None if status.audit is None else MarkerAudit.from_json(status.audit)
     if audit is None:
         return lines
     if status.proof == "keys":
@@ -267,7 +271,7 @@ def _audit(status: Status, now: datetime) -> list[str]:
     return lines
 
 
-def _left(name: str, part: Left) -> str:
+def _left(name: str, part: UncomparedNote) -> str:
     """Return what the last refresh of a fragment left, and why."""
     said = f"{name}: the last refresh left {counted(part.rows_left, 'row')}"
     if part.updates_left is not None:
@@ -371,7 +375,7 @@ def _ahead(store: Store, table: Status) -> Status:
     return replace(table, ahead={"rows": rows, "since": at})
 
 
-def _status_of(store: Store, one: Fragment | View) -> tuple[Status, History]:
+def _status_of(store: Store, one: Fragment | View) -> tuple[Status, RefreshHistory]:
     """Return what is published of a table, and the history of its refreshes."""
     if isinstance(one, Fragment):
         table = replace(status_of(store, one.name), kind="kept" if one.is_kept else "fragment")

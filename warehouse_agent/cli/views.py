@@ -22,9 +22,9 @@ from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.table_maintenance.verification import check_files
 from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.views import component_graph
-from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.inputs import inputs_of, query_of
-from warehouse_agent.views.maintenance.maintain import Chosen, choose
+from warehouse_agent.views.maintenance.maintain import MaintenanceChoice, choose
 from warehouse_agent.views.maintenance.recompute import verified
 from warehouse_agent.visible_versions import warehouse_versions
 
@@ -80,11 +80,11 @@ def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
     times = read(store, view.name, refreshes(REFRESHES)).durations_s(REFRESHES)
     files = [f for one in heads.values() if one is not None for f in one.files]
     inputs = [
-        Input.published(name, snapshot)
+        PinnedInput.published(name, snapshot)
         for name in view.inputs
         if (snapshot := heads[name]) is not None
     ]
-    chosen = Chosen("an input was never published")
+    chosen = MaintenanceChoice("an input was never published")
     if len(inputs) == len(view.inputs):
         usual = sum(one.record.rows_changed for one in heads.values() if one is not None)
         chosen = choose(
@@ -130,7 +130,9 @@ def _ahead(store: Store, view: View, config: WarehouseConfig) -> dict[str, Any] 
     }
 
 
-def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view: View) -> Report:
+def verify(
+    config: WarehouseConfig, store: Store, spark: session.DeferredSession, view: View
+) -> Report:
     """Compute the newest version of a view again from what it was made of; return a report.
 
     Raises:
@@ -151,7 +153,7 @@ def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view:
                 where=view.name,
                 remedy=f"Run `driftline refresh {name}`.",
             )
-        inputs.append(Input(name, snapshot.version, snapshot.layout, snapshot.files))
+        inputs.append(PinnedInput(name, snapshot.version, snapshot.layout, snapshot.files))
     with report.phase("verify"):
         size = sum(f.size for one in inputs for f in one.files)
         steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]), store)

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from driftline.arrays import Bools
 from driftline.errors import LimitExceeded, MalformedMessage, ValueDoesNotFit
-from driftline.rows.columns import NULL, Ragged
+from driftline.rows.columns import NULL, RaggedColumn
 from driftline.values import send_format
 from driftline.values.types import Column, DeclaredType
 
@@ -102,7 +102,7 @@ def _published(type: DeclaredType, carrier: Carrier) -> tuple[pa.DataType, str]:
     return pa.string(), "string"
 
 
-def to_arrow(column: Column, ragged: Ragged, carrier: Carrier) -> pa.Array:
+def to_arrow(column: Column, ragged: RaggedColumn, carrier: Carrier) -> pa.Array:
     """Return the column's values as an Arrow array of arrow_type(column.type, carrier).
 
     Raises:
@@ -130,7 +130,7 @@ def to_arrow(column: Column, ragged: Ragged, carrier: Carrier) -> pa.Array:
     return _texts(column, ragged)
 
 
-def from_arrow(column: Column, array: pa.Array | pa.ChunkedArray, carrier: Carrier) -> Ragged:
+def from_arrow(column: Column, array: pa.Array | pa.ChunkedArray, carrier: Carrier) -> RaggedColumn:
     """Return the bytes of an array's values, the inverse of `to_arrow`.
 
     The array may be sliced, chunked, of large strings, or of any type that Arrow casts to the
@@ -161,7 +161,7 @@ def from_arrow(column: Column, array: pa.Array | pa.ChunkedArray, carrier: Carri
     return _bytes_of_numbers(column, rows)
 
 
-def _check(column: Column, ragged: Ragged, fits: Bools) -> None:
+def _check(column: Column, ragged: RaggedColumn, fits: Bools) -> None:
     """Refuse the first value that does not fit; `fits` is bool [values that are not NULL]."""
     if fits.all():
         return
@@ -196,7 +196,7 @@ def _decoded(column: Column, data: bytes, row: int | None = None) -> str:
         ) from None
 
 
-def _numbers(column: Column, ragged: Ragged) -> pa.Array:
+def _numbers(column: Column, ragged: RaggedColumn) -> pa.Array:
     kind, present = column.type.kind, ragged.lengths >= 0
     form, target, _ = _FIXED[kind]
     _check(column, ragged, ragged.lengths[present] == column.type.width)
@@ -221,7 +221,7 @@ def _numbers(column: Column, ragged: Ragged) -> pa.Array:
     return buffers.array_of(target, present, buffers.spread(numbers.astype(native), present))
 
 
-def _decimals(column: Column, ragged: Ragged) -> pa.Array:
+def _decimals(column: Column, ragged: RaggedColumn) -> pa.Array:
     words, fits = numeric.decode(ragged, column.type)
     _check(column, ragged, fits)
     present = ragged.lengths >= 0
@@ -229,13 +229,13 @@ def _decimals(column: Column, ragged: Ragged) -> pa.Array:
     return buffers.array_of(type, present, buffers.spread(words, present))
 
 
-def _variable(column: Column, ragged: Ragged, type: pa.DataType) -> pa.Array:
+def _variable(column: Column, ragged: RaggedColumn, type: pa.DataType) -> pa.Array:
     if len(ragged.data) > _ARROW_STRING_BYTES_MAX:
         raise LimitExceeded("More than 2 GiB of values in one array.", where=column.name)
     return buffers.variable_array_of(type, ragged.lengths >= 0, ragged.sizes, ragged.data)
 
 
-def _strings(column: Column, origin: Ragged, texts: Ragged) -> pa.Array:
+def _strings(column: Column, origin: RaggedColumn, texts: RaggedColumn) -> pa.Array:
     """Return an array of `texts`, which were made from the values of `origin`."""
     array = _variable(column, texts, pa.string())
     try:
@@ -248,7 +248,7 @@ def _strings(column: Column, origin: Ragged, texts: Ragged) -> pa.Array:
     return array
 
 
-def _texts(column: Column, ragged: Ragged) -> pa.Array:
+def _texts(column: Column, ragged: RaggedColumn) -> pa.Array:
     texts = [None if data is None else _decoded(column, data) for data in carry_text.each(ragged)]
     return pa.array(texts, pa.string())
 
@@ -268,7 +268,7 @@ def _cast(column: Column, array: pa.Array | pa.ChunkedArray, type: pa.DataType) 
     return array
 
 
-def _bytes_of_numbers(column: Column, array: pa.Array) -> Ragged:
+def _bytes_of_numbers(column: Column, array: pa.Array) -> RaggedColumn:
     kind, present = column.type.kind, buffers.present_in(array)
     form = _FIXED[kind][0]
     numbers: Items
@@ -291,7 +291,7 @@ def _bytes_of_numbers(column: Column, array: pa.Array) -> Ragged:
         bits, canonical = _NAN[kind]
         numbers.view(bits)[np.isnan(numbers)] = canonical
     lengths = np.where(present, np.dtype(form).itemsize, NULL).astype(np.int32)
-    return Ragged(lengths, numbers.view(np.uint8))
+    return RaggedColumn(lengths, numbers.view(np.uint8))
 
 
 def _check_range(column: Column, numbers: Items, bounds: tuple[int, int]) -> None:
@@ -303,7 +303,7 @@ def _check_range(column: Column, numbers: Items, bounds: tuple[int, int]) -> Non
         )
 
 
-def _bytes_of_decimals(column: Column, array: pa.Array) -> Ragged:
+def _bytes_of_decimals(column: Column, array: pa.Array) -> RaggedColumn:
     present = buffers.present_in(array)
     words = buffers.items_of(array, np.int64, 2).reshape(-1, 2)
     words = words if present.all() else words[present]
@@ -312,10 +312,10 @@ def _bytes_of_decimals(column: Column, array: pa.Array) -> Ragged:
         raise ValueDoesNotFit(f"The array holds more than {column.type}.", where=column.name)
     lengths = np.full(len(array), NULL, np.int32)
     lengths[present] = sizes
-    return Ragged(lengths, data)
+    return RaggedColumn(lengths, data)
 
 
-def _bytes_of_texts(column: Column, array: pa.Array) -> Ragged:
+def _bytes_of_texts(column: Column, array: pa.Array) -> RaggedColumn:
     encode = send_format.string_encoder(column.type)
     try:
         encoded = [None if text is None else encode(text) for text in array.to_pylist()]
@@ -323,4 +323,4 @@ def _bytes_of_texts(column: Column, array: pa.Array) -> Ragged:
         raise ValueDoesNotFit(error.message, remedy=error.remedy, where=column.name) from None
     lengths = [NULL if data is None else len(data) for data in encoded]
     whole = b"".join(data for data in encoded if data is not None)
-    return Ragged(np.array(lengths, np.int32), np.frombuffer(whole, np.uint8))
+    return RaggedColumn(np.array(lengths, np.int32), np.frombuffer(whole, np.uint8))

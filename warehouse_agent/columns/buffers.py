@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.arrays import Bools, Bytes
-from driftline.rows.columns import NULL, Ragged, spans
+from driftline.rows.columns import NULL, RaggedColumn, spans
 
 Items = npt.NDArray[Any]  # of the dtype that the column's type says
 
@@ -64,16 +64,16 @@ def items_of(array: pa.Array, form: npt.DTypeLike, width: int = 1) -> Items:
     return items[array.offset * width : (array.offset + len(array)) * width]
 
 
-def ragged_of(array: pa.Array) -> Ragged:
+def ragged_of(array: pa.Array) -> RaggedColumn:
     """Return the values of an array of large_string or large_binary."""
     if len(array) == 0:
-        return Ragged(np.zeros(0, np.int32), np.zeros(0, np.uint8))
+        return RaggedColumn(np.zeros(0, np.int32), np.zeros(0, np.uint8))
     _, offsets_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[array.offset :][: len(array) + 1]
     octets = np.frombuffer(data_buffer or b"", np.uint8)
     sizes, present = np.diff(offsets), present_in(array)
     lengths = np.where(present, sizes, NULL).astype(np.int32)
     if not sizes[~present].any():
-        return Ragged(lengths, octets[offsets[0] : offsets[-1]])
+        return RaggedColumn(lengths, octets[offsets[0] : offsets[-1]])
     # Arrow lets a NULL have bytes.
-    return Ragged(lengths, octets[spans(offsets[:-1][present], sizes[present])])
+    return RaggedColumn(lengths, octets[spans(offsets[:-1][present], sizes[present])])

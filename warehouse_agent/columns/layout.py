@@ -24,7 +24,7 @@ from driftline.arrays import U64
 from driftline.errors import ConfigurationError, MalformedMessage, ValueDoesNotFit, together
 from driftline.relations import derivation_json
 from driftline.relations.derivations import Derivation, canonical, text_of
-from driftline.rows.columns import Block, Ragged, pick, spans
+from driftline.rows.columns import Block, RaggedColumn, pick, spans
 from driftline.rows.keys import key_spans, positions
 from driftline.values.send_format import decode_string
 from driftline.values.types import Column, Recipe, parse_type
@@ -169,7 +169,7 @@ class Layout:
 
     def batch(
         self,
-        columns: Sequence[Ragged],
+        columns: Sequence[RaggedColumn],
         block: Block,
         hi: U64,
         lo: U64,
@@ -191,7 +191,7 @@ class Layout:
         arrays += [pa.array(hi.view(np.int64)), pa.array(lo.view(np.int64))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.decoded_schema)
 
-    def _carried(self, columns: Sequence[Ragged]) -> list[pa.Array]:
+    def _carried(self, columns: Sequence[RaggedColumn]) -> list[pa.Array]:
         """Return the columns in their carriers. Raises ValueDoesNotFit once for all columns."""
         arrays, refused = [], []
         for i in self.order:
@@ -210,7 +210,7 @@ class Layout:
             raise together(refused, remedy=" ".join(filter(None, [*remedies, *others])))
         return arrays
 
-    def _key_text(self, columns: Sequence[Ragged], row: int) -> str:
+    def _key_text(self, columns: Sequence[RaggedColumn], row: int) -> str:
         """Return the key of a row as text for a person."""
         values, key_columns = [], self.recipe.columns[: self.recipe.key_columns]
         for column, ragged in zip(key_columns, columns, strict=False):

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from driftline.arrays import U64, Bools, Bytes, Integers
-from driftline.rows.columns import Ragged
+from driftline.rows.columns import RaggedColumn
 from driftline.values.types import DeclaredType
 
 Words = Integers  # [rows, 2]: low and high half of a 128-bit two's complement
@@ -78,7 +78,7 @@ class _Places:
         return mask
 
 
-def decode(ragged: Ragged, type: DeclaredType) -> tuple[Words, Bools]:
+def decode(ragged: RaggedColumn, type: DeclaredType) -> tuple[Words, Bools]:
     """Return unscaled integers of values that are not NULL, [values, 2], and `fits` [values]."""
     places = _Places.of(type)
     lengths = ragged.lengths[ragged.lengths >= 0].astype(np.int64)

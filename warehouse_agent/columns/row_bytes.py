@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from driftline.rows import columns
-from driftline.rows.columns import Block, Ragged
+from driftline.rows.columns import Block, RaggedColumn
 
 from warehouse_agent.columns.buffers import variable_array_of
 
 _ARROW_BYTES_MAX = 2**31 - 1  # offsets of Arrow's binary are int32
 
 
-def join(parts: Sequence[Ragged]) -> Block:
+def join(parts: Sequence[RaggedColumn]) -> Block:
     """Return row bytes from columns in tuple order; equal to `rows.columns.join`."""
     rows = len(parts[0])
     total = rows * (2 + 4 * len(parts)) + sum(len(p.data) for p in parts)

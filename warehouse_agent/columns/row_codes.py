@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from driftline.arrays import U64, Bools, Integers
 from driftline.limits import KEY_BYTES_MAX
-from driftline.rows.columns import Block, Ragged
+from driftline.rows.columns import Block, RaggedColumn
 from driftline.rows.digests import xx_array
 from driftline.rows.keys import hash_spans
 
@@ -165,7 +165,7 @@ def _words(column: pa.Array) -> list[U64]:
     return [hash_spans(ragged.data, ragged.starts, sizes, _SEED).view(np.uint64)]
 
 
-def _ragged(column: pa.Array) -> Ragged:
+def _ragged(column: pa.Array) -> RaggedColumn:
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     return ragged_of(column.cast(pa.large_string() if is_text else pa.large_binary()))
 
@@ -178,7 +178,7 @@ def _as_bytes(columns: Sequence[pa.Array]) -> pa.Array:
     for column in columns:
         if pa.types.is_primitive(column.type):
             data = _integers(column).view(np.uint8)
-            parts.append(Ragged(np.full(len(column), 8, np.int32), data))
+            parts.append(RaggedColumn(np.full(len(column), 8, np.int32), data))
         else:
             parts.append(_ragged(column))
     return array_of_block(join(parts))

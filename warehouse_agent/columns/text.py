@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 from driftline.arrays import Bools
-from driftline.rows.columns import NULL, Ragged
+from driftline.rows.columns import NULL, RaggedColumn
 
 JSONB_VERSION: Final = 1
 UUID_BYTES: Final = 16
@@ -25,7 +25,7 @@ _HYPHENS: Final = np.array([8, 13, 18, 23])
 _DIGITS: Final = np.setdiff1d(np.arange(UUID_TEXT_BYTES), _HYPHENS)
 
 
-def each(ragged: Ragged) -> list[bytes | None]:
+def each(ragged: RaggedColumn) -> list[bytes | None]:
     """Return every value as bytes, None for NULL."""
     whole, starts = ragged.data.tobytes(), ragged.starts.tolist()
     return [
@@ -34,7 +34,7 @@ def each(ragged: Ragged) -> list[bytes | None]:
     ]
 
 
-def from_jsonb(ragged: Ragged) -> tuple[Ragged, Bools]:
+def from_jsonb(ragged: RaggedColumn) -> tuple[RaggedColumn, Bools]:
     """Return the texts, which are the values without their version byte, and `fits` [values]."""
     present = ragged.lengths >= 0
     fits = ragged.lengths[present] > 0
@@ -44,22 +44,22 @@ def from_jsonb(ragged: Ragged) -> tuple[Ragged, Bools]:
     keep = np.ones(len(ragged.data), np.bool_)
     keep[starts] = False
     lengths = ragged.lengths - present.astype(np.int32)
-    return Ragged(lengths, ragged.data[keep]), ragged.data[starts] == JSONB_VERSION
+    return RaggedColumn(lengths, ragged.data[keep]), ragged.data[starts] == JSONB_VERSION
 
 
-def to_jsonb(texts: Ragged) -> Ragged:
+def to_jsonb(texts: RaggedColumn) -> RaggedColumn:
     """Return the values with these texts, the inverse of `from_jsonb`."""
     present = texts.lengths >= 0
     lengths = texts.lengths + present.astype(np.int32)
     size = len(texts.data) + int(np.count_nonzero(present))
-    versioned = Ragged(lengths, np.full(size, JSONB_VERSION, np.uint8))
+    versioned = RaggedColumn(lengths, np.full(size, JSONB_VERSION, np.uint8))
     is_text = np.ones(size, np.bool_)
     is_text[versioned.starts[present]] = False
     versioned.data[is_text] = texts.data
     return versioned
 
 
-def from_uuid(ragged: Ragged) -> tuple[Ragged, Bools]:
+def from_uuid(ragged: RaggedColumn) -> tuple[RaggedColumn, Bools]:
     """Return the texts, 8-4-4-4-12 lower-case digits, and `fits` [values]."""
     present = ragged.lengths >= 0
     fits = ragged.lengths[present] == UUID_BYTES
@@ -70,10 +70,10 @@ def from_uuid(ragged: Ragged) -> tuple[Ragged, Bools]:
     texts[:, _DIGITS[0::2]] = _HEX[octets >> 4]
     texts[:, _DIGITS[1::2]] = _HEX[octets & 15]
     lengths = np.where(present, UUID_TEXT_BYTES, NULL).astype(np.int32)
-    return Ragged(lengths, texts.reshape(-1)), fits
+    return RaggedColumn(lengths, texts.reshape(-1)), fits
 
 
-def to_uuid(texts: Ragged) -> tuple[Ragged, Bools]:
+def to_uuid(texts: RaggedColumn) -> tuple[RaggedColumn, Bools]:
     """Return the values with these texts, and `fits` [values]; only lower-case digits fit."""
     present = texts.lengths >= 0
     fits = texts.lengths[present] == UUID_TEXT_BYTES
@@ -84,4 +84,4 @@ def to_uuid(texts: Ragged) -> tuple[Ragged, Bools]:
     fits = (rows[:, _HYPHENS] == ord("-")).all(axis=1) & (nibbles != _NO_NIBBLE).all(axis=1)
     octets = ((nibbles[:, 0::2] << 4) | (nibbles[:, 1::2] & 15)).astype(np.uint8)
     lengths = np.where(present, UUID_BYTES, NULL).astype(np.int32)
-    return Ragged(lengths, octets.reshape(-1)), fits
+    return RaggedColumn(lengths, octets.reshape(-1)), fits

@@ -21,7 +21,7 @@ from warehouse_agent.components.staleness import PhaseCost, best_phases
 PHASES_MAX = 1 << 20  # within `max_lag`: more than any refresh can bring
 
 
-class Due(Enum):
+class PhaseReason(Enum):
     """Reasons why a view phase is due, for people."""
 
     CHUNK = "enough changed rows are gathered"
@@ -29,7 +29,7 @@ class Due(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class PhaseLimits:
     """Limits of the views of a component: the least of each.
 
     Attributes:
@@ -42,7 +42,7 @@ class Knob:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class HeldChanges:
     """Changes that no flip shows: their rows, and since when the oldest of them waits.
 
     `since`: seconds since 1970.
@@ -53,7 +53,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ExpectedChanges:
     """Changes that are expected, and what a view phase over them takes.
 
     Attributes:
@@ -84,7 +84,7 @@ class Stream:
         return 0.0 if self.cost is None else self.cost.seconds(rows)
 
 
-def reaches_chunk(rows: int, knob: Knob, stream: Stream) -> bool:
+def reaches_chunk(rows: int, knob: PhaseLimits, stream: ExpectedChanges) -> bool:
     """Return True if enough changed rows are gathered.
 
     A number is a least. The learned optimum is rounded to the nearer boundary.
@@ -94,7 +94,9 @@ def reaches_chunk(rows: int, knob: Knob, stream: Stream) -> bool:
     return rows + stream.next_rows / 2 >= stream.chunk_rows
 
 
-def due(ahead: Ahead, knob: Knob, stream: Stream, now: float) -> Due | None:
+def due(
+    ahead: HeldChanges, knob: PhaseLimits, stream: ExpectedChanges, now: float
+) -> PhaseReason | None:
     """Return why a view phase is due at the end of a refresh; None: it may wait.
 
     Args:
@@ -102,15 +104,15 @@ def due(ahead: Ahead, knob: Knob, stream: Stream, now: float) -> Due | None:
         now: seconds since 1970.
     """
     if stream.next_s is None:
-        return Due.LAG
+        return PhaseReason.LAG
     rows = ahead.rows + stream.next_rows
     if now + stream.next_s + stream.phase_s(rows) > ahead.since + knob.max_lag_s:
-        return Due.LAG
-    return Due.CHUNK if reaches_chunk(ahead.rows, knob, stream) else None
+        return PhaseReason.LAG
+    return PhaseReason.CHUNK if reaches_chunk(ahead.rows, knob, stream) else None
 
 
 def is_due_within(
-    rows: int, knob: Knob, stream: Stream, *, left_s: float, left_rows: float
+    rows: int, knob: PhaseLimits, stream: ExpectedChanges, *, left_s: float, left_rows: float
 ) -> bool:
     """Return True if a view phase is due while other sources of the command are compared.
 
@@ -154,6 +156,6 @@ def cut(
     return {name for name in held if source_of[name] not in is_open}
 
 
-def chunk_rows(knob: Knob, stream: Stream) -> int:
+def chunk_rows(knob: PhaseLimits, stream: ExpectedChanges) -> int:
     """Return how many changed rows are gathered before a phase is due."""
     return math.ceil(stream.chunk_rows) if knob.chunk_rows is None else knob.chunk_rows

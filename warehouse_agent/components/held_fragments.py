@@ -19,11 +19,11 @@ from warehouse_agent.refresh.finish import Proven, ProvenEqual, ProvenVersion
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.schema_change import differs
 from warehouse_agent.storage.store import Store
-from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.evaluate import PinnedInput
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldFragment:
     """A fragment that is proven and not committed; `proven_at` in seconds since 1970."""
 
     job: Job
@@ -47,16 +47,16 @@ class Held:
         return p.base is None or bool(p.base.lost) or differs(p.layout, p.base.layout)
 
     @property
-    def as_input(self) -> Input:
+    def as_input(self) -> PinnedInput:
         """Return the version that the fragment will have, as an input of views."""
         match self.proven:
             case ProvenVersion(compared, applied, changes):
                 before, layout = compared.prepared.base, compared.prepared.layout
                 version = before.version + 1 if before else 0
                 files = (*applied.added, *applied.kept)
-                return Input(self.job.name, version, layout, files, feed=changes)
+                return PinnedInput(self.job.name, version, layout, files, feed=changes)
             case ProvenEqual(base=base):
-                return Input.published(self.job.name, base)
+                return PinnedInput.published(self.job.name, base)
 
     @property
     def snapshot(self) -> tuple[str, str] | None:
@@ -93,10 +93,10 @@ class Held:
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenFragments:
     """Fragments that leave the held ones to be committed, and the locks to let go of then."""
 
-    held: Mapping[str, Held]
+    held: Mapping[str, HeldFragment]
     locks: ExitStack
     is_last: bool
     _left: set[str] = field(default_factory=set)
@@ -132,7 +132,7 @@ class HeldFragments:
         self._store = store
         self._guard = threading.Lock()
         self._waiting = set(names)
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldFragment] = {}
         self._locks: dict[str, ExitStack] = {}
         self._is_over = False
 
@@ -152,7 +152,7 @@ class HeldFragments:
     def hold(self, job: Job, proven: Proven, proven_at: float) -> None:
         """Keep what is proven until it is taken."""
         with self._guard:
-            self._held[job.name] = Held(job, proven, proven_at)
+            self._held[job.name] = HeldFragment(job, proven, proven_at)
             self._waiting.discard(job.name)
 
     def left(self, name: str) -> None:
@@ -167,12 +167,12 @@ class HeldFragments:
             return frozenset(self._waiting)
 
     @property
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, HeldFragment]:
         """Return what is proven and was not taken."""
         with self._guard:
             return dict(self._held)
 
-    def take(self, names: Collection[str]) -> Taken | None:
+    def take(self, names: Collection[str]) -> TakenFragments | None:
         """Take what is to be committed now; None if that is nothing, or all was taken before.
 
         When no fragment is waited for any more, everything is taken, once.
@@ -188,7 +188,7 @@ class HeldFragments:
             locks = ExitStack()
             for name in [name for name in self._locks if name not in kept]:
                 locks.push(self._locks.pop(name))
-            return Taken({n: self._held.pop(n) for n in sorted(chosen)}, locks, is_last)
+            return TakenFragments({n: self._held.pop(n) for n in sorted(chosen)}, locks, is_last)
 
     def abandon(self) -> None:
         """Give up what was not taken: remove its files, let go of its locks."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from warehouse_agent.components.staleness import PhaseCost, learned
 from warehouse_agent.history.history_lines import HistoryLine, SuccessLine
-from warehouse_agent.history.refresh_history import Enough, History, refreshes
+from warehouse_agent.history.refresh_history import Enough, RefreshHistory, refreshes
 from warehouse_agent.report import MovedViews
 
 PHASES = 16  # of a component, from which the cost of the next one is learned
@@ -24,7 +24,7 @@ RUNS = 6  # of a fragment: five intervals between them
 
 
 @dataclass(frozen=True, slots=True)
-class Habit:
+class RefreshHabit:
     """The last refreshes of a fragment, summarized.
 
     Attributes:
@@ -63,7 +63,7 @@ def last_staleness(line: HistoryLine) -> bool:
     return isinstance(line, SuccessLine) and line.staleness is not None
 
 
-def cost(views: Iterable[History]) -> PhaseCost | None:
+def cost(views: Iterable[RefreshHistory]) -> PhaseCost | None:
     """Return the cost of a view phase of a component, learned from its views' histories."""
     moved: dict[MovedViews, None] = {}
     for view in views:
@@ -74,14 +74,14 @@ def cost(views: Iterable[History]) -> PhaseCost | None:
     return learned([(phase.rows or 0, phase.seconds) for phase in newest])
 
 
-def staleness(view: History) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def staleness(view: RefreshHistory) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the versions of a view with the staleness with which each moved, the newest first."""
     for line in view.successes:
         if line.staleness is not None and line.version is not None:
             yield line.version, line.staleness
 
 
-def habit(history: History, now: datetime) -> Habit:
+def habit(history: RefreshHistory, now: datetime) -> RefreshHabit:
     """Return what the last refreshes of a fragment were like, without its first load."""
     known = [
         (line.ended, line.rows.changed, line.spent.seconds, line.is_load)
@@ -92,10 +92,10 @@ def habit(history: History, now: datetime) -> Habit:
     at = [ended for ended, _, _, _ in runs]
     intervals = [(a - b).total_seconds() for a, b in itertools.pairwise([now, *at])]
     if len(runs) < 2 or min(intervals) < 0:
-        return Habit()
+        return RefreshHabit()
     later = [run for run in runs if not run[3]]
     spent_s = sum(intervals[1:]) or 1.0
-    return Habit(
+    return RefreshHabit(
         interval_s=max(intervals),
         rows_per_s=sum(rows for _, rows, _, _ in later) / spent_s,
         rows=statistics.median(rows for _, rows, _, _ in later),

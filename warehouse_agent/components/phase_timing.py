@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from warehouse_agent.components import phase_history
-from warehouse_agent.components.flip_schedule import Knob, Stream, is_due_within
-from warehouse_agent.components.phase_history import Habit
+from warehouse_agent.components.flip_schedule import ExpectedChanges, PhaseLimits, is_due_within
+from warehouse_agent.components.phase_history import RefreshHabit
 from warehouse_agent.components.staleness import PhaseCost
 from warehouse_agent.config import Fragment, Require, View
-from warehouse_agent.history.refresh_history import History, read
-from warehouse_agent.refresh.command import Command
+from warehouse_agent.history.refresh_history import RefreshHistory, read
+from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.views.component_graph import Component
 
 
@@ -27,20 +27,20 @@ class PhaseTiming:
         views: of the component, without those left out.
     """
 
-    command: Command
+    command: CommandServices
     component: Component
     fragments: Sequence[Fragment]
     views: Sequence[View]
     _began: float = field(default_factory=time.monotonic, init=False)
     _cost: PhaseCost | None = field(default=None, init=False)
-    _habits: dict[str, Habit] | None = field(default=None, init=False)
+    _habits: dict[str, RefreshHabit] | None = field(default=None, init=False)
 
     @property
-    def knob(self) -> Knob:
+    def knob(self) -> PhaseLimits:
         """Return what the views allow: the least of each."""
         lags = [view.max_lag_s for view in self.views]
         chunks = [view.chunk_rows for view in self.views if view.chunk_rows is not None]
-        return Knob(min(lags, default=0), min(chunks, default=None))
+        return PhaseLimits(min(lags, default=0), min(chunks, default=None))
 
     @property
     def source_of(self) -> dict[str, str]:
@@ -57,11 +57,11 @@ class PhaseTiming:
         """Return True if a phase may come before all fragments are proven."""
         return len({*self.source_of.values()}) > 1 or bool(self.fuzzy)
 
-    def between(self) -> Stream:
+    def between(self) -> ExpectedChanges:
         """Return the changes that come within `max_lag`; the next boundary is the next refresh."""
         habits, lag_s = self._known(), self.knob.max_lag_s
         ours = [habits[fragment.name] for fragment in self.fragments]
-        return Stream(
+        return ExpectedChanges(
             base_s=lag_s,
             rows=lag_s * sum(habit.rows_per_s for habit in habits.values()),
             cost=self._cost,
@@ -83,7 +83,7 @@ class PhaseTiming:
         sources = {self.source_of[name] for name in waiting}
         # What is late already is expected to be as late again.
         left_s = abs(base_s - past_s)
-        stream = Stream(
+        stream = ExpectedChanges(
             base_s=base_s,
             rows=sum(habits[fragment.name].rows for fragment in self.fragments),
             cost=self._cost,
@@ -94,7 +94,7 @@ class PhaseTiming:
             stream = self.between()
         return is_due_within(rows, self.knob, stream, left_s=left_s, left_rows=left_rows)
 
-    def _base_s(self, habits: dict[str, Habit]) -> float:
+    def _base_s(self, habits: dict[str, RefreshHabit]) -> float:
         """Return the seconds until all fragments are proven: sources are served side by side."""
         takes_s: dict[str, float] = defaultdict(float)
         for fragment in self.fragments:
@@ -102,7 +102,7 @@ class PhaseTiming:
         places = self.command.config.sources_at_once
         return max([*takes_s.values(), sum(takes_s.values()) / places])
 
-    def _known(self) -> dict[str, Habit]:
+    def _known(self) -> dict[str, RefreshHabit]:
         """Read the habits of the component's fragments, and the cost of its phases, once."""
         if self._habits is None:
             store, now = self.command.store, datetime.now(UTC)
@@ -114,7 +114,7 @@ class PhaseTiming:
             }
         return self._habits
 
-    def _history(self, name: str) -> History:
+    def _history(self, name: str) -> RefreshHistory:
         known = self.command.histories.known(name)
         return known or read(self.command.store, name, phase_history.last_runs())
 

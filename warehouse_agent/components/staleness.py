@@ -25,7 +25,7 @@ FIXED_S_MIN = 0.001  # of a phase: a flip alone takes milliseconds, and n* divid
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ProvenBatch:
     """Changed rows of a fragment that were proven together.
 
     Attributes:
@@ -60,7 +60,7 @@ class Staleness:
         return Staleness(rows, s1, s2)
 
 
-def measured(batches: Iterable[Batch], flipped_at: float) -> Staleness | None:
+def measured(batches: Iterable[ProvenBatch], flipped_at: float) -> Staleness | None:
     """Return the staleness of batches that one flip shows; None without a changed row.
 
     Args:

@@ -18,9 +18,9 @@ from typing import Any
 
 from driftline.errors import NotFound, WarehouseUnavailable
 
-from warehouse_agent.components.flip_schedule import Ahead
-from warehouse_agent.components.held_fragments import Held
-from warehouse_agent.components.staleness import Batch
+from warehouse_agent.components.flip_schedule import HeldChanges
+from warehouse_agent.components.held_fragments import HeldFragment
+from warehouse_agent.components.staleness import ProvenBatch
 from warehouse_agent.history.history_lines import moved_views
 from warehouse_agent.refresh.recovery import restored
 from warehouse_agent.refresh.schema_change import differs
@@ -28,8 +28,8 @@ from warehouse_agent.report import MovedViews
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import LogEntry, Snapshot
-from warehouse_agent.views.evaluate import Input
-from warehouse_agent.visible_versions.members import Kind, Member
+from warehouse_agent.views.evaluate import PinnedInput
+from warehouse_agent.visible_versions.members import Member, MemberKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class FragmentState:
     """
 
     flipped: int | None
-    given: Input | None
-    target: Input | None
+    given: PinnedInput | None
+    target: PinnedInput | None
     head: Snapshot | None
-    batches: Mapping[int, Batch]
+    batches: Mapping[int, ProvenBatch]
     is_urgent: bool = False
 
     @property
@@ -57,7 +57,7 @@ class FragmentState:
         """Return True if readers are given another version than the target."""
         return self.target is not None and self.target.version != self.flipped
 
-    def since(self, version: int | None) -> list[Batch]:
+    def since(self, version: int | None) -> list[ProvenBatch]:
         """Return the changes after a version, up to the target."""
         return [b for v, b in self.batches.items() if version is not None and v > version]
 
@@ -71,12 +71,12 @@ class ComponentState:
     number: int | None
 
     @property
-    def targets(self) -> dict[str, Input | None]:
+    def targets(self) -> dict[str, PinnedInput | None]:
         """Return the inputs of views after this command."""
         return {name: one.target for name, one in self.fragments.items()}
 
     @property
-    def given(self) -> dict[str, Input | None]:
+    def given(self) -> dict[str, PinnedInput | None]:
         """Return the inputs of views as readers are given them."""
         return {name: one.given for name, one in self.fragments.items()}
 
@@ -91,19 +91,19 @@ class ComponentState:
         return any(one.is_urgent for one in self.fragments.values() if one.is_ahead)
 
     @property
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> HeldChanges | None:
         """Return the changes that readers are not given yet; None if there are none."""
         batches = [b for one in self.fragments.values() for b in one.since(one.flipped)]
         if not self.names_ahead:
             return None
         since = min((b.proven_at for b in batches), default=0.0)
-        return Ahead(sum(b.rows for b in batches), since)
+        return HeldChanges(sum(b.rows for b in batches), since)
 
 
 def state_of(
     store: Store,
     names: tuple[str, ...],
-    held: Mapping[str, Held],
+    held: Mapping[str, HeldFragment],
     members: Mapping[str, Member],
     number: int | None,
 ) -> ComponentState:
@@ -114,7 +114,7 @@ def state_of(
     """
     lowest = {n: m.version for n, m in members.items()}
     for member in members.values():
-        if member.kind is Kind.VIEW:
+        if member.kind is MemberKind.VIEW:
             for name, version in member.inputs.items():
                 lowest[name] = min(lowest.get(name, version), version)
     flipped = {name: members[name].version if name in members else None for name in names}
@@ -132,7 +132,7 @@ def state_of(
 
 
 def _is_whole(
-    head: Snapshot | None, heads: Mapping[str, Snapshot | None], held: Mapping[str, Held]
+    head: Snapshot | None, heads: Mapping[str, Snapshot | None], held: Mapping[str, HeldFragment]
 ) -> bool:
     """Return True if all versions are there that belong to the same snapshot as a head.
 
@@ -173,7 +173,7 @@ def _flipped_head(
 def _fragment(
     store: Store,
     name: str,
-    held: Held | None,
+    held: HeldFragment | None,
     head: Snapshot | None,
     flipped: int | None,
     lowest: int | None,
@@ -201,7 +201,7 @@ def _fragment(
     if held is not None:
         is_urgent |= held.is_urgent
         if target.version not in batches:
-            batches[target.version] = Batch(
+            batches[target.version] = ProvenBatch(
                 held.rows_changed, held.proven_at, _delay_s(held.job.report.view_phases)
             )
     if given is None or (head is not None and differs(head.layout, given.layout)):
@@ -233,19 +233,19 @@ def _head(store: Store, name: str, flipped: int | None, *, is_held: bool) -> Sna
         raise
 
 
-def _input(name: str, snapshot: Snapshot | None) -> Input | None:
-    return None if snapshot is None else Input.published(name, snapshot)
+def _input(name: str, snapshot: Snapshot | None) -> PinnedInput | None:
+    return None if snapshot is None else PinnedInput.published(name, snapshot)
 
 
-def _batch(entry: LogEntry) -> Batch:
+def _batch(entry: LogEntry) -> ProvenBatch:
     """Return the changes that a version brought."""
     proven_at = entry.committed.timestamp()
     if entry.record is None:
-        return Batch(0, proven_at)
+        return ProvenBatch(0, proven_at)
     report: Mapping[str, Any] = entry.record.report or {}
     with contextlib.suppress(ValueError, TypeError):
         proven_at = datetime.fromisoformat(report.get("proven_at") or "").timestamp()
-    return Batch(
+    return ProvenBatch(
         entry.record.rows_changed, proven_at, _delay_s([*moved_views(report.get("view_phases"))])
     )
 

@@ -29,15 +29,15 @@ from typing import Any
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.components import flip_schedule
-from warehouse_agent.components.held_fragments import HeldFragments, Taken
+from warehouse_agent.components.held_fragments import HeldFragments, TakenFragments
 from warehouse_agent.components.phase_timing import PhaseTiming
 from warehouse_agent.components.staleness import Staleness, measured
 from warehouse_agent.components.state import ComponentState, state_of
-from warehouse_agent.components.view_decision import Behind, Current
+from warehouse_agent.components.view_decision import CurrentView, StaleView
 from warehouse_agent.components.view_phase import PhaseOfView, ViewPhase
 from warehouse_agent.config import Fragment, OnFailure
 from warehouse_agent.events import RefreshNotStarted
-from warehouse_agent.refresh.command import Command
+from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.refresh.finish import Proven
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import MovedViews, Report, utc_at
@@ -47,7 +47,7 @@ from warehouse_agent.views import component_graph
 from warehouse_agent.views.component_graph import Component
 from warehouse_agent.views.inputs import inputs_of
 from warehouse_agent.views.maintenance.next_version import NextVersion
-from warehouse_agent.views.selection import Selection
+from warehouse_agent.views.selection import TableSelection
 from warehouse_agent.visible_versions.flips import fragment_member
 from warehouse_agent.visible_versions.members import Member
 
@@ -58,7 +58,9 @@ class ComponentTurn:
     `reports` has those of the views. Threads of several sources share it.
     """
 
-    def __init__(self, command: Command, component: Component, selection: Selection) -> None:
+    def __init__(
+        self, command: CommandServices, component: Component, selection: TableSelection
+    ) -> None:
         """Wait for the fragments of the component that are selected; their views move with them."""
         self._command, self._component = command, component
         fragments = [f for f in selection.fragments if f.name in component.fragments]
@@ -132,11 +134,13 @@ class ComponentTurn:
             return set()
         return names
 
-    def _turn(self, taken: Taken) -> None:
+    def _turn(self, taken: TakenFragments) -> None:
         """Commit what is taken: with the views, and flip; or alone, if the views may wait."""
         state = self._state(taken)
         turned = self._decided(state)
-        is_current = not state.names_ahead and all(isinstance(t.decision, Current) for t in turned)
+        is_current = not state.names_ahead and all(
+            isinstance(t.decision, CurrentView) for t in turned
+        )
         if not is_current and (not taken.is_last or self._is_due(state)):
             with self._views.locked():
                 self._move(taken)
@@ -147,7 +151,7 @@ class ComponentTurn:
                 self._note_ahead(taken, turned, state)
             self._report(taken)
 
-    def _state(self, taken: Taken) -> ComponentState:
+    def _state(self, taken: TakenFragments) -> ComponentState:
         """Read the versions of the component's fragments."""
         newest = self._command.flips.newest()
         members: Mapping[str, Member] = newest.members if newest else {}
@@ -174,12 +178,12 @@ class ComponentTurn:
             return True
         # A view that is new, stale or changed is no matter of waiting.
         given = self._views.decided(state.given, state.members, self._moving(state))
-        if not all(isinstance(one.decision, Current) for one in given):
+        if not all(isinstance(one.decision, CurrentView) for one in given):
             return True
         now = time.time()
         return flip_schedule.due(ahead, knob, self._timing.between(), now) is not None
 
-    def _move(self, taken: Taken) -> None:
+    def _move(self, taken: TakenFragments) -> None:
         """Do a view phase under the locks of the component's views."""
         began, turned = time.monotonic(), list[PhaseOfView]()
         try:
@@ -203,7 +207,7 @@ class ComponentTurn:
                 one.remove(self._command.store)
 
     def _place_fragments(
-        self, taken: Taken, state: ComponentState, after: dict[str, Member]
+        self, taken: TakenFragments, state: ComponentState, after: dict[str, Member]
     ) -> None:
         """Put what was committed, and what was ahead, into `after`."""
         store, fragments = self._command.store, self._command.config.fragments
@@ -216,7 +220,7 @@ class ComponentTurn:
             if snapshot is not None:
                 after[name] = fragment_member(store, fragments[name], snapshot)
 
-    def _holds(self, taken: Taken, turned: Sequence[PhaseOfView]) -> bool:
+    def _holds(self, taken: TakenFragments, turned: Sequence[PhaseOfView]) -> bool:
         """Return True if a view that failed holds its component; say so in every report."""
         names = [t.view.name for t in turned if t.behind and t.view.on_failure is OnFailure.HOLD]
         for report in (*(h.job.report for h in taken.held.values()), *self._reports.values()):
@@ -271,7 +275,7 @@ class ComponentTurn:
 
     def _note(
         self,
-        taken: Taken,
+        taken: TakenFragments,
         turned: Sequence[PhaseOfView],
         number: int | None,
         members: Mapping[str, Member],
@@ -299,11 +303,11 @@ class ComponentTurn:
                 report.fail(one.error)
                 continue
             report.recovered()
-            if isinstance(one.decision, Behind):
+            if isinstance(one.decision, StaleView):
                 report.not_started = f"It stays as it is: {one.decision.why}."
 
     def _note_ahead(
-        self, taken: Taken, turned: Sequence[PhaseOfView], state: ComponentState
+        self, taken: TakenFragments, turned: Sequence[PhaseOfView], state: ComponentState
     ) -> None:
         """Say in the reports what waits for a later phase, and until when."""
         ahead = state.ahead
@@ -323,7 +327,7 @@ class ComponentTurn:
             if one.view.name in above:
                 one.report.ahead = body
 
-    def _report(self, taken: Taken) -> None:
+    def _report(self, taken: TakenFragments) -> None:
         """Emit the reports of the fragments; those of the views after the last phase."""
         command = self._command
         for held in taken.held.values():
@@ -336,7 +340,7 @@ class ComponentTurn:
             else:
                 command.finished(report)
 
-    def _failed(self, taken: Taken, problem: Exception) -> None:
+    def _failed(self, taken: TakenFragments, problem: Exception) -> None:
         """Report what an error ended; what was committed is not flipped."""
         for report in (*(held.job.report for held in taken.held.values()), *self.reports):
             if report.error is None:

@@ -14,33 +14,33 @@ from warehouse_agent.visible_versions.members import Member
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class CurrentView:
     """The view is made of these versions already."""
 
 
 @dataclass(frozen=True, slots=True)
-class Adopt:
+class ViewAdoption:
     """The newest version of the view's table is made of these versions, and no flip names it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
+class ViewEvaluation:
     """The view is to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class StaleView:
     """The view cannot follow. `is_new`: it was never published, so nothing is marked."""
 
     why: str
     is_new: bool
 
 
-Decision = Current | Adopt | Evaluate | Behind
+Decision = CurrentView | ViewAdoption | ViewEvaluation | StaleView
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class NewestViewVersion:
     """The newest version of a view's table: what it was made of, and if the recipe is the same."""
 
     version: int
@@ -53,7 +53,7 @@ def decide(
     versions: Mapping[str, int | None],
     behind: Mapping[str, str],
     member: Member | None,
-    head: Head | None,
+    head: NewestViewVersion | None,
 ) -> Decision:
     """Return what becomes of a view.
 
@@ -65,18 +65,18 @@ def decide(
     """
     for name in view.inputs:
         if name in behind:
-            return Behind(f"its input {name} is stale", member is None)
+            return StaleView(f"its input {name} is stale", member is None)
         if versions[name] is None:
-            return Behind(f"its input {name} was never published", member is None)
+            return StaleView(f"its input {name} was never published", member is None)
     wanted = {name: versions[name] for name in view.inputs}
     if head is None or not head.has_recipe:
-        return Evaluate()
+        return ViewEvaluation()
     if (
         member is not None
         and member.stale is None
         and dict(member.inputs) == wanted
         and member.version == head.version
     ):
-        return Current()
+        return CurrentView()
     is_adopted = dict(head.inputs) == wanted
-    return Adopt() if is_adopted else Evaluate()
+    return ViewAdoption() if is_adopted else ViewEvaluation()

@@ -15,11 +15,17 @@ from dataclasses import dataclass, replace
 
 from driftline.errors import DriftlineError, Locked, NotFound, WarehouseUnavailable
 
-from warehouse_agent.components.view_decision import Behind, Decision, Evaluate, Head, decide
+from warehouse_agent.components.view_decision import (
+    Decision,
+    NewestViewVersion,
+    StaleView,
+    ViewEvaluation,
+    decide,
+)
 from warehouse_agent.config import View
 from warehouse_agent.events import RefreshStarted
-from warehouse_agent.failpoints import Point
-from warehouse_agent.refresh.command import Command
+from warehouse_agent.failpoints import WarehouseFailpoint
+from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.refresh.derivation import noted_offer
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.spark.executors import mistake
@@ -29,7 +35,7 @@ from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSna
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.steps import Phases, StepLog
 from warehouse_agent.views.component_graph import Component
-from warehouse_agent.views.evaluate import Input, has_inputs_of, lacking
+from warehouse_agent.views.evaluate import PinnedInput, has_inputs_of, lacking
 from warehouse_agent.views.inputs import query_of
 from warehouse_agent.views.maintenance.affected_keys import made_of
 from warehouse_agent.views.maintenance.maintain import maintain, note_current
@@ -61,15 +67,15 @@ class PhaseOfView:
         """Return why the view stays behind; None if it does not."""
         if self.error is not None:
             return self.error.message
-        return self.decision.why if isinstance(self.decision, Behind) else None
+        return self.decision.why if isinstance(self.decision, StaleView) else None
 
     @property
-    def as_input(self) -> Input | None:
+    def as_input(self) -> PinnedInput | None:
         """Return the view as an input of views over it."""
         if isinstance(made := self.made, NextVersion):
             version = made.base.version + 1 if made.base else 0
-            return Input(self.view.name, version, made.layout, made.files, feed=made.changes)
-        return None if self.head is None else Input.published(self.view.name, self.head)
+            return PinnedInput(self.view.name, version, made.layout, made.files, feed=made.changes)
+        return None if self.head is None else PinnedInput.published(self.view.name, self.head)
 
     def remove(self, store: Store) -> None:
         """Remove files of a version that was not committed, as `Job.discard`."""
@@ -89,7 +95,7 @@ class ViewPhase:
 
     def __init__(
         self,
-        command: Command,
+        command: CommandServices,
         component: Component,
         left_out: Sequence[View],
         reports: dict[str, Report],
@@ -138,7 +144,7 @@ class ViewPhase:
 
     def decided(
         self,
-        fragments: Mapping[str, Input | None],
+        fragments: Mapping[str, PinnedInput | None],
         members: Mapping[str, Member],
         moving: Collection[str],
         *,
@@ -180,7 +186,7 @@ class ViewPhase:
             name, made = one.view.name, one.made
             late = next((n for n in one.view.inputs if n in behind), None)
             if one.behind is None and late is not None:
-                one.decision = Behind(f"its input {late} is stale", name not in after)
+                one.decision = StaleView(f"its input {late} is stale", name not in after)
             try:
                 if one.behind is None:
                     inputs = [after[n] for n in dict.fromkeys(one.view.inputs)]
@@ -212,7 +218,7 @@ class ViewPhase:
     def _one(
         self,
         view: View,
-        inputs: Mapping[str, Input | None],
+        inputs: Mapping[str, PinnedInput | None],
         behind: Mapping[str, str],
         member: Member | None,
     ) -> PhaseOfView:
@@ -232,16 +238,16 @@ class ViewPhase:
             if head is not None:
                 is_good = view.name not in self._anew and head.other is None
                 is_good = is_good and _is_same(view, head, inputs)
-                same = Head(head.version, head.record.inputs or {}, is_good)
+                same = NewestViewVersion(head.version, head.record.inputs or {}, is_good)
             decision = decide(view, known, behind, member, same)
-            if isinstance(decision, Evaluate) and (why := self._lacking(view, inputs)):
-                decision = Behind(why, member is None)
+            if isinstance(decision, ViewEvaluation) and (why := self._lacking(view, inputs)):
+                decision = StaleView(why, member is None)
             return PhaseOfView(view, report, decision, head)
         except Exception as problem:
             error = mistake(problem, view.name)
-            return PhaseOfView(view, report, Evaluate(), None, error=error)
+            return PhaseOfView(view, report, ViewEvaluation(), None, error=error)
 
-    def _lacking(self, view: View, inputs: Mapping[str, Input | None]) -> str | None:
+    def _lacking(self, view: View, inputs: Mapping[str, PinnedInput | None]) -> str | None:
         """Return why a view cannot be made of these versions; None if it can.
 
         A column that no relation has is left to the evaluation, which says where it is written.
@@ -254,9 +260,9 @@ class ViewPhase:
                 relations[name] = frozenset(columns)
         return lacking(view.name, query_of(view), known, relations)
 
-    def _evaluate(self, one: PhaseOfView, inputs: Mapping[str, Input | None]) -> None:
+    def _evaluate(self, one: PhaseOfView, inputs: Mapping[str, PinnedInput | None]) -> None:
         """Compute a view that needs it."""
-        if one.error is not None or not isinstance(one.decision, Evaluate):
+        if one.error is not None or not isinstance(one.decision, ViewEvaluation):
             return
         command, name = self._command, one.view.name
         one.report.attempts += 1
@@ -279,16 +285,16 @@ class ViewPhase:
                 accept_schema=command.options.accept_schema,
                 anew=name in self._anew,
             )
-            Point.VIEW_COMPUTED.reach()
+            WarehouseFailpoint.VIEW_COMPUTED.reach()
         except Exception as problem:
             one.error = command.steps.mistake(problem, name)
 
-    def _unmoved(self, name: str, member: Member | None) -> Input | None:
+    def _unmoved(self, name: str, member: Member | None) -> PinnedInput | None:
         """Return a view that does not move in this phase as an input."""
         if member is None:
             return None
         snapshot = formats.view_head(self._command.store, name, version=member.version)
-        return None if snapshot is None else Input.published(name, snapshot)
+        return None if snapshot is None else PinnedInput.published(name, snapshot)
 
     def _commit_view(self, one: PhaseOfView, made: NextVersion, inputs: list[Member]) -> None:
         """Commit a view as its next version."""
@@ -318,12 +324,12 @@ class ViewPhase:
             new = NewViewVersion(made.base, made.layout, made.added, made.removed, record)
             one.is_tried = True
             version = formats.commit(store, name, new)
-            Point.VIEW_COMMITTED.reach()
+            WarehouseFailpoint.VIEW_COMMITTED.reach()
             one.is_committed = True
             one.head = formats.view_head(store, name, version=version)
 
 
-def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, Input | None]) -> bool:
+def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, PinnedInput | None]) -> bool:
     """Return True if a view's newest version has its query and the columns of its inputs, and was
     made of none that began anew with the same number.
 

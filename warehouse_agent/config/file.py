@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftline.errors import ConfigurationError
-from driftline.settings.declarations import Table, read, resolve
+from driftline.settings.declarations import SettingsTable, read, resolve
 from driftline.settings.kinds import (
     TEXT,
     choice,
@@ -44,7 +44,7 @@ MAX_LAG_DAYS_MAX = 7  # `gc` keeps what readers are given, and all that was comm
 _PATH_REFUSED = "*?[]{}\\%"
 
 
-class WarehouseTable(Table):
+class WarehouseTable(SettingsTable):
     """The warehouse and the command line's resources."""
 
     path = replace(TEXT, label="a path").required(
@@ -98,7 +98,7 @@ class ViewTable(TimingTable):
     )
 
 
-class WarehouseFile(Table):
+class WarehouseFile(SettingsTable):
     """A warehouse.toml: where sources are, and which copies to keep of their relations."""
 
     warehouse = table_of(WarehouseTable).required("the warehouse and the resources of a command")

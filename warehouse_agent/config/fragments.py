@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from driftline.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
-from driftline.settings.declarations import Table, in_units, nearest
+from driftline.settings.declarations import SettingsTable, in_units, nearest
 from driftline.settings.kinds import (
     TEXT,
     choice,
@@ -31,17 +31,17 @@ from warehouse_agent.config.settings import (
 )
 from warehouse_agent.config.timing import TimingTable
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tiling import Incremental
+from warehouse_agent.planning.tiling import PassSettings
 
 READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
 
 
-class IncrementalTable(Table):
+class IncrementalTable(SettingsTable):
     """A refresh in tiles."""
 
-    rows = integer("rows", least=1).by_default(Incremental().rows, "about so many rows in a tile")
+    rows = integer("rows", least=1).by_default(PassSettings().rows, "about so many rows in a tile")
     pause_s = or_word(number("seconds"), "auto", None, "a number of seconds").by_default(
-        Incremental().pause_s,
+        PassSettings().pause_s,
         'the time between two tiles; `"auto"`: the default, and longer while the database answers'
         " slowly",
     )
@@ -202,11 +202,11 @@ def _check_keys(table: FragmentTable, fragment: Fragment) -> None:
         raise table.error("proof", "Groups compare every row.", "Remove `proof`, or `method`.")
 
 
-def _incremental(table: IncrementalTable | None) -> Incremental | None:
+def _incremental(table: IncrementalTable | None) -> PassSettings | None:
     if table is None:
         return None
     pause_s = table.pause_s
-    return Incremental(table.rows, pause_s or Incremental().pause_s, adapts=pause_s is None)
+    return PassSettings(table.rows, pause_s or PassSettings().pause_s, adapts=pause_s is None)
 
 
 def _check_incremental(table: FragmentTable, fragment: Fragment) -> None:

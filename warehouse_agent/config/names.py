@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from driftline.errors import UsageError
-from driftline.settings.declarations import Table, nearest
+from driftline.settings.declarations import SettingsTable, nearest
 
 from warehouse_agent.config.settings import Fragment, WarehouseConfig
 
@@ -66,7 +66,7 @@ def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list
     return [config.fragments[name] for name in names]
 
 
-def check_name(name: str, table: Table, what: str) -> None:
+def check_name(name: str, table: SettingsTable, what: str) -> None:
     """Refuse a name that cannot be that of a folder, or is one of ours."""
     if not is_fragment_name(name):
         raise table.error(

@@ -14,11 +14,11 @@ from driftline.settings.hours import WeekSpan
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
-from warehouse_agent.planning.tiling import Incremental
+from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.timetable.timing import Timing
 
 if TYPE_CHECKING:
-    from warehouse_agent.decomposition.view_needs import Wish
+    from warehouse_agent.decomposition.view_needs import OccurrenceNeed
 
 SMALL_BYTES = 32 << 20
 AHEAD = 4  # fragments
@@ -130,13 +130,13 @@ class Fragment:
     proof: Proof = Proof.TOTAL
     audit_s: int = AUDIT_S
     read_at_most: int | None = None
-    incremental: Incremental | None = None
+    incremental: PassSettings | None = None
     staging_at_most: int | None = None
     priority: int = 0
     timing: Timing | None = None
     event_time: EventTime | None = None
     is_kept: bool = False
-    wishes: tuple[Wish, ...] = ()
+    wishes: tuple[OccurrenceNeed, ...] = ()
 
     @property
     def time_zone(self) -> str:

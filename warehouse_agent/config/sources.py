@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driftline.settings.declarations import Table, is_loopback
+from driftline.settings.declarations import SettingsTable, is_loopback
 from driftline.settings.kinds import ADDRESS, FLAG, PATH, TEXT, ZONE, choice, list_of
 
 from warehouse_agent.config import timing
@@ -12,7 +12,7 @@ from warehouse_agent.planning.network import Objective
 _TLS = "without `insecure`"
 
 
-class SourceTable(Table):
+class SourceTable(SettingsTable):
     """A source agent, and how its certificate is checked."""
 
     address = ADDRESS.required(

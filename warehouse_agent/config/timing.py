@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from driftline.settings.declarations import Table, in_units
+from driftline.settings.declarations import SettingsTable, in_units
 from driftline.settings.hours import WeekSpan
 from driftline.settings.kinds import ZONE, choice, duration, map_of, number, written
 
-from warehouse_agent.timetable.timing import INTERVAL_MAX_S, Policy, Timing, closed_s
+from warehouse_agent.timetable.timing import INTERVAL_MAX_S, Timing, TimingPolicy, closed_s
 
 UTC = "UTC"
 SPANS = 'hours such as `["20:00-06:00", "Sat,Sun"]`'
@@ -25,7 +25,7 @@ SPAN = written(
 )
 
 
-def apart(table: Table, key: str, spans: Sequence[WeekSpan]) -> tuple[WeekSpan, ...]:
+def apart(table: SettingsTable, key: str, spans: Sequence[WeekSpan]) -> tuple[WeekSpan, ...]:
     """Return the spans. Raises ConfigurationError: two of them overlap."""
     for one, other in combinations(spans, 2):
         if one.minutes() & other.minutes():
@@ -36,13 +36,13 @@ def apart(table: Table, key: str, spans: Sequence[WeekSpan]) -> tuple[WeekSpan, 
 
 
 def _weights(
-    table: Table, key: str, weights: Mapping[str, float]
+    table: SettingsTable, key: str, weights: Mapping[str, float]
 ) -> tuple[tuple[WeekSpan, float], ...]:
     spans = apart(table, key, [SPAN.parse(table, key, text) for text in weights])
     return tuple(zip(spans, weights.values(), strict=True))
 
 
-class TimingTable(Table):
+class TimingTable(SettingsTable):
     """The timing of a fragment, or of what a view reads."""
 
     freshness = duration().optional(
@@ -57,8 +57,8 @@ class TimingTable(Table):
         f'with a goal `"{in_units(INTERVAL_MAX_S)}"`',
     )
     interval_min = duration().optional("the shortest time between two refreshes")
-    policy = choice(Policy).by_default(
-        Policy.AUTO.value, "how refreshes are placed; see [scheduling.md](scheduling.md)"
+    policy = choice(TimingPolicy).by_default(
+        TimingPolicy.AUTO.value, "how refreshes are placed; see [scheduling.md](scheduling.md)"
     )
     weights = (
         map_of(number("a weight"), called="HOURS")
@@ -133,7 +133,7 @@ def _check_freshness(table: TimingTable, timing: Timing, hours: Sequence[WeekSpa
     """Refuse a freshness that cannot be kept."""
     if (freshness := timing.freshness_s) is None:
         return
-    if timing.policy not in (Policy.AUTO, Policy.FIXED):
+    if timing.policy not in (TimingPolicy.AUTO, TimingPolicy.FIXED):
         raise table.error(
             "policy",
             f'"{timing.policy.value}" places refreshes by their price, and `freshness` has none.',

@@ -23,13 +23,13 @@ from enum import Enum
 from typing import TypeAlias
 
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
+    OrPredicate,
     Predicate,
-    Some,
     is_literal,
 )
 from driftline.values.types import INTEGER_WIDTHS, Column, DeclaredType
@@ -57,7 +57,7 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class ColumnTest:
     """A column, by its published name, compared with literals; IS NULL has none."""
 
     column: str
@@ -87,17 +87,17 @@ class Negation:
 
 
 @dataclass(frozen=True, slots=True)
-class Stays:
+class WarehouseCondition:
     """A condition that is evaluated at the warehouse alone, and why."""
 
     why: str
 
 
-Condition: TypeAlias = Test | Conjunction | Disjunction | Negation | Stays
+Condition: TypeAlias = ColumnTest | Conjunction | Disjunction | Negation | WarehouseCondition
 
 
 @dataclass(frozen=True, slots=True)
-class Compares:
+class ComparedColumn:
     """A column of a relation, and the operators that have one meaning for it."""
 
     column: Column
@@ -105,14 +105,14 @@ class Compares:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushedCondition:
     """The part of a condition that the source evaluates, None: nothing; and why it is not all."""
 
     predicate: Predicate | None
     why: tuple[str, ...] = ()
 
 
-def pushed(condition: Condition, columns: Mapping[str, Compares]) -> Pushed:
+def pushed(condition: Condition, columns: Mapping[str, ComparedColumn]) -> PushedCondition:
     """Return the strongest predicate that a condition implies and the source may evaluate.
 
     Args:
@@ -122,39 +122,41 @@ def pushed(condition: Condition, columns: Mapping[str, Compares]) -> Pushed:
         case Conjunction(parts):
             results = [pushed(part, columns) for part in parts]
             kept = tuple(p.predicate for p in results if p.predicate is not None)
-            return Pushed(_one_of(Every, kept), _reasons(results))
+            return PushedCondition(_one_of(AndPredicate, kept), _reasons(results))
         case Disjunction(parts):
             results = [pushed(part, columns) for part in parts]
             kept = tuple(p.predicate for p in results if p.predicate is not None)
             is_whole = len(kept) == len(parts)
-            return Pushed(_one_of(Some, kept) if is_whole else None, _reasons(results))
+            return PushedCondition(
+                _one_of(OrPredicate, kept) if is_whole else None, _reasons(results)
+            )
         case Negation(part):
             inner = pushed(part, columns)
             if inner.predicate is None or inner.why:
-                return Pushed(None, inner.why)
-            return Pushed(Negated(inner.predicate))
-        case Stays(why):
-            return Pushed(None, (why,))
-        case Test():
+                return PushedCondition(None, inner.why)
+            return PushedCondition(NotPredicate(inner.predicate))
+        case WarehouseCondition(why):
+            return PushedCondition(None, (why,))
+        case ColumnTest():
             return _tested(condition, columns)
 
 
-def _tested(test: Test, columns: Mapping[str, Compares]) -> Pushed:
+def _tested(test: ColumnTest, columns: Mapping[str, ComparedColumn]) -> PushedCondition:
     known = columns.get(test.column.lower())
     if known is None:
-        return Pushed(None, (f"{test.column} is a column of another table",))
+        return PushedCondition(None, (f"{test.column} is a column of another table",))
     column = known.column
     if not known.comparable.allows(test.operator):
         why = f"{test.operator.value} has not one meaning for {column.name} at the source"
-        return Pushed(None, (why,))
+        return PushedCondition(None, (why,))
     values = []
     for literal in test.literals:
         value = literal_of(literal, column.type)
         if value is None:
             why = f"{literal.kind.value} ({literal.text}) against {column.name}, {column.type}"
-            return Pushed(None, (why,))
+            return PushedCondition(None, (why,))
         values.append(value)
-    return Pushed(Comparison(column.name, test.operator, tuple(values)))
+    return PushedCondition(ColumnPredicate(column.name, test.operator, tuple(values)))
 
 
 def literal_of(literal: Literal, type: DeclaredType) -> str | None:
@@ -227,12 +229,14 @@ _READERS: dict[tuple[str, LiteralKind], Callable[[str, DeclaredType], str | None
 }
 
 
-def _one_of(kind: type[Every | Some], parts: tuple[Predicate, ...]) -> Predicate | None:
+def _one_of(
+    kind: type[AndPredicate | OrPredicate], parts: tuple[Predicate, ...]
+) -> Predicate | None:
     """Return AND or OR of predicates; None of none."""
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else kind(parts)
 
 
-def _reasons(results: list[Pushed]) -> tuple[str, ...]:
+def _reasons(results: list[PushedCondition]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(why for one in results for why in one.why))

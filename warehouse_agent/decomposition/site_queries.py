@@ -18,17 +18,17 @@ from itertools import chain, count
 from typing import Final
 
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
+    OrPredicate,
     Predicate,
-    Some,
 )
 from driftline.values.types import Column, Recipe
 
-from warehouse_agent.decomposition.view_needs import Offer, Share
+from warehouse_agent.decomposition.view_needs import DerivationOffer, NeedShare
 
 _NUMBERS = ("int2", "int4", "int8", "numeric")
 _KEYWORDS = {"date": "DATE ", "timestamp": "TIMESTAMP "}
@@ -103,32 +103,32 @@ def predicate_text(
 
     def text(node: Predicate) -> str:
         match node:
-            case Comparison(name, Operator.IS_NULL, _):
+            case ColumnPredicate(name, Operator.IS_NULL, _):
                 return f"{dialect.column(columns[name], alias)} IS NULL"
-            case Comparison(name, operator, values):
+            case ColumnPredicate(name, operator, values):
                 literals = [dialect.literal(columns[name], value) for value in values]
                 right = f"({', '.join(literals)})" if operator is Operator.IN else literals[0]
                 return f"{dialect.operand(columns[name], alias)} {operator.value} {right}"
-            case Negated(part):
+            case NotPredicate(part):
                 return f"NOT ({text(part)})"
-            case Every(parts):
+            case AndPredicate(parts):
                 return " AND ".join(map(within, parts))
-            case Some(parts):
+            case OrPredicate(parts):
                 return " OR ".join(map(within, parts))
 
     def within(node: Predicate) -> str:
-        return f"({text(node)})" if isinstance(node, Every | Some) else text(node)
+        return f"({text(node)})" if isinstance(node, AndPredicate | OrPredicate) else text(node)
 
     return text(predicate)
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedOccurrence:
     """An occurrence of a relation of the site, with what is pushed for it."""
 
     relation: str
-    offer: Offer
-    share: Share
+    offer: DerivationOffer
+    share: NeedShare
 
     @property
     def alias(self) -> str:
@@ -138,7 +138,7 @@ class Joined:
 
 def proposed(
     name: str,
-    occurrences: Sequence[Joined],
+    occurrences: Sequence[JoinedOccurrence],
     equal: Iterable[tuple[tuple[str, str], tuple[str, str]]],
     dialect: Dialect,
 ) -> str | None:
@@ -173,7 +173,7 @@ def proposed(
     for one in joined:
         if one.share.rows is not None:
             rows = predicate_text(one.share.rows, one.offer.recipe, dialect, one.alias)
-            conditions.append(f"({rows})" if isinstance(one.share.rows, Some) else rows)
+            conditions.append(f"({rows})" if isinstance(one.share.rows, OrPredicate) else rows)
     where = f"\n{_INDENT}  AND ".join(conditions)
     columns = f",\n{_INDENT}       ".join(outputs)
     query = f"SELECT {columns}\n{_INDENT}FROM {tables}\n{_INDENT}WHERE {where}"
@@ -184,7 +184,9 @@ def proposed(
     )
 
 
-def _column(by_alias: Mapping[str, Joined], alias: str, name: str) -> tuple[Joined, Column] | None:
+def _column(
+    by_alias: Mapping[str, JoinedOccurrence], alias: str, name: str
+) -> tuple[JoinedOccurrence, Column] | None:
     """Return the column that a query names; a name without alias must be of one relation alone."""
     if alias:
         among = [by_alias[alias.lower()]] if alias.lower() in by_alias else []
@@ -194,17 +196,18 @@ def _column(by_alias: Mapping[str, Joined], alias: str, name: str) -> tuple[Join
     return matches[0] if len(matches) == 1 else None
 
 
-def _has_equality(one: Joined, a: Column, other: Joined, b: Column) -> bool:
+def _has_equality(one: JoinedOccurrence, a: Column, other: JoinedOccurrence, b: Column) -> bool:
     nothing = Comparable.NOTHING
     sides = (one.offer.comparable.get(a.name, nothing), other.offer.comparable.get(b.name, nothing))
     return all(side.allows(Operator.EQUAL) for side in sides)
 
 
 def _connected(
-    occurrences: Sequence[Joined], joins: Sequence[tuple[Joined, Joined]]
-) -> tuple[Joined, ...]:
+    occurrences: Sequence[JoinedOccurrence],
+    joins: Sequence[tuple[JoinedOccurrence, JoinedOccurrence]],
+) -> tuple[JoinedOccurrence, ...]:
     """Return the largest set of occurrences that joins connect, in order."""
-    best: tuple[Joined, ...] = ()
+    best: tuple[JoinedOccurrence, ...] = ()
     for start in occurrences:
         reached = [start]
         for one in reached:
@@ -215,7 +218,7 @@ def _connected(
     return best
 
 
-def _outputs(joined: Sequence[Joined], dialect: Dialect) -> tuple[list[str], list[str]]:
+def _outputs(joined: Sequence[JoinedOccurrence], dialect: Dialect) -> tuple[list[str], list[str]]:
     """Return the columns of the SELECT with names that differ, and the names of the key."""
     outputs, key, taken = [], [], set[str]()
     for one in joined:

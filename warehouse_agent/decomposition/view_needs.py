@@ -24,12 +24,12 @@ from driftline.errors import LimitExceeded
 from driftline.limits import DERIVATION_BYTES_MAX
 from driftline.relations.derivation_messages import to_message
 from driftline.relations.derivations import (
+    AndPredicate,
     Comparable,
+    DerivablePart,
     Derivation,
-    Every,
-    Part,
+    OrPredicate,
     Predicate,
-    Some,
     canonical,
     check,
     check_size,
@@ -37,7 +37,12 @@ from driftline.relations.derivations import (
 )
 from driftline.values.types import Recipe
 
-from warehouse_agent.decomposition.conditions import Compares, Condition, Pushed, pushed
+from warehouse_agent.decomposition.conditions import (
+    ComparedColumn,
+    Condition,
+    PushedCondition,
+    pushed,
+)
 
 RULES = 2  # changes when the same views get another derivation
 
@@ -51,7 +56,7 @@ class Conjunct:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class OccurrenceNeed:
     """The need that one occurrence in a view's query has of its table.
 
     Attributes:
@@ -69,7 +74,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DerivationOffer:
     """A relation, and what its source lets a warehouse choose of it.
 
     Attributes:
@@ -82,26 +87,26 @@ class Offer:
     recipe: Recipe
     names: tuple[str, ...]
     comparable: Mapping[str, Comparable] = field(default_factory=dict)
-    allowed: frozenset[Part] = frozenset()
+    allowed: frozenset[DerivablePart] = frozenset()
 
     @property
-    def compares(self) -> dict[str, Compares]:
+    def compares(self) -> dict[str, ComparedColumn]:
         """Return the columns by published name in lower case."""
         return {
-            name.lower(): Compares(c, self.comparable.get(c.name, Comparable.NOTHING))
+            name.lower(): ComparedColumn(c, self.comparable.get(c.name, Comparable.NOTHING))
             for c, name in zip(self.recipe.columns, self.names, strict=True)
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class NeedShare:
     """The share of one wish: the rows that it needs, None: all; and what becomes of each
     conjunct."""
 
-    wish: Wish
+    wish: OccurrenceNeed
     columns: tuple[str, ...]
     rows: Predicate | None
-    conjuncts: tuple[tuple[Conjunct, Pushed], ...]
+    conjuncts: tuple[tuple[Conjunct, PushedCondition], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +117,33 @@ class Decomposition:
     """
 
     derivation: Derivation | None
-    shares: tuple[Share, ...]
-    why: Mapping[Part, str]
+    shares: tuple[NeedShare, ...]
+    why: Mapping[DerivablePart, str]
 
 
-def wish_id(wishes: Iterable[Wish]) -> str:
+def wish_id(wishes: Iterable[OccurrenceNeed]) -> str:
     """Return a text that differs for wishes with other columns or conditions."""
     said = sorted({repr(_said(wish)) for wish in wishes})
     return blake3(repr((RULES, said)).encode()).hexdigest(16)
 
 
-def united(wishes: Sequence[Wish], offer: Offer) -> Decomposition:
+def united(wishes: Sequence[OccurrenceNeed], offer: DerivationOffer) -> Decomposition:
     """Return the derivation that serves every wish; it always has the key columns."""
     shares = tuple(_share(wish, offer) for wish in wishes)
     columns, why_columns = _columns(shares, offer)
     rows, why_rows = _rows(shares, offer)
     derivation = Derivation(columns, rows)
-    why = {Part.COLUMNS: why_columns, Part.ROWS: why_rows}
+    why = {DerivablePart.COLUMNS: why_columns, DerivablePart.ROWS: why_rows}
     return Decomposition(
         derivation if derivation.parts else None, shares, {p: w for p, w in why.items() if w}
     )
 
 
 def lacks(
-    wish: Wish, derivation: Derivation, offer: Offer, relation: Collection[str] | None = None
+    wish: OccurrenceNeed,
+    derivation: Derivation,
+    offer: DerivationOffer,
+    relation: Collection[str] | None = None,
 ) -> str | None:
     """Return what a derived relation lacks for a wish; None if it has all that the wish needs.
 
@@ -152,7 +160,7 @@ def lacks(
     if derivation.rows is None:
         return None
     every = dict.fromkeys((c.name for c in offer.recipe.columns), Comparable.ORDER)
-    needs = _share(wish, Offer(offer.recipe, offer.names, every)).rows
+    needs = _share(wish, DerivationOffer(offer.recipe, offer.names, every)).rows
     if needs is not None and implies(needs, canonical(derivation.rows)):
         return None
     return f"has only the rows where {text_of(derivation.rows)}"
@@ -168,44 +176,46 @@ def implies(strong: Predicate, weak: Predicate) -> bool:
     def proven(a: Predicate, b: Predicate) -> bool:
         if a == b:
             return True
-        if isinstance(b, Every):
+        if isinstance(b, AndPredicate):
             return all(proven(a, part) for part in b.parts)
-        if isinstance(a, Some):
+        if isinstance(a, OrPredicate):
             return all(proven(part, b) for part in a.parts)
-        if isinstance(b, Some) and any(proven(a, part) for part in b.parts):
+        if isinstance(b, OrPredicate) and any(proven(a, part) for part in b.parts):
             return True
-        return isinstance(a, Every) and any(proven(part, b) for part in a.parts)
+        return isinstance(a, AndPredicate) and any(proven(part, b) for part in a.parts)
 
     return proven(strong, weak)
 
 
-def _said(wish: Wish) -> tuple[list[str], list[str], list[str]]:
+def _said(wish: OccurrenceNeed) -> tuple[list[str], list[str], list[str]]:
     conditions = sorted(repr(conjunct.condition) for conjunct in wish.conjuncts)
     return sorted(wish.columns), sorted(wish.unqualified), conditions
 
 
-def _share(wish: Wish, offer: Offer) -> Share:
+def _share(wish: OccurrenceNeed, offer: DerivationOffer) -> NeedShare:
     known = offer.compares
     used = {known[name].column.name for name in wish.columns | wish.unqualified if name in known}
     columns = tuple(c.name for c in offer.recipe.columns if c.name in used)
     conjuncts = tuple((c, _within_limits(pushed(c.condition, known))) for c in wish.conjuncts)
     kept = tuple(p.predicate for _, p in conjuncts if p.predicate is not None)
-    return Share(wish, columns, canonical(Every(kept)) if kept else None, conjuncts)
+    return NeedShare(wish, columns, canonical(AndPredicate(kept)) if kept else None, conjuncts)
 
 
-def _within_limits(implied: Pushed) -> Pushed:
+def _within_limits(implied: PushedCondition) -> PushedCondition:
     """Return what is pushed of a conjunct; nothing if it alone is more than a source takes."""
     if implied.predicate is None:
         return implied
     try:
         check_size(canonical(implied.predicate))
     except LimitExceeded as error:
-        return Pushed(None, (*implied.why, f"it is too large: {error.message}"))
+        return PushedCondition(None, (*implied.why, f"it is too large: {error.message}"))
     return implied
 
 
-def _columns(shares: Iterable[Share], offer: Offer) -> tuple[tuple[str, ...] | None, str]:
-    if Part.COLUMNS not in offer.allowed:
+def _columns(
+    shares: Iterable[NeedShare], offer: DerivationOffer
+) -> tuple[tuple[str, ...] | None, str]:
+    if DerivablePart.COLUMNS not in offer.allowed:
         return None, "the DBA does not allow a choice of columns"
     used = {name for share in shares for name in share.columns}
     used |= {column.name for column in offer.recipe.key}
@@ -214,8 +224,8 @@ def _columns(shares: Iterable[Share], offer: Offer) -> tuple[tuple[str, ...] | N
     return tuple(c.name for c in offer.recipe.columns if c.name in used), ""
 
 
-def _rows(shares: Sequence[Share], offer: Offer) -> tuple[Predicate | None, str]:
-    if Part.ROWS not in offer.allowed:
+def _rows(shares: Sequence[NeedShare], offer: DerivationOffer) -> tuple[Predicate | None, str]:
+    if DerivablePart.ROWS not in offer.allowed:
         return None, "the DBA does not allow a choice of rows"
     needs = []
     for share in shares:
@@ -225,7 +235,7 @@ def _rows(shares: Sequence[Share], offer: Offer) -> tuple[Predicate | None, str]
     if not needs:
         return None, "no view needs it"
     weakest = [p for i, p in enumerate(needs) if not _is_covered(p, i, needs)]
-    rows = canonical(Some(tuple(weakest)))
+    rows = canonical(OrPredicate(tuple(weakest)))
     derivation = Derivation(rows=rows)
     try:
         check(derivation, offer.recipe.columns, offer.comparable)

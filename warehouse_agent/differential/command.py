@@ -13,13 +13,13 @@ from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.config import load
 from warehouse_agent.differential.comparison import by_window
-from warehouse_agent.differential.joins import Algorithm, Join, by_join, by_key, records_of
-from warehouse_agent.differential.matching import GaveUp
+from warehouse_agent.differential.joins import Algorithm, FileJoin, by_join, by_key, records_of
+from warehouse_agent.differential.matching import WindowExhausted
 from warehouse_agent.differential.reading import named
-from warehouse_agent.differential.records import Snapshot
-from warehouse_agent.differential.state import State, StateUnusable, save
+from warehouse_agent.differential.records import FileSnapshot
+from warehouse_agent.differential.state import DiffState, StateUnusable, save
 from warehouse_agent.differential.state import load as load_state
-from warehouse_agent.differential.window import Buffers, Counts
+from warehouse_agent.differential.window import DiffCounts, WindowBuffers
 from warehouse_agent.report import counted
 from warehouse_agent.spark import session
 
@@ -27,13 +27,13 @@ WINDOW = "window"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DiffResult:
     """The result of a differential, the algorithm that found it, and the place of the changes.
 
     `note`: a deviation from what was asked for, as text; empty: none.
     """
 
-    counts: Counts
+    counts: DiffCounts
     algorithm: str
     output: Path
     note: str = ""
@@ -66,15 +66,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DiffRequest:
     """The files to compare, and how.
 
     `old`: None where the state stands in for it. `state`: None where none is kept. `whole_rows`:
     the joins take whole rows of the new file, not pointers to them.
     """
 
-    old: Snapshot | None
-    new: Snapshot
+    old: FileSnapshot | None
+    new: FileSnapshot
     output: Path
     state: Path | None
     whole_rows: bool
@@ -93,7 +93,7 @@ def diff(
     whole_rows: bool,
     allow_shrink: bool,
     as_json: bool,
-    buffers: Buffers | None = None,
+    buffers: WindowBuffers | None = None,
 ) -> None:
     """Write the changes from the first file to the second, and print their counts.
 
@@ -111,7 +111,7 @@ def diff(
             remedy="Choose another --output.",
         )
     snapshots = [named(file, format, tuple(key)) for file in files]
-    request = Request(
+    request = DiffRequest(
         snapshots[0] if len(files) == 2 else None,
         snapshots[-1],
         target,
@@ -151,7 +151,7 @@ def _check(
         )
 
 
-def _by_window(request: Request, config: Path, buffers: Buffers | None) -> Answer:
+def _by_window(request: DiffRequest, config: Path, buffers: WindowBuffers | None) -> DiffResult:
     """Compare by the window; by a hash join if that gives up."""
     assert request.old is not None, "without a state, both files are named"
     try:
@@ -162,24 +162,24 @@ def _by_window(request: Request, config: Path, buffers: Buffers | None) -> Answe
             allow_shrink=request.allow_shrink,
             buffers=buffers,
         )
-    except GaveUp as limit:
+    except WindowExhausted as limit:
         answer = _by_join(request, config, Algorithm.HASH)
         return replace(answer, note=f"The window gave up: {limit}. The files were joined instead.")
-    return Answer(counts, WINDOW, request.output)
+    return DiffResult(counts, WINDOW, request.output)
 
 
-def _by_join(request: Request, config: Path, chosen: str) -> Answer:
+def _by_join(request: DiffRequest, config: Path, chosen: str) -> DiffResult:
     """Compare by one of Spark's joins, with the state if there is one; keep the new state."""
     from pyspark import StorageLevel
 
     old, note = _old_side(request)
     spark = session.start(dict(load(config).spark) if config.exists() else {})
-    secret = old.secret if isinstance(old, State) else secrets.token_bytes(FRAGMENT_KEY_BYTES)
-    join = Join(Algorithm(chosen), not request.whole_rows, secret)
+    secret = old.secret if isinstance(old, DiffState) else secrets.token_bytes(FRAGMENT_KEY_BYTES)
+    join = FileJoin(Algorithm(chosen), not request.whole_rows, secret)
     theirs = by_key(records_of(spark, request.new, secret, whole=request.whole_rows))
     if request.state is not None:
         theirs = theirs.persist(StorageLevel.DISK_ONLY)  # joined, then kept as the state
-    if isinstance(old, State):
+    if isinstance(old, DiffState):
         ours = old.records(spark)
     else:
         ours = by_key(records_of(spark, old, secret, whole=False))
@@ -193,10 +193,10 @@ def _by_join(request: Request, config: Path, chosen: str) -> Answer:
     )
     if request.state is not None:
         save(request.state, theirs, request.new.recipe, request.new.name, secret)
-    return Answer(counts, chosen, request.output, note)
+    return DiffResult(counts, chosen, request.output, note)
 
 
-def _old_side(request: Request) -> tuple[State | Snapshot, str]:
+def _old_side(request: DiffRequest) -> tuple[DiffState | FileSnapshot, str]:
     """Return the state if it can stand in for the old file, else that file, and why.
 
     Raises:

@@ -9,9 +9,9 @@ from driftline.errors import DuplicateKey, InternalError, TableShrank
 from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.differential.matching import Collision, RepeatedPosition
-from warehouse_agent.differential.output import Output
-from warehouse_agent.differential.records import Snapshot
-from warehouse_agent.differential.window import Buffers, Counts, window
+from warehouse_agent.differential.output import ChangesFile
+from warehouse_agent.differential.records import FileSnapshot
+from warehouse_agent.differential.window import DiffCounts, WindowBuffers, window
 from warehouse_agent.report import counted
 
 RUNS_MAX = 4  # with other hashes each; the second fails by chance once in 10^5 pairs of files
@@ -19,13 +19,13 @@ SHRUNK = 2  # as many times fewer rows are refused, as in a refresh
 
 
 def by_window(
-    old: Snapshot,
-    new: Snapshot,
+    old: FileSnapshot,
+    new: FileSnapshot,
     output: Path,
     *,
     allow_shrink: bool = False,
-    buffers: Buffers | None = None,
-) -> Counts:
+    buffers: WindowBuffers | None = None,
+) -> DiffCounts:
     """Write the changes between two files with equal recipes, and return their counts.
 
     Raises:
@@ -36,7 +36,7 @@ def by_window(
     """
     repeated: tuple[int, tuple[int, int]] | None = None
     for _ in range(RUNS_MAX):
-        with Output(output, new.recipe) as changes:
+        with ChangesFile(output, new.recipe) as changes:
             try:
                 secret = secrets.token_bytes(FRAGMENT_KEY_BYTES)
                 counts = window(old, new, changes.put, secret=secret, buffers=buffers)
@@ -63,7 +63,7 @@ def duplicate(name: str, numbers: tuple[int, int]) -> DuplicateKey:
     )
 
 
-def refuse_shrunk(counts: Counts, name: str, *, allow_shrink: bool) -> None:
+def refuse_shrunk(counts: DiffCounts, name: str, *, allow_shrink: bool) -> None:
     """Raise TableShrank if more than half of the records are gone."""
     if counts.new * SHRUNK < counts.old and not allow_shrink:
         raise TableShrank(

@@ -33,15 +33,15 @@ from driftline.values.types import Recipe
 
 from warehouse_agent.columns.buffers import ragged_of, variable_array_of
 from warehouse_agent.differential.comparison import duplicate, refuse_shrunk
-from warehouse_agent.differential.output import Output
+from warehouse_agent.differential.output import ChangesFile
 from warehouse_agent.differential.records import (
-    Form,
-    Hashing,
+    ChangeForm,
+    FileSnapshot,
+    RecordHashing,
     Records,
-    Snapshot,
     in_blocks,
 )
-from warehouse_agent.differential.window import Counts
+from warehouse_agent.differential.window import DiffCounts
 from warehouse_agent.spark.executors import Batches, Task, driver_errors, task
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Algorithm(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class FileJoin:
     """A join of two files. `pointers`: <K, b, p> of the new file takes part, else <K, B>.
 
     `secret`: 32 bytes, for the fingerprints of both files.
@@ -76,7 +76,9 @@ class Join:
     secret: bytes
 
 
-def records_of(spark: SparkSession, snapshot: Snapshot, secret: bytes, *, whole: bool) -> DataFrame:
+def records_of(
+    spark: SparkSession, snapshot: FileSnapshot, secret: bytes, *, whole: bool
+) -> DataFrame:
     """Return the records of a file as <K, b, p>, and with its row if `whole`, else without.
 
     Columns: key binary, hi and lo bigint, number bigint (p), row binary.
@@ -87,11 +89,11 @@ def records_of(spark: SparkSession, snapshot: Snapshot, secret: bytes, *, whole:
     return records if whole else records.selectExpr("*", _NO_ROW)
 
 
-def _read(snapshot: Snapshot, secret: bytes, whole: bool) -> Task:
+def _read(snapshot: FileSnapshot, secret: bytes, whole: bool) -> Task:
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
-        for block in in_blocks(snapshot, Hashing(snapshot.recipe, secret), BLOCK_RECORDS):
+        for block in in_blocks(snapshot, RecordHashing(snapshot.recipe, secret), BLOCK_RECORDS):
             yield _batch(block, snapshot.recipe, whole)
 
     return run
@@ -127,12 +129,12 @@ def by_key(records: DataFrame) -> DataFrame:
 def by_join(
     old: DataFrame,
     new: DataFrame,
-    join: Join,
-    files: tuple[str, Snapshot],
+    join: FileJoin,
+    files: tuple[str, FileSnapshot],
     output: Path,
     *,
     allow_shrink: bool = False,
-) -> Counts:
+) -> DiffCounts:
     """Write the changes between two files, and return their counts.
 
     Args:
@@ -149,7 +151,7 @@ def by_join(
     """
     held = output.with_name(f".{output.name}-{uuid.uuid4().hex}.spark")
     new_file = files[1]
-    with Output(output, new_file.recipe) as changes:
+    with ChangesFile(output, new_file.recipe) as changes:
         try:
             with driver_errors():
                 counts = _joined(old, new, join, held)
@@ -162,7 +164,7 @@ def by_join(
     return counts
 
 
-def _joined(old: DataFrame, new: DataFrame, join: Join, held: Path) -> Counts:
+def _joined(old: DataFrame, new: DataFrame, join: FileJoin, held: Path) -> DiffCounts:
     """Write what changed to a folder of Parquet files; return the counts of all records."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
@@ -175,9 +177,9 @@ def _joined(old: DataFrame, new: DataFrame, join: Join, held: Path) -> Counts:
     is_old, is_new = f.col("o_number").isNotNull(), f.col("n_number").isNotNull()
     differs = (f.col("o_hi") != f.col("n_hi")) | (f.col("o_lo") != f.col("n_lo"))
     form = (
-        f.when(~is_old, Form.INSERT.value)
-        .when(~is_new, Form.DELETE.value)
-        .when(differs, Form.UPDATE.value)
+        f.when(~is_old, ChangeForm.INSERT.value)
+        .when(~is_new, ChangeForm.DELETE.value)
+        .when(differs, ChangeForm.UPDATE.value)
     )
     repeated = (f.col("o_last") > f.col("o_number")) | (f.col("n_last") > f.col("n_number"))
     compared = both.withColumn("form", form)
@@ -186,7 +188,7 @@ def _joined(old: DataFrame, new: DataFrame, join: Join, held: Path) -> Counts:
         counted,
         f.count("o_number").alias("old"),
         f.count("n_number").alias("new"),
-        *(f.count(f.when(form == x.value, 1)).alias(f"{x}s") for x in Form),
+        *(f.count(f.when(form == x.value, 1)).alias(f"{x}s") for x in ChangeForm),
         f.sum(f.abs(f.col("o_number") - f.col("n_number"))).alias("apart"),
     )
     chosen = compared.where(form.isNotNull() | repeated)
@@ -195,7 +197,7 @@ def _joined(old: DataFrame, new: DataFrame, join: Join, held: Path) -> Counts:
     )
     counts = {name: int(value or 0) for name, value in counted.get.items()}
     same = counts["old"] - counts["updates"] - counts["deletes"]
-    return Counts(**counts, same=same)
+    return DiffCounts(**counts, same=same)
 
 
 def _parts(held: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -215,16 +217,16 @@ def _refuse_duplicates(held: Path, names: tuple[str, str]) -> None:
                 raise duplicate(name, (int(first[at]), int(last[at])))
 
 
-def _put(held: Path, join: Join, new: Snapshot, changes: Output) -> None:
+def _put(held: Path, join: FileJoin, new: FileSnapshot, changes: ChangesFile) -> None:
     """Put the changes; with pointers, read the rows of updates and inserts from the new file."""
     columns = struct.pack(">h", len(new.recipe.columns))
-    wanted: dict[Form, list[Integers]] = {Form.UPDATE: [], Form.INSERT: []}
+    wanted: dict[ChangeForm, list[Integers]] = {ChangeForm.UPDATE: [], ChangeForm.INSERT: []}
     for batch in _parts(held, ["form", "key", "n_row", "n_number"]):
-        for form in Form:
+        for form in ChangeForm:
             some = batch.filter(pa.compute.equal(batch.column("form"), form.value))
             if not len(some):
                 continue
-            if form is Form.DELETE:
+            if form is ChangeForm.DELETE:
                 changes.put(form, gather([columns + key for key in some.column("key").to_pylist()]))
             elif join.pointers:
                 wanted[form].append(some.column("n_number").to_numpy())
@@ -242,7 +244,9 @@ def _block(rows: pa.Array) -> Block:
     return Block(ragged.data, starts)
 
 
-def _numbered(new: Snapshot, wanted: dict[Form, list[Integers]]) -> Iterator[tuple[Form, Block]]:
+def _numbered(
+    new: FileSnapshot, wanted: dict[ChangeForm, list[Integers]]
+) -> Iterator[tuple[ChangeForm, Block]]:
     """Yield the rows of a file with these numbers, in the order of the file."""
     none = [np.zeros(0, np.int64)]
     numbers = {form: np.sort(np.concatenate(none + lots)) for form, lots in wanted.items()}

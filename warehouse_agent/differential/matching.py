@@ -32,7 +32,7 @@ class Collision(Exception):
     """Two different keys have one position."""
 
 
-class GaveUp(Exception):
+class WindowExhausted(Exception):
     """The window's memory does not suffice for these files; the text says which limit and why."""
 
 
@@ -111,7 +111,7 @@ class DistinctKeys:
         """Add the positions of the next records, int64 [n].
 
         Raises:
-            GaveUp: they are not ascending, and do not fit in the memory for them.
+            WindowExhausted: they are not ascending, and do not fit in the memory for them.
         """
         if not len(positions):
             return
@@ -124,7 +124,7 @@ class DistinctKeys:
         elif self._is_ascending:
             self._kept = []
         else:
-            raise GaveUp(
+            raise WindowExhausted(
                 f"the {('old', 'new')[self._side]} file is not sorted by its key, and more than "
                 f"{self._records_max:,} keys are not kept to find duplicates"
             )

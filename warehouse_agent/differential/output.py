@@ -24,14 +24,14 @@ from warehouse_agent.columns import parquet
 from warehouse_agent.columns.arrow import Carrier, arrow_type, to_arrow
 from warehouse_agent.columns.buffers import variable_array_of
 from warehouse_agent.columns.layout import FEED_NAMES, lay_out
-from warehouse_agent.differential.records import Form
+from warehouse_agent.differential.records import ChangeForm
 
 CHANGE = FEED_NAMES[1]  # as in a change feed, so no published column has the name
 SUFFIXES = (".parquet", ".csv")
 HELD_BYTES = 8 << 20  # of changes in Arrow, before they are written
 
 
-class Output:
+class ChangesFile:
     """A file of changes that is being written. A context manager, which removes what is not whole.
 
     Raises:
@@ -75,13 +75,13 @@ class Output:
         self._file.close()
         self._partial.unlink(missing_ok=True)
 
-    def put(self, form: Form, block: Block) -> None:
+    def put(self, form: ChangeForm, block: Block) -> None:
         """Add changes of one form: whole rows, or rows cut behind their keys for deletes.
 
         Raises:
             ValueDoesNotFit: a value does not fit the column's type in Parquet.
         """
-        count = self._recipe.key_columns if form is Form.DELETE else len(self._recipe.columns)
+        count = self._recipe.key_columns if form is ChangeForm.DELETE else len(self._recipe.columns)
         ragged = split(block, count)
         arrays = [_repeated(form, len(block))]
         for i in self._layout.order:
@@ -121,7 +121,7 @@ class Output:
         return parquet.writer(self._file, self.schema)
 
 
-def _repeated(form: Form, rows: int) -> pa.StringArray:
+def _repeated(form: ChangeForm, rows: int) -> pa.StringArray:
     """Return a form as text in each row, which `pa.array` would import pandas for."""
     text = np.frombuffer(form.encode(), np.uint8)
     every = np.ones(rows, np.bool_)

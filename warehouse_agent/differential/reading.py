@@ -18,7 +18,7 @@ from driftline.errors import SnapshotLost
 from source_agent.engines.dump.engine import DumpEngine
 from source_agent.engines.interface import Limits
 from source_agent.engines.relations.shapes import Files, Relation
-from warehouse_agent.differential.records import Snapshot
+from warehouse_agent.differential.records import FileSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class NamedFile:
         files = Files(glob.escape(self.path.name), self.format, settle_s=0.0)
         return Relation(self.path.name, files=files, key=self.key)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> FileSnapshot:
         """Return the file as a snapshot; raise what describing and reading its first rows raises.
 
         Raises:
@@ -60,10 +60,10 @@ class NamedFile:
         """
         with closing(_engine(self.path).open()) as session:
             recipe = session.describe(self._relation).recipe
-        return Snapshot(self.path.name, recipe, self.rows)
+        return FileSnapshot(self.path.name, recipe, self.rows)
 
 
-def named(path: Path, format: Path, key: tuple[str, ...]) -> Snapshot:
+def named(path: Path, format: Path, key: tuple[str, ...]) -> FileSnapshot:
     """Return a file as a snapshot. Raises as `NamedFile.snapshot`."""
     path = path.absolute()
     return NamedFile(path, format.absolute(), key, _identity(path)).snapshot()

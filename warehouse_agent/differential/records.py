@@ -28,7 +28,7 @@ from driftline.values.types import Recipe
 ARRAYS_BYTES = 40  # of a record: its entries in the five arrays
 
 
-class Form(StrEnum):
+class ChangeForm(StrEnum):
     """The three forms of a change (section 1.1)."""
 
     UPDATE = "update"
@@ -37,7 +37,7 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class FileSnapshot:
     """One file of a relation.
 
     `name` stands in errors. `read` returns row bytes in batches, as an engine yields them; it may
@@ -147,7 +147,7 @@ def stacked_records(chunks: Sequence[Records], *, has_rows: bool = True) -> Reco
     )
 
 
-class Hashing:
+class RecordHashing:
     """The hashes of one run, by a secret of 32 bytes."""
 
     def __init__(self, recipe: Recipe, secret: bytes) -> None:
@@ -155,7 +155,7 @@ class Hashing:
         self._fingerprints: Fingerprints = fingerprints(secret, recipe)
         self._seed = position_seed(secret)
 
-    def records(self, snapshot: Snapshot, rows: list[bytes], first: int) -> Records:
+    def records(self, snapshot: FileSnapshot, rows: list[bytes], first: int) -> Records:
         """Return the records of row bytes, the first of which has the number `first`.
 
         Raises:
@@ -175,7 +175,7 @@ class Hashing:
         return Records(key_positions, hi, lo, number + first, number, block)
 
 
-def in_blocks(snapshot: Snapshot, hashing: Hashing, rows_min: int) -> Iterator[Records]:
+def in_blocks(snapshot: FileSnapshot, hashing: RecordHashing, rows_min: int) -> Iterator[Records]:
     """Yield the records of a file in blocks of at least `rows_min` records; the last has fewer."""
     held: list[bytes] = []
     first = 0

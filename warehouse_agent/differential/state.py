@@ -36,7 +36,7 @@ class StateUnusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class DiffState:
     """A state that was checked: the file it was made of, and the secret of its fingerprints."""
 
     folder: Path
@@ -49,7 +49,7 @@ class State:
         return records.selectExpr("*", "number as last", "cast(null as binary) as row")
 
 
-def load(folder: Path, recipe: Recipe) -> State:
+def load(folder: Path, recipe: Recipe) -> DiffState:
     """Return a state after every byte of it was checked; raise StateUnusable if it cannot serve."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def load(folder: Path, recipe: Recipe) -> State:
     if digests != files:
         wrong = sorted(n for n in digests.keys() | files.keys() if digests.get(n) != files.get(n))
         raise StateUnusable(f"{folder / 'records' / wrong[0]} is missing or damaged")
-    return State(folder, made_of[1], made_of[2])
+    return DiffState(folder, made_of[1], made_of[2])
 
 
 def save(folder: Path, records: DataFrame, recipe: Recipe, name: str, secret: bytes) -> None:

@@ -39,19 +39,19 @@ from driftline.limits import (
 )
 from driftline.rows.columns import Block
 
-from warehouse_agent.differential.matching import Collision, DistinctKeys, GaveUp, match
+from warehouse_agent.differential.matching import Collision, DistinctKeys, WindowExhausted, match
 from warehouse_agent.differential.records import (
-    Form,
-    Hashing,
+    ChangeForm,
+    FileSnapshot,
+    RecordHashing,
     Records,
-    Snapshot,
     cut_behind_keys,
     in_blocks,
     stacked,
     stacked_records,
 )
 
-Put = Callable[[Form, Block], None]  # whole rows; of deletes, rows cut behind their keys
+Put = Callable[[ChangeForm, Block], None]  # whole rows; of deletes, rows cut behind their keys
 OLD, NEW = 0, 1
 MATCHED_SHARE = 4  # one record in so many tells the drift; few may be records that moved
 DRIFT_SAMPLE = 1024  # matches of a block that are looked at
@@ -59,7 +59,7 @@ DRIFT_BLOCKS = 4  # of each file; fewer let the drift wander where records moved
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
+class WindowBuffers:
     """The memory of the window algorithm, for each file.
 
     Attributes:
@@ -77,7 +77,7 @@ class Buffers:
 
 
 @dataclass(slots=True)
-class Counts:
+class DiffCounts:
     """The result of a differential in numbers.
 
     Attributes:
@@ -133,8 +133,13 @@ class _Side:
 
 
 def window(
-    old: Snapshot, new: Snapshot, put: Put, *, secret: bytes, buffers: Buffers | None = None
-) -> Counts:
+    old: FileSnapshot,
+    new: FileSnapshot,
+    put: Put,
+    *,
+    secret: bytes,
+    buffers: WindowBuffers | None = None,
+) -> DiffCounts:
     """Put the changes between two files, and return their counts.
 
     Args:
@@ -145,20 +150,27 @@ def window(
 
     Raises:
         RepeatedPosition, Collision: keys come twice, or these hashes do not tell them apart.
-        GaveUp: the files need more memory.
+        WindowExhausted: the files need more memory.
         NullKey: a key is NULL.
     """
-    return _Window(old, new, put, Hashing(new.recipe, secret), buffers or Buffers()).run()
+    return _Window(
+        old, new, put, RecordHashing(new.recipe, secret), buffers or WindowBuffers()
+    ).run()
 
 
 class _Window:
     """One run."""
 
     def __init__(
-        self, old: Snapshot, new: Snapshot, put: Put, hashing: Hashing, buffers: Buffers
+        self,
+        old: FileSnapshot,
+        new: FileSnapshot,
+        put: Put,
+        hashing: RecordHashing,
+        buffers: WindowBuffers,
     ) -> None:
         self._put, self._buffers, self._recipe = put, buffers, new.recipe
-        self._counts = Counts()
+        self._counts = DiffCounts()
         self._drift = 0.0  # places of the new file less those of the old, of the last matches
         rows = buffers.block_records
         self._sides = tuple(
@@ -166,7 +178,7 @@ class _Window:
             for i, file in enumerate((old, new))
         )
 
-    def run(self) -> Counts:
+    def run(self) -> DiffCounts:
         old, new = self._sides
         while not (old.has_ended and new.has_ended):
             side = min((s for s in self._sides if not s.has_ended), key=self._progress)
@@ -239,7 +251,7 @@ class _Window:
         side.left.append(records)
         side.left_bytes += records.held_bytes
         if sum(s.left_bytes for s in self._sides) > self._buffers.left_bytes:
-            raise GaveUp(
+            raise WindowExhausted(
                 f"records without a partner in the window take more than "
                 f"{self._buffers.left_bytes >> 20} MiB; distance of the files so far: "
                 f"{self._counts.distance:.3f}"
@@ -274,17 +286,17 @@ class _Window:
         ):
             raise Collision
         self._counts.updates += len(new)
-        self._put(Form.UPDATE, new)
+        self._put(ChangeForm.UPDATE, new)
 
     def _report_rest(self) -> None:
         """Join what was never matched; put what stays as deletes and inserts."""
         rest = [[*side.left, *side.chunks] for side in self._sides]
         ours, theirs, _ = self._join(OLD, rest[OLD], rest[NEW])
         self._counts.mended = len(ours)
-        self._counts.deletes = self._put_rest(Form.DELETE, rest[OLD], ours)
-        self._counts.inserts = self._put_rest(Form.INSERT, rest[NEW], theirs)
+        self._counts.deletes = self._put_rest(ChangeForm.DELETE, rest[OLD], ours)
+        self._counts.inserts = self._put_rest(ChangeForm.INSERT, rest[NEW], theirs)
 
-    def _put_rest(self, form: Form, chunks: Sequence[Records], matched: Integers) -> int:
+    def _put_rest(self, form: ChangeForm, chunks: Sequence[Records], matched: Integers) -> int:
         stays = np.ones(sum(map(len, chunks)), np.bool_)
         stays[matched] = False
         for records, mask in _by_chunk(chunks, stays):

@@ -14,14 +14,14 @@ from enum import Enum
 from typing import Final
 
 from warehouse_agent.history.failures import Failure, in_all, often, since_success
-from warehouse_agent.history.refresh_history import History
+from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.report import counted, utc_at
 
 FAILURES_MAX: Final = 3  # in a row, of a kind that another try may mend
 LATE: Final = 1.5  # times the longest interval: a refresh takes its time, and may fail once
 
 
-class State(Enum):
+class MonitoringState(Enum):
     """States of monitoring, with their exit codes (the convention of Nagios and its successors)."""
 
     OK = 0
@@ -35,11 +35,16 @@ class State(Enum):
         return self.name.lower()
 
 
-_WORST = (State.OK, State.UNKNOWN, State.WARNING, State.CRITICAL)
+_WORST = (
+    MonitoringState.OK,
+    MonitoringState.UNKNOWN,
+    MonitoringState.WARNING,
+    MonitoringState.CRITICAL,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TableFacts:
     """Facts about one table, from which its state follows.
 
     Attributes:
@@ -66,12 +71,12 @@ class Known:
 class Alarm:
     """A reason to look at a table, in words, and how urgent it is."""
 
-    state: State
+    state: MonitoringState
     why: str
 
 
 def known(
-    history: History,
+    history: RefreshHistory,
     now: datetime,
     *,
     version: int | None,
@@ -79,7 +84,7 @@ def known(
     interval_s: float | None,
     damaged: int,
     stale: str | None,
-) -> Known:
+) -> TableFacts:
     """Return from the history of a table what its state follows from, beside what is published.
 
     Args:
@@ -87,13 +92,13 @@ def known(
         now: with a time zone.
         version: that is published; None: none is.
         checked_at: when all rows were compared last, ISO 8601; None: no refresh is to be expected.
-        interval_s, damaged, stale: as in `Known`.
+        interval_s, damaged, stale: as in `TableFacts`.
     """
     until, unseen_s = history.put_off_until, None
     if checked_at is not None:
         at = history.refreshed_at or datetime.fromisoformat(checked_at)
         unseen_s = (now - at).total_seconds()
-    return Known(
+    return TableFacts(
         is_published=version is not None,
         failure=in_all(since_success(history)),
         damaged=damaged,
@@ -104,25 +109,27 @@ def known(
     )
 
 
-def alarms(known: Known) -> list[Alarm]:
+def alarms(known: TableFacts) -> list[Alarm]:
     """Return what is wrong with a table, the most urgent first; empty: nothing."""
     raised = []
     if (failure := known.failure) is not None:
         may_pass = failure.safe_to_retry and failure.times < FAILURES_MAX
-        state = State.WARNING if may_pass else State.CRITICAL
+        state = MonitoringState.WARNING if may_pass else MonitoringState.CRITICAL
         raised.append(Alarm(state, f"{often(failure.times)} failed: {failure.code}"))
     elif not known.is_published:
-        raised.append(Alarm(State.UNKNOWN, "nothing published yet"))
+        raised.append(Alarm(MonitoringState.UNKNOWN, "nothing published yet"))
     if known.damaged:
-        raised.append(Alarm(State.WARNING, f"{counted(known.damaged, 'data file')} damaged"))
+        raised.append(
+            Alarm(MonitoringState.WARNING, f"{counted(known.damaged, 'data file')} damaged")
+        )
     if known.stale is not None:
-        raised.append(Alarm(State.WARNING, f"stays behind its inputs: {known.stale}"))
+        raised.append(Alarm(MonitoringState.WARNING, f"stays behind its inputs: {known.stale}"))
     if (late := late_s(known)) is not None:
-        raised.append(Alarm(State.WARNING, late_text(late)))
+        raised.append(Alarm(MonitoringState.WARNING, late_text(late)))
     return sorted(raised, key=lambda one: -_WORST.index(one.state))
 
 
-def late_s(known: Known) -> float | None:
+def late_s(known: TableFacts) -> float | None:
     """Return for how many seconds no refresh went well, if that is longer than the timing that is
     asked for allows; None: it is not late."""
     if known.unseen_s is None or known.interval_s is None or known.put_off_until:
@@ -135,7 +142,7 @@ def late_text(seconds: float) -> str:
     return f"late: no refresh went well for {seconds / 3600:,.0f} hours"
 
 
-def worst(states: Iterable[State]) -> State:
+def worst(states: Iterable[MonitoringState]) -> MonitoringState:
     """Return the most urgent state: critical, warning, unknown, ok; of none it is unknown."""
-    listed: Sequence[State] = list(states)
-    return max(listed, key=_WORST.index) if listed else State.UNKNOWN
+    listed: Sequence[MonitoringState] = list(states)
+    return max(listed, key=_WORST.index) if listed else MonitoringState.UNKNOWN

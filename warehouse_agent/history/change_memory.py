@@ -17,18 +17,18 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
-from warehouse_agent.change_models.memory import DAMAGED, Memory, Told, from_json
+from warehouse_agent.change_models.memory import DAMAGED, Memory, RefreshObservation, from_json
 from warehouse_agent.events import Event, RefreshCommitted
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.history_lines import HistoryLine, SuccessLine
-from warehouse_agent.history.refresh_history import Histories, History, read
+from warehouse_agent.history.refresh_history import Histories, RefreshHistory, read
 from warehouse_agent.storage.store import PRIVATE, Store
 
 MEMORIES = 1024  # of fragments, that a process keeps: about 100 kB each
 LATEST = 8  # refreshes, whose seconds and bytes the next one is expected to take
 
 
-def remembered(store: Store, name: str, zone: str, history: History | None = None) -> Memory:
+def remembered(store: Store, name: str, zone: str, history: RefreshHistory | None = None) -> Memory:
     """Return what refreshes of a fragment told about change, up to the newest.
 
     Args:
@@ -51,9 +51,9 @@ def remembered(store: Store, name: str, zone: str, history: History | None = Non
     return memory.after(map(told, reversed(newest_first)))
 
 
-def told(line: SuccessLine) -> Told:
+def told(line: SuccessLine) -> RefreshObservation:
     """Return what a line tells of change."""
-    return Told(
+    return RefreshObservation(
         as_of=line.as_of,
         checked_at=line.checked_at,
         changed=None if (rows := line.rows) is None else astuple(rows),
@@ -76,7 +76,7 @@ def _kept(body: bytes, zone: str) -> Memory:
     return Memory().in_zone(zone)
 
 
-def remember(store: Store, name: str, zone: str, history: History | None = None) -> None:
+def remember(store: Store, name: str, zone: str, history: RefreshHistory | None = None) -> None:
     """Bring the memory of a fragment up to date, after its report was appended to its history.
 
     Arguments as of `remembered`.
@@ -86,10 +86,10 @@ def remember(store: Store, name: str, zone: str, history: History | None = None)
     """
     body = json.dumps(remembered(store, name, zone, history).to_json()).encode()
     store.write(body, PRIVATE, "schedule", f"{name}.json")
-    Point.MEMORY_WRITTEN.reach()
+    WarehouseFailpoint.MEMORY_WRITTEN.reach()
 
 
-def habits(history: History) -> tuple[float, float | None]:
+def habits(history: RefreshHistory) -> tuple[float, float | None]:
     """Return the seconds and the bytes sent that the next refresh is expected to take: medians of
     the last LATEST ones since a load; 0 and None if there was none."""
     seconds = history.durations_s(LATEST)

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from warehouse_agent.history.history_lines import FailureLine, HistoryLine, SuccessLine
-from warehouse_agent.history.refresh_history import Enough, History
+from warehouse_agent.history.refresh_history import Enough, RefreshHistory
 from warehouse_agent.report import age
 
 FAILURES_READ_MAX: Final = 200  # since the last success: some 400 kB of a history are read
@@ -86,7 +86,7 @@ def until_success() -> Enough:
     return enough
 
 
-def since_success(history: History) -> list[Failure]:
+def since_success(history: RefreshHistory) -> list[Failure]:
     """Return the failures since the last refresh that went well, the newest first.
 
     At most FAILURES_READ_MAX are counted.
@@ -96,7 +96,7 @@ def since_success(history: History) -> list[Failure]:
     return list(_merged(itertools.islice(failed, FAILURES_READ_MAX)))
 
 
-def kept(history: History) -> list[Failure]:
+def kept(history: RefreshHistory) -> list[Failure]:
     """Return all failures in the history of which a time is known, the newest first."""
     failed = (failure for line in history.lines if (failure := _failure(line)) is not None)
     return list(_merged(one for one in failed if one.at is not None))

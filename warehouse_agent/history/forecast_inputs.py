@@ -1,4 +1,4 @@
-"""Make `Known`, everything that a prediction depends on, from what was read of a fragment.
+"""Make `PlanInputs`, everything that a prediction depends on, from what was read of a fragment.
 
 A refresh decides by it, and `plan` says what a refresh would decide, so both make it here. No I/O:
 what was read comes in, so whoever reads decides what is worth reading. What differs on purpose is
@@ -27,12 +27,12 @@ from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import marks, record
 from warehouse_agent.history.notes import Notes, Quantiles
 from warehouse_agent.planning import choice, group_selection, prices, sketch_size
-from warehouse_agent.planning.candidates import Allowance, Known
-from warehouse_agent.planning.change_forecast import Expected, Run, with_lost
+from warehouse_agent.planning.candidates import Allowance, PlanInputs
+from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh, with_lost
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.planning.tiling import Incremental, Tiled
+from warehouse_agent.planning.tiling import PassSettings, Tiled
 from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.table import Snapshot
@@ -59,7 +59,7 @@ class Situation:
     base: Snapshot | None
     recipe: Recipe | None
     notes: Notes
-    runs: tuple[Run, ...]
+    runs: tuple[PastRefresh, ...]
     line: Line
     now: datetime
     is_other: bool = False
@@ -68,7 +68,7 @@ class Situation:
     rows_told: int | None = None
 
     @property
-    def pass_over(self) -> tuple[Snapshot, Incremental] | None:
+    def pass_over(self) -> tuple[Snapshot, PassSettings] | None:
         """Return the version that is compared tile by tile, and its tiles; None: one exchange.
 
         A pass compares a published version: a first load and other columns take one exchange.
@@ -92,7 +92,7 @@ class Situation:
 
     def known(
         self, files: Sequence[DataFile], partition: Partition, tiled: Tiled | None = None
-    ) -> Known:
+    ) -> PlanInputs:
         """Return what a prediction depends on.
 
         Args:
@@ -113,7 +113,7 @@ class Situation:
         told = self.rows_told
         if told is None and lost and base is not None:
             told = base.rows
-        return Known(
+        return PlanInputs(
             name=self.fragment.name,
             version=None if base is None else base.version,
             rows=rows if base is not None or files else None,
@@ -138,7 +138,7 @@ class Situation:
         )
 
 
-def forecasts(known: Known) -> tuple[Expected | None, Expected | None]:
+def forecasts(known: PlanInputs) -> tuple[ChangeForecast | None, ChangeForecast | None]:
     """Return the forecast of changed rows, and that of rows that differ, changed and lost ones;
     None: nothing is known."""
     changes = record.changes_expected(list(known.runs), known.ours, known.now)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from driftline.relations.activity import Activity, from_json
 
 from warehouse_agent.json_values import GREATEST
-from warehouse_agent.planning.change_forecast import Run
+from warehouse_agent.planning.change_forecast import PastRefresh
 from warehouse_agent.report import MovedViews
 
 # What reading a line raises that is none.
@@ -29,7 +29,7 @@ _SPARK: Final = "spark"  # of the places in a report
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowCounts:
     """Rows that a refresh inserted, updated and deleted."""
 
     inserted: int
@@ -43,7 +43,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class RefreshCost:
     """The cost of a refresh, whether it went well or not.
 
     Attributes:
@@ -94,7 +94,7 @@ class SuccessLine:
     is_part: bool
     counts_changes: bool
     is_repair: bool
-    rows: Rows | None
+    rows: RowCounts | None
     total: int | None
     method: str | None
     scans: int | None
@@ -105,7 +105,7 @@ class SuccessLine:
     activity: Activity | None
     view_phases: tuple[MovedViews, ...]
     staleness: Mapping[str, Any] | None
-    spent: Spent
+    spent: RefreshCost
 
     @property
     def identity(self) -> tuple[int | None, int | None, str | None, str | None]:
@@ -113,13 +113,13 @@ class SuccessLine:
         return self.version, self.previous_version, self.as_of, self.checked_at
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> PastRefresh | None:
         """Return the refresh for forecasts; None for a part, which counts only some changes."""
         if self.is_part or self.at is None or self.rows is None or self.total is None:
             return None
         if self.scans is None or self.spent.seconds is None:
             return None
-        return Run(
+        return PastRefresh(
             self.at,
             self.rows.inserted,
             self.rows.updated,
@@ -158,7 +158,7 @@ class FailureLine:
     safe_to_retry: bool
     exit_code: int | None
     details: Mapping[str, str]
-    spent: Spent
+    spent: RefreshCost
 
 
 HistoryLine = SuccessLine | FailureLine
@@ -237,8 +237,8 @@ def _failure(body: Mapping[str, Any], error: object) -> FailureLine:
     )
 
 
-def _spent(body: Mapping[str, Any]) -> Spent:
-    return Spent(
+def _spent(body: Mapping[str, Any]) -> RefreshCost:
+    return RefreshCost(
         _sum(body.get("seconds")),
         _count(body.get("bytes_sent")),
         _count(body.get("bytes_received")),
@@ -246,12 +246,12 @@ def _spent(body: Mapping[str, Any]) -> Spent:
     )
 
 
-def _rows(body: Mapping[str, Any]) -> Rows | None:
+def _rows(body: Mapping[str, Any]) -> RowCounts | None:
     inserted, updated = _count(body.get("rows_inserted")), _count(body.get("rows_updated"))
     deleted = _count(body.get("rows_deleted"))
     if inserted is None or updated is None or deleted is None:
         return None
-    return Rows(inserted, updated, deleted)
+    return RowCounts(inserted, updated, deleted)
 
 
 def moved_views(phases: object) -> Iterator[MovedViews]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from driftline.wire.negotiation import CHECKSUM, SINCE
 
 from warehouse_agent.json_values import number
-from warehouse_agent.planning.marker_state import Audit, MarkerState
+from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
 
 if TYPE_CHECKING:  # commands that ask nobody do not load it
     from driftline import wire_pb2 as pb
@@ -25,7 +25,7 @@ TIME = "time"  # kind of a marker
 
 
 @dataclass(frozen=True, slots=True)
-class Marking:
+class KeptMark:
     """The mark of a version, as it is kept: see `MarkerState`.
 
     `warnings`: what the exchange found that gave the mark.
@@ -34,7 +34,7 @@ class Marking:
     mark: bytes = b""
     why: str = ""
     hashes: bool = False
-    audit: Audit | None = None
+    audit: MarkerAudit | None = None
     changes: int = 0
     again: int = 0
     warnings: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Marking:
         }
 
     @classmethod
-    def from_json(cls, body: object) -> Marking:
+    def from_json(cls, body: object) -> KeptMark:
         """Return what `to_json` wrote; nothing is known if it is damaged."""
         if not isinstance(body, Mapping):
             return cls()
@@ -68,7 +68,7 @@ class Marking:
             data,
             why if isinstance(why, str) else "",
             body.get("hashes") is True,
-            Audit.from_json(body.get("audit")),
+            MarkerAudit.from_json(body.get("audit")),
             int(number(body, "changes") or 0),
             int(number(body, "again") or 0),
             tuple(map(str, told)) if isinstance(told, list) else (),
@@ -83,7 +83,7 @@ def time_column(description: pb.Description) -> str:
 
 
 def state(
-    marking: Marking,
+    marking: KeptMark,
     keys_per_s: float | None,
     *,
     audit_s: float,
@@ -101,7 +101,7 @@ def state(
     """
     audit = marking.audit
     if audit is not None and is_trusted:
-        audit = Audit(audit.at, audit.since, audit.changes, audit.missed, audit.keys)
+        audit = MarkerAudit(audit.at, audit.since, audit.changes, audit.missed, audit.keys)
     is_known = features is None or SINCE in features
     if not is_known:
         marking = replace(marking, mark=b"", why="the source's agent is older than markers")

@@ -33,9 +33,9 @@ from driftline.relations import activity
 from driftline.relations.activity import Activity
 
 from warehouse_agent.config import Proof, Require
-from warehouse_agent.history.marks import Marking
+from warehouse_agent.history.marks import KeptMark
 from warehouse_agent.json_values import GREATEST, knots, number
-from warehouse_agent.planning.prices import Learnt
+from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -46,7 +46,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class OfVersion(Generic[T]):
+class VersionNote(Generic[T]):
     """A statement about one version of a table, and about no other."""
 
     version: int
@@ -54,7 +54,7 @@ class OfVersion(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ComparisonNote:
     """The last comparison that found all rows of a version equal to the source.
 
     `as_of` is the source's instant and `checked_at` the warehouse's time, both ISO 8601 in UTC.
@@ -70,7 +70,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class UncomparedNote:
     """Rows of ours that a refresh of a part did not compare, and the number of updates that are
     expected among them; `allowed` is what the source allowed to be read then, None: everything."""
 
@@ -80,7 +80,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HeadNote:
     """A table by its id, and its newest version after the last refresh.
 
     `is_renumbered`: older rows are being published again under the numbers up to this version, so
@@ -93,12 +93,12 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MarkNote:
     """The mark of a version, which is told by its time too from one of the same number."""
 
     version: int
     published_at: str
-    marking: Marking
+    marking: KeptMark
 
     def is_of(self, version: Snapshot) -> bool:
         """Return True if it is the mark of this version of its table."""
@@ -107,7 +107,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class NeedNote:
     """The digest of what views wish of a kept relation, and the id of the recipe that serves it."""
 
     views: str
@@ -124,7 +124,7 @@ class Quantiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class NextPartNote:
     """The beginning of the next part of a table, and the bytes of a key that travels itself.
 
     None: not known, or, in what a refresh learnt, as before.
@@ -139,9 +139,9 @@ class Turn:
     key: tuple[str, ...] | None = None
     key_bytes: float | None = None
 
-    def after(self, newer: Turn) -> Turn:
+    def after(self, newer: NextPartNote) -> NextPartNote:
         """Return what is known after a refresh that learnt `newer`."""
-        return Turn(
+        return NextPartNote(
             self.position if newer.position is None else newer.position,
             self.key if newer.key is None else newer.key,
             self.key_bytes if newer.key_bytes is None else newer.key_bytes,
@@ -165,18 +165,18 @@ class Notes:
         others: what this release does not know, as JSON.
     """
 
-    checked: OfVersion[Checked] | None = None
-    head: Head | None = None
+    checked: VersionNote[ComparisonNote] | None = None
+    head: HeadNote | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)
-    part: OfVersion[Left] | None = None
-    wish: Wish | None = None
-    mark: Mark | None = None
+    part: VersionNote[UncomparedNote] | None = None
+    wish: NeedNote | None = None
+    mark: MarkNote | None = None
     marker_time: str = ""
-    row_security: OfVersion[PolicyDigests] | None = None
-    prices: Learnt = field(default_factory=Learnt)
+    row_security: VersionNote[PolicyDigests] | None = None
+    prices: LearntPrices = field(default_factory=LearntPrices)
     rows_per_s: float | None = None
     keys_per_s: float | None = None
-    turn: Turn = field(default_factory=Turn)
+    turn: NextPartNote = field(default_factory=NextPartNote)
     quantiles: Quantiles | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -217,7 +217,7 @@ class Notes:
             now = now.unchecked()
         return replace(now, **changed)
 
-    def comparison(self, version: Snapshot) -> Checked:
+    def comparison(self, version: Snapshot) -> ComparisonNote:
         """Return the last comparison of all rows of a version.
 
         It is recorded in the commit of the version, or noted by a later refresh that published
@@ -225,10 +225,12 @@ class Notes:
         """
         record, noted = version.record, self._said(self.checked, version)
         if noted is None:
-            return Checked(record.as_of, record.checked_at, record.consistency, proof=record.proof)
+            return ComparisonNote(
+                record.as_of, record.checked_at, record.consistency, proof=record.proof
+            )
         said = (record.consistency, noted.consistency)
         fuzzy = Require.FUZZY.value
-        return Checked(
+        return ComparisonNote(
             noted.as_of,
             noted.checked_at,
             fuzzy if fuzzy in said else record.consistency,
@@ -236,7 +238,7 @@ class Notes:
             weaker(record.proof, noted.proof),
         )
 
-    def left(self, version: Snapshot) -> Left | None:
+    def left(self, version: Snapshot) -> UncomparedNote | None:
         """Return what the last refresh left of a version, if it compared a part."""
         return self._said(self.part, version)
 
@@ -245,14 +247,14 @@ class Notes:
         kept = PolicyDigests.from_json(version.record.row_security)
         return self._said(self.row_security, version) if kept is None else kept
 
-    def marking(self, version: Snapshot | None) -> Marking:
+    def marking(self, version: Snapshot | None) -> KeptMark:
         """Return the mark of a version; nothing is known without one."""
         if version is None:
-            return Marking()
+            return KeptMark()
         noted = self.mark
         if noted is not None and self._is_of(version) and noted.is_of(version):
             return noted.marking
-        return Marking.from_json(version.record.marking)
+        return KeptMark.from_json(version.record.marking)
 
     def newer(self, head: Snapshot) -> int | None:
         """Return the noted version of this table if the head is older, or is still to be followed
@@ -288,10 +290,10 @@ class Notes:
         mark = self.mark
         if mark is not None and mark.is_of(before):
             published_at = after.record.published_at
-            notes = replace(notes, mark=Mark(number, published_at, mark.marking))
+            notes = replace(notes, mark=MarkNote(number, published_at, mark.marking))
         return notes
 
-    def _said(self, noted: OfVersion[T] | None, version: Snapshot) -> T | None:
+    def _said(self, noted: VersionNote[T] | None, version: Snapshot) -> T | None:
         if noted is None or noted.version != version.version or not self._is_of(version):
             return None
         return noted.said
@@ -313,10 +315,12 @@ class Notes:
             mark=_mark(body.get("mark")),
             marker_time=time if isinstance(time, str) else "",
             row_security=_row_security(body.get("row_security")),
-            prices=Learnt(**{one.name: number(body, one.name) for one in fields(Learnt)}),
+            prices=LearntPrices(
+                **{one.name: number(body, one.name) for one in fields(LearntPrices)}
+            ),
             rows_per_s=number(body, "rows_per_s"),
             keys_per_s=number(body, "keys_per_s"),
-            turn=Turn(
+            turn=NextPartNote(
                 _position(body.get("turn_from")),
                 _texts(body.get("turn_from_key")),
                 number(body, "named_key_bytes"),
@@ -353,7 +357,7 @@ class Notes:
             yield "marker_time", self.marker_time
         if (security := self.row_security) is not None:
             yield "row_security", {**security.said.to_json(), "version": security.version}
-        learnt = {one.name: getattr(self.prices, one.name) for one in fields(Learnt)}
+        learnt = {one.name: getattr(self.prices, one.name) for one in fields(LearntPrices)}
         learnt |= {"rows_per_s": self.rows_per_s, "keys_per_s": self.keys_per_s}
         learnt |= {"turn_from": self.turn.position, "named_key_bytes": self.turn.key_bytes}
         yield from ((key, value) for key, value in learnt.items() if value is not None)
@@ -368,7 +372,7 @@ class Notes:
 _KEYS = frozenset(
     (
         *("checked", "head", "damaged", "part", "wish", "mark", "marker_time", "row_security"),
-        *(one.name for one in fields(Learnt)),
+        *(one.name for one in fields(LearntPrices)),
         *("rows_per_s", "keys_per_s", "turn_from", "turn_from_key", "named_key_bytes"),
         *("quantiles", "quantiles_rows", "key"),
     )
@@ -408,7 +412,7 @@ def _version(body: object) -> tuple[int, Mapping[str, Any]]:
     return body["version"], body
 
 
-def _checked(body: object) -> OfVersion[Checked] | None:
+def _checked(body: object) -> VersionNote[ComparisonNote] | None:
     version, noted = _version(body)
     as_of, checked_at = noted.get("as_of"), noted.get("checked_at")
     consistency, proof = noted.get("consistency"), noted.get("proof")
@@ -418,7 +422,9 @@ def _checked(body: object) -> OfVersion[Checked] | None:
         return None
     said = activity.from_json(noted.get("activity"))
     proof = proof if isinstance(proof, str) else ""
-    return OfVersion(version, Checked(str(as_of), str(checked_at), consistency, said, proof))
+    return VersionNote(
+        version, ComparisonNote(str(as_of), str(checked_at), consistency, said, proof)
+    )
 
 
 def _is_moment(text: object) -> bool:
@@ -429,12 +435,12 @@ def _is_moment(text: object) -> bool:
         return False
 
 
-def _head(body: object) -> Head | None:
+def _head(body: object) -> HeadNote | None:
     version, noted = _version(body)
     table = noted.get("table")
     if version < 0 or not isinstance(table, str):
         return None
-    return Head(table, version, noted.get("is_renumbered") is True)
+    return HeadNote(table, version, noted.get("is_renumbered") is True)
 
 
 def _damaged(body: object) -> dict[str, str]:
@@ -445,33 +451,35 @@ def _damaged(body: object) -> dict[str, str]:
     return {path: what if isinstance(what, str) else "damaged" for path, what in files.items()}
 
 
-def _part(body: object) -> OfVersion[Left] | None:
+def _part(body: object) -> VersionNote[UncomparedNote] | None:
     version, noted = _version(body)
-    rows, updates, allowed = (noted.get(one.name) for one in fields(Left))
+    rows, updates, allowed = (noted.get(one.name) for one in fields(UncomparedNote))
     if version < 0 or type(rows) is not int or rows < 0:
         return None
     if not isinstance(updates, int | float) or not 0 <= updates <= GREATEST:
         updates = None
-    return OfVersion(version, Left(rows, updates, allowed if isinstance(allowed, str) else None))
+    return VersionNote(
+        version, UncomparedNote(rows, updates, allowed if isinstance(allowed, str) else None)
+    )
 
 
-def _wish(body: object) -> Wish | None:
+def _wish(body: object) -> NeedNote | None:
     texts = _texts(body)
-    return Wish(*texts) if texts is not None and len(texts) == 2 else None
+    return NeedNote(*texts) if texts is not None and len(texts) == 2 else None
 
 
-def _mark(body: object) -> Mark | None:
+def _mark(body: object) -> MarkNote | None:
     version, noted = _version(body)
     published_at = noted.get("published_at")
     if version < 0 or not isinstance(published_at, str):
         return None
-    return Mark(version, published_at, Marking.from_json(noted))
+    return MarkNote(version, published_at, KeptMark.from_json(noted))
 
 
-def _row_security(body: object) -> OfVersion[PolicyDigests] | None:
+def _row_security(body: object) -> VersionNote[PolicyDigests] | None:
     version, noted = _version(body)
     digests = PolicyDigests.from_json(dict(noted))
-    return None if version < 0 or digests is None else OfVersion(version, digests)
+    return None if version < 0 or digests is None else VersionNote(version, digests)
 
 
 def _quantiles(body: Mapping[str, object]) -> Quantiles | None:

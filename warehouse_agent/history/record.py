@@ -17,20 +17,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 from warehouse_agent.config import Source
 from warehouse_agent.json_values import number
-from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
+from warehouse_agent.planning.change_forecast import (
+    ChangeForecast,
+    PastRefresh,
+    RefreshOutcome,
+    expect,
+)
 from warehouse_agent.planning.network import Line
 from warehouse_agent.storage.store import PRIVATE, Store
 
 if TYPE_CHECKING:  # `status` reads these records, and needs neither gRPC nor messages
     from driftline import wire_pb2 as pb
 
-    from warehouse_agent.transport.channel import Link, Stream
+    from warehouse_agent.transport.channel import SourceChannel, Stream
 
 _NOTING = threading.Lock()  # one run of a source is described while another is compared
 RTT_DAYS = 7  # between measurements, each of which opens a connection
 
 
-def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | None:
+def changes_expected(runs: list[PastRefresh], rows: int, now: datetime) -> ChangeForecast | None:
     """Return the forecast of changes at the time `now`, from the `runs` since a load, for `rows`
     rows of ours; None before the first refresh after the load."""
     history = pasts(runs)
@@ -39,7 +44,7 @@ def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | No
     return expect(history, rows=rows, elapsed_s=(now - runs[-1].at).total_seconds())
 
 
-def needed_spark(runs: list[Run], changes: Expected | None) -> bool:
+def needed_spark(runs: list[PastRefresh], changes: ChangeForecast | None) -> bool:
     """Return True if the refresh whose changes are most like the forecast ran a step on Spark."""
     d = changes.median if changes is not None else 0
     changed = [run for run in reversed(runs[1:]) if run.changed]
@@ -48,10 +53,10 @@ def needed_spark(runs: list[Run], changes: Expected | None) -> bool:
     return min(changed, key=lambda run: abs(math.log(run.changed / d))).on_spark
 
 
-def pasts(runs: list[Run]) -> list[Past]:
+def pasts(runs: list[PastRefresh]) -> list[RefreshOutcome]:
     """Return what refreshes found, in the order of `runs`, without the load that comes first."""
     return [
-        Past(
+        RefreshOutcome(
             (run.at - before.at).total_seconds(),
             max(run.rows - run.inserted + run.deleted, 0),
             run.inserted,
@@ -126,7 +131,7 @@ def line(store: Store, source: Source, rows_per_s: float | None) -> Line:
     )
 
 
-def note_line(store: Store, link: Link, stream: Stream) -> None:
+def note_line(store: Store, link: SourceChannel, stream: Stream) -> None:
     """Note the byte rate, averaged with the noted one because lines are noisy, and, once in
     RTT_DAYS, the time of a round trip.
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.history_lines import (
     DAMAGED,
     FailureLine,
@@ -32,11 +32,11 @@ from warehouse_agent.history.history_lines import (
     of_report,
     parse,
 )
-from warehouse_agent.history.totals import Folded, Totals
-from warehouse_agent.planning.change_forecast import HISTORY_MAX, Run
+from warehouse_agent.history.totals import OlderTotals, Totals
+from warehouse_agent.planning.change_forecast import HISTORY_MAX, PastRefresh
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.timetable.retry import COUNTED, Failed
+from warehouse_agent.timetable.retry import COUNTED, FailureStreak
 
 KEPT_BYTES: Final = 512 << 10  # of lines: some 300 refreshes; forecasts look at 200
 LINES_BYTES_MAX: Final = 768 << 10  # of a file: lines are added up once in some 100 refreshes
@@ -46,7 +46,7 @@ Enough = Callable[[HistoryLine], bool]  # told of each line, the newest first; T
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RefreshHistory:
     """Earlier refreshes of a fragment or a view.
 
     Attributes:
@@ -57,13 +57,13 @@ class History:
 
     lines: tuple[HistoryLine, ...] = ()
     is_whole: bool = True
-    folded: Folded = field(default_factory=Folded)
+    folded: OlderTotals = field(default_factory=OlderTotals)
 
-    def plus(self, line: HistoryLine) -> History:
+    def plus(self, line: HistoryLine) -> RefreshHistory:
         """Return the history with one line more."""
         return replace(self, lines=(line, *self.lines))
 
-    def with_newest(self, newest: Snapshot | None) -> History:
+    def with_newest(self, newest: Snapshot | None) -> RefreshHistory:
         """Return the history with the line of the newest version, also if the command that
         published it was killed before it wrote the line; its commit holds it."""
         report = newest.record.report if newest else None
@@ -92,7 +92,7 @@ class History:
                 return
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PastRefresh]:
         """Return the refreshes of all rows since the last load, the load first."""
         newest_first = [run for line in self.since_load if (run := line.run) is not None]
         return newest_first[::-1]
@@ -112,7 +112,7 @@ class History:
         return None
 
     @property
-    def failed(self) -> Failed | None:
+    def failed(self) -> FailureStreak | None:
         """Return the refreshes that failed since the last that went well, or that a source put off;
         None: the last one did."""
         newest, times = None, 0
@@ -120,7 +120,7 @@ class History:
             if isinstance(line, SuccessLine) or line.is_put_off or times == COUNTED:
                 break
             if line.at is not None and line.code and line.exit_code is not None:
-                one = Failed(1, line.at.timestamp(), line.code, line.exit_code)
+                one = FailureStreak(1, line.at.timestamp(), line.code, line.exit_code)
                 newest, times = newest or one, times + 1
         return None if newest is None else replace(newest, times=times)
 
@@ -170,7 +170,7 @@ class History:
         return not is_followed
 
 
-def read(store: Store, name: str, enough: Enough | None = None) -> History:
+def read(store: Store, name: str, enough: Enough | None = None) -> RefreshHistory:
     """Read a history from its end.
 
     Args:
@@ -179,15 +179,15 @@ def read(store: Store, name: str, enough: Enough | None = None) -> History:
     Raises:
         WarehouseUnavailable: it cannot be read.
     """
-    lines, folded = list[HistoryLine](), Folded()
+    lines, folded = list[HistoryLine](), OlderTotals()
     for line in store.lines_backwards(*_place(name)):
         if (parsed := parse(line)) is not None:
             lines.append(parsed)
             if enough is not None and enough(parsed):
-                return History(tuple(lines), is_whole=False)
-        elif (totals := Folded.from_line(line)) is not None:
+                return RefreshHistory(tuple(lines), is_whole=False)
+        elif (totals := OlderTotals.from_line(line)) is not None:
             folded = folded.merged(totals)
-    return History(tuple(lines), folded=folded)
+    return RefreshHistory(tuple(lines), folded=folded)
 
 
 def runs(most: int | None = RUNS_MAX) -> Enough:
@@ -226,17 +226,19 @@ def shortened(lines: bytes) -> bytes:
     """Return a history whose older lines are added up; damaged and foreign ones go."""
     older, newer = lines[: -KEPT_BYTES or None], lines[-KEPT_BYTES:]
     cut = len(older) + len(newer.partition(b"\n")[0]) + 1
-    folded = reduce(_plus, lines[:cut].split(b"\n"), Folded()).bounded()
+    folded = reduce(_plus, lines[:cut].split(b"\n"), OlderTotals()).bounded()
     return folded.to_line() + b"\n" + lines[cut:]
 
 
-def _plus(known: Folded, line: bytes) -> Folded:
+def _plus(known: OlderTotals, line: bytes) -> OlderTotals:
     if (parsed := parse(line)) is not None:
         return known.plus(parsed)
-    return known if (totals := Folded.from_line(line)) is None else known.merged(totals)
+    return known if (totals := OlderTotals.from_line(line)) is None else known.merged(totals)
 
 
-def complete(store: Store, name: str, known: History, newest: Snapshot | None) -> History:
+def complete(
+    store: Store, name: str, known: RefreshHistory, newest: Snapshot | None
+) -> RefreshHistory:
     """Write the line of the newest version if the command that published it could not.
 
     Hold the fragment's lock. A line that cannot be written now is written by a later command.
@@ -273,9 +275,9 @@ class Histories:
     command may, and what it appends is seen by the next attempt.
     """
 
-    _kept: dict[str, History] = field(default_factory=dict)
+    _kept: dict[str, RefreshHistory] = field(default_factory=dict)
 
-    def of(self, store: Store, name: str) -> History:
+    def of(self, store: Store, name: str) -> RefreshHistory:
         """Return the history of a fragment whose lock is held, as far as a refresh needs it.
 
         Raises:
@@ -291,11 +293,11 @@ class Histories:
         if not store.has_locks:
             self._kept.pop(name, None)
 
-    def known(self, name: str) -> History | None:
+    def known(self, name: str) -> RefreshHistory | None:
         """Return the history of a fragment whose turn has begun; None: it has not, or is over."""
         return self._kept.get(name)
 
-    def completed(self, store: Store, name: str, newest: Snapshot | None) -> History:
+    def completed(self, store: Store, name: str, newest: Snapshot | None) -> RefreshHistory:
         """Return the history of a fragment whose lock is held, with the line of its newest version.
 
         Raises:
@@ -315,7 +317,7 @@ class Histories:
         if parsed is not None and known is not None:
             self._kept[name] = known.plus(parsed)
 
-    def over(self, name: str) -> History | None:
+    def over(self, name: str) -> RefreshHistory | None:
         """Forget the history of a fragment whose turn is over; return it."""
         return self._kept.pop(name, None)
 
@@ -335,8 +337,8 @@ class RunHistory:
         """
         if not isinstance(event, RefreshCommitted | RefreshFailed):
             return
-        Point.HISTORY_WRITING.reach()
+        WarehouseFailpoint.HISTORY_WRITING.reach()
         self.histories.append(self.store, event.report.name, event.report.to_json())
         if isinstance(event, RefreshFailed):
             self.histories.over(event.report.name)
-        Point.HISTORY_WRITTEN.reach()
+        WarehouseFailpoint.HISTORY_WRITTEN.reach()

@@ -201,7 +201,7 @@ _COUNTS: Final = tuple(one.name for one in fields(Totals) if one.type == "int")
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class OlderTotals:
     """Totals of the lines that a history has no more.
 
     Attributes:
@@ -210,17 +210,17 @@ class Folded:
 
     by: Mapping[str, Totals] = field(default_factory=dict)
 
-    def plus(self, line: HistoryLine) -> Folded:
+    def plus(self, line: HistoryLine) -> OlderTotals:
         """Return the totals with one line more."""
         name = OLDER if line.at is None else line.at.astimezone(UTC).date().isoformat()
-        return self.merged(Folded({name: Totals.of(line)}))
+        return self.merged(OlderTotals({name: Totals.of(line)}))
 
-    def merged(self, other: Folded) -> Folded:
+    def merged(self, other: OlderTotals) -> OlderTotals:
         """Return the totals of both."""
         by = dict(self.by)
         for name, one in other.by.items():
             by[name] = by[name].plus(one) if name in by else one
-        return Folded(by)
+        return OlderTotals(by)
 
     @property
     def whole(self) -> Totals:
@@ -243,21 +243,21 @@ class Folded:
             f" {one.sent + one.received:,} bytes, {one.seconds:,.0f} s"
         )
 
-    def bounded(self) -> Folded:
+    def bounded(self) -> OlderTotals:
         """Return the same totals in at most DAYS_MAX days, MONTHS_MAX months and
         TOTALS_BYTES_MAX bytes."""
         by = _newest(_newest(self.by, _DAY, DAYS_MAX), _MONTH, MONTHS_MAX)
         while len(_written(by)) > TOTALS_BYTES_MAX and len(by) > 1:
             length = _DAY if any(len(name) == _DAY for name in by) else _MONTH
             by = _newest(by, length, sum(len(name) == length for name in by) // 2)
-        return Folded(by)
+        return OlderTotals(by)
 
     def to_line(self) -> bytes:
         """Return the totals as a line, without its end."""
         return _written(self.by)
 
     @classmethod
-    def from_line(cls, line: bytes) -> Folded | None:
+    def from_line(cls, line: bytes) -> OlderTotals | None:
         """Return what `to_line` wrote; None if it is another line, or damaged."""
         try:
             by = json.loads(line)[_KEY]

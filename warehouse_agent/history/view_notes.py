@@ -19,7 +19,7 @@ from warehouse_agent.storage.table import VersionRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class ValidInputsNote:
     """The inputs for which the published version of a view is still right.
 
     Attributes:
@@ -47,7 +47,7 @@ class ViewNotes:
     """
 
     distrusted: str | None = None
-    current: Current | None = None
+    current: ValidInputsNote | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class ViewNotes:
 _VIEW_KEYS = frozenset(("distrusted", "current", "phase_factors"))
 
 
-def _current(body: object) -> Current | None:
+def _current(body: object) -> ValidInputsNote | None:
     if not isinstance(body, dict):
         return None
     version, java, times = (body.get(name) for name in ("version", "java", "times"))
@@ -114,7 +114,7 @@ def _current(body: object) -> Current | None:
     is_sound = all(type(one) is int for one in inputs.values())
     if not is_sound or not all(isinstance(one, str) for one in stamps.values()):
         return None
-    return Current(
+    return ValidInputsNote(
         version,
         java if isinstance(java, str) else None,
         inputs,

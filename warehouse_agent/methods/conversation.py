@@ -1,8 +1,9 @@
 """The warehouse's half of an exchange about one relation (protocol, section 9).
 
-`Talk` sends, receives and counts over a `Wire`, so that tests run it without a network. It sends
-what all openings have in common, keeps the frames that come, and returns an `Outcome` at the end of
-the relation; the methods send what lies between. Nothing here uses Spark or knows a method.
+`RelationExchange` sends, receives and counts over an `ExchangeTransport`, so that tests run it
+without a network. It sends what all openings have in common, keeps the frames that come, and
+returns an `Outcome` at the end of the relation; the methods send what lies between. Nothing here
+uses Spark or knows a method.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.tasks.difference import (
     BelowKeys,
     Difference,
-    Equal,
     ListedRows,
     MarkerUse,
+    NoDifference,
     Outcome,
 )
 from warehouse_agent.tasks.digests import Listing
-from warehouse_agent.transport.frame_admission import FrameAdmission, Room
+from warehouse_agent.transport.frame_admission import FrameAdmission, StagingRoom
 from warehouse_agent.transport.reply_validation import refusal
 
 
-class Wire(Protocol):
+class ExchangeTransport(Protocol):
     """Transport for one exchange: `channel.Stream`, or a queue in tests."""
 
     @property
@@ -66,7 +67,7 @@ class Wire(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ExchangeTerms:
     """Terms of an exchange that do not depend on the method.
 
     `level` is the zstd level of the frames; `rows_expected` is for progress only; `room` is what
@@ -81,14 +82,14 @@ class Terms:
     salt: Salt
     level: int
     rows_expected: int = 0
-    room: Room | None = None
+    room: StagingRoom | None = None
     within: Bounds | None = None
     derivation: Derivation | None = None
     marks: bool = False
     audited: bytes = b""
 
 
-class Talk:
+class RelationExchange:
     """The exchange about one relation of a stream.
 
     The methods count `round_trips`. `ended` is True once the source has ended this relation, so
@@ -97,8 +98,8 @@ class Talk:
 
     def __init__(
         self,
-        wire: Wire,
-        terms: Terms,
+        wire: ExchangeTransport,
+        terms: ExchangeTerms,
         *,
         keep: Callable[[bytes], None],
         progress: Callable[[pb.Progress], None],
@@ -233,7 +234,7 @@ class Talk:
             raise MalformedMessage("The source compared keys where all rows are to be compared.")
         theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
         if theirs == ours:
-            difference = Equal()
+            difference = NoDifference()
         elif difference is None:
             if ours.count:
                 raise MalformedMessage("The source finished, but its rows are not ours.")
@@ -297,7 +298,7 @@ class Talk:
 class ShippedKeys:
     """The k of the rows that came and lie inside an embedding; they may replace our rows."""
 
-    def __init__(self, terms: Terms, embedding: KeyMap, among: U64 | None) -> None:
+    def __init__(self, terms: ExchangeTerms, embedding: KeyMap, among: U64 | None) -> None:
         self._terms, self._embedding, self._among = terms, embedding, among
         self._ks: list[U64] = []
 
@@ -319,7 +320,7 @@ class ShippedPositions:
     """The positions of the rows that came; `digest` of their keys, and of their checksums, which
     are the column of that name in the recipe; empty: none."""
 
-    def __init__(self, terms: Terms, checksum: str) -> None:
+    def __init__(self, terms: ExchangeTerms, checksum: str) -> None:
         self._terms = terms
         names = [column.name for column in terms.recipe.columns]
         self._checksum = names.index(checksum) if checksum else None
@@ -370,7 +371,9 @@ def _marker_use(done: pb.Finished, recipe: Recipe) -> MarkerUse | None:
     )
 
 
-def _features(terms: Terms, grouping: pb.Grouping | None, since: pb.Since | None) -> list[str]:
+def _features(
+    terms: ExchangeTerms, grouping: pb.Grouping | None, since: pb.Since | None
+) -> list[str]:
     """Return the features that an exchange cannot do without."""
     needed = {key_order.FEATURE: isinstance(terms.within, KeyRange)}
     needed[derivations.FEATURE] = terms.derivation is not None

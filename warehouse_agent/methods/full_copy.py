@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from driftline import wire_pb2 as pb
 
-from warehouse_agent.methods.conversation import Talk
-from warehouse_agent.methods.interface import Offers, Priced, Stalled, Step
+from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step
 from warehouse_agent.methods.ranges import RangeOpening
-from warehouse_agent.planning.candidates import Known, Whole, load
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.candidates import PlanInputs, Whole, load
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     NAMES,
     Choice,
@@ -17,7 +17,7 @@ from warehouse_agent.planning.choice import (
     PricedChoice,
     offer_copy,
 )
-from warehouse_agent.tasks.difference import Everything
+from warehouse_agent.tasks.difference import AllRows
 
 
 class FullCopyOpening(RangeOpening):
@@ -25,12 +25,12 @@ class FullCopyOpening(RangeOpening):
 
     method = Method.FULL
 
-    def supports(self, known: Known) -> bool:
+    def supports(self, known: PlanInputs) -> bool:
         is_asked = known.forced is Method.FULL and isinstance(known.scope, Whole)
         return not known.rows or is_asked
 
     def price(
-        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+        self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> Priced:
         if known.rows is None:
             return (load(known),), NAMES[self.method]
@@ -45,7 +45,7 @@ class WholeCopy:
     def offer(self, at: Disagreement) -> PricedChoice:
         return offer_copy(at)
 
-    def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
+    def go_on(self, at: StalledExchange, choice: Choice, talk: RelationExchange) -> Step:
         talk.stop_collecting()
         talk.send(pb.Request(whole=pb.Whole()))
-        return talk.finished(talk.receive(), Everything(), self.method)
+        return talk.finished(talk.receive(), AllRows(), self.method)

@@ -1,12 +1,12 @@
 """The two roles of a method: an opening, and a continuation after an opening that stalled.
 
 An opening plans a refresh, reduces our side and begins the exchange. It returns an `Outcome`, or
-`Stalled` when the source said that both sides differ and waits. Then every continuation makes an
-offer and the cheapest goes on (`planning.choice`); it returns an outcome or stalls again.
+`StalledExchange` when the source said that both sides differ and waits. Then every continuation
+makes an offer and the cheapest goes on (`planning.choice`); it returns an outcome or stalls again.
 
 `OurSide` is our half of one exchange, reduced before the stream opens. If the opening may stall, it
-has range sums (`Ranged`), because every continuation needs them. All of this is frozen: `Talk`
-counts messages and rows.
+has range sums (`RangedRows`), because every continuation needs them. All of this is frozen:
+`RelationExchange` counts messages and rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from driftline.reconciliation.sketches import Grid
 from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.columns.layout import Layout
-from warehouse_agent.history.notes import Turn
-from warehouse_agent.methods.conversation import Talk
-from warehouse_agent.planning.candidates import Candidate, Known
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.history.notes import NextPartNote
+from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.planning.candidates import Candidate, PlanInputs
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method, PricedChoice
-from warehouse_agent.planning.update_probability import Outlook
+from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Outcome
@@ -63,8 +63,8 @@ class WorkingCopy:
     files: tuple[DataFile, ...]
     salt: Salt
     phase: Callable[[str], AbstractContextManager[object]]
-    outlook: Outlook | None = None
-    turn: Turn = field(default_factory=Turn)
+    outlook: ChangeOutlook | None = None
+    turn: NextPartNote = field(default_factory=NextPartNote)
     within: tuple[int, int] | None = None
     inside: Inside | None = None
     near: Callable[[DataFile], bool] | None = None
@@ -104,15 +104,15 @@ class OurSide(Protocol):
         """Return how many rows of `rest` are expected to have been updated."""
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> NextPartNote:
         """Return where the next part begins, to be noted once the refresh is done."""
 
-    def open(self, talk: Talk) -> Step:
+    def open(self, talk: RelationExchange) -> Step:
         """Send the opening and what follows it at once; receive the source's answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranged:
+class RangedRows:
     """Our sums over the ranges of a partition; `lister` lists the rows in them."""
 
     partition: Partition
@@ -122,18 +122,18 @@ class Ranged:
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled:
+class StalledExchange:
     """The source knows that both sides differ and waits for a continuation.
 
     `more_cells` sends the cells of a grid that the source lacks; None where there is no sketch.
     """
 
     at: Disagreement
-    ours: Ranged
-    more_cells: Callable[[Talk, Grid], Step] | None = None
+    ours: RangedRows
+    more_cells: Callable[[RelationExchange, Grid], Step] | None = None
 
 
-Step = Stalled | Outcome
+Step = StalledExchange | Outcome
 
 
 class ScanPlan(Protocol):
@@ -151,13 +151,13 @@ class Opening(Protocol):
     """A way to begin a refresh. Pure; Spark runs only in `ScanPlan.reduce`."""
 
     method: Method
-    stalls: bool  # may return `Stalled`: then continuations are among its candidates
+    stalls: bool  # may return `StalledExchange`: then continuations are among its candidates
 
-    def supports(self, known: Known) -> bool:
+    def supports(self, known: PlanInputs) -> bool:
         """Return True if this opening can begin a refresh of this scope."""
 
     def price(
-        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+        self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> Priced:
         """Return the candidates: the first for no change, the others for `changed` rows.
 
@@ -165,7 +165,7 @@ class Opening(Protocol):
             ConfigurationError: groups are asked for, and cannot name so many rows.
         """
 
-    def plan(self, known: Known, expected: Expected | None) -> ScanPlan:
+    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> ScanPlan:
         """Plan the opening for the expected changes; None: nothing is known of them."""
 
 
@@ -177,5 +177,5 @@ class Continuation(Protocol):
     def offer(self, at: Disagreement) -> PricedChoice | None:
         """Return the price of this way; None: it is not possible. Pure."""
 
-    def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
+    def go_on(self, at: StalledExchange, choice: Choice, talk: RelationExchange) -> Step:
         """Send what was chosen; receive the source's answer."""

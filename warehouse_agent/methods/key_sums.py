@@ -17,7 +17,7 @@ import pyarrow as pa
 from driftline.arrays import U64, Integers
 from driftline.reconciliation.ranges import Partition, RangeSums
 from driftline.reconciliation.sketches import HASHES, Cells, Embedding
-from driftline.rows.digests import MASK64, MASK128, Digest, Mixed, Salt, mix
+from driftline.rows.digests import MASK64, MASK128, Digest, MixedFingerprints, Salt, mix
 from driftline.rows.key_digests import checksum_hashes, hashed, mixed_keys
 from driftline.values.types import INTEGER_WIDTHS
 
@@ -37,7 +37,7 @@ from warehouse_agent.tasks.digests import (
     list_rows,
 )
 from warehouse_agent.tasks.digests import numbers as numbers_of
-from warehouse_agent.tasks.scan import Piece
+from warehouse_agent.tasks.scan import FilePiece
 from warehouse_agent.tasks.steps import Steps
 
 _WORDS = 5  # behind those of ranges: the digest of keys in four parts of 32 bits, and the hashes
@@ -108,7 +108,7 @@ class _Mixed:
     salt: Salt
     checksum: str
 
-    def __call__(self, batch: pa.RecordBatch, where: Integers) -> Mixed:
+    def __call__(self, batch: pa.RecordBatch, where: Integers) -> MixedFingerprints:
         """Return the mixed keys of a batch with positions `where`, int64 [n]."""
         if not self.checksum:
             return mixed_keys(where, self.salt)
@@ -119,7 +119,7 @@ class _Mixed:
         return mixed_keys(where, self.salt, hashes)
 
 
-def _words(keys: Mixed) -> list[np.uint64]:
+def _words(keys: MixedFingerprints) -> list[np.uint64]:
     """Return the sums of both halves of mixed keys, each of its low and high 32 bits."""
     words = []
     for half in (keys.m0, keys.m1):
@@ -130,7 +130,7 @@ def _words(keys: Mixed) -> list[np.uint64]:
 def _sums(mixed: _Mixed, partition: Partition, sketch: Sketch, *, hashes: bool) -> Adder:
     salt = mixed.salt
 
-    def run(pieces: Iterator[Piece]) -> PartialSums:
+    def run(pieces: Iterator[FilePiece]) -> PartialSums:
         sums, cells = RangeSums(partition.ranges), Cells(sketch.third)
         more = np.zeros(_WORDS, np.uint64)
         for piece in pieces:
@@ -176,7 +176,7 @@ def chosen(
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ReplacedRows:
     """Our rows that are replaced; their digest, and that of their keys and checksums."""
 
     rows: Listing
@@ -186,7 +186,7 @@ class Replaced:
 
 def replaced(
     copy: WorkingCopy, positions: Integers, embedding: Embedding, ks: U64, *, checksum: str = ""
-) -> Replaced:
+) -> ReplacedRows:
     """Return our rows that are replaced; at most two steps.
 
     positions, ks: of keys that came or differ, int64 [n] and uint64 [m] ascending; checksum: as in
@@ -197,7 +197,7 @@ def replaced(
         listing = list_rows(copy.steps, copy.files, copy.layout, place, copy.salt)
         files = [copy.files[i] for i in np.unique(listing.file).tolist()]
         if not files:
-            return Replaced(listing)
+            return ReplacedRows(listing)
         return _digests(copy, listing, files, place, checksum)
 
 
@@ -207,10 +207,10 @@ def _digests(
     files: Sequence[DataFile],
     place: partial[Integers],
     checksum: str,
-) -> Replaced:
+) -> ReplacedRows:
     salt, mixed = copy.salt, _Mixed(copy.layout, copy.salt, checksum)
 
-    def run(pieces: Iterator[Piece]) -> PartialSums:
+    def run(pieces: Iterator[FilePiece]) -> PartialSums:
         digest, words = Digest(), np.zeros(4, np.uint64)
         for piece in pieces:
             keep = place(numbers_of(piece.batch, 0)) >= 0
@@ -229,7 +229,7 @@ def _digests(
         elements=1,
         beside=_beside(copy.layout, checksum),
     )
-    return Replaced(listing, sums.total, _keys_of(sums, 0))
+    return ReplacedRows(listing, sums.total, _keys_of(sums, 0))
 
 
 def list_checksums(

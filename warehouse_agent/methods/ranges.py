@@ -22,18 +22,18 @@ from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX,
 from driftline.reconciliation.ranges import Partition, RangeSums, strata
 from driftline.rows.digests import Digest
 
-from warehouse_agent.history.notes import Turn
-from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.history.notes import NextPartNote
+from warehouse_agent.methods.conversation import RelationExchange
 from warehouse_agent.methods.interface import (
     Offers,
     Priced,
-    Ranged,
-    Stalled,
+    RangedRows,
+    StalledExchange,
     Step,
     WorkingCopy,
 )
-from warehouse_agent.planning.candidates import Known, Whole, in_tiles, stalled_ways
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.candidates import PlanInputs, Whole, in_tiles, stalled_ways
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     Choice,
     Costs,
@@ -46,7 +46,7 @@ from warehouse_agent.planning.network import REFRESH_LEVEL
 from warehouse_agent.planning.sketch_size import Stall
 from warehouse_agent.planning.tiling import Tiled
 from warehouse_agent.tasks import digests
-from warehouse_agent.tasks.difference import Everything, ListedRows
+from warehouse_agent.tasks.difference import AllRows, ListedRows
 from warehouse_agent.tasks.digests import Listing
 
 Hashes = npt.NDArray[np.uint64]
@@ -56,18 +56,18 @@ COUNT_BYTES = 4  # size of the number of rows in one differing range
 
 
 @dataclass(frozen=True, slots=True)
-class RangeSide(Ranged):
+class RangeSide(RangedRows):
     """Our side in ranges."""
 
     rest: ClassVar[Digest] = Digest()
     updates_left: ClassVar[float] = 0.0
-    turn: ClassVar[Turn] = Turn()
+    turn: ClassVar[NextPartNote] = NextPartNote()
 
     @property
     def compared(self) -> Digest:
         return self.sums.total
 
-    def open(self, talk: Talk) -> Step:
+    def open(self, talk: RelationExchange) -> Step:
         slots = self.sums.short_digests()
         talk.open(self.compared, self.partition, strata=strata(slots, talk.terms.salt).tobytes())
         reply = talk.receive()
@@ -75,7 +75,7 @@ class RangeSide(Ranged):
             return talk.finished(reply, None, Method.RANGE)
         if reply.verdict.sample:
             raise MalformedMessage("A sample of cells came where there are none.")
-        return Stalled(self.disagreement(reply.verdict), self)
+        return StalledExchange(self.disagreement(reply.verdict), self)
 
     def disagreement(self, verdict: pb.Verdict, stall: Stall | None = None) -> Disagreement:
         """Return what is known after a verdict; `stall` is the sketch that the source holds."""
@@ -94,17 +94,17 @@ class RangeOpening:
 
     method, stalls = Method.RANGE, True
 
-    def supports(self, known: Known) -> bool:
+    def supports(self, known: PlanInputs) -> bool:
         return bool(known.rows) and isinstance(known.scope, Whole | Tiled)
 
     def price(
-        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+        self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> Priced:
         if isinstance(known.scope, Tiled):
             return in_tiles(known, known.scope, changed)
         return stalled_ways(known, None, changed, offers)
 
-    def plan(self, known: Known, expected: Expected | None) -> RangePlan:
+    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> RangePlan:
         return RangePlan(known.partition, known.costs)
 
 
@@ -132,14 +132,14 @@ class RangeDigests:
     def offer(self, at: Disagreement) -> PricedChoice | None:
         return offer_ranges(at)
 
-    def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
+    def go_on(self, at: StalledExchange, choice: Choice, talk: RelationExchange) -> Step:
         talk.stop_collecting()
         removed = refine(at.ours, choice.coarsen, talk)
-        difference = Everything() if removed is None else ListedRows(removed)
+        difference = AllRows() if removed is None else ListedRows(removed)
         return talk.finished(talk.receive(), difference, self.method)
 
 
-def refine(ours: Ranged, by: int, talk: Talk) -> Listing | None:
+def refine(ours: RangedRows, by: int, talk: RelationExchange) -> Listing | None:
     """Compare ranges coarsened by `by` until all wanted rows are on their way.
 
     Returns:
@@ -210,7 +210,7 @@ def row_hashes(receive: Receive) -> Hashes | None:
             raise MalformedMessage(f"More than {ROW_HASHES_MAX} row hashes came.")
 
 
-def want(talk: Talk, wanted: Bools) -> None:
+def want(talk: RelationExchange, wanted: Bools) -> None:
     """Name the wanted rows, bool [row hashes], in the order of the hashes; one round trip."""
     talk.round_trips += 1
     bits = np.packbits(wanted, bitorder="little").tobytes()

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.methods.conversation import RelationExchange
 from warehouse_agent.methods.full_copy import FullCopyOpening, WholeCopy
 from warehouse_agent.methods.groups.opening import GroupOpening
-from warehouse_agent.methods.interface import Continuation, Opening, OurSide, Priced, Stalled
+from warehouse_agent.methods.interface import (
+    Continuation,
+    Opening,
+    OurSide,
+    Priced,
+    StalledExchange,
+)
 from warehouse_agent.methods.ranges import RangeDigests, RangeOpening
 from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.methods.sketch import MoreCells, SketchOpening
-from warehouse_agent.planning.candidates import Candidate, Known, Part, in_part
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, in_part
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     CHANGE_SHARE,
     NAMES,
@@ -37,7 +43,7 @@ OPENINGS: tuple[Opening, ...] = (
 CONTINUATIONS: tuple[Continuation, ...] = (MoreCells(), RangeDigests(), WholeCopy())
 
 
-def opening_for(known: Known, expected: Expected | None) -> Opening:
+def opening_for(known: PlanInputs, expected: ChangeForecast | None) -> Opening:
     """Return the opening of a refresh: the configured method's, else the first possible one.
 
     A refresh by a marker is none if one that compares all rows is as cheap: that is an audit.
@@ -50,7 +56,9 @@ def opening_for(known: Known, expected: Expected | None) -> Opening:
     return whole if _is_as_cheap(known, expected, whole, first) else first
 
 
-def _is_as_cheap(known: Known, expected: Expected | None, one: Opening, other: Opening) -> bool:
+def _is_as_cheap(
+    known: PlanInputs, expected: ChangeForecast | None, one: Opening, other: Opening
+) -> bool:
     """Return True if an opening is expected to cost no more than another one."""
     changed = max(expected.median if expected else round(known.ours * CHANGE_SHARE), 1)
     costs = []
@@ -67,14 +75,14 @@ def offers(at: Disagreement) -> list[PricedChoice]:
     return [offer for offer in offered if offer is not None]
 
 
-def compare(ours: OurSide, talk: Talk) -> Outcome:
+def compare(ours: OurSide, talk: RelationExchange) -> Outcome:
     """Compare both sides, until the source has finished.
 
     Raises:
         DriftlineError: whatever the source refused with, or a broken line or message.
     """
     step = ours.open(talk)
-    while isinstance(step, Stalled):
+    while isinstance(step, StalledExchange):
         choice = choose(step.at, offers(step.at))
         talk.round_trips += 1
         continuation = next(c for c in CONTINUATIONS if c.method is choice.method)
@@ -83,7 +91,7 @@ def compare(ours: OurSide, talk: Talk) -> Outcome:
 
 
 def refreshes(
-    known: Known, expected: Expected | None, changed: int, *, with_rivals: bool = True
+    known: PlanInputs, expected: ChangeForecast | None, changed: int, *, with_rivals: bool = True
 ) -> Priced:
     """Return the candidates for a refresh, and the name of the one that it would take.
 
@@ -114,7 +122,7 @@ def refreshes(
     return (candidates[0], *ways), chosen
 
 
-def predicted(known: Known, expected: Expected | None) -> Candidate:
+def predicted(known: PlanInputs, expected: ChangeForecast | None) -> Candidate:
     """Return the candidate that a refresh is expected to take."""
     rows = known.rows or 0
     changed = min(expected.median, rows) if expected else round(rows * CHANGE_SHARE)
@@ -123,7 +131,7 @@ def predicted(known: Known, expected: Expected | None) -> Candidate:
 
 
 def modelled(
-    known: Known, expected: Expected | None, changed: int, method: Method, theirs: int
+    known: PlanInputs, expected: ChangeForecast | None, changed: int, method: Method, theirs: int
 ) -> Candidate | None:
     """Return the modelled cost of a refresh after it is done; None: the model has no such way.
 

@@ -30,15 +30,15 @@ from driftline.rows.digests import Digest
 from driftline.rows.key_digests import HASH_BYTES
 
 from warehouse_agent.history import record
-from warehouse_agent.history.notes import Turn
+from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods import key_sums
-from warehouse_agent.methods.conversation import ShippedPositions, Talk
-from warehouse_agent.methods.interface import Offers, Priced, Stalled, Step, WorkingCopy
+from warehouse_agent.methods.conversation import RelationExchange, ShippedPositions
+from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.key_sums import KeySums
 from warehouse_agent.methods.ranges import RangeSide, bitmap
 from warehouse_agent.methods.sketch import described, sized
-from warehouse_agent.planning.candidates import Candidate, Known, Whole, priced
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.candidates import Candidate, PlanInputs, Whole, priced
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     NAMES,
     REPLY_BYTES,
@@ -48,8 +48,8 @@ from warehouse_agent.planning.choice import (
     opening_bytes,
 )
 from warehouse_agent.planning.marker_state import MarkerState
-from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
-from warehouse_agent.tasks.difference import Equal, ListedRows, Outcome
+from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall
+from warehouse_agent.tasks.difference import ListedRows, NoDifference, Outcome
 
 # Seconds of the source for a key, over those for a row: measured on PostgreSQL, where keys are read
 # and sketched, and where the database adds up their hashes (benchmarks/RESULTS.md).
@@ -62,25 +62,25 @@ class SinceOpening:
 
     method, stalls = Method.SINCE, False
 
-    def supports(self, known: Known) -> bool:
+    def supports(self, known: PlanInputs) -> bool:
         marker = known.marker
         is_wanted = known.forced in {None, Method.SINCE} and isinstance(known.scope, Whole)
         is_sound = bool(known.rows) and not known.rows_lost and known.version is not None
         return is_sound and is_wanted and marker is not None and not marker.refused(known.now)
 
     def price(
-        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+        self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> Priced:
         del offers  # it stalls only where it is not a refresh by the marker any more
         candidates = _priced(known, _marker(known), _sized(known, expected), changed)
         return candidates, NAMES[self.method]
 
-    def plan(self, known: Known, expected: Expected | None) -> SincePlan:
+    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> SincePlan:
         sketch = _sized(known, expected)
         return SincePlan(known.partition, known.costs, sketch, _marker(known))
 
 
-def _sized(known: Known, expected: Expected | None) -> Sketch:
+def _sized(known: PlanInputs, expected: ChangeForecast | None) -> Sketch:
     """Return the sketch of our keys, for the rows that are expected to come or to go; where they
     have checksums, for all rows that are expected to change."""
     if expected is not None and not _marker(known).checksum:
@@ -89,13 +89,13 @@ def _sized(known: Known, expected: Expected | None) -> Sketch:
     return sized(known, expected)
 
 
-def _marker(known: Known) -> MarkerState:
+def _marker(known: PlanInputs) -> MarkerState:
     assert known.marker is not None, "without a marker there is no refresh by it"
     return known.marker
 
 
 def _priced(
-    known: Known, marker: MarkerState, sketch: Sketch, changed: int
+    known: PlanInputs, marker: MarkerState, sketch: Sketch, changed: int
 ) -> tuple[Candidate, ...]:
     """Return a refresh by the marker that finds nothing, and one that finds `changed` rows.
 
@@ -148,14 +148,14 @@ class SinceSide:
     copy: WorkingCopy
     rest: ClassVar[Digest] = Digest()
     updates_left: ClassVar[float] = 0.0
-    turn: ClassVar[Turn] = Turn()
+    turn: ClassVar[NextPartNote] = NextPartNote()
 
     @property
     def compared(self) -> Digest:
         """Return the digest of all our rows."""
         return self.ranges.compared
 
-    def open(self, talk: Talk) -> Step:
+    def open(self, talk: RelationExchange) -> Step:
         """Send the mark and the sketch of our keys; stall if all rows have to be compared."""
         cells, salt, hashes = self.sums.cells, talk.terms.salt, b""
         cells.reduce()
@@ -177,7 +177,13 @@ class SinceSide:
         return self._send_cells(talk, grid, before=None, stuck=np.zeros(0, np.bool_), to=shipped)
 
     def _send_cells(
-        self, talk: Talk, grid: Grid, *, before: Grid | None, stuck: Bools, to: ShippedPositions
+        self,
+        talk: RelationExchange,
+        grid: Grid,
+        *,
+        before: Grid | None,
+        stuck: Bools,
+        to: ShippedPositions,
     ) -> Step:
         """Send the cells of a grid that the source lacks (`sketch.SketchSide`)."""
         data = self.sums.cells.children(before, grid, stuck).to_bytes()
@@ -188,12 +194,12 @@ class SinceSide:
             talk.send(pb.Request(cells=piece))
         return self._answer(talk, grid, to)
 
-    def _answer(self, talk: Talk, grid: Grid | None, shipped: ShippedPositions) -> Step:
+    def _answer(self, talk: RelationExchange, grid: Grid | None, shipped: ShippedPositions) -> Step:
         """Receive the source's answer to the cells of this grid."""
         reply = talk.receive()
         match reply.WhichOneof("message"):
             case "verdict" if reply.verdict.unmarked:
-                return Stalled(self.ranges.disagreement(reply.verdict), self.ranges)
+                return StalledExchange(self.ranges.disagreement(reply.verdict), self.ranges)
             case "verdict":
                 return self._stalled(reply.verdict, grid, shipped)
             case "deleted":
@@ -202,17 +208,19 @@ class SinceSide:
 
     def _stalled(
         self, verdict: pb.Verdict, grid: Grid | None, shipped: ShippedPositions
-    ) -> Stalled:
+    ) -> StalledExchange:
         stuck = np.zeros(0, np.bool_) if grid is None else bitmap(verdict.stuck, len(grid))
         sample = None
         if verdict.sample:
-            sample = Sample(len(verdict.sample), self.sums.cells.differing(verdict.sample))
+            sample = CellSample(len(verdict.sample), self.sums.cells.differing(verdict.sample))
         stall = Stall(self.sketch, grid, int(np.count_nonzero(stuck)), sample)
         more = partial(self._send_cells, before=grid, stuck=stuck, to=shipped)
         at = replace(self.ranges.disagreement(verdict, stall), of_keys=True)
-        return Stalled(at, self.ranges, more)
+        return StalledExchange(at, self.ranges, more)
 
-    def _replaced(self, talk: Talk, deleted: pb.Deleted, shipped: ShippedPositions) -> Outcome:
+    def _replaced(
+        self, talk: RelationExchange, deleted: pb.Deleted, shipped: ShippedPositions
+    ) -> Outcome:
         """Return which of our rows are replaced or deleted.
 
         Raises:
@@ -226,7 +234,7 @@ class SinceSide:
             self.copy, where, self.sketch.embedding, ks, checksum=self.marker.checksum
         )
         self._prove_keys(done, self.sums.keys - gone.keys + shipped.digest)
-        difference = Equal() if came == gone.digest else ListedRows(gone.rows)
+        difference = NoDifference() if came == gone.digest else ListedRows(gone.rows)
         outcome = talk.outcome(done, difference, Method.SINCE, self.compared - gone.digest + came)
         if not outcome.by_marker:  # a version made so must never be called total
             raise MalformedMessage("The source does not say that it read rows by the marker.")

@@ -20,12 +20,12 @@ from driftline.reconciliation.ranges import Partition, strata
 from driftline.reconciliation.sketches import CELL_BYTES, Cells, Grid, unpack
 from driftline.rows.digests import Digest
 
-from warehouse_agent.history.notes import Turn
-from warehouse_agent.methods.conversation import ShippedKeys, Talk
-from warehouse_agent.methods.interface import Offers, Priced, Stalled, Step, WorkingCopy
+from warehouse_agent.history.notes import NextPartNote
+from warehouse_agent.methods.conversation import RelationExchange, ShippedKeys
+from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide, bitmap
-from warehouse_agent.planning.candidates import Known, Whole, stalled_ways
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.candidates import PlanInputs, Whole, stalled_ways
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     Choice,
     Costs,
@@ -34,7 +34,7 @@ from warehouse_agent.planning.choice import (
     PricedChoice,
     offer_cells,
 )
-from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall, open_sketch
+from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall, open_sketch
 from warehouse_agent.tasks import digests
 
 
@@ -43,17 +43,17 @@ class SketchOpening:
 
     method, stalls = Method.SKETCH, True
 
-    def supports(self, known: Known) -> bool:
+    def supports(self, known: PlanInputs) -> bool:
         is_wanted = known.forced in {None, Method.SKETCH, Method.SINCE}
         return bool(known.rows) and is_wanted and isinstance(known.scope, Whole)
 
     def price(
-        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+        self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> Priced:
         sketch = sized(replace(known, rows_lost=0), expected)
         return stalled_ways(known, sketch, changed, offers)
 
-    def plan(self, known: Known, expected: Expected | None) -> SketchPlan:
+    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> SketchPlan:
         return SketchPlan(known.partition, known.costs, sized(known, expected))
 
 
@@ -83,14 +83,14 @@ class SketchSide:
     cells: Cells
     rest: ClassVar[Digest] = Digest()
     updates_left: ClassVar[float] = 0.0
-    turn: ClassVar[Turn] = Turn()
+    turn: ClassVar[NextPartNote] = NextPartNote()
 
     @property
     def compared(self) -> Digest:
         """Return the digest of all our rows."""
         return self.ranges.compared
 
-    def open(self, talk: Talk) -> Step:
+    def open(self, talk: RelationExchange) -> Step:
         """Send the total and the sketch; stall if the source cannot decode it."""
         self.cells.reduce()
         talk.open(
@@ -104,7 +104,9 @@ class SketchSide:
             return self._answer(talk, None, None)
         return self._send_cells(talk, grid, before=None, stuck=np.zeros(0, np.bool_))
 
-    def _send_cells(self, talk: Talk, grid: Grid, *, before: Grid | None, stuck: Bools) -> Step:
+    def _send_cells(
+        self, talk: RelationExchange, grid: Grid, *, before: Grid | None, stuck: Bools
+    ) -> Step:
         """Send the cells of a grid that the source lacks.
 
         Args:
@@ -119,7 +121,7 @@ class SketchSide:
             talk.send(pb.Request(cells=piece))
         return self._answer(talk, grid, talk.collect(self.sketch.embedding))
 
-    def _answer(self, talk: Talk, grid: Grid | None, keys: ShippedKeys | None) -> Step:
+    def _answer(self, talk: RelationExchange, grid: Grid | None, keys: ShippedKeys | None) -> Step:
         """Receive the source's answer to the cells of this grid."""
         reply = talk.receive()
         kind = reply.WhichOneof("message")
@@ -131,14 +133,14 @@ class SketchSide:
             return talk.finished(talk.receive(), replaced, Method.SKETCH)
         return talk.finished(reply, None, Method.SKETCH)
 
-    def _stalled(self, verdict: pb.Verdict, grid: Grid | None) -> Stalled:
+    def _stalled(self, verdict: pb.Verdict, grid: Grid | None) -> StalledExchange:
         stuck = np.zeros(0, np.bool_) if grid is None else bitmap(verdict.stuck, len(grid))
         sample = None
         if verdict.sample:
-            sample = Sample(len(verdict.sample), self.cells.differing(verdict.sample))
+            sample = CellSample(len(verdict.sample), self.cells.differing(verdict.sample))
         stall = Stall(self.sketch, grid, int(np.count_nonzero(stuck)), sample)
         more_cells = partial(self._send_cells, before=grid, stuck=stuck)
-        return Stalled(self.ranges.disagreement(verdict, stall), self.ranges, more_cells)
+        return StalledExchange(self.ranges.disagreement(verdict, stall), self.ranges, more_cells)
 
 
 class MoreCells:
@@ -149,14 +151,14 @@ class MoreCells:
     def offer(self, at: Disagreement) -> PricedChoice | None:
         return offer_cells(at)
 
-    def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
+    def go_on(self, at: StalledExchange, choice: Choice, talk: RelationExchange) -> Step:
         """Send the cells of the chosen grid. Raises InternalError: there is no sketch."""
         if at.more_cells is None or choice.grid is None:
             raise InternalError("Cells were chosen where there is no sketch.")
         return at.more_cells(talk, choice.grid)
 
 
-def sized(known: Known, expected: Expected | None) -> Sketch:
+def sized(known: PlanInputs, expected: ChangeForecast | None) -> Sketch:
     """Return the sketch of a refresh that expects these changes."""
     return open_sketch(
         rows=(known.rows or 0) + known.rows_lost,

@@ -25,12 +25,12 @@ from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import group_selection, sketch_size
-from warehouse_agent.planning.change_forecast import Expected, Run
+from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
-from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
+from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall
 from warehouse_agent.planning.tiling import Tiled, pass_cost
 from warehouse_agent.report import counted
 
@@ -146,7 +146,7 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PlanInputs:
     """Everything that a prediction depends on.
 
     `rows` and `version` are published, None before the first load; `rows_expected` is the source's
@@ -170,7 +170,7 @@ class Known:
     now: datetime
     forced: Method | None
     read_at_most: int | None
-    runs: tuple[Run, ...]
+    runs: tuple[PastRefresh, ...]
     files: tuple[tuple[int, int], ...] = ()
     tiled: Tiled | None = None
     rows_lost: int = 0
@@ -256,7 +256,7 @@ class Candidate:
     seconds: float | None
 
 
-def load(known: Known) -> Candidate:
+def load(known: PlanInputs) -> Candidate:
     """Return the first load: Describe, then every row."""
     rows, size = known.rows_expected, None
     if rows is not None and not known.prices.guessed:
@@ -267,7 +267,7 @@ def load(known: Known) -> Candidate:
 
 
 def stalled_ways(
-    known: Known,
+    known: PlanInputs,
     sketch: Sketch | None,
     changed: int,
     offers: Callable[[Disagreement], list[PricedChoice]],
@@ -306,7 +306,9 @@ def stalled_ways(
     return tuple(candidates), NAMES[chosen]
 
 
-def in_groups(known: Known, expected: Expected | None, changed: int) -> tuple[Candidate, ...]:
+def in_groups(
+    known: PlanInputs, expected: ChangeForecast | None, changed: int
+) -> tuple[Candidate, ...]:
     """Return "nothing changed" and, unless there are more rows than groups can name, a comparison
     of all rows by groups that finds `changed` rows."""
     ours, planned = known.ours, _planned_changes(known, expected)
@@ -326,7 +328,9 @@ def in_groups(known: Known, expected: Expected | None, changed: int) -> tuple[Ca
     return unchanged, _candidate(known, Method.GROUP, size, trips, again, changed)
 
 
-def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -> Candidate:
+def in_part(
+    known: PlanInputs, part: Part, expected: ChangeForecast | None, changed: int
+) -> Candidate:
     """Return the comparison of a part, read by index, that finds `changed` rows."""
     compared = min(part.rows_max, known.ours)
     planned = _planned_changes(known, expected) * compared // max(known.ours, 1)
@@ -338,12 +342,12 @@ def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -
     return priced(known, what, Method.GROUP, size, choice.round_trips, 0, rows, changed)
 
 
-def p_delete(known: Known, expected: Expected | None) -> float:
+def p_delete(known: PlanInputs, expected: ChangeForecast | None) -> float:
     """Return P({−t}), the probability that a row is deleted before this refresh."""
     return _p_delete(known, _planned_changes(known, expected), known.ours)
 
 
-def in_tiles(known: Known, tiled: Tiled, changed: int) -> tuple[tuple[Candidate, ...], str]:
+def in_tiles(known: PlanInputs, tiled: Tiled, changed: int) -> tuple[tuple[Candidate, ...], str]:
     """Return a pass that finds nothing, a pass that finds `changed` rows, and the latter's name."""
     chosen, candidates, ours = f"in {counted(tiled.tiles, 'tile')}", [], known.ours
     pauses_s = (tiled.tiles - 1) * tiled.wanted.pause_s
@@ -353,18 +357,18 @@ def in_tiles(known: Known, tiled: Tiled, changed: int) -> tuple[tuple[Candidate,
     return tuple(candidates), chosen
 
 
-def _planned_changes(known: Known, expected: Expected | None) -> int:
+def _planned_changes(known: PlanInputs, expected: ChangeForecast | None) -> int:
     """Return the number of changes for which groups are sized."""
     return expected.median if expected else round(known.ours * plan.CHANGE_SHARE)
 
 
-def _key_bytes(known: Known, rows: int) -> float:
+def _key_bytes(known: PlanInputs, rows: int) -> float:
     """Return the bytes of a k, of the k of so many rows."""
     span = sketch_size.embedding_for(max(known.ours, 1), known.bounds).span
     return group_selection.key_bytes(rows, span)
 
 
-def _by_groups(known: Known, rows: int, planned: int, changed: int, key: float) -> Choice:
+def _by_groups(known: PlanInputs, rows: int, planned: int, changed: int, key: float) -> Choice:
     """Return a comparison of `rows` equally likely rows, in groups sized for `planned` changes; it
     reads the rows of groups that differ. `key`: bytes of a key on the line."""
     share = np.full(1, min(planned / max(rows, 1), 1.0))
@@ -397,12 +401,12 @@ def _by_groups(known: Known, rows: int, planned: int, changed: int, key: float) 
     return Choice(Method.GROUP, int(size), rows_read=math.ceil(differing), round_trips=trips)
 
 
-def _p_delete(known: Known, planned: int, rows: int) -> float:
+def _p_delete(known: PlanInputs, planned: int, rows: int) -> float:
     """Return P({−t}) of one of `rows` rows, of which `planned` are expected to change."""
     return min(planned * _deleted_share(known.runs) / max(rows, 1), _P_DELETE_MAX)
 
 
-def _deleted_share(runs: Sequence[Run]) -> float:
+def _deleted_share(runs: Sequence[PastRefresh]) -> float:
     """Return the share of deleted rows among the changed ones of earlier refreshes; 0 if nothing
     is known."""
     counted = [run for run in runs if run.counts_changes and not run.is_load]
@@ -410,7 +414,7 @@ def _deleted_share(runs: Sequence[Run]) -> float:
 
 
 def _candidate(
-    known: Known, method: Method | None, size: int, trips: int, reread: int, changed: int
+    known: PlanInputs, method: Method | None, size: int, trips: int, reread: int, changed: int
 ) -> Candidate:
     """Return a candidate with one scan, after which the source reads `reread` rows again."""
     theirs = known.theirs
@@ -423,7 +427,7 @@ def _candidate(
 
 
 def priced(
-    known: Known,
+    known: PlanInputs,
     what: str,
     method: Method | None,
     size: int,
@@ -439,21 +443,21 @@ def priced(
     return Candidate(what, size, trips, scans, rows, took, again, spent)
 
 
-def _rewritten(known: Known, changed: int) -> int:
+def _rewritten(known: PlanInputs, changed: int) -> int:
     """Return the bytes of the files that scattered changes touch: a file of r of n rows is touched
     with probability 1 − exp(−changed·r/n)."""
     n = max(sum(rows for rows, _ in known.files), 1)
     return round(sum(-math.expm1(-changed * rows / n) * size for rows, size in known.files))
 
 
-def _fixed_bytes(known: Known, sketch: Sketch | None) -> int:
+def _fixed_bytes(known: PlanInputs, sketch: Sketch | None) -> int:
     """Return the bytes of a refresh that finds nothing: the opening and an end."""
     slots = sketch.cells if sketch else known.partition.ranges
     fixed = plan.REPLY_BYTES + plan.opening_bytes(known.partition, slots)
     return fixed + (sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0)
 
 
-def _differing(known: Known, sketch: Sketch | None, changed: int) -> int:
+def _differing(known: PlanInputs, sketch: Sketch | None, changed: int) -> int:
     """Return how many ranges, or cells if there is a sketch, a verdict would say differ."""
     if sketch is None:
         return round(expected_slots(known.partition.ranges, changed))
@@ -468,7 +472,7 @@ def _stall(sketch: Sketch, differing: int, changed: int) -> Stall:
     count = sampled(differing, sketch.cells)
     if not count or sketch_size.underestimated(changed, sketch.sent) < sketch_size.ESTIMATE_ERROR:
         return stall
-    return replace(stall, sample=Sample(count, round(count * differing / sketch.cells)))
+    return replace(stall, sample=CellSample(count, round(count * differing / sketch.cells)))
 
 
 def expected_slots(slots: int, entries: int) -> float:
@@ -479,7 +483,7 @@ def expected_slots(slots: int, entries: int) -> float:
     return slots * -math.expm1(entries * math.log1p(-1 / slots))
 
 
-def _seconds(known: Known, method: Method | None) -> float | None:
+def _seconds(known: PlanInputs, method: Method | None) -> float | None:
     """Return the median seconds of earlier refreshes by this method; of those that found nothing
     if it is None."""
     spent = [

@@ -61,7 +61,7 @@ LOST_UNCHANGED = -30.0  # ln P(d = 0) if rows were lost
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PastRefresh:
     """An earlier refresh that succeeded, at the time `at`; `rows` are those after it.
 
     `counts_changes` is False if it changed the columns, so that its counts are not d. `on_spark` is
@@ -87,7 +87,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RefreshOutcome:
     """One earlier refresh: a row of ω− (Lu, Liu and Hyland, who keep rows and deleted: tno, dno).
 
     Attributes:
@@ -109,7 +109,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Expected:
+class ChangeForecast:
     """The distribution of d = 0, 1, 2 … of the next refresh.
 
     Attributes:
@@ -200,7 +200,7 @@ class Expected:
         return (math.log(d + 0.5) - self.locations) / self.scales
 
 
-def expect(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
+def expect(history: Sequence[RefreshOutcome], *, rows: int, elapsed_s: float) -> ChangeForecast:
     """Forecast the changes that the next refresh finds.
 
     Args:
@@ -228,7 +228,7 @@ def expect(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
     noise = POISSON * np.exp(-np.maximum(locations, 0)) * 2 / alike
     scales = np.sqrt((BANDWIDTH * _deviation(locations, w)) ** 2 + noise)
     w = np.append(w, PRIOR_WEIGHT * (1 - PRIOR_UNCHANGED))
-    return Expected(
+    return ChangeForecast(
         log_unchanged,
         np.append(locations, PRIOR_LOCATION * log_rows),
         np.append(scales, PRIOR_SCALE * log_rows),
@@ -236,7 +236,7 @@ def expect(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
     )
 
 
-def with_lost(expected: Expected | None, lost: int, rows: int) -> Expected | None:
+def with_lost(expected: ChangeForecast | None, lost: int, rows: int) -> ChangeForecast | None:
     """Return the forecast of the rows that differ, changed and lost, among `rows` of ours."""
     if not lost:
         return expected
@@ -244,7 +244,7 @@ def with_lost(expected: Expected | None, lost: int, rows: int) -> Expected | Non
     more = np.log(np.exp(np.minimum(prior.locations, 40.0)) + lost)
     scales = prior.scales * np.exp(prior.locations - more)  # the scales of d stay as they were
     p = prior.unchanged
-    return Expected(
+    return ChangeForecast(
         LOST_UNCHANGED,
         np.append(more, np.log(lost)),
         np.append(np.maximum(scales, LOST_SCALE), LOST_SCALE),

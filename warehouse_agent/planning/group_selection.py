@@ -47,7 +47,7 @@ _NEWTON_STEPS = 24  # 12 steps reach the last bit from the starts that `lambert_
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ByteSizes:
     """Bytes on the line of a row, or of one row hash if differing groups are refined by them; of a
     key; and of a group's hash (paper, section V.D)."""
 
@@ -68,14 +68,14 @@ def exponents(p_update: Floats, p_delete: float) -> Floats:
     return np.minimum(exact, A_MAX) + 0.0  # no −0
 
 
-def expected_benefit(n: npt.ArrayLike, big_a: npt.ArrayLike, sizes: Sizes) -> Floats:
+def expected_benefit(n: npt.ArrayLike, big_a: npt.ArrayLike, sizes: ByteSizes) -> Floats:
     """Return EB in bytes for groups of n rows with A = Σ a_i (paper, section V.D; any shape)."""
     n = np.asarray(n, np.float64)
     identical = np.exp(-np.asarray(big_a, np.float64))
     return sizes.phi_t * n * identical - sizes.phi_k * n - sizes.phi_h
 
 
-def n_star(a: Floats, sizes: Sizes) -> Floats:
+def n_star(a: Floats, sizes: ByteSizes) -> Floats:
     """Return the rows at which EB per row peaks, −(2/a)·W(−½·√(a·Φ_h/Φ_t)), float64 [n], about
     √(Φ_h/(a·Φ_t)).
 
@@ -87,7 +87,7 @@ def n_star(a: Floats, sizes: Sizes) -> Floats:
     return np.where(x < -1 / np.e, np.nan, np.where(x == 0, np.inf, peak))
 
 
-def group_rows(a: Floats, sizes: Sizes) -> Integers:
+def group_rows(a: Floats, sizes: ByteSizes) -> Integers:
     """Return the best number of rows for groups of like rows, int64 [n]; 0: not worth a group."""
     peak = np.clip(np.nan_to_num(n_star(a, sizes), posinf=GROUP_ROWS_MAX), 1, GROUP_ROWS_MAX)
     options = np.stack([np.floor(peak), np.ceil(peak)])
@@ -149,7 +149,7 @@ class GroupPlan:
     is_refined: bool = False
 
 
-def plan_groups(histogram: Histogram, sizes: Sizes, p_delete: float) -> GroupPlan:
+def plan_groups(histogram: Histogram, sizes: ByteSizes, p_delete: float) -> GroupPlan:
     """Return the best group size of every class, and the expected bytes of all rows together, if a
     group is unchanged with the n-th power of its class's mean of p_i."""
     counts = histogram.counts
@@ -183,11 +183,11 @@ def grouping(
         p_delete: P({−t}), the probability that a row is deleted.
     """
     hash_bytes = float(ROW_HASH_BYTES)
-    whole = plan_groups(histogram, Sizes(row_bytes, key_bytes, hash_bytes), p_delete)
+    whole = plan_groups(histogram, ByteSizes(row_bytes, key_bytes, hash_bytes), p_delete)
     deleted = float(histogram.counts.sum()) * p_delete  # named, and not shipped with their groups
     spent = whole.bytes_expected + deleted * (key_bytes - row_bytes)
     whole = replace(whole, bytes_expected=spent)
-    sizes = Sizes(REFINED_BYTES, key_bytes, hash_bytes)
+    sizes = ByteSizes(REFINED_BYTES, key_bytes, hash_bytes)
     counts, mean = histogram.counts, histogram.means
     a = exponents(mean, 0.0)
 
@@ -233,7 +233,7 @@ def named_key_bytes(recipe: Recipe, measured: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class PartSelection:
     """The rows that a part compares because they are likely to have changed: those of the classes
     from `least` on, and a `share` of the class below."""
 
@@ -241,15 +241,15 @@ class Selection:
     share: float
 
 
-def most_likely(histogram: Histogram, rows: int) -> Selection:
+def most_likely(histogram: Histogram, rows: int) -> PartSelection:
     """Select about `rows` rows that are most likely to have changed."""
     left = rows
     for at in range(len(histogram.counts) - 1, -1, -1):
         count = int(histogram.counts[at])
         if count > left:
-            return Selection(at + 1, left / count)
+            return PartSelection(at + 1, left / count)
         left -= count
-    return Selection(0, 0.0)
+    return PartSelection(0, 0.0)
 
 
 def unfit_key(name: str) -> ConfigurationError:

@@ -41,7 +41,7 @@ def warnings(future: int, open_s: float) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class MarkerAudit:
     """A comparison of all rows of a fragment with a marker.
 
     Attributes:
@@ -109,7 +109,7 @@ class MarkerState:
     mark: bytes
     why: str
     hashes: bool
-    audit: Audit | None
+    audit: MarkerAudit | None
     audit_s: float
     is_known: bool
     changes: int = 0

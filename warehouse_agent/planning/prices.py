@@ -30,7 +30,7 @@ MANY, CROWD = 10_000, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class LearntPrices:
     """Prices that earlier exchanges told; None: not told yet.
 
     Attributes:
@@ -75,7 +75,7 @@ class Prices:
         return rows * self.copied / math.pow(max(grown, 1.0), CROWD)
 
 
-def from_notes(learnt: Learnt, columns: int, *, level: int) -> Prices:
+def from_notes(learnt: LearntPrices, columns: int, *, level: int) -> Prices:
     """Return the learned prices for a zstd `level`; derive or guess what was not learned."""
     few, few_rows = learnt.few_bytes or 0.0, learnt.few_rows
     copied, row = learnt.copied_row_bytes, learnt.row_bytes
@@ -94,14 +94,14 @@ def from_notes(learnt: Learnt, columns: int, *, level: int) -> Prices:
 
 
 def new_notes(
-    learnt: Learnt,
+    learnt: LearntPrices,
     *,
     frame_bytes: int,
     shipped: int,
     changed: int,
     is_copy: bool,
     level: int,
-) -> Learnt:
+) -> LearntPrices:
     """Return what is learnt after an exchange: the price of many rows or of a copy, or a mean for
     few rows that forgets earlier ones and counts deleted rows, although they take no bytes."""
     each, few, rows = frame_bytes / max(shipped, 1), learnt.few_bytes, learnt.few_rows

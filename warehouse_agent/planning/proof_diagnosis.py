@@ -15,7 +15,7 @@ from driftline.rows.digests import Digest
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StepDigests:
     """Digests of the rows of each step.
 
     Attributes:
@@ -38,7 +38,7 @@ class Parts:
         return ", ".join(f"{name} {part.count}" for name, part in parts if part is not None)
 
 
-def is_missed_update(parts: Parts) -> bool:
+def is_missed_update(parts: StepDigests) -> bool:
     """Return True if the only fault is one changed row that was taken for an unchanged one.
 
     In the cells of a sketch a row is m₀ mod (p − 1), so an update that changes m₀ by a multiple of
@@ -53,7 +53,7 @@ def is_missed_update(parts: Parts) -> bool:
     return any(change % (PRIME - 1) == 0 for change in by)
 
 
-def reads_differ(parts: Parts) -> bool:
+def reads_differ(parts: StepDigests) -> bool:
     """Return True if every step of ours adds up: the source's rows are not those that it compared.
 
     It read them twice, and the second time by keys that had changed.
@@ -62,7 +62,7 @@ def reads_differ(parts: Parts) -> bool:
     return not (_failed_step(parts) or result == parts.theirs or is_missed_update(parts))
 
 
-def diagnose(parts: Parts) -> str:
+def diagnose(parts: StepDigests) -> str:
     """Return the cause, for a person."""
     if failed := _failed_step(parts):
         return failed
@@ -79,7 +79,7 @@ def diagnose(parts: Parts) -> str:
     return "not all rows that differ came, or some stayed that should have been replaced"
 
 
-def _failed_step(parts: Parts) -> str | None:
+def _failed_step(parts: StepDigests) -> str | None:
     if parts.gone is not None and parts.stayed + parts.gone != parts.ours:
         return "rows of ours were lost, doubled or altered when their files were written again"
     if parts.came.count and parts.shipped != parts.came:

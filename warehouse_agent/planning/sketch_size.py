@@ -15,7 +15,7 @@ from driftline.arrays import Floats
 from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
 from driftline.reconciliation.sketches import CELL_BYTES, HASHES, Embedding, Grid
 
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 
@@ -81,7 +81,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CellSample:
     """Cells of the finest table, and how many of them differ by a byte."""
 
     cells: int
@@ -101,7 +101,7 @@ class Stall:
     sketch: Sketch
     grid: Grid | None = None
     stuck: int = 0
-    sample: Sample | None = None
+    sample: CellSample | None = None
 
     @property
     def bytes_spent(self) -> int:
@@ -139,7 +139,7 @@ def open_sketch(
     *,
     rows: int,
     bounds: tuple[int, int] | None,
-    expected: Expected | None,
+    expected: ChangeForecast | None,
     prices: Prices,
     line: Line,
     sure: int = 0,
@@ -178,7 +178,9 @@ def open_sketch(
     return Sketch(embedding, fold * third, fold)
 
 
-def _cheapest(expected: Expected, *, full: float, cap: int, prices: Prices, line: Line) -> int:
+def _cheapest(
+    expected: ChangeForecast, *, full: float, cap: int, prices: Prices, line: Line
+) -> int:
     """Return the number of cells, 0 to `cap`, with the least expected cost in bytes, a round trip
     counted as R, the bytes that the line could carry in it.
 

@@ -2,8 +2,8 @@
 
 A pass compares a relation tile by tile, by one exchange each, all under one
 salt. The tiles cover every position once, so their digests add up to the relation's.
-`Cuts` divides all tiles into ranges, so that one job reduces our side; the partition of a tile has
-the cuts within it, and empty ranges outside.
+`TileCuts` divides all tiles into ranges, so that one job reduces our side; the partition of a tile
+has the cuts within it, and empty ranges outside.
 
 After Carnes and Hanson, section 3.4: a table of bounds in key order, the ends unbounded. Their
 initialization scans the source for bounds; here they are quantiles of the copy, and rows that are
@@ -32,8 +32,8 @@ from driftline.reconciliation.ranges import (
     strata_of,
     uniform,
 )
-from driftline.rows.digests import MASK128, Digest, Mixed
-from driftline.rows.key_order import KeyOrder, KeyRange, Keys, key_text
+from driftline.rows.digests import MASK128, Digest, MixedFingerprints
+from driftline.rows.key_order import KeyBuffer, KeyOrder, KeyRange, key_text
 from driftline.values.types import Recipe
 
 from warehouse_agent.planning import choice
@@ -50,7 +50,7 @@ _TILE_BYTES = 160  # of an exchange beside its opening: framing, `Finished`, the
 
 
 @dataclass(frozen=True, slots=True)
-class Incremental:
+class PassSettings:
     """The configuration of a pass: rows of a tile, and seconds between two tiles.
 
     `adapts`: the pauses are longer while the database answers slowly (`tile_pause`).
@@ -65,12 +65,12 @@ class Incremental:
 class Tiled:
     """A pass to begin or to resume: its number of tiles, and how many of them are done."""
 
-    wanted: Incremental
+    wanted: PassSettings
     tiles: int
     tiles_done: int = 0
 
 
-class Cuts(Partition):
+class TileCuts(Partition):
     """A partition of any number of segments, which is never sent."""
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class PositionTiling:
     each tile, ascending from 0.
     """
 
-    cuts: Cuts
+    cuts: TileCuts
     heads: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class PositionTiling:
     def places(
         self,
         positions: npt.NDArray[np.int64],
-        keys: Keys | None,  # noqa: ARG002 - the position is the key
+        keys: KeyBuffer | None,  # noqa: ARG002 - the position is the key
     ) -> npt.NDArray[np.int64]:
         """Return the range of each row, int64 [n]."""
         return self.cuts.indices(positions)
@@ -201,10 +201,12 @@ class KeyTiling:
         """Return 0: all ranges that are sent are the tile's."""
         return 0
 
-    def places(self, positions: npt.NDArray[np.int64], keys: Keys | None) -> npt.NDArray[np.int64]:
+    def places(
+        self, positions: npt.NDArray[np.int64], keys: KeyBuffer | None
+    ) -> npt.NDArray[np.int64]:
         """Return the range of each row, int64 [n], by its key and position."""
         assert keys is not None, "a hash is in no order"
-        tiles = KeyOrder(self.recipe).ranks(keys, Keys.of_bytes(self.keys))
+        tiles = KeyOrder(self.recipe).ranks(keys, KeyBuffer.of_bytes(self.keys))
         return tiles * self.ranges_each + uniform(self.ranges_each).indices(positions)
 
 
@@ -229,7 +231,12 @@ class PassSums:
         self.ranges = RangeSums(tiling.all_ranges)
         self.low, self.high = (np.zeros(len(tiling), np.uint64) for _ in range(2))
 
-    def add(self, positions: npt.NDArray[np.int64], mixed: Mixed, keys: Keys | None = None) -> None:
+    def add(
+        self,
+        positions: npt.NDArray[np.int64],
+        mixed: MixedFingerprints,
+        keys: KeyBuffer | None = None,
+    ) -> None:
         """Add rows: their positions, int64 [n], their mixed fingerprints, and their keys."""
         at = self.tiling.places(positions, keys)
         self.ranges.add(at, mixed)
@@ -285,7 +292,7 @@ class PassSums:
         return out
 
 
-def count_for(rows: int, wanted: Incremental) -> int:
+def count_for(rows: int, wanted: PassSettings) -> int:
     """Return the number of tiles of a copy of `rows` rows."""
     return min(max(-(-rows // wanted.rows), 1), TILES_MAX)
 
@@ -316,7 +323,7 @@ def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> PositionTil
             is_empty = stop <= least or start > greatest
             starts.append(start)
             shifts.append(SHIFT_MAX if is_empty else min((positions - 1).bit_length(), SHIFT_MAX))
-    return PositionTiling(Cuts(tuple(starts), tuple(shifts)), tuple(heads))
+    return PositionTiling(TileCuts(tuple(starts), tuple(shifts)), tuple(heads))
 
 
 def key_tiling(
@@ -337,11 +344,13 @@ def key_tiling(
     # All are compared at once, each with as many bytes as the longest.
     every = -(-len(sample) * max(map(len, sample), default=0) // SAMPLE_BYTES_MAX) or 1
     some = sample[::every]
-    keys = [some[at] for at in order.sorted(Keys.of_bytes(some)).tolist()]
+    keys = [some[at] for at in order.sorted(KeyBuffer.of_bytes(some)).tolist()]
     chosen = dict.fromkeys(keys[i * len(keys) // tiles] for i in range(1, tiles) if keys)
     bounds = tuple(key for key in chosen if key != keys[0])
     least, greatest = (
-        order.ranks(Keys.of_bytes([pair[i] for pair in ends.values()]), Keys.of_bytes(bounds))
+        order.ranks(
+            KeyBuffer.of_bytes([pair[i] for pair in ends.values()]), KeyBuffer.of_bytes(bounds)
+        )
         for i in (0, 1)
     )
     near = zip(least.tolist(), greatest.tolist(), strict=True)
@@ -351,13 +360,13 @@ def key_tiling(
     return KeyTiling(recipe, bounds, ranges_each, dict(zip(ends, near, strict=True)))
 
 
-def tail_for(inserted: Sequence[int], wanted: Incremental) -> int:
+def tail_for(inserted: Sequence[int], wanted: PassSettings) -> int:
     """Return the number of tiles behind the last key, for the most rows that one of the last
     refreshes inserted; less than half a tile of them is left to the last tile."""
     return min((max(inserted, default=0) + wanted.rows // 2) // wanted.rows, TAIL_TILES_MAX)
 
 
-def pass_cost(rows: int, changed: int, row_bytes: float, wanted: Incremental) -> tuple[int, int]:
+def pass_cost(rows: int, changed: int, row_bytes: float, wanted: PassSettings) -> tuple[int, int]:
     """Return bytes and round trips of a pass that finds `changed` scattered changes.
 
     An equal tile takes its opening and an end, in one round trip; one that differs takes digests

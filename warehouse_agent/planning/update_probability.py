@@ -4,7 +4,7 @@ Every published row has four columns (`layout.STATISTICS`): `first`, the version
 `updates`, how often it was updated since (uno of Lu, Liu and Hyland); `changed`, the version of the
 last update, or `first`; and `rate`, its updates, forgotten by a factor of e in TAU, at `changed`.
 They are written only when the row is. How often a row was seen (tno) and its age follow from the
-times of the versions, a `Clock`. So
+times of the versions, a `VersionClock`. So
 
     share   s    expected updates per row, over the whole table
     counted c    rate · e^(−age/τ)                      age = time since `changed`
@@ -38,7 +38,7 @@ from typing import Final, Self
 import numpy as np
 from driftline.arrays import Floats
 
-from warehouse_agent.planning.change_forecast import Expected, Past, expect
+from warehouse_agent.planning.change_forecast import ChangeForecast, RefreshOutcome, expect
 
 DAY_S: Final = 86_400.0
 TAU_S: Final = 64 * DAY_S  # 32 and 128 days are as good
@@ -51,7 +51,7 @@ KNOTS_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class VersionClock:
     """The times at which versions were published, interpolated linearly between some of them.
 
     Attributes:
@@ -93,7 +93,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ChangeOutlook:
     """The forecast for a table from its last refresh to the next.
 
     Attributes:
@@ -101,31 +101,33 @@ class Outlook:
         now_s, elapsed_s: the time of the next refresh, in seconds since 1970 and since the last.
     """
 
-    clock: Clock
+    clock: VersionClock
     share: float
     now_s: float
     elapsed_s: float
 
 
-def updates_expected(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
+def updates_expected(
+    history: Sequence[RefreshOutcome], *, rows: int, elapsed_s: float
+) -> ChangeForecast:
     """Forecast the updated rows of the next refresh; arguments as of `change_forecast.expect`."""
     updates = [replace(past, inserted=0, deleted=0) for past in history]
     return expect(updates, rows=rows, elapsed_s=elapsed_s)
 
 
-def usual_share(expected: Expected, rows: int) -> float:
+def usual_share(expected: ChangeForecast, rows: int) -> float:
     """Return s, above 0: the bounded mean of the updates ÷ `rows`."""
     return max(usual_mean(expected, usual_most(expected)) / max(rows, 1), SHARE_MIN)
 
 
-def usual_most(expected: Expected) -> int:
+def usual_most(expected: ChangeForecast) -> int:
     """Return cap: of the refreshes that change anything, all but a share of BULK change at most
     this many rows."""
     changed = -float(np.expm1(expected.log_unchanged))
     return max(expected.quantile(1 - BULK * changed), 1)
 
 
-def usual_mean(expected: Expected, most: int) -> float:
+def usual_mean(expected: ChangeForecast, most: int) -> float:
     """Return the mean of min(d, most): Σ_{k < most} P(more than k), by trapezia if k is large."""
     k = np.unique(np.r_[np.arange(min(most, 64)), np.geomspace(1, most, 200).round(), most])
     more = expected.survivals(k)
@@ -137,7 +139,7 @@ def update_weight(most: int, updated: int) -> float:
     return min(1.0, most / max(updated, 1))
 
 
-def probability(view: Outlook, first: Floats, changed: Floats, rate: Floats) -> Floats:
+def probability(view: ChangeOutlook, first: Floats, changed: Floats, rate: Floats) -> Floats:
     """Return P({±t}) of published rows, float64 [n] in (0, 1].
 
     Args:

@@ -36,14 +36,14 @@ from driftline.values.types import Recipe
 from warehouse_agent.config import Fragment
 from warehouse_agent.history.history_lines import moment
 from warehouse_agent.planning import tiling as planning
-from warehouse_agent.planning.change_forecast import Run
+from warehouse_agent.planning.change_forecast import PastRefresh
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import (
-    Cuts,
-    Incremental,
     KeyTiling,
+    PassSettings,
     PassSums,
     PositionTiling,
+    TileCuts,
     Tiled,
     Tiling,
 )
@@ -53,11 +53,11 @@ from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
-from warehouse_agent.tasks.difference import Difference, Equal, Everything, ListedRows, Outcome
+from warehouse_agent.tasks.difference import AllRows, Difference, ListedRows, NoDifference, Outcome
 from warehouse_agent.tasks.digests import Adder, Listing, PartialSums, added, keys_of
 from warehouse_agent.tasks.quantiles import sample_keys
-from warehouse_agent.tasks.scan import Piece
-from warehouse_agent.tasks.staging import Exchange, Staging, Writer
+from warehouse_agent.tasks.scan import FilePiece
+from warehouse_agent.tasks.staging import ExchangeIdentity, FrameWriter, Staging
 from warehouse_agent.tasks.steps import Steps
 
 FOLDER = "pass"
@@ -99,7 +99,7 @@ class Pass:
 
     store: Store
     name: str
-    wanted: Incremental
+    wanted: PassSettings
     salt: Salt
     sums: PassSums
     outcomes: dict[int, Outcome] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Pass:
         """Return the tiles that are not finished, in order."""
         return [tile for tile in range(len(self.tiling)) if tile not in self.outcomes]
 
-    def writer(self, tile: int) -> Writer:
+    def writer(self, tile: int) -> FrameWriter:
         """Open a writer for the frames of a tile; where locks keep others from writing them, remove
         what an unfinished exchange left."""
         if self.store.is_local:
@@ -135,9 +135,9 @@ class Pass:
                 if folder.partition("-")[0] == f"{tile:06d}":
                     self.store.remove(*_place(self.name), folder)
         folder = f"{FOLDER}/{tile:06d}-{uuid.uuid4().hex[:8]}"
-        return Writer(_Secret(self.store.root), self.name, folder)
+        return FrameWriter(_Secret(self.store.root), self.name, folder)
 
-    def finish(self, tile: int, outcome: Outcome, writer: Writer) -> None:
+    def finish(self, tile: int, outcome: Outcome, writer: FrameWriter) -> None:
         """Keep the result of a tile, whose frames are written."""
         frames = _Frames(writer.folder, writer.files)
         place = (*_place(self.name), f"{tile:06d}{_DONE}")
@@ -181,12 +181,12 @@ class Pass:
         return [uri for one in kept for uri in staging.uris(one.folder, one.files)]
 
 
-def take_up(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Pass:
+def take_up(job: Job, base: Snapshot, wanted: PassSettings, earlier: Sequence[PastRefresh]) -> Pass:
     """Return the unfinished pass over this version; begin one if there is none."""
     return _resumed(job.store, job.fragment, base, wanted) or begin(job, base, wanted, earlier)
 
 
-def begin(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Pass:
+def begin(job: Job, base: Snapshot, wanted: PassSettings, earlier: Sequence[PastRefresh]) -> Pass:
     """Begin a pass over a version, in two steps. Remove whatever was staged."""
     tiling = _tiling(job.steps, base, wanted, earlier)
     job.staging.clear()
@@ -202,7 +202,7 @@ def begin(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run])
     return Pass(job.store, job.name, wanted, salt, sums)
 
 
-def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Incremental) -> Pass | None:
+def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: PassSettings) -> Pass | None:
     """Return the unfinished pass over this version; None: there is none, or it is of no use."""
     name = fragment.name
     if not _is_over(store, fragment, base):
@@ -226,7 +226,7 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
     return unfinished
 
 
-def _serves(table: Mapping[str, Any], wanted: Incremental) -> bool:
+def _serves(table: Mapping[str, Any], wanted: PassSettings) -> bool:
     """Return False if fewer rows are wanted in a tile: those of the pass may be too large."""
     rows = table.get("rows")  # passes that were begun before it was noted have none
     return not isinstance(rows, int) or rows <= wanted.rows
@@ -250,7 +250,9 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
     return Tiled(fragment.incremental, planning.count_for(base.rows, fragment.incremental))
 
 
-def _tiling(steps: Steps, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Tiling:
+def _tiling(
+    steps: Steps, base: Snapshot, wanted: PassSettings, earlier: Sequence[PastRefresh]
+) -> Tiling:
     """Divide a version into tiles of about as many rows as wanted; one step."""
     count = planning.count_for(base.rows, wanted)
     if not base.layout.recipe.integer_key:
@@ -275,7 +277,7 @@ def _table_of(tiling: Tiling) -> dict[str, object]:
 def _tiling_of(table: Mapping[str, Any], recipe: Recipe) -> Tiling:
     """Return the tiles that `_table_of` wrote. Raises ValueError, KeyError, TypeError."""
     if recipe.integer_key:
-        cuts = Cuts(tuple(table["starts"]), tuple(table["shifts"]))
+        cuts = TileCuts(tuple(table["starts"]), tuple(table["shifts"]))
         return PositionTiling(cuts, tuple(table["heads"]))
     keys = tuple(bytes.fromhex(key) for key in table["keys"])
     near = {path: (int(first), int(last)) for path, (first, last) in table["near"].items()}
@@ -288,7 +290,7 @@ def _place(name: str) -> tuple[str, ...]:
 
 def _note(fragment: Fragment, base: Snapshot) -> str:
     """Return the note of a pass as JSON: its exchange, and the lost files."""
-    noted = Exchange.of(fragment, base.version, base.layout.recipe).to_json()
+    noted = ExchangeIdentity.of(fragment, base.version, base.layout.recipe).to_json()
     return json.dumps(noted | ({"without": [f.path for f in base.lost]} if base.lost else {}))
 
 
@@ -314,7 +316,7 @@ def _packed(outcome: Outcome, frames: _Frames, salt: Salt) -> bytes:
         "count": outcome.theirs.count,
         "sum": outcome.theirs.sum_bytes().hex(),
         "equal": outcome.is_equal,
-        "replace_all": isinstance(difference, Everything),
+        "replace_all": isinstance(difference, AllRows),
         "has_removed": removed is not None,
         "method": outcome.method.value,
         **{name: getattr(outcome, name) for name in _FACTS},
@@ -347,9 +349,9 @@ def _unpacked(data: bytes, salt: Salt) -> tuple[Outcome, _Frames] | None:
                 where = arrays["positions"]
                 nowhere = np.zeros(len(where), np.int64)
                 removed = Listing(nowhere, where, arrays["hashes"], arrays["files"])
-        difference: Difference = Everything() if facts["replace_all"] else ListedRows(removed)
+        difference: Difference = AllRows() if facts["replace_all"] else ListedRows(removed)
         outcome = Outcome(
-            Equal() if facts["equal"] else difference,
+            NoDifference() if facts["equal"] else difference,
             Method(facts["method"]),
             theirs=Digest(facts["count"], int.from_bytes(bytes.fromhex(facts["sum"]), "little")),
             row_security=PolicyDigests.from_json(facts.get("row_security")),
@@ -370,7 +372,7 @@ def _reduced(steps: Steps, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSu
 
 
 def _sums(tiling: Tiling, salt: Salt) -> Adder:
-    def run(pieces: Iterator[Piece]) -> PartialSums:
+    def run(pieces: Iterator[FilePiece]) -> PartialSums:
         sums = PassSums(tiling)
         for piece in pieces:
             where, hi, lo = (digests.numbers(piece.batch, i) for i in range(3))

@@ -25,15 +25,15 @@ from warehouse_agent.refresh import order
 from warehouse_agent.refresh.finish import Proven
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.report import Report, utc_at
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.visible_versions.flips import Flips
 
 
-class Turn(Protocol):
+class TurnOfComponent(Protocol):
     """The turn of a component: its fragments and views move together (`component_turn`)."""
 
     def lock(self, name: str) -> None:
@@ -50,7 +50,7 @@ class Turn(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RunBefore:
+class PrecedingRun:
     """The run before another one of its source: when it is expected to be done, and if it is.
 
     Attributes:
@@ -62,7 +62,7 @@ class RunBefore:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandServices:
     """Settings and services that the runs of all sources of one command share; safe for threads.
 
     Attributes:
@@ -86,10 +86,10 @@ class Command:
     attempts: int
     wait_s_max: float
     flips: Flips
-    link: Callable[[Source], Link] = Link
+    link: Callable[[Source], SourceChannel] = SourceChannel
     ends_at: float | None = None
     clock: Callable[[], float] = time.time
-    turns: Mapping[str, Turn] = field(default_factory=dict)
+    turns: Mapping[str, TurnOfComponent] = field(default_factory=dict)
     histories: Histories = field(default_factory=Histories)
 
     @property
@@ -100,7 +100,7 @@ class Command:
     @property
     def is_deferred(self) -> bool:
         """Return True if mistakes are to be found before Spark may start."""
-        return isinstance(self.steps.session, Deferred)
+        return isinstance(self.steps.session, DeferredSession)
 
     def finished(self, report: Report) -> None:
         """Emit the last event of a fragment."""
@@ -124,7 +124,7 @@ class Command:
         self.finished(report)
 
     def in_time(
-        self, fragments: Sequence[Fragment], reports: Mapping[str, Report], before: RunBefore
+        self, fragments: Sequence[Fragment], reports: Mapping[str, Report], before: PrecedingRun
     ) -> tuple[list[Fragment], float]:
         """Return the fragments of a run to start now; report those that would end too late, or all
         if the command is to end, or is scheduled and the `refresh_hours` of its source have ended.

@@ -13,8 +13,15 @@ from dataclasses import asdict, replace
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Proof
-from warehouse_agent.failpoints import Point
-from warehouse_agent.history.notes import Checked, Left, Mark, Notes, OfVersion, weaker
+from warehouse_agent.failpoints import WarehouseFailpoint
+from warehouse_agent.history.notes import (
+    ComparisonNote,
+    MarkNote,
+    Notes,
+    UncomparedNote,
+    VersionNote,
+    weaker,
+)
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
 from warehouse_agent.refresh import derivation, marker_audit, schema_change
@@ -27,13 +34,15 @@ from warehouse_agent.refresh.finish import (
 )
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.recovery import repair, restored
-from warehouse_agent.refresh.whole import Compared
-from warehouse_agent.report import Published, fingerprint_kind, miss_probability, utc_now
+from warehouse_agent.refresh.whole import ComparisonResult
+from warehouse_agent.report import PublishedVersion, fingerprint_kind, miss_probability, utc_now
 from warehouse_agent.storage.table import NewVersion, VersionRecord
-from warehouse_agent.tasks.proof import Total
+from warehouse_agent.tasks.proof import VersionTotal
 
 
-def commit(job: Job, proven: Proven, *, beside: Mapping[str, int] | None = None) -> Published:
+def commit(
+    job: Job, proven: Proven, *, beside: Mapping[str, int] | None = None
+) -> PublishedVersion:
     """Publish what was proven, clear what was staged and note what the next refresh uses.
 
     Args:
@@ -53,7 +62,7 @@ def commit(job: Job, proven: Proven, *, beside: Mapping[str, int] | None = None)
                 return _publish(job, proven, beside or {})
 
 
-def _confirm(job: Job, proven: ProvenEqual) -> Published:
+def _confirm(job: Job, proven: ProvenEqual) -> PublishedVersion:
     """Note that the published version is still equal to the source."""
     version = proven.base.version
     job.staging.clear()
@@ -62,7 +71,7 @@ def _confirm(job: Job, proven: ProvenEqual) -> Published:
     return _result(proven.compared, version, 0)
 
 
-def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Published:
+def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> PublishedVersion:
     """Commit the files as the next version; then tidy up and note what it took."""
     p, out, applied = proven.compared.prepared, proven.compared.found, proven.applied
     counts, shipped = proven.changes.counts, sum(f.rows for f in applied.shipped)
@@ -84,12 +93,12 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
     )
     record = replace(_record(job, proven, done), beside=dict(beside) or None)
     new = NewVersion(p.base, p.layout, applied.added, applied.gone, record)
-    Point.COMMITTING.reach()
+    WarehouseFailpoint.COMMITTING.reach()
     job.commit(new)
-    Point.COMMITTED.reach()
+    WarehouseFailpoint.COMMITTED.reach()
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
-        Point.STAGING_CLEARED.reach()
+        WarehouseFailpoint.STAGING_CLEARED.reach()
         job.tidy([file.path for file in applied.added])
         learnt = prices.new_notes(
             job.notes.prices,
@@ -102,18 +111,18 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
         noted = _notes(job, proven.compared, done.version, record, changed=record.rows_changed)
         job.notes = replace(noted, prices=learnt)
         job.write_notes()
-        Point.NOTES_WRITTEN.reach()
+        WarehouseFailpoint.NOTES_WRITTEN.reach()
     return done
 
 
-def _result(compared: Compared, version: int, changed: int) -> Published:
+def _result(compared: ComparisonResult, version: int, changed: int) -> PublishedVersion:
     """Return the result of a refresh after which readers see `version`; `changed` rows."""
     p, out, recipe = compared.prepared, compared.found, compared.prepared.layout.recipe
     differing = changed + (p.base.rows_lost if p.base else 0)
     is_total = proof_of(p, out) is Proof.TOTAL
     marking = marker_audit.with_changes(compared.marking, out, changed)
     model = modelled(p.known, p.expected, differing, out.method, out.theirs.count)
-    return Published(
+    return PublishedVersion(
         version=version,
         rows=out.theirs.count,
         proof=proof_of(p, out).value,
@@ -125,7 +134,7 @@ def _result(compared: Compared, version: int, changed: int) -> Published:
     )
 
 
-def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
+def _record(job: Job, proven: ProvenVersion, done: PublishedVersion) -> VersionRecord:
     """Return the record that the commit keeps of its version."""
     p, out = proven.compared.prepared, proven.compared.found
     last = _checked(job, proven.compared)
@@ -152,12 +161,12 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
         row_security=None if proven.security is None else proven.security.to_json(),
         report=asdict(job.report.with_result(done)),
         marking=None if marking is None else marking.to_json(),
-        total=Total(p.salt, out.theirs).to_json(),
+        total=VersionTotal(p.salt, out.theirs).to_json(),
     )
 
 
 def _notes(
-    job: Job, compared: Compared, version: int, record: VersionRecord, *, changed: int
+    job: Job, compared: ComparisonResult, version: int, record: VersionRecord, *, changed: int
 ) -> Notes:
     """Return the notes after a refresh: the last comparison of all rows of this version, damaged
     files, row security, wishes, what a part left and where the next one goes on, the mark, and how
@@ -165,12 +174,12 @@ def _notes(
     p, out, rate, said = compared.prepared, compared.found, compared.rows_per_s, job.report
     notes, part, mark, security = job.notes, None, job.notes.mark, job.notes.row_security
     if p.part is not None:
-        left = Left(p.part.rest.count, said.updates_left, said.allowed)
-        part = OfVersion(version, left)
+        left = UncomparedNote(p.part.rest.count, said.updates_left, said.allowed)
+        part = VersionNote(version, left)
     if (marking := marker_audit.with_changes(compared.marking, out, changed)) is not None:
-        mark = Mark(version, record.published_at, marking)
+        mark = MarkNote(version, record.published_at, marking)
     if out.row_security is not None:
-        security = OfVersion(version, out.row_security)
+        security = VersionNote(version, out.row_security)
     rows_per_s, keys_per_s = notes.rows_per_s, notes.keys_per_s
     if rate is not None and out.by_marker:
         keys_per_s = rate
@@ -178,7 +187,7 @@ def _notes(
         rows_per_s = rate
     return replace(
         notes,
-        checked=OfVersion(version, _checked(job, compared)),
+        checked=VersionNote(version, _checked(job, compared)),
         head=restored.left(job, p.base, version),
         damaged=repair.left(job, p.base),
         part=part,
@@ -191,7 +200,7 @@ def _notes(
     )
 
 
-def _checked(job: Job, compared: Compared) -> Checked:
+def _checked(job: Job, compared: ComparisonResult) -> ComparisonNote:
     """Return the last comparison of all rows of what is published now.
 
     A partial refresh does not compare all rows. Where the fragment does not accept the consistency
@@ -200,7 +209,7 @@ def _checked(job: Job, compared: Compared) -> Checked:
     """
     p, out = compared.prepared, compared.found
     proof = proof_of(p, out).value
-    now = Checked(out.as_of, out.checked_at, out.consistency, out.activity, proof)
+    now = ComparisonNote(out.as_of, out.checked_at, out.consistency, out.activity, proof)
     if p.base is None or (p.part is None and accepts(job, out)):
         return now
     before = job.notes.comparison(p.base)

@@ -20,28 +20,28 @@ from collections.abc import Callable
 from driftline import wire_pb2 as pb
 from driftline.errors import DerivationRefused, DriftlineError, MalformedMessage, RecipeChanged
 from driftline.relations import derivations
-from driftline.relations.derivations import Comparable, Part, text_of
+from driftline.relations.derivations import Comparable, DerivablePart, text_of
 from driftline.values.types import Recipe
 from google.protobuf import json_format
 
 from warehouse_agent.columns.layout import Layout, derived
 from warehouse_agent.config import Fragment
-from warehouse_agent.decomposition.view_needs import Decomposition, Offer, united, wish_id
-from warehouse_agent.history.notes import Wish
+from warehouse_agent.decomposition.view_needs import Decomposition, DerivationOffer, united, wish_id
+from warehouse_agent.history.notes import NeedNote
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 
-_PARTS = {part.value: part for part in Part}
+_PARTS = {part.value: part for part in DerivablePart}
 
 
-def offer_of(reply: pb.DescribeReply, layout: Layout) -> Offer:
+def offer_of(reply: pb.DescribeReply, layout: Layout) -> DerivationOffer:
     """Return what a source lets us choose of a relation; `layout` is that of the whole."""
     description = reply.description
     allowed = (_PARTS.get(word) for word in description.derive)
-    return Offer(
+    return DerivationOffer(
         layout.recipe,
         layout.names,
         {column.name: Comparable(column.comparable) for column in description.columns},
@@ -147,11 +147,11 @@ def refused(error: DriftlineError, name: str) -> DerivationRefused:
     )
 
 
-def wish(job: Job, layout: Layout) -> Wish | None:
+def wish(job: Job, layout: Layout) -> NeedNote | None:
     """Return the wishes that a version with this layout serves; None: nobody's but the user's."""
     if not job.fragment.is_kept:
         return None
-    return Wish(wish_id(job.fragment.wishes), layout.recipe.id.hex())
+    return NeedNote(wish_id(job.fragment.wishes), layout.recipe.id.hex())
 
 
 def said(layout: Layout) -> str | None:

@@ -33,35 +33,35 @@ from driftline.reconciliation.sketches import Embedding
 from driftline.rows.digests import Digest
 
 from warehouse_agent.config import Proof, Require
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.planning import choice, proof_diagnosis
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared, PreparedPass
 from warehouse_agent.refresh.recovery import repair
-from warehouse_agent.refresh.whole import Compared
+from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.report import counted
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import change_feed, digests, proof
-from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.tasks.difference import (
+    AllRows,
     BelowKeys,
-    Equal,
-    Everything,
+    ChangedZones,
     ListedRows,
+    NoDifference,
     Outcome,
-    Zones,
 )
 from warehouse_agent.tasks.key_lookup import fits
 from warehouse_agent.tasks.rewrites.replaced_rows import (
-    Applied,
-    ByHash,
-    ByK,
-    InTiles,
     Removal,
+    RewrittenFiles,
+    RowsByHash,
+    RowsByK,
+    RowsInTiles,
     files_holding,
     rewrite,
     touched_files,
@@ -81,7 +81,7 @@ _READS_DIFFER = (
 class ProvenEqual:
     """Nothing is to be written: the published version `base` is equal to the source."""
 
-    compared: Compared
+    compared: ComparisonResult
     base: Snapshot
 
 
@@ -92,16 +92,16 @@ class ProvenVersion:
     `security` is the row security under which the rows were read; None: not told.
     """
 
-    compared: Compared
-    applied: Applied
-    changes: Feed
+    compared: ComparisonResult
+    applied: RewrittenFiles
+    changes: VersionFeed
     security: PolicyDigests | None
 
 
 Proven = ProvenEqual | ProvenVersion
 
 
-def write_and_prove(job: Job, compared: Compared) -> Proven:
+def write_and_prove(job: Job, compared: ComparisonResult) -> Proven:
     """Write the next version's files, read them back and prove them equal to the source.
 
     Returns:
@@ -126,7 +126,7 @@ def accepts(job: Job, out: Outcome) -> bool:
     return out.consistency == Require.EXACT.value or job.fragment.require is Require.FUZZY
 
 
-def _proven(job: Job, compared: Compared) -> Proven:
+def _proven(job: Job, compared: ComparisonResult) -> Proven:
     p, out = compared.prepared, compared.found
     before = None if p.base is None else job.notes.policies(p.base)
     if not job.options.accept_schema:
@@ -138,13 +138,13 @@ def _proven(job: Job, compared: Compared) -> Proven:
     _refuse_inconsistent(job, out)
     with job.phase("apply"):
         applied = _apply(job, compared)
-    Point.DATA_WRITTEN.reach()
+    WarehouseFailpoint.DATA_WRITTEN.reach()
     # Two jobs that do not need each other run side by side: each alone leaves cores idle.
     with ThreadPoolExecutor(1) as beside, job.phase("prove"):
         changes = beside.submit(_changes, job, p, applied)
         _prove(job, p, out, applied)
         feed = changes.result()
-    Point.PROVEN.reach()
+    WarehouseFailpoint.PROVEN.reach()
     return ProvenVersion(compared, applied, feed, out.row_security or before)
 
 
@@ -201,14 +201,14 @@ def _refuse_inconsistent(job: Job, out: Outcome) -> None:
     )
 
 
-def _apply(job: Job, compared: Compared) -> Applied:
+def _apply(job: Job, compared: ComparisonResult) -> RewrittenFiles:
     """Write the staged rows, and the files again from which rows are removed."""
     p, out, staged = compared.prepared, compared.found, compared.staged
     base = p.base.files if p.base else ()
     updated = _updated(job, p, out)
-    if isinstance(out.difference, Everything):
+    if isinstance(out.difference, AllRows):
         shipped = job.write_staged("shipped", staged, p.layout, p.stamp, p.files, updated)
-        return Applied(tuple(shipped), (), (), base)
+        return RewrittenFiles(tuple(shipped), (), (), base)
     removal, hit = _removal(job, p, out)
     touched = touched_files(p.files, hit)
     rewritten: list[DataFile] = []
@@ -224,7 +224,7 @@ def _apply(job: Job, compared: Compared) -> Applied:
     kept = tuple(f for f in left if f in published)
     carried = tuple(f for f in left if f not in published)
     stay = set(kept)
-    return Applied(
+    return RewrittenFiles(
         tuple(shipped),
         (*rewritten, *carried),
         kept,
@@ -236,15 +236,15 @@ def _apply(job: Job, compared: Compared) -> Applied:
 def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
     """Return the number of updated rows, an upper bound; None: not known."""
     match out.difference:
-        case Equal():
+        case NoDifference():
             return 0
-        case Everything():
+        case AllRows():
             # A copy that the configuration asks for comes however few rows changed.
             is_asked = job.fragment.method is choice.Method.FULL
             return None if is_asked else sum(f.rows for f in p.files)
         case ListedRows(rows):
             return len(rows.positions)
-        case Zones(emptied, listed):
+        case ChangedZones(emptied, listed):
             return len(listed.positions) + emptied.rows
         case BelowKeys(ks, embedding):
             new = max(out.theirs.count - sum(f.rows for f in p.files), 0)
@@ -256,20 +256,20 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
 def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[DataFile]]:
     """Return the rows to remove, and the files that hold them; perhaps a few more files."""
     match out.difference:
-        case Equal() | Everything():
+        case NoDifference() | AllRows():
             return None, []
         case BelowKeys(ks, embedding) as difference:
             if not len(ks):
                 return None, []
-            below, files = ByK(ks, embedding, p.salt), within_bounds(p.files, difference)
+            below, files = RowsByK(ks, embedding, p.salt), within_bounds(p.files, difference)
             if len(ks) < CHANGES_PER_FILE * len(files):
                 files = files_holding(job.steps, files, p.layout, below)
             return below, files
         case ListedRows(rows):
             numbers = set(rows.file.tolist())
-            return ByHash.of(rows, p.salt), [f for i, f in enumerate(p.files) if i in numbers]
-        case Zones(emptied, listed):
-            removal = InTiles(emptied, ByHash.of(listed, p.salt))
+            return RowsByHash.of(rows, p.salt), [f for i, f in enumerate(p.files) if i in numbers]
+        case ChangedZones(emptied, listed):
+            removal = RowsInTiles(emptied, RowsByHash.of(listed, p.salt))
             numbers = set(listed.file.tolist())
             near = [
                 f
@@ -280,7 +280,7 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[
             return removal, [f for i, f in enumerate(p.files) if i in numbers or f in hit]
 
 
-def _prove(job: Job, p: Prepared, out: Outcome, applied: Applied) -> None:
+def _prove(job: Job, p: Prepared, out: Outcome, applied: RewrittenFiles) -> None:
     """Prove the new version equal to the source; a failure says where rows were lost."""
     if not out.vouched:
         is_exact = out.consistency == "exact"
@@ -315,14 +315,16 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: Applied) -> None:
         raise
 
 
-def _parts(job: Job, p: Prepared, out: Outcome, applied: Applied) -> proof_diagnosis.Parts:
+def _parts(
+    job: Job, p: Prepared, out: Outcome, applied: RewrittenFiles
+) -> proof_diagnosis.StepDigests:
     """Return the digests of each step's rows, from which the broken step is found."""
 
     def digest(files: Sequence[DataFile]) -> Digest:
         return digests.total(job.steps, files, p.layout, p.salt) if files else Digest()
 
     before = applied.before
-    return proof_diagnosis.Parts(
+    return proof_diagnosis.StepDigests(
         theirs=out.theirs,
         ours=p.total,
         came=out.came,
@@ -332,10 +334,10 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: Applied) -> proof_diagn
     )
 
 
-def _changes(job: Job, p: Prepared, applied: Applied) -> Feed:
+def _changes(job: Job, p: Prepared, applied: RewrittenFiles) -> VersionFeed:
     """Write the change feed; an empty one for a first load and across a change of columns."""
     if p.base is None or schema_change.differs(p.layout, p.base.layout):
-        return Feed()
+        return VersionFeed()
     place = (job.steps, job.store, job.name, p.base.version + 1)
     before, after = applied.before, applied.shipped
     if before is None:
@@ -344,5 +346,5 @@ def _changes(job: Job, p: Prepared, applied: Applied) -> Feed:
         feed = change_feed.write(*place, before=before, after=after, layout=p.layout)
     else:
         feed = change_feed.joined(*place, old=before, new=after, layout=p.layout)
-    Point.FEED_WRITTEN.reach()
+    WarehouseFailpoint.FEED_WRITTEN.reach()
     return repair.without_feed(job.store, job.name, feed, p.base) if p.base.lost else feed

@@ -27,7 +27,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, Snapshot
 from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER
-from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.steps import Phases, StepLog, Steps
 from warehouse_agent.tasks.write import write_rows
 
@@ -114,10 +114,10 @@ class Job:
         rows, expected, held_s = progress.rows, progress.rows_expected, progress.held_back_s
         self.emit(RowsRead(self.name, progress.phase, rows, expected, held_s))
 
-    def exchange(self, base: Snapshot | None, layout: Layout) -> stage.Exchange:
+    def exchange(self, base: Snapshot | None, layout: Layout) -> stage.ExchangeIdentity:
         """Return the exchange that compares `base` in the columns of `layout`."""
         version = None if base is None else base.version
-        return stage.Exchange.of(self.fragment, version, layout.recipe)
+        return stage.ExchangeIdentity.of(self.fragment, version, layout.recipe)
 
     def folder(self, part: str) -> str:
         """Name a new folder of the table for data files; `discard` removes it."""
@@ -134,7 +134,7 @@ class Job:
         part: str,
         staged: Sequence[str],
         layout: Layout,
-        stamp: Stamp,
+        stamp: StatisticsStamp,
         before: Sequence[DataFile] = (),
         updated: int | None = 0,
     ) -> list[DataFile]:

@@ -23,9 +23,14 @@ from driftline.arrays import I32, Integers
 from driftline.values.types import Column
 
 from warehouse_agent.columns.layout import POSITION, Layout
-from warehouse_agent.history.marks import Marking
+from warehouse_agent.history.marks import KeptMark
 from warehouse_agent.methods import key_sums
-from warehouse_agent.planning.marker_state import AUDITS_MISSED, KEYS_SHOWN, Audit, MarkerState
+from warehouse_agent.planning.marker_state import (
+    AUDITS_MISSED,
+    KEYS_SHOWN,
+    MarkerAudit,
+    MarkerState,
+)
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import PreparedWhole
 from warehouse_agent.storage.data_files import DataFile
@@ -34,7 +39,7 @@ from warehouse_agent.tasks.difference import MarkerUse, Outcome
 from warehouse_agent.tasks.scan import read_batches
 
 
-def marking(job: Job, p: PreparedWhole, outcome: Outcome) -> Marking | None:
+def marking(job: Job, p: PreparedWhole, outcome: Outcome) -> KeptMark | None:
     """Return the mark that the version of a comparison has; None: all rows are to be proven.
 
     Changes that this comparison found are not counted yet (`with_changes`).
@@ -42,9 +47,9 @@ def marking(job: Job, p: PreparedWhole, outcome: Outcome) -> Marking | None:
     state, used = p.known.marker, outcome.marker
     if state is None:
         return None
-    mark = Marking()
+    mark = KeptMark()
     if used is not None:
-        mark = Marking(
+        mark = KeptMark(
             used.mark, used.why, used.hashes, warnings=used.warnings, checksum=used.checksum
         )
     if not mark.why and not mark.mark:
@@ -56,7 +61,7 @@ def marking(job: Job, p: PreparedWhole, outcome: Outcome) -> Marking | None:
     return replace(mark, audit=audit)
 
 
-def with_changes(marking: Marking | None, outcome: Outcome, changed: int) -> Marking | None:
+def with_changes(marking: KeptMark | None, outcome: Outcome, changed: int) -> KeptMark | None:
     """Return the mark of a version with the number of rows that its comparison found changed."""
     if marking is None:
         return None
@@ -71,18 +76,18 @@ def with_changes(marking: Marking | None, outcome: Outcome, changed: int) -> Mar
 
 def _audited(
     job: Job, p: PreparedWhole, outcome: Outcome, state: MarkerState, used: MarkerUse | None
-) -> Audit:
+) -> MarkerAudit:
     """Return the audit that a comparison of all rows is; the one before, if it is none."""
     before = state.audit
     if before is None:
-        return Audit(outcome.checked_at)
+        return MarkerAudit(outcome.checked_at)
     if used is None or not used.audited:
         return replace(before, at=outcome.checked_at)
     missed, keys = _missed(job, p, used)
     # Until somebody confirms the marker, or all rows that it may have missed are looked at.
     is_sample = used.unmarked > len(used.positions)
     is_kept = is_sample or before.in_row >= AUDITS_MISSED
-    return Audit(
+    return MarkerAudit(
         at=outcome.checked_at,
         since=before.at,
         changes=state.changes,

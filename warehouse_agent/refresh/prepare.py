@@ -29,18 +29,18 @@ from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Proof
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import record
 from warehouse_agent.history.forecast_inputs import Situation, forecasts, marker_of, noted_knots
-from warehouse_agent.history.notes import Quantiles, Turn
+from warehouse_agent.history.notes import NextPartNote, Quantiles
 from warehouse_agent.history.refresh_history import Histories
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice
-from warehouse_agent.planning.candidates import Allowance, Known
-from warehouse_agent.planning.change_forecast import Expected, Run
-from warehouse_agent.planning.tiling import Incremental
-from warehouse_agent.planning.update_probability import Outlook
+from warehouse_agent.planning.candidates import Allowance, PlanInputs
+from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh
+from warehouse_agent.planning.tiling import PassSettings
+from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
@@ -51,7 +51,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.rewrites.restatement import restate
-from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps
 
 Describe = Callable[[str], pb.DescribeReply]
@@ -76,11 +76,11 @@ class _Begun:
     files: tuple[DataFile, ...]
     salt: Salt
     fragment_key: bytes = field(repr=False)
-    known: Known
-    changes: Expected | None
-    expected: Expected | None
+    known: PlanInputs
+    changes: ChangeForecast | None
+    expected: ChangeForecast | None
     rows_expected: int
-    stamp: Stamp
+    stamp: StatisticsStamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class PreparedWhole(_Begun):
         return self.ours.compared + self.ours.rest
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> NextPartNote:
         """Return where the next part begins, as far as this refresh learnt it."""
         return self.ours.turn
 
@@ -117,7 +117,7 @@ class PreparedPass(_Begun):
     base: Snapshot
     tiles: Pass
     part: ClassVar[None] = None
-    turn: ClassVar[Turn] = Turn()
+    turn: ClassVar[NextPartNote] = NextPartNote()
 
     @property
     def compared(self) -> Digest:
@@ -154,7 +154,8 @@ def prepare(
         features: of the source.
 
     Raises: as its steps do, and
-        NotNow, LimitExceeded, ConfigurationError: this refresh would be refused (`Known.refusal`).
+        NotNow, LimitExceeded, ConfigurationError: this refresh would be refused
+            (`PlanInputs.refusal`).
     """
     base = repair.published(job)
     runs = tuple(job.histories.completed(job.store, job.name, base).runs)
@@ -171,7 +172,7 @@ def prepare(
 
 
 def _prepared_pass(
-    job: Job, at: Situation, base: Snapshot, wanted: Incremental, fragment_key: bytes
+    job: Job, at: Situation, base: Snapshot, wanted: PassSettings, fragment_key: bytes
 ) -> PreparedPass:
     """Resume the pass over a version, or begin one."""
     tiles = auxiliary_table.take_up(job, base, wanted, at.runs)
@@ -224,7 +225,9 @@ def _prepared_whole(
     )
 
 
-def _expect_steps(job: Job, known: Known, changes: Expected | None, *, size: int = 0) -> None:
+def _expect_steps(
+    job: Job, known: PlanInputs, changes: ChangeForecast | None, *, size: int = 0
+) -> None:
     """Begin to start Spark if a step is expected to need it; `size`: bytes of a first load."""
     if known.version is None:
         job.steps.expect(size)
@@ -239,7 +242,7 @@ def _situation(
     told: int | None,
     allowance: Allowance | None,
     features: Features,
-    runs: tuple[Run, ...],
+    runs: tuple[PastRefresh, ...],
 ) -> Situation:
     """Read what is remembered of the fragment; drop few staged rows where a marker is used."""
     notes = job.notes
@@ -290,7 +293,9 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
     return base.layout, None
 
 
-def _outlook(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> Outlook | None:
+def _outlook(
+    base: Snapshot | None, changes: ChangeForecast | None, stamp: StatisticsStamp
+) -> ChangeOutlook | None:
     """Return the outlook on the updates of rows; None if no version has their statistics.
 
     Without a forecast the rate of updates is a guess, but parts may have found which rows change.
@@ -300,7 +305,7 @@ def _outlook(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> O
     return stamp.view if changes is not None else replace(stamp.view, share=choice.CHANGE_SHARE)
 
 
-def _stamp(at: Situation) -> Stamp:
+def _stamp(at: Situation) -> StatisticsStamp:
     """Return the stamp of the rows that this refresh writes, after earlier ones."""
     earlier = list(at.runs)
     elapsed_s = (at.now - earlier[-1].at).total_seconds() if earlier else None
@@ -328,7 +333,7 @@ def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
         )
     key = secrets.token_bytes(FRAGMENT_KEY_BYTES)
     is_ours = job.store.write_new(key, *place, private=True)
-    Point.KEY_WRITTEN.reach()
+    WarehouseFailpoint.KEY_WRITTEN.reach()
     if is_ours or (theirs := job.store.read(*place)) is None:
         return key
     return theirs
@@ -348,7 +353,9 @@ def _check_key(layout: Layout, name: str) -> None:
         )
 
 
-def _working_copy(job: Job, at: Situation, layout: Layout, stamp: Stamp) -> tuple[DataFile, ...]:
+def _working_copy(
+    job: Job, at: Situation, layout: Layout, stamp: StatisticsStamp
+) -> tuple[DataFile, ...]:
     """Return the published rows in the columns of the next version, with what unfinished exchanges
     staged merged into them."""
     base = at.base

@@ -17,7 +17,7 @@ from warehouse_agent.refresh import derivation
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
 from warehouse_agent.report import Report
-from warehouse_agent.tasks.difference import Equal, Outcome, joined
+from warehouse_agent.tasks.difference import NoDifference, Outcome, joined
 
 
 def prepared(report: Report, p: Prepared) -> None:
@@ -77,7 +77,7 @@ def walked(report: Report, tiles: Pass) -> None:
     """Note the tiles that this attempt finished, also if it failed after them."""
     report.tiles_done = len(tiles.outcomes)
     if new := list(tiles.outcomes.values())[tiles.resumed_at :]:
-        spent = joined(new, Equal(), Method.RANGE, is_one_snapshot=False)
+        spent = joined(new, NoDifference(), Method.RANGE, is_one_snapshot=False)
         report.round_trips += spent.round_trips
         report.source_scans += spent.scans
         report.source_rows_read += spent.rows_read

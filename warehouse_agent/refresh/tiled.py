@@ -31,27 +31,29 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import KeyTiling, TilePause
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import PreparedPass
-from warehouse_agent.refresh.whole import Compared, converse
+from warehouse_agent.refresh.whole import ComparisonResult, converse
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.difference import (
+    AllRows,
+    ChangedZones,
     Difference,
-    Emptied,
-    Equal,
-    Everything,
+    EmptiedZones,
     ListedRows,
+    NoDifference,
     Outcome,
-    Zones,
     joined,
 )
-from warehouse_agent.tasks.digests import InKeyTiles, Listing, list_rows
-from warehouse_agent.tasks.staging import Writer
-from warehouse_agent.transport.channel import Link, Stream
+from warehouse_agent.tasks.digests import Listing, RowsInKeyTiles, list_rows
+from warehouse_agent.tasks.staging import FrameWriter
+from warehouse_agent.transport.channel import SourceChannel, Stream
 
 Progress = Callable[[pb.Progress], None]
 
 
-def walk(job: Job, p: PreparedPass, link: Link, sleep: Callable[[float], None]) -> Compared:
+def walk(
+    job: Job, p: PreparedPass, link: SourceChannel, sleep: Callable[[float], None]
+) -> ComparisonResult:
     """Compare the tiles that are left, with a pause between two of them.
 
     The pause may adapt to how fast the source answers.
@@ -110,14 +112,14 @@ def walk(job: Job, p: PreparedPass, link: Link, sleep: Callable[[float], None]) 
     if measured is not None:
         with contextlib.suppress(DriftlineError):  # the note may be lost
             record.note_line(job.store, link, measured)
-    return Compared(p, _outcome_of_all(job, p), tiles.staged())
+    return ComparisonResult(p, _outcome_of_all(job, p), tiles.staged())
 
 
 def _compare(
     job: Job,
     p: PreparedPass,
     tile: int,
-    writer: Writer,
+    writer: FrameWriter,
     stream: Stream,
     progress: Progress,
 ) -> Outcome:
@@ -152,7 +154,7 @@ def _copy_of(job: Job, p: PreparedPass, tile: int) -> WorkingCopy:
     tiling = p.tiles.tiling
     copy = WorkingCopy(job.steps, job.name, p.layout, p.files, p.salt, job.phase)
     if isinstance(tiling, KeyTiling):
-        inside = InKeyTiles.between(tiling.recipe, *tiling.keys_around(tile))
+        inside = RowsInKeyTiles.between(tiling.recipe, *tiling.keys_around(tile))
         return replace(copy, inside=inside, near=lambda file: _is_near(tiling, file, [tile]))
     return replace(copy, within=tiling.bounds(tile))
 
@@ -170,7 +172,7 @@ def _emptied(job: Job, p: PreparedPass, tiles: list[int], listed: Listing) -> Di
         # A hash says nothing of the tile: the rows are listed, in one step.
         is_chosen = np.zeros(len(tiling), np.bool_)
         is_chosen[tiles] = True
-        inside = InKeyTiles(tiling.recipe, tiling.keys, tuple(is_chosen.tolist()))
+        inside = RowsInKeyTiles(tiling.recipe, tiling.keys, tuple(is_chosen.tolist()))
         emptied = list_rows(
             job.steps,
             p.files,
@@ -184,7 +186,7 @@ def _emptied(job: Job, p: PreparedPass, tiles: list[int], listed: Listing) -> Di
     # By their bounds, not row by row: the driver holds none of these rows.
     zones = [*map(tiling.bounds, tiles)]
     rows = sum(p.tiles.sums.digest(tile).count for tile in tiles)
-    return Zones(Emptied.of(zones, rows), listed)
+    return ChangedZones(EmptiedZones.of(zones, rows), listed)
 
 
 def _outcome_of_all(job: Job, p: PreparedPass) -> Outcome:
@@ -192,16 +194,16 @@ def _outcome_of_all(job: Job, p: PreparedPass) -> Outcome:
     tiles = p.tiles
     outcomes = [tiles.outcomes[tile] for tile in range(len(tiles.tiling))]
     ours = [tiles.sums.digest(tile) for tile in range(len(tiles.tiling))]
-    whole = [tile for tile, out in enumerate(outcomes) if isinstance(out.difference, Everything)]
+    whole = [tile for tile, out in enumerate(outcomes) if isinstance(out.difference, AllRows)]
     listed = Listing.joined(
         [o.difference.rows for o in outcomes if isinstance(o.difference, ListedRows)]
     )
     method = Method.RANGE
     difference: Difference = ListedRows(listed)
-    if all(isinstance(out.difference, Equal) for out in outcomes):
-        difference = Equal()
+    if all(isinstance(out.difference, NoDifference) for out in outcomes):
+        difference = NoDifference()
     elif whole and len(whole) == sum(1 for digest in ours if digest.count):
-        method, difference = Method.FULL, Everything()
+        method, difference = Method.FULL, AllRows()
     elif whole:
         difference = _emptied(job, p, whole, listed)
     one = joined(outcomes, difference, method, is_one_snapshot=False)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
 
-from warehouse_agent.failpoints import Point
-from warehouse_agent.history.marks import Marking
-from warehouse_agent.methods.conversation import Talk, Terms
+from warehouse_agent.failpoints import WarehouseFailpoint
+from warehouse_agent.history.marks import KeptMark
+from warehouse_agent.methods.conversation import ExchangeTerms, RelationExchange
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.network import Line
@@ -22,14 +22,14 @@ from warehouse_agent.refresh import marker_audit
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
 from warehouse_agent.tasks.difference import Outcome
-from warehouse_agent.tasks.staging import Writer
+from warehouse_agent.tasks.staging import FrameWriter
 from warehouse_agent.transport.channel import Stream
 
 ROWS_TIMED = 10_000  # fewer rows tell how long a round trip takes, not how fast rows are read
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparisonResult:
     """The result of a comparison, and the URIs of the staged frames that belong to it.
 
     `rows_per_s` is how fast the source read; None: it cannot be told. `marking`: the mark of the
@@ -40,10 +40,10 @@ class Compared:
     found: Outcome
     staged: list[str]
     rows_per_s: float | None = None
-    marking: Marking | None = None
+    marking: KeptMark | None = None
 
 
-def exchange(job: Job, p: PreparedWhole, stream: Stream) -> Compared:
+def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
     """Compare our side over a stream, stage what comes, and measure how fast the source read.
 
     Raises:
@@ -59,8 +59,8 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> Compared:
         rate = rows_per_s(p.known.line, outcome, spent.seconds, carried)
     # Rows in no unit came before the totals were known: if these are equal, we have the rows.
     staged = [] if outcome.is_equal else writer.uris()
-    Point.COMPARED.reach()
-    return Compared(p, outcome, staged, rate, marking=marker_audit.marking(job, p, outcome))
+    WarehouseFailpoint.COMPARED.reach()
+    return ComparisonResult(p, outcome, staged, rate, marking=marker_audit.marking(job, p, outcome))
 
 
 def converse(
@@ -68,7 +68,7 @@ def converse(
     p: Prepared,
     ours: OurSide,
     stream: Stream,
-    writer: Writer,
+    writer: FrameWriter,
     progress: Callable[[pb.Progress], None],
     *,
     rows_expected: int,
@@ -83,7 +83,7 @@ def converse(
         within: a tile, by positions or by keys.
     """
     marker = p.known.marker
-    terms = Terms(
+    terms = ExchangeTerms(
         relation=job.fragment.relation,
         recipe=p.layout.recipe,
         fragment_key=p.fragment_key,
@@ -96,7 +96,7 @@ def converse(
         marks=marker is not None and marker.is_known,
         audited=b"" if marker is None or not ours.compared.count else marker.mark,
     )
-    talk = Talk(stream, terms, keep=writer.add, progress=progress)
+    talk = RelationExchange(stream, terms, keep=writer.add, progress=progress)
     try:
         return replace(compare(ours, talk), snapshot_s=stream.snapshot_s)
     finally:

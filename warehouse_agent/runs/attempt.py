@@ -30,11 +30,11 @@ from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.events import (
     RefreshStarted,
 )
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import marks, record
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import derivation, reporting, schema_change, tiled, whole
-from warehouse_agent.refresh.command import Command
+from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
 from warehouse_agent.refresh.job import Job
@@ -46,11 +46,11 @@ from warehouse_agent.refresh.prepare import (
     prepare,
 )
 from warehouse_agent.refresh.recovery import repair
-from warehouse_agent.refresh.whole import Compared
+from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.report import Report
 from warehouse_agent.storage import formats
 from warehouse_agent.transport import preflight
-from warehouse_agent.transport.channel import Link, Stream
+from warehouse_agent.transport.channel import SourceChannel, Stream
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
 
@@ -64,7 +64,7 @@ class Attempt:
     """
 
     def __init__(
-        self, command: Command, fragments: Sequence[Fragment], reports: dict[str, Report]
+        self, command: CommandServices, fragments: Sequence[Fragment], reports: dict[str, Report]
     ) -> None:
         """Begin an attempt; count it in the reports, which are by fragment name."""
         self.fragments = fragments
@@ -72,7 +72,7 @@ class Attempt:
         self._command, self._reports = command, reports
         self._jobs: dict[str, Job] = {}
         self._prepared: list[tuple[Job, Prepared]] = []
-        self._compared: dict[str, Compared] = {}
+        self._compared: dict[str, ComparisonResult] = {}
         self._held: set[str] = set()  # proven, and left to the turn of their component
         for fragment in fragments:
             report = reports[fragment.name]
@@ -90,7 +90,7 @@ class Attempt:
         for fragment in self.fragments:
             self.failed.setdefault(fragment.name, error)
 
-    def prepare(self, link: Link) -> None:
+    def prepare(self, link: SourceChannel) -> None:
         """Prepare our side of each fragment; another thread may exchange over the link."""
         command, described = self._command, dict[str, pb.DescribeReply]()
         if command.is_deferred:
@@ -122,12 +122,12 @@ class Attempt:
                 describe = partial(_describe, link, job, described.get(job.name))
                 p = prepare(job, describe, allowance, features=link.features)
                 reporting.prepared(job.report, p)
-                Point.PREPARED.reach()
+                WarehouseFailpoint.PREPARED.reach()
                 self._prepared.append((job, p))
             if job.name in self.failed:
                 command.published(job.report)
 
-    def compare(self, link: Link) -> None:
+    def compare(self, link: SourceChannel) -> None:
         """Compare what was prepared, all in one stream, except tiles; replace a broken stream."""
         ready: list[_Ready] = []
         prepared, self._prepared = self._prepared, []
@@ -184,7 +184,7 @@ class Attempt:
                 flipped = self._command.flips.committed(job.fragment, job.report.version)
                 job.report.warehouse_version = flipped
 
-    def _walk(self, link: Link, job: Job, p: PreparedPass) -> None:
+    def _walk(self, link: SourceChannel, job: Job, p: PreparedPass) -> None:
         """Compare a fragment tile by tile."""
         with self._comparing(link, job):
             try:
@@ -195,7 +195,7 @@ class Attempt:
             reporting.compared(job.report, done.found)
             self._compared[job.name] = done
 
-    def _exchange(self, link: Link, stream: Stream, ready: list[_Ready]) -> list[_Ready]:
+    def _exchange(self, link: SourceChannel, stream: Stream, ready: list[_Ready]) -> list[_Ready]:
         """Compare one after the other; return those left if the stream cannot be used again."""
         for number, (job, p) in enumerate(ready):
             with self._comparing(link, job):
@@ -211,7 +211,7 @@ class Attempt:
         return []
 
     @contextlib.contextmanager
-    def _comparing(self, link: Link, job: Job) -> Iterator[None]:
+    def _comparing(self, link: SourceChannel, job: Job) -> Iterator[None]:
         """Catch the error of a comparison and note its bytes; find out which columns changed."""
         sent, received = link.bytes_sent, link.bytes_received
         with _catching(job, self.failed):
@@ -226,7 +226,7 @@ class Attempt:
             why = derivation.explained(error, link.describe, job.fragment, base)
             self.failed[job.name] = why
 
-    def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
+    def _explained(self, link: SourceChannel, job: Job, error: RecipeChanged) -> DriftlineError:
         """Return the error with the columns that changed, or the error of asking for them."""
         base = formats.head(self._command.store, job.name)
         if base is None or error.details:  # the error names the changes already
@@ -268,7 +268,7 @@ def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
 
 
 def _describe(
-    link: Link, job: Job, known: pb.DescribeReply | None, relation: str
+    link: SourceChannel, job: Job, known: pb.DescribeReply | None, relation: str
 ) -> pb.DescribeReply:
     """Return the description of a relation: the known one, or the source's answer."""
     job.report.round_trips += 1

@@ -30,17 +30,17 @@ from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
 from warehouse_agent.history.change_memory import IntervalHistory
 from warehouse_agent.history.refresh_history import Histories, RunHistory, read, refreshes
-from warehouse_agent.refresh.command import Command
+from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.order import SourceSchedule, schedule
 from warehouse_agent.report import Report
 from warehouse_agent.runs.source_run import SourceRuns
-from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.runs.threads import CommandStopped, SourceSlot, SourceSlots, Threads
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.transport.channel import Link
-from warehouse_agent.views.selection import Selection, of_fragments
+from warehouse_agent.transport.channel import SourceChannel
+from warehouse_agent.views.selection import TableSelection, of_fragments
 from warehouse_agent.visible_versions.flips import Flips
 
 if TYPE_CHECKING:
@@ -66,12 +66,12 @@ class Runner:
     BrokenPipeError ends the command, because its answers are not read any more.
     """
 
-    spark: SparkSession | Deferred
+    spark: SparkSession | DeferredSession
     config: WarehouseConfig
     listeners: Sequence[Listener] = ()
     sleep: Callable[[float], None] | None = None  # None: a wait that an interruption ends
     attempts: int = ATTEMPTS
-    link: Callable[[Source], Link] = Link
+    link: Callable[[Source], SourceChannel] = SourceChannel
     clock: Callable[[], float] = time.time
 
     @property
@@ -79,7 +79,9 @@ class Runner:
         """Return the store of the configured warehouse."""
         return Store.of(self.config)
 
-    def refresh(self, chosen: Selection | Sequence[Fragment], options: Options) -> list[Report]:
+    def refresh(
+        self, chosen: TableSelection | Sequence[Fragment], options: Options
+    ) -> list[Report]:
         """Refresh fragments and the views that are chosen with them; report each when it is done.
 
         Returns:
@@ -90,13 +92,15 @@ class Runner:
             BrokenPipeError: nobody reads the answers any more.
             ConfigurationError: the queries of the views were not read (`views.inputs.load`).
         """
-        selection = chosen if isinstance(chosen, Selection) else of_fragments(self.config, chosen)
+        selection = (
+            chosen if isinstance(chosen, TableSelection) else of_fragments(self.config, chosen)
+        )
         fragments = selection.fragments
         histories, zones = Histories(), {f.name: f.time_zone for f in fragments}
         remembering = IntervalHistory(self.store, zones, histories)
         announcer = _Announcer(RunHistory(self.store, histories), (remembering, *self.listeners))
         deadline_s = options.deadline_s
-        command = Command(
+        command = CommandServices(
             steps=Steps(self.spark, self.config.small_bytes, store=self.store),
             store=self.store,
             options=options,
@@ -113,9 +117,9 @@ class Runner:
         components = [ComponentTurn(command, one, selection) for one in selection.components]
         command = replace(command, turns={f.name: t for t in components for f in t.fragments})
         refreshed_at = _refreshed_at(self.store, fragments)
-        places = Places(self.config.sources_at_once)
+        places = SourceSlots(self.config.sources_at_once)
         turns = [
-            _Turns(command, planned, Place(places))
+            _Turns(command, planned, SourceSlot(places))
             for planned in schedule(
                 fragments,
                 refreshed_at,
@@ -173,11 +177,11 @@ class _Announcer:
         """Pass an event to every listener.
 
         Raises:
-            Stopped: nobody reads the answers any more; or the command was interrupted, and the
-                event publishes nothing.
+            CommandStopped: nobody reads the answers any more; or the command was interrupted, and
+                the event publishes nothing.
         """
         if self._stopped.is_set() and not isinstance(event, RefreshCommitted):
-            raise Stopped
+            raise CommandStopped
         try:
             _tell(self._history, event)
             with self._lock:
@@ -186,7 +190,7 @@ class _Announcer:
         except BrokenPipeError as unread:
             self._unread = unread
             self.stop()
-            raise Stopped from None  # no failure of the fragment whose event this is
+            raise CommandStopped from None  # no failure of the fragment whose event this is
 
     def check(self) -> None:
         """Raise BrokenPipeError if nobody reads the answers, whatever was raised after it."""
@@ -198,9 +202,9 @@ class _Announcer:
         self._stopped.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait for `seconds`. Raise Stopped if the command is interrupted meanwhile."""
+        """Wait for `seconds`. Raise CommandStopped if the command is interrupted meanwhile."""
         if self._stopped.wait(seconds):
-            raise Stopped
+            raise CommandStopped
 
 
 def _tell(listener: Listener, event: Event) -> None:
@@ -219,7 +223,9 @@ class _Turns:
     Between two turns other sources get the place.
     """
 
-    def __init__(self, command: Command, planned: SourceSchedule, place: Place) -> None:
+    def __init__(
+        self, command: CommandServices, planned: SourceSchedule, place: SourceSlot
+    ) -> None:
         self.runs = SourceRuns(command, planned.source, partial(place.pause, command.sleep))
         self._place = place
         alone = (((fragment,),) for fragment in planned.tiled)
@@ -245,7 +251,7 @@ class _Turns:
                 self._place.ask()
 
 
-def _serve_all(turns: Sequence[_Turns], places: Places, announcer: _Announcer) -> None:
+def _serve_all(turns: Sequence[_Turns], places: SourceSlots, announcer: _Announcer) -> None:
     """Serve all sources side by side, as far as there are places.
 
     Raises:

@@ -40,11 +40,11 @@ from driftline.errors import (
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.events import RefreshRetried
-from warehouse_agent.refresh.command import Command, RunBefore
+from warehouse_agent.refresh.command import CommandServices, PrecedingRun
 from warehouse_agent.report import Report
 from warehouse_agent.runs.attempt import Attempt
 from warehouse_agent.transport import preflight
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 _OF_SOURCE = (DatabaseUnavailable, NotNow)
 # Another connection may have none of these: its certificates and protocol are read again.
@@ -62,9 +62,10 @@ class SourceRuns:
     """
 
     def __init__(
-        self, command: Command, source: Source, pause: Callable[[float], None] | None = None
+        self, command: CommandServices, source: Source, pause: Callable[[float], None] | None = None
     ) -> None:
-        """Serve `source`; `pause` waits for seconds before another attempt, or `Command.sleep`."""
+        """Serve `source`; `pause` waits for seconds before another attempt, or
+        `CommandServices.sleep`."""
         self.source = source
         self.reports: list[Report] = []
         self._command, self._pause = command, pause or command.sleep
@@ -74,7 +75,7 @@ class SourceRuns:
         self._preparing = threading.Lock()
         self._exchanging = threading.RLock()
         self._finishing = threading.Lock()
-        self._before = RunBefore()  # the newest run that was compared
+        self._before = PrecedingRun()  # the newest run that was compared
         self._is_reached = not command.is_deferred  # below: changed by the run that exchanges
         self._lost: DriftlineError | None = None  # why the source is not asked any more
         self._is_away = False  # all of the newest run failed by _OF_SOURCE
@@ -108,7 +109,7 @@ class SourceRuns:
                 if (attempt := self._prepared(run, reports, locks)) is None:
                     return whole
                 turn.enter_context(self._exchanging)
-                self._before = RunBefore(time.monotonic() + takes_s)
+                self._before = PrecedingRun(time.monotonic() + takes_s)
                 locks.callback(self._before.is_done.set)
             if self._lost is None:
                 self._linked(attempt, attempt.compare)
@@ -182,7 +183,7 @@ class SourceRuns:
         with self._finishing:
             return attempt.finish()
 
-    def _linked(self, attempt: Attempt, phase: Callable[[Link], None]) -> None:
+    def _linked(self, attempt: Attempt, phase: Callable[[SourceChannel], None]) -> None:
         """Lend the link to a phase of an attempt; give it up if it may be why fragments fail."""
         known = set(attempt.failed)
         try:
@@ -254,15 +255,15 @@ class SourceRuns:
 class _Line:
     """The link to a source, which threads share; another one after it broke or rested too long."""
 
-    def __init__(self, source: Source, opened: Callable[[Source], Link]) -> None:
+    def __init__(self, source: Source, opened: Callable[[Source], SourceChannel]) -> None:
         """Lend links to `source` that `opened` makes."""
         self._source, self._opened = source, opened
         self._guard = threading.Lock()
-        self._link: Link | None = None
-        self._used: list[Link] = []  # once for each use now
+        self._link: SourceChannel | None = None
+        self._used: list[SourceChannel] = []  # once for each use now
 
     @contextlib.contextmanager
-    def used(self) -> Iterator[Link]:
+    def used(self) -> Iterator[SourceChannel]:
         """Lend the link. Raise ConfigurationError: its certificates cannot be read."""
         with self._guard:
             link = self._link
@@ -279,7 +280,7 @@ class _Line:
                 self._used.remove(link)
                 self._close_unused(link)
 
-    def drop(self, link: Link) -> None:
+    def drop(self, link: SourceChannel) -> None:
         """Lend this link to nobody any more; it is closed when nobody uses it."""
         with self._guard:
             if self._link is link:
@@ -294,7 +295,7 @@ class _Line:
         for link in links:
             link.close()
 
-    def _close_unused(self, link: Link) -> None:
+    def _close_unused(self, link: SourceChannel) -> None:
         if link is not self._link and link not in self._used:
             link.close()
 

@@ -18,11 +18,11 @@ NAME = "driftline-source"  # of each thread begins with it
 SIGNALS_S = 0.2  # the longest time in which Ctrl-C is not noticed
 
 
-class Stopped(BaseException):
+class CommandStopped(BaseException):
     """The command ends; raised in its threads."""
 
 
-class Places:
+class SourceSlots:
     """A number of places, and those who wait for one; safe for threads."""
 
     def __init__(self, count: int) -> None:
@@ -59,10 +59,10 @@ class Places:
             self._waiting.popleft().set()
 
 
-class Place:
+class SourceSlot:
     """The place of one source, used by one thread at a time. It is asked for at once."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: SourceSlots) -> None:
         self._places = places
         self._given = places.ask()
         self._is_held = False

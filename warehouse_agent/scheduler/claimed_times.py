@@ -48,7 +48,7 @@ _TYPES = ("timestamp", "timestamptz")
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedTimesFit:
     """A fit of the claimed times of a fragment.
 
     Attributes:
@@ -160,7 +160,7 @@ def _kept(body: bytes, *identity: str) -> Claims | None:
     return None
 
 
-def claimed(store: Store, fragment: Fragment, of: EventTime, until: float) -> Claimed:
+def claimed(store: Store, fragment: Fragment, of: EventTime, until: float) -> ClaimedTimesFit:
     """Read the times of the published rows, and fit a model to them.
 
     Args:
@@ -172,11 +172,11 @@ def claimed(store: Store, fragment: Fragment, of: EventTime, until: float) -> Cl
     """
     snapshot = formats.head(store, fragment.name)
     if snapshot is None:
-        return Claimed(of, None)
+        return ClaimedTimesFit(of, None)
     times, without = _times(snapshot, fragment, of, until)
     events = gathered(times, until)
     event_model = fitted(events, fragment.time_zone)
-    return Claimed(of, event_model, len(events.at), events.future, without)
+    return ClaimedTimesFit(of, event_model, len(events.at), events.future, without)
 
 
 def _times(

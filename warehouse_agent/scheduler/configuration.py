@@ -17,7 +17,7 @@ from driftline.errors import DriftlineError, UsageError
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.report import say_error
 from warehouse_agent.views.inputs import load
-from warehouse_agent.views.selection import Selection, select
+from warehouse_agent.views.selection import TableSelection, select
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Configuration:
 
     patterns: Sequence[str]
     config: WarehouseConfig
-    chosen: Selection = field(init=False)
+    chosen: TableSelection = field(init=False)
     _body: bytes | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Configuration:
             print("The configuration that was read before still counts.", file=sys.stderr)
 
 
-def _chosen(config: WarehouseConfig, patterns: Sequence[str]) -> Selection:
+def _chosen(config: WarehouseConfig, patterns: Sequence[str]) -> TableSelection:
     """Return what the patterns mean; say which mean nothing any more."""
     left = []
     for pattern in patterns:
@@ -63,7 +63,7 @@ def _chosen(config: WarehouseConfig, patterns: Sequence[str]) -> Selection:
         except UsageError as gone:
             say_error(gone)
     if patterns and not left:
-        return Selection(())
+        return TableSelection(())
     return select(config, left, not patterns)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from driftline.errors import ConfigurationError, WarehouseUnavailable
 
-from warehouse_agent.change_models.memory import Learned, Memory
+from warehouse_agent.change_models.memory import LearnedMemories, Memory
 from warehouse_agent.components import phase_history
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.history import change_memory
@@ -22,18 +22,18 @@ from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.timetable.decision import NEVER, Circumstances, Decision, decide
-from warehouse_agent.timetable.probe import Probe
-from warehouse_agent.timetable.retry import Failed
+from warehouse_agent.timetable.probe import ProbeResult
+from warehouse_agent.timetable.retry import FailureStreak
 from warehouse_agent.views import component_graph
 from warehouse_agent.views.inputs import inputs_of
-from warehouse_agent.views.selection import Selection, select
+from warehouse_agent.views.selection import TableSelection, select
 from warehouse_agent.views.timings import timings_of
 
 NAMES_SHOWN = 20  # of fragments that are never due
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class FragmentDecision:
     """The decision about one fragment.
 
     Attributes:
@@ -47,7 +47,7 @@ class Scheduled:
     decision: Decision
     dropped: int = 0
     unread: str = ""
-    held: Failed | None = None
+    held: FailureStreak | None = None
     refresh_s: float = 0.0
 
     def to_json(self) -> str:
@@ -94,7 +94,7 @@ def _expected(decision: Decision) -> str:
 
 def probes(
     config: WarehouseConfig, store: Store, fragments: Sequence[Fragment]
-) -> Mapping[str, Probe]:
+) -> Mapping[str, ProbeResult]:
     """Ask the sources what changed, without a scan, where a timing makes use of it.
 
     Nothing is known of fragments whose published state cannot be read.
@@ -118,11 +118,11 @@ def scheduled(
     store: Store,
     fragment: Fragment,
     now: float,
-    probe: Probe | None,
+    probe: ProbeResult | None,
     *,
     expects: bool = True,
-    learned: Learned | None = None,
-) -> Scheduled:
+    learned: LearnedMemories | None = None,
+) -> FragmentDecision:
     """Return the decision about a fragment.
 
     Args:
@@ -152,7 +152,7 @@ def scheduled(
     given = Circumstances(
         last=taken,
         behind_s=memory.behind_s,
-        probe=probe or Probe(),
+        probe=probe or ProbeResult(),
         allowed=fragment.source.refresh_hours,
         zone=fragment.source.time_zone,
         duration_s=duration_s,
@@ -167,7 +167,7 @@ def scheduled(
     held = None if decision.due else given.failed
     if held and not decide(fitted, timings, replace(given, failed=None), now, expects=False).due:
         held = None
-    return Scheduled(fragment.name, decision, memory.dropped, unread, held, refresh_s)
+    return FragmentDecision(fragment.name, decision, memory.dropped, unread, held, refresh_s)
 
 
 def _phase_s(config: WarehouseConfig, store: Store, name: str, memory: Memory) -> float:
@@ -182,7 +182,7 @@ def _phase_s(config: WarehouseConfig, store: Store, name: str, memory: Memory) -
 
 
 def schedule(
-    config: WarehouseConfig, chosen: Selection, now: datetime, *, ask: bool, as_json: bool
+    config: WarehouseConfig, chosen: TableSelection, now: datetime, *, ask: bool, as_json: bool
 ) -> list[int]:
     """Print the decision about each fragment; with `ask`, ask the sources what changed."""
     store = Store.of(config)
@@ -196,7 +196,7 @@ def schedule(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SelectionDecision:
     """The result of one look at a selection.
 
     Attributes:
@@ -208,12 +208,15 @@ class Found:
 
     due: list[str]
     undecided: list[str]
-    later: list[Scheduled]
+    later: list[FragmentDecision]
 
 
 def look(
-    config: WarehouseConfig, chosen: Selection, now: datetime, learned: Learned | None = None
-) -> Found:
+    config: WarehouseConfig,
+    chosen: TableSelection,
+    now: datetime,
+    learned: LearnedMemories | None = None,
+) -> SelectionDecision:
     """Return which fragments of a selection are due now, after asking the sources.
 
     learned: as in `scheduled`.
@@ -221,7 +224,7 @@ def look(
     store = Store.of(config)
     said = probes(config, store, chosen.fragments)
     names: list[str] = []
-    later: list[Scheduled] = []
+    later: list[FragmentDecision] = []
 
     def one(fragment: Fragment) -> None:
         probe = said.get(fragment.name)
@@ -235,11 +238,14 @@ def look(
 
     codes = each(chosen.fragments, one, as_json=False, command="schedule")
     undecided = [f.name for f, code in zip(chosen.fragments, codes, strict=True) if code]
-    return Found(names, undecided, later)
+    return SelectionDecision(names, undecided, later)
 
 
 def gains(
-    config: WarehouseConfig, names: Sequence[str], now: float, learned: Learned | None = None
+    config: WarehouseConfig,
+    names: Sequence[str],
+    now: float,
+    learned: LearnedMemories | None = None,
 ) -> Mapping[str, float]:
     """Return what a second of the refresh of each fragment is expected to save, in row-hours; the
     fragments of which nothing is expected are left out.
@@ -256,8 +262,8 @@ def gains(
 
 
 def due(
-    config: WarehouseConfig, chosen: Selection, without: Sequence[str], now: datetime
-) -> tuple[Selection, list[int]]:
+    config: WarehouseConfig, chosen: TableSelection, without: Sequence[str], now: datetime
+) -> tuple[TableSelection, list[int]]:
     """Return what of a selection is due now, and the exit codes of fragments that would be, had
     they not failed a short while ago.
 
@@ -281,10 +287,10 @@ def due(
         first = min(later, key=lambda one: one.decision.at)
         if first not in held:
             print(f"Nothing is due. Next: {first.text(now)}", file=sys.stderr)
-    return Selection(()), codes
+    return TableSelection(()), codes
 
 
-def never_due(decisions: Found, file: str) -> str:
+def never_due(decisions: SelectionDecision, file: str) -> str:
     """Return which fragments are never due, and what to do, in words; empty: none."""
     names = [one.name for one in decisions.later if one.decision.at == NEVER]
     if not names:

@@ -18,25 +18,25 @@ from datetime import UTC, datetime
 
 from driftline.errors import DriftlineError, InternalError
 
-from warehouse_agent.change_models.memory import Learned
+from warehouse_agent.change_models.memory import LearnedMemories
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.report import say_error
 from warehouse_agent.scheduler.configuration import Configuration
 from warehouse_agent.scheduler.due import gains, look, never_due
 from warehouse_agent.timetable.retry import wait_s
-from warehouse_agent.views.selection import Selection, select
+from warehouse_agent.views.selection import TableSelection, select
 
 LOOK_S = 600.0  # the longest time without a look: others may refresh, too
 PAUSE_S = 1.0  # the shortest
 
 Looked = tuple[list[str], list[tuple[str, float]]]
 Refresh = Callable[
-    [WarehouseConfig, Selection, Mapping[str, float], Callable[[], bool]], Sequence[int]
+    [WarehouseConfig, TableSelection, Mapping[str, float], Callable[[], bool]], Sequence[int]
 ]
 
 
 @dataclass
-class Loop:
+class ScheduleLoop:
     """The loop, without clock and signals of its own.
 
     Attributes:
@@ -97,7 +97,7 @@ def run(
         BrokenPipeError: nobody reads the answers any more.
         KeyboardInterrupt: Ctrl-C, or a second SIGTERM.
     """
-    learned, current = Learned(), Configuration(patterns, config)
+    learned, current = LearnedMemories(), Configuration(patterns, config)
     undecided: list[str] = []
     told = ""
 
@@ -129,7 +129,7 @@ def run(
     ending = _Ending()
     before = signal.signal(signal.SIGTERM, ending.on_signal)
     try:
-        Loop(looked, refreshed, time.time, ending.wait, lambda: ending.is_asked).run()
+        ScheduleLoop(looked, refreshed, time.time, ending.wait, lambda: ending.is_asked).run()
     except _EndedError:
         return
     finally:

@@ -12,7 +12,7 @@ from driftline.relations.references import OnDelete
 
 from warehouse_agent.change_models.dependencies import (
     RELATIONS_MAX,
-    Edge,
+    CascadingKey,
     Multiplicity,
     cycles,
     multiplicities,
@@ -25,7 +25,7 @@ from warehouse_agent.history import change_memory
 from warehouse_agent.storage.store import Store
 
 if TYPE_CHECKING:
-    from warehouse_agent.transport.channel import Link
+    from warehouse_agent.transport.channel import SourceChannel
 
 DAY_H = 24
 
@@ -108,12 +108,12 @@ def parents(config: WarehouseConfig, store: Store, fragment: Fragment) -> Parent
         WarehouseUnavailable: a history cannot be read.
         DriftlineError: the source refuses the relation.
     """
-    from warehouse_agent.transport.channel import Link
+    from warehouse_agent.transport.channel import SourceChannel
     from warehouse_agent.transport.preflight import reach  # gRPC, where a source is asked
 
     try:
         reach(fragment.source)
-        with Link(fragment.source) as link:
+        with SourceChannel(fragment.source) as link:
             graph = _graph(link, fragment.relation)
     except (SourceUnreachable, DatabaseUnavailable) as error:
         return Parents({}, {}, why=error.message)
@@ -135,11 +135,11 @@ def parents(config: WarehouseConfig, store: Store, fragment: Fragment) -> Parent
     )
 
 
-def _graph(link: Link, relation: str) -> dict[str, tuple[Edge, ...]] | None:
+def _graph(link: SourceChannel, relation: str) -> dict[str, tuple[CascadingKey, ...]] | None:
     """Return the relations that one depends on, itself among them; None: the source tells none."""
     from driftline.relations.reference_messages import FEATURE, from_description
 
-    graph: dict[str, tuple[Edge, ...]] = {}
+    graph: dict[str, tuple[CascadingKey, ...]] = {}
     waiting = [relation]
     while waiting and len(graph) < RELATIONS_MAX:
         name = waiting.pop()
@@ -151,7 +151,7 @@ def _graph(link: Link, relation: str) -> dict[str, tuple[Edge, ...]] | None:
             one for one in from_description(reply.description) if one.on_delete is OnDelete.CASCADE
         ]
         graph[name] = tuple(
-            Edge(one.relation, not nullable.isdisjoint(one.columns)) for one in cascades
+            CascadingKey(one.relation, not nullable.isdisjoint(one.columns)) for one in cascades
         )
         waiting += [e.parent for e in graph[name] if e.parent not in {*graph, *waiting}]
     return graph

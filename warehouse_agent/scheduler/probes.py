@@ -10,18 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from driftline.errors import DriftlineError, NotNow
-from driftline.relations.activity import Activity, NotKnown
+from driftline.relations.activity import Activity, UnknownActivity
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.refresh_history import History, read, runs
+from warehouse_agent.history.refresh_history import RefreshHistory, read, runs
 from warehouse_agent.report import counted
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.timetable.activity_change import Refreshed, change_since
-from warehouse_agent.timetable.probe import Answer, Probe
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.timetable.activity_change import FullRefresh, change_since
+from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult
+from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.preflight import reach
 
 SOURCES_AT_ONCE: Final = 4
@@ -36,7 +36,9 @@ def asked(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, dict[str,
     return {name: _json(*answer) for name, answer in probed(store, fragments).items()}
 
 
-def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, tuple[Probe, int | None]]:
+def probed(
+    store: Store, fragments: Sequence[Fragment]
+) -> Mapping[str, tuple[ProbeResult, int | None]]:
     """Ask the sources of fragments; return what changed since which version, by name.
 
     Raises:
@@ -52,25 +54,25 @@ def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, tuple[Pr
     return {f.name: _since(store, f, said[f.source.name]) for f in fragments}
 
 
-def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activity] | Probe:
+def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activity] | ProbeResult:
     """Return the activity of relations, by name; or that the source was asked too recently."""
     try:
         reach(source)
-        with Link(source) as link:
+        with SourceChannel(source) as link:
             return link.activity(relations)
     except DriftlineError as error:
         if isinstance(error, NotNow) and (wait_s := error.wait_s()) is not None:
-            return Probe(Answer.PUT_OFF, why=error.message, wait_s=wait_s)
-        return dict.fromkeys(relations, NotKnown(error.message))
+            return ProbeResult(ProbeAnswer.PUT_OFF, why=error.message, wait_s=wait_s)
+        return dict.fromkeys(relations, UnknownActivity(error.message))
 
 
 def _since(
-    store: Store, fragment: Fragment, said: Mapping[str, Activity] | Probe
-) -> tuple[Probe, int | None]:
+    store: Store, fragment: Fragment, said: Mapping[str, Activity] | ProbeResult
+) -> tuple[ProbeResult, int | None]:
     version = formats.head(store, fragment.name)
     if version is None:
-        return Probe(why="nothing is published yet"), None
-    if isinstance(said, Probe):
+        return ProbeResult(why="nothing is published yet"), None
+    if isinstance(said, ProbeResult):
         return said, version.version
     now = said[fragment.relation]
     before = kept(store, version, fragment.name)
@@ -79,12 +81,12 @@ def _since(
     return probe, version.version
 
 
-def _json(probe: Probe, version: int | None) -> dict[str, Any]:
+def _json(probe: ProbeResult, version: int | None) -> dict[str, Any]:
     """Return an answer as `status --json` has it; `text` is for people."""
     text = f"not known: {probe.why}"
-    if probe.answer is Answer.UNCHANGED:
+    if probe.answer is ProbeAnswer.UNCHANGED:
         text = f"unchanged since version {version}"
-    elif probe.answer is Answer.CHANGED:
+    elif probe.answer is ProbeAnswer.CHANGED:
         about = "" if probe.rows is None else f"about {counted(int(probe.rows), 'row')} "
         text = f"{about}changed since version {version}"
     return {
@@ -100,14 +102,14 @@ def kept(store: Store, version: Snapshot, name: str) -> Activity | None:
     return Notes.read(store, name).comparison(version).activity
 
 
-def refreshes(history: History) -> list[Refreshed]:
+def refreshes(history: RefreshHistory) -> list[FullRefresh]:
     """Return the refreshes of all rows since the last load, the load first.
 
     A part says nothing of the rows that it did not compare. Where the columns changed, the number
     of changed rows means something else.
     """
     newest_first = [
-        Refreshed(line.activity, line.rows.changed if line.counts_changes else 0)
+        FullRefresh(line.activity, line.rows.changed if line.counts_changes else 0)
         for line in history.since_load
         if line.rows is not None and not line.is_part
     ]

@@ -167,7 +167,7 @@ def pin(spark: SparkSession) -> SparkSession:
 
 
 @dataclass
-class Deferred:
+class DeferredSession:
     """A session that starts when it is expected or first used, and again if it has ended.
 
     It starts in a thread of its own, so that other work goes on meanwhile. Threads share it. `get`
@@ -187,7 +187,7 @@ class Deferred:
             self._start.session.set_result(session)
 
     @classmethod
-    def of(cls, config: WarehouseConfig) -> Deferred:
+    def of(cls, config: WarehouseConfig) -> DeferredSession:
         """Return the session that a configuration describes."""
         return cls(config.spark, wait_s=config.executors_wait_s)
 

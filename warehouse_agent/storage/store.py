@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from driftline.errors import WarehouseUnavailable
 from pyarrow import fs
 
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.storage.locks import appended, forget_holder, take
 
 if TYPE_CHECKING:
@@ -126,12 +126,12 @@ class Store:
             try:
                 with os.fdopen(handle, "wb") as out:
                     out.write(data)
-                    Point.SMALL_FILE_WRITING.reach()
+                    WarehouseFailpoint.SMALL_FILE_WRITING.reach()
                     out.flush()
                     os.fsync(out.fileno())
-                Point.SMALL_FILE_WRITTEN.reach()
+                WarehouseFailpoint.SMALL_FILE_WRITTEN.reach()
                 is_written = _named(temporary, path, is_new=is_new)
-                Point.SMALL_FILE_NAMED.reach()
+                WarehouseFailpoint.SMALL_FILE_NAMED.reach()
                 _sync_folder(path)
             except OSError:
                 with contextlib.suppress(OSError):

@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.planning.update_probability import Clock
+from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 
@@ -61,7 +61,7 @@ class VersionRecord:
             fragment.
         beside: versions of other fragments, by name, that were committed directly before or after
             this one from the same snapshot of their source; None: there were none.
-        marking: JSON of `history.marks.Marking`; None where no marker is asked for.
+        marking: JSON of `history.marks.KeptMark`; None where no marker is asked for.
         total: JSON of `Total`, which the rows were proven to have; None of a view, and in older
             tables.
         adopted: the version whose rows these are, in the files of another program's maintenance;
@@ -85,7 +85,7 @@ class VersionRecord:
     repaired_files: int = 0
     repaired_rows: int = 0
     method: str | None = None
-    clock: Clock | None = None
+    clock: VersionClock | None = None
     row_security: dict[str, Any] | None = None
     restored: int | None = None
     report: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ class VersionRecord:
             raise OlderRecord(missing)
         known = {key: body[key] for key in _KEYS if key in body}
         known["changes_files"] = tuple(body["changes_files"])
-        known["clock"] = Clock.from_json(body["clock"]) if body.get("clock") else None
+        known["clock"] = VersionClock.from_json(body["clock"]) if body.get("clock") else None
         return cls(**known, body=dict(body))
 
     def to_json(self) -> dict[str, Any]:

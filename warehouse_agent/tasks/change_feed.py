@@ -44,7 +44,7 @@ _THERE = f"{RESERVED}there"
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class VersionFeed:
     """The change feed of a version: files in a folder below `changes/<name>`, rows per operation.
 
     `folder` is None if the version has no feed.
@@ -64,7 +64,7 @@ def write(
     before: Sequence[DataFile],
     after: Sequence[DataFile],
     layout: Layout,
-) -> Feed:
+) -> VersionFeed:
     """Write the feed of a version from the files of its removed and its new rows; one step.
 
     A task holds keys and fingerprints: at most LOTS_MAX · ROWS_MAX of its rows on one side, and
@@ -83,7 +83,7 @@ def write(
     for row in rows:
         counts[row["path"].partition("-")[0]] += row["rows"]
     _check(counts, before, after, name)
-    return Feed(folder, tuple(sorted(row["path"] for row in rows)), counts)
+    return VersionFeed(folder, tuple(sorted(row["path"] for row in rows)), counts)
 
 
 def joined(
@@ -95,7 +95,7 @@ def joined(
     old: Sequence[DataFile],
     new: Sequence[DataFile],
     layout: Layout,
-) -> Feed:
+) -> VersionFeed:
     """Write the feed between two sets of files of any size, which may share rows, by Spark's joins.
 
     Raises:
@@ -120,7 +120,7 @@ def joined(
         counts = {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
     _check(counts, old, new, name)
     names = (file for file, _ in store.files(*at) if file.endswith(".parquet"))
-    return Feed(folder, tuple(names), counts)
+    return VersionFeed(folder, tuple(names), counts)
 
 
 def _check(

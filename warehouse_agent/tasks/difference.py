@@ -26,12 +26,12 @@ EXACT, FUZZY = "exact", "fuzzy"  # of `Finished.consistency`
 
 
 @dataclass(frozen=True, slots=True)
-class Equal:
+class NoDifference:
     """Both sides hold the same rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class AllRows:
     """The rows that came replace all our rows."""
 
 
@@ -51,7 +51,7 @@ class BelowKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Emptied:
+class EmptiedZones:
     """Zones in which each of our rows is replaced or deleted; they hold `rows` rows.
 
     `first` and `last` are their positions, int64 [n], inclusive; zones ascend and do not touch.
@@ -79,14 +79,14 @@ class Emptied:
 
 
 @dataclass(frozen=True, slots=True)
-class Zones:
+class ChangedZones:
     """Our rows in the zones, and the listed rows outside, are replaced or deleted."""
 
-    emptied: Emptied
+    emptied: EmptiedZones
     listed: Listing
 
 
-Difference = Equal | Everything | ListedRows | BelowKeys | Zones
+Difference = NoDifference | AllRows | ListedRows | BelowKeys | ChangedZones
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class Outcome:
     @property
     def is_equal(self) -> bool:
         """Return True if both sides hold the same rows."""
-        return isinstance(self.difference, Equal)
+        return isinstance(self.difference, NoDifference)
 
     @property
     def is_copy(self) -> bool:
         """Return True if all rows came: a load, or a table that was not worth comparing."""
-        return self.method is Method.FULL or isinstance(self.difference, Everything)
+        return self.method is Method.FULL or isinstance(self.difference, AllRows)
 
     def beside(self, rest: Digest) -> Outcome:
         """Return the outcome of a part as that of all rows: the `rest` of ours stays as it is.

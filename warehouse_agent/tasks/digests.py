@@ -29,8 +29,8 @@ from driftline.arrays import U64, Bools, Integers
 from driftline.reconciliation.named_keys import KeyMap
 from driftline.reconciliation.ranges import Partition, RangeSums
 from driftline.reconciliation.sketches import HASHES, PRIME, Cells
-from driftline.rows.digests import Digest, Mixed, Salt, mix
-from driftline.rows.key_order import KeyOrder, Keys
+from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix
+from driftline.rows.key_order import KeyBuffer, KeyOrder
 from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
@@ -39,7 +39,7 @@ from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import Batches, task, unreadable
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import DIGEST_BYTES, Steps, size_of_digests
 
 if TYPE_CHECKING:
@@ -48,8 +48,10 @@ if TYPE_CHECKING:
 Files = Sequence[DataFile]
 Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n]
 Inside = Callable[[pa.RecordBatch], Bools]  # from a batch with keys to bool [rows]
-Adder = Callable[[Iterator[Piece]], "PartialSums"]
-Mixing = Callable[[pa.RecordBatch, Integers], Mixed]  # from a batch and its positions, int64 [n]
+Adder = Callable[[Iterator[FilePiece]], "PartialSums"]
+Mixing = Callable[
+    [pa.RecordBatch, Integers], MixedFingerprints
+]  # from a batch and its positions, int64 [n]
 
 TASKS_MAX = 64  # whose sums are added up
 # All sums that the driver adds up. Six tasks at the largest size are still faster than a source.
@@ -94,7 +96,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class InKeyTiles:
+class RowsInKeyTiles:
     """Rows whose keys lie in chosen tiles between bounds, key bytes that ascend.
 
     `chosen` has one more element than `bounds`.
@@ -113,13 +115,13 @@ class InKeyTiles:
 
     def __call__(self, batch: pa.RecordBatch) -> Bools:
         """Return which rows of a batch lie in them, bool [rows]."""
-        at = KeyOrder(self.recipe).ranks(keys_of(batch), Keys.of_bytes(self.bounds))
+        at = KeyOrder(self.recipe).ranks(keys_of(batch), KeyBuffer.of_bytes(self.bounds))
         is_inside: Bools = np.array(self.chosen, np.bool_)[at]
         return is_inside
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class ComparisonSums:
     """Our side of a comparison: sums over ranges and, with a sketch, its cells."""
 
     ranges: RangeSums
@@ -179,7 +181,7 @@ def reduced(
     partition: Partition,
     salt: Salt,
     sketch: Sketch | None = None,
-) -> Sums:
+) -> ComparisonSums:
     """Return the sums over the rows of files; one step.
 
     Args:
@@ -200,7 +202,7 @@ def reduced(
     )
     check_rows(files, sums.total.count)
     ranges = RangeSums.from_words(sums.total, sums.words)
-    return Sums(ranges, Cells.from_sums(sums.elements))
+    return ComparisonSums(ranges, Cells.from_sums(sums.elements))
 
 
 def added(
@@ -232,7 +234,7 @@ def added(
     if wanted > tasks:
         tasks, slices = wanted, -(-wanted * size // MERGE_BYTES)
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         result = function(pieces)
         if result.total.count:
             yield from result.slices(slices)
@@ -380,7 +382,7 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> dict[int, PartialSums]:
 
 
 def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Adder:
-    def run(pieces: Iterator[Piece]) -> PartialSums:
+    def run(pieces: Iterator[FilePiece]) -> PartialSums:
         sums = RangeSums(partition.ranges)
         cells = Cells(sketch.third if sketch else 0)
         for piece in pieces:
@@ -405,7 +407,7 @@ def _list(
     inside: Inside | None,
     mixed: Mixing | None,
 ) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             where, hi, lo = (numbers(piece.batch, i) for i in range(3))
             at = place(where)
@@ -440,9 +442,9 @@ def with_keys(recipe: Recipe, function: Function) -> Function:
     width = recipe.key[0].type.width
     assert width is not None, "integers have a width"
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         return function(
-            Piece(p.file, p.batch.append_column(KEY, integer_keys(numbers(p.batch, 0), width)))
+            FilePiece(p.file, p.batch.append_column(KEY, integer_keys(numbers(p.batch, 0), width)))
             for p in pieces
         )
 
@@ -459,13 +461,13 @@ def integer_keys(values: Integers, width: int) -> pa.BinaryArray:
     return pa.BinaryArray.from_buffers(pa.binary(), len(values), buffers)
 
 
-def keys_of(batch: pa.RecordBatch) -> Keys:
+def keys_of(batch: pa.RecordBatch) -> KeyBuffer:
     """Return the keys of a batch of files."""
     column = batch.column(KEY)
     _, offsets, data = column.buffers()
     starts = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column)]
     values = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return Keys(values, starts.astype(np.int64))
+    return KeyBuffer(values, starts.astype(np.int64))
 
 
 def numbers(batch: pa.RecordBatch, column: int | str) -> Integers:

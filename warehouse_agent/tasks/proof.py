@@ -27,7 +27,7 @@ from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.tasks.digests import numbers, total
-from warehouse_agent.tasks.scan import Function, Piece, read_batches, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, read_batches, scan
 from warehouse_agent.tasks.steps import Steps
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ SLICES = 16  # refreshes in which all untouched files are read back
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class VersionTotal:
     """The digest of the rows of a version under a salt, to recognize these rows later."""
 
     salt: Salt
@@ -222,7 +222,7 @@ def _digest(
 
 
 def _check(layout: Layout, hasher: Hasher, salt: Salt, stored: Sequence[str]) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         fingerprints, digest, bad = hasher(), Digest(), 0
         for piece in pieces:
             lanes = fingerprints(layout.row_bytes(piece.batch).rows())

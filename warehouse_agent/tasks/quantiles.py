@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.arrays import Integers
-from driftline.rows.key_order import KeyOrder, Keys
+from driftline.rows.key_order import KeyBuffer, KeyOrder
 from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import keys_of, numbers, with_keys
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 
 SAMPLES = 2048  # of a file
@@ -132,7 +132,7 @@ def sample_keys(steps: Steps, files: Sequence[DataFile], layout: Layout, every: 
     ends: dict[str, tuple[bytes, bytes]] = {}
     for row in rows:
         keys = [*ends.get(row["file"], ()), row["least"], row["greatest"]]
-        places = order.sorted(Keys.of_bytes(keys))
+        places = order.sorted(KeyBuffer.of_bytes(keys))
         ends[row["file"]] = keys[int(places[0])], keys[int(places[-1])]
     return KeySample([key for row in rows for key in row["keys"]], ends)
 
@@ -146,7 +146,7 @@ def joined(samples: Sequence[Samples]) -> Samples:
 
 
 def _sampled(samples: int) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         for file, of_file in groupby(pieces, lambda piece: piece.file):
             positions = np.concatenate([numbers(piece.batch, 0) for piece in of_file])
             offset = zlib.crc32(file.encode()) / (1 << 32)
@@ -159,7 +159,7 @@ def _sampled(samples: int) -> Function:
 
 
 def _keys_sampled(recipe: Recipe, every: int) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         order = KeyOrder(recipe)
         for number, piece in enumerate(pieces):
             if not len(piece.batch):

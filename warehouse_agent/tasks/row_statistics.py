@@ -25,14 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, STATISTICS, Layout, quoted
-from warehouse_agent.planning.change_forecast import Past
+from warehouse_agent.planning.change_forecast import RefreshOutcome
 from warehouse_agent.planning.update_probability import (
     BIRTH,
     DAY_S,
     ELAPSED_MIN_S,
     TAU_S,
-    Clock,
-    Outlook,
+    ChangeOutlook,
+    VersionClock,
     update_weight,
     updates_expected,
     usual_most,
@@ -50,7 +50,7 @@ _NAMES = tuple(name for name, _ in STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class StatisticsStamp:
     """Values for the statistics of a version's new rows.
 
     Attributes:
@@ -58,55 +58,59 @@ class Stamp:
         elapsed_s: seconds since the last refresh.
         clock: times of the versions before; empty for a load.
         most: updates of a usual refresh (`update_probability.usual_most`).
-        share: updates expected per row (`update_probability.Outlook`).
+        share: updates expected per row (`update_probability.ChangeOutlook`).
     """
 
     version: int
     at_s: float
     elapsed_s: float
-    clock: Clock
+    clock: VersionClock
     most: int
     share: float
 
     @property
-    def clock_after(self) -> Clock:
+    def clock_after(self) -> VersionClock:
         """Return the times of the versions, this one included."""
         return self.clock.after(self.version, self.at_s)
 
     @property
-    def view(self) -> Outlook:
+    def view(self) -> ChangeOutlook:
         """Return the outlook on this refresh, for published rows."""
-        return Outlook(self.clock, self.share, self.at_s, self.elapsed_s)
+        return ChangeOutlook(self.clock, self.share, self.at_s, self.elapsed_s)
 
 
 def stamp_for(
-    base: Snapshot | None, history: Sequence[Past], *, at_s: float, elapsed_s: float | None
-) -> Stamp:
+    base: Snapshot | None,
+    history: Sequence[RefreshOutcome],
+    *,
+    at_s: float,
+    elapsed_s: float | None,
+) -> StatisticsStamp:
     """Return the stamp of the version after `base`; `base` is None for a load.
 
     `history` has earlier refreshes, oldest first. `at_s` is the time of the new version in seconds
     since 1970, `elapsed_s` the seconds since the last refresh; None if only `base` has a time.
     """
     if base is None:
-        return Stamp(0, at_s, DAY_S, Clock(), 1, 1.0)
+        return StatisticsStamp(0, at_s, DAY_S, VersionClock(), 1, 1.0)
     clock = clock_of(base)
     if elapsed_s is None:
         elapsed_s = at_s - clock.seconds[-1]
     elapsed_s = max(elapsed_s, ELAPSED_MIN_S)
     expected = updates_expected(history, rows=base.rows, elapsed_s=elapsed_s)
     most, share = usual_most(expected), usual_share(expected, base.rows)
-    return Stamp(base.version + 1, at_s, elapsed_s, clock, most, share)
+    return StatisticsStamp(base.version + 1, at_s, elapsed_s, clock, most, share)
 
 
-def clock_of(snapshot: Snapshot) -> Clock:
+def clock_of(snapshot: Snapshot) -> VersionClock:
     """Return the times of a table's versions; without statistics only that of this version."""
     if snapshot.record.clock is not None:
         return snapshot.record.clock
     at = datetime.fromisoformat(snapshot.record.published_at)
-    return Clock().after(snapshot.version, at.timestamp())
+    return VersionClock().after(snapshot.version, at.timestamp())
 
 
-def begun(rows: int, stamp: Stamp) -> list[pa.Array]:
+def begun(rows: int, stamp: StatisticsStamp) -> list[pa.Array]:
     """Return the statistics of `rows` new rows, arrays [rows]. A load's rows are not young."""
     values = (stamp.version, 0, stamp.version, _birth(stamp))
     kinds = (kind for _, kind in STATISTICS)
@@ -114,7 +118,7 @@ def begun(rows: int, stamp: Stamp) -> list[pa.Array]:
 
 
 def carried(
-    hi: pa.Array, lo: pa.Array, before: Sequence[Any], stamp: Stamp, weight: float
+    hi: pa.Array, lo: pa.Array, before: Sequence[Any], stamp: StatisticsStamp, weight: float
 ) -> list[pa.Array]:
     """Return the statistics of rows, an array [n] for each column of STATISTICS.
 
@@ -150,13 +154,18 @@ def carried(
     return [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
 
 
-def weight(stamp: Stamp, updated: int | None) -> float:
+def weight(stamp: StatisticsStamp, updated: int | None) -> float:
     """Return the weight of one of `updated` updates; None means the usual number."""
     return 1.0 if updated is None else update_weight(stamp.most, updated)
 
 
 def joined(
-    rows: DataFrame, before: DataFrame, layout: Layout, stamp: Stamp, *, updated: int | None
+    rows: DataFrame,
+    before: DataFrame,
+    layout: Layout,
+    stamp: StatisticsStamp,
+    *,
+    updated: int | None,
 ) -> DataFrame:
     """Return decoded rows with statistics, by a join with the former rows of the same keys.
 
@@ -183,5 +192,5 @@ def joined(
     return by_place(side_by_side).mapInArrow(task(run), layout.ddl)
 
 
-def _birth(stamp: Stamp) -> float:
+def _birth(stamp: StatisticsStamp) -> float:
     return BIRTH if stamp.version else 0.0

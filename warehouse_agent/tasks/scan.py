@@ -45,14 +45,14 @@ THREAD_BYTES = 8 << 20  # of a step, for which another thread is worth while
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """The wanted columns of some rows of a file, whose path in the table is `file`."""
 
     file: str
     batch: pa.RecordBatch
 
 
-Function = Callable[[Iterator[Piece]], Iterator[pa.RecordBatch]]
+Function = Callable[[Iterator[FilePiece]], Iterator[pa.RecordBatch]]
 OfFiles = Callable[[Iterator[str]], Iterator[pa.RecordBatch]]
 Merge = Callable[["DataFrame"], "DataFrame"]
 _Part = tuple[str, slice]  # a file by its URI, and which of its row groups
@@ -92,7 +92,7 @@ def scan(
 
     def run(parts: Iterator[_Part]) -> Iterator[pa.RecordBatch]:
         yield from function(
-            Piece(paths[uri], batch)
+            FilePiece(paths[uri], batch)
             for uri, groups in parts
             for batch in read_batches(uri, columns, groups)
         )

@@ -22,7 +22,7 @@ from warehouse_agent.columns.row_codes import CodeSet, KeySet, codes
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import DIGESTS_FACTOR, Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -36,7 +36,7 @@ _VARIABLE_BYTES = 24  # of a text or bytes value, as a step's size is estimated
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class CodeCondition:
     """Rows whose columns have one of the codes; a row with a NULL in them has none."""
 
     columns: tuple[str, ...]
@@ -59,7 +59,7 @@ class ChangedKeys:
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedRows:
     """The form of selected rows: some columns of a relation, and what identifies a row."""
 
     layout: Layout | ViewLayout
@@ -109,7 +109,7 @@ class Selected:
             return [rows.column(key).cast(pa.int64())]
         return [self.layout.key_bytes(rows)]
 
-    def read(self, conditions: Sequence[Condition], more: Sequence[str] = ()) -> pa.Schema:
+    def read(self, conditions: Sequence[CodeCondition], more: Sequence[str] = ()) -> pa.Schema:
         """Return the schema of the columns that must be read."""
         looked_at = (name for condition in conditions for name in condition.columns)
         names = dict.fromkeys([*looked_at, *more])
@@ -119,8 +119,8 @@ class Selected:
 def matching_codes(
     steps: Steps,
     files: Sequence[DataFile],
-    form: Selected,
-    conditions: Sequence[Condition],
+    form: SelectedRows,
+    conditions: Sequence[CodeCondition],
     columns: Sequence[str],
 ) -> CodeSet:
     """Return the codes of `columns` in the rows that fulfil one of the conditions; one step.
@@ -130,7 +130,7 @@ def matching_codes(
     """
     read = form.read(conditions, columns)
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         for batch in (piece.batch for piece in pieces):
             held = np.zeros(len(batch), np.bool_)
             for condition in conditions:
@@ -150,8 +150,8 @@ def select(
     name: str,
     folder: str,
     files: Sequence[DataFile],
-    form: Selected,
-    conditions: Sequence[Condition],
+    form: SelectedRows,
+    conditions: Sequence[CodeCondition],
     changed: ChangedKeys,
 ) -> list[DataFile]:
     """Write the rows that changed, or that fulfil one of the conditions; one step.
@@ -170,9 +170,9 @@ def select(
 
 
 def _select(
-    folder: str, form: Selected, conditions: Sequence[Condition], changed: ChangedKeys
+    folder: str, form: SelectedRows, conditions: Sequence[CodeCondition], changed: ChangedKeys
 ) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         held: list[pa.RecordBatch] = []
         found_by: list[_Bits] = []
         count = 0
@@ -205,7 +205,7 @@ def _select(
 
 
 def _selected(
-    parts: Sequence[pa.RecordBatch], found_by: _Bits, form: Selected, changed: ChangedKeys
+    parts: Sequence[pa.RecordBatch], found_by: _Bits, form: SelectedRows, changed: ChangedKeys
 ) -> pa.RecordBatch:
     """Return selected rows in the form of their files."""
     (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
@@ -216,7 +216,7 @@ def _selected(
     return pa.RecordBatch.from_arrays(arrays, schema=form.schema)
 
 
-def _holds(batch: pa.RecordBatch, condition: Condition) -> Bools:
+def _holds(batch: pa.RecordBatch, condition: CodeCondition) -> Bools:
     return condition.codes.holds_rows([batch.column(name) for name in condition.columns])
 
 

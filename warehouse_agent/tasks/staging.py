@@ -1,7 +1,7 @@
 """Staged frames: written as received, decoded later.
 
 An exchange has a folder of numbered files, each a sequence of length-prefixed frames, and a note
-that says what was compared, and where (`Exchange`). Frames received before an interruption
+that says what was compared, and where (`ExchangeIdentity`). Frames received before an interruption
 stay there. The next attempt decodes them and compares the working copy with the source again
 (decision 4), so no staged row is sent twice. A frame is admitted before it is kept
 (`frame_admission`) and is verified alone, when it is decoded.
@@ -23,17 +23,17 @@ from driftline.values.types import Recipe
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
 from warehouse_agent.config import Fragment
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks import row_statistics
 from warehouse_agent.tasks.key_lookup import KeyedRows, fits
-from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.scan import OfFiles, spread, spread_frame
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, write_rows, written
-from warehouse_agent.transport.frame_admission import Room
+from warehouse_agent.transport.frame_admission import StagingRoom
 
 FILE_BYTES = 4 << 20  # a process that ends loses less than this
 FREE_SHARE = 2  # half of the free bytes may be staged: data files need as many
@@ -44,7 +44,7 @@ _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeIdentity:
     """An exchange by what it compares, a version in the columns of a recipe, and where."""
 
     base_version: int | None
@@ -84,7 +84,7 @@ class Staging:
     store: Store
     name: str
 
-    def leftovers(self, wanted: Exchange, *, anywhere: bool = False) -> list[str]:
+    def leftovers(self, wanted: ExchangeIdentity, *, anywhere: bool = False) -> list[str]:
         """Return the folders of exchanges like this one, the oldest first; remove all others.
 
         Args:
@@ -93,7 +93,7 @@ class Staging:
         folders = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
             body = self.store.read_json(PRIVATE, "staging", self.name, folder, _NOTE)
-            noted = Exchange.from_json(body)
+            noted = ExchangeIdentity.from_json(body)
             is_like = noted == wanted or (anywhere and noted.compared == wanted.compared)
             if is_like and self._files(folder):
                 folders.append(folder)
@@ -101,11 +101,11 @@ class Staging:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
         return folders
 
-    def begin(self, exchange: Exchange) -> Writer:
+    def begin(self, exchange: ExchangeIdentity) -> FrameWriter:
         """Return the writer of an exchange; its folder and note are written with its first file."""
         before = self.store.folders(PRIVATE, "staging", self.name)
         number = int(before[-1]) + 1 if before else 1
-        return Writer(
+        return FrameWriter(
             self.store, self.name, f"{number:06d}", json.dumps(exchange.to_json()).encode()
         )
 
@@ -118,17 +118,17 @@ class Staging:
         staged = self.store.walk(PRIVATE, "staging", self.name)
         return sum(entry.size for entry in staged if entry.place[-1].endswith(".frames"))
 
-    def room(self, at_most: int | None) -> Room | None:
+    def room(self, at_most: int | None) -> StagingRoom | None:
         """Return how much may be staged: `at_most` bytes, or a share of what is free now.
 
         None if there is no limit.
         """
         staged = self.frame_bytes()
         if at_most is not None:
-            return Room(at_most, staged, is_set=True)
+            return StagingRoom(at_most, staged, is_set=True)
         if (disk := self.store.disk(PRIVATE, "staging", self.name)) is None:
             return None
-        return Room(max((disk[1] + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
+        return StagingRoom(max((disk[1] + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
 
     def uris(self, folder: str, written: int = 0) -> list[str]:
         """Return the files of an exchange, for Spark.
@@ -155,7 +155,7 @@ class Staging:
 
 
 @dataclass
-class Writer:
+class FrameWriter:
     """Writer of one exchange's frames; holds at most FILE_BYTES and a frame.
 
     `note` is written before the first file, so an exchange without rows costs no write; empty: the
@@ -194,10 +194,10 @@ class Writer:
         self.store.refuse_full(self._bytes, *place)
         if self.note and not self._number:
             self.store.write(self.note, *place, _NOTE)
-            Point.STAGING_BEGUN.reach()
+            WarehouseFailpoint.STAGING_BEGUN.reach()
         self._number += 1
         self.store.write(b"".join(self._pieces), *place, f"{self._number:06d}.frames")
-        Point.FRAMES_STAGED.reach()
+        WarehouseFailpoint.FRAMES_STAGED.reach()
         self._pieces, self._bytes = [], 0
 
     def drop(self) -> None:
@@ -214,7 +214,7 @@ def write_staged(
     staged: Sequence[str],
     layout: Layout,
     key: KeyFile,
-    stamp: Stamp,
+    stamp: StatisticsStamp,
     *,
     before: Sequence[DataFile] = (),
     updated: int | None = 0,
@@ -247,7 +247,12 @@ def write_staged(
 
 
 def _write_decoded(
-    folder: str, layout: Layout, key: KeyFile, stamp: Stamp, before: list[str], weight: float
+    folder: str,
+    layout: Layout,
+    key: KeyFile,
+    stamp: StatisticsStamp,
+    before: list[str],
+    weight: float,
 ) -> OfFiles:
     (key_name,) = layout.key_names
     schema = layout.file_schema

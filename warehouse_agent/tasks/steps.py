@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
 from warehouse_agent.events import Listener, PhaseStarted
-from warehouse_agent.report import Report, Spent
+from warehouse_agent.report import PhaseTime, Report
 from warehouse_agent.spark import cluster
 from warehouse_agent.spark.executors import jvm_lost, mistake
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.data_files import DataFile, uncompressed
 from warehouse_agent.storage.store import Store, located
 
@@ -77,7 +77,7 @@ class Phases:
     emit: Listener = lambda _event: None
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[Spent]:
+    def __call__(self, name: str) -> Iterator[PhaseTime]:
         """Emit that a phase begins; add the seconds spent inside to the report."""
         self.emit(PhaseStarted(self.report.name, name))
         self.log.phases.append(name)
@@ -100,7 +100,7 @@ class Steps:
         store: the warehouse that executors must reach; None: they are not asked.
     """
 
-    session: SparkSession | Deferred
+    session: SparkSession | DeferredSession
     small_bytes: int = 0
     log: StepLog = field(default_factory=StepLog)
     store: Store | None = None
@@ -130,7 +130,7 @@ class Steps:
         if self._is_small(size):
             return
         with self._explained(size):
-            if isinstance(self.session, Deferred) and self.session.is_local:
+            if isinstance(self.session, DeferredSession) and self.session.is_local:
                 self.session.begin()
             else:
                 self._checked()
@@ -140,14 +140,14 @@ class Steps:
 
         Do nothing if it is known that the step has `size` bytes, and that is little.
         """
-        if isinstance(self.session, Deferred) and (size is None or not self._is_small(size)):
+        if isinstance(self.session, DeferredSession) and (size is None or not self._is_small(size)):
             with suppress(DriftlineError):
                 self.session.begin()
 
     def _checked(self) -> SparkSession:
         """Return the session, whose executors reach the warehouse."""
         spark = self.session
-        if isinstance(spark, Deferred):
+        if isinstance(spark, DeferredSession):
             spark = self.log.session = spark.get()
         if self.store is not None:
             cluster.check(spark, self.store)
@@ -174,7 +174,7 @@ class Steps:
         started another JVM, which knows no object of the first.
         """
         error, session, used = mistake(problem, where), self.session, self.log.session
-        if not isinstance(error, InternalError) or not isinstance(session, Deferred):
+        if not isinstance(error, InternalError) or not isinstance(session, DeferredSession):
             return error
         if used is None or session.is_current(used):
             return error

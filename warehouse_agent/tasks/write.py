@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from warehouse_agent.columns import parquet
 from warehouse_agent.columns.layout import Layout
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import ROW_BYTES, DataFile, bounds_in, written_files
 from warehouse_agent.storage.store import Store, file_errors, located
@@ -96,7 +96,7 @@ class Sink:
                 {_CALENDAR: _spark_version(), ROW_BYTES: str(self._row_bytes)}
             )
             self._writer.close()
-            Point.FILE_WRITTEN.reach()
+            WarehouseFailpoint.FILE_WRITTEN.reach()
             size = system.get_file_info(path).size
         (footer,) = self._footers
         ends = bounds_in(footer, self.key) or (None, None)
@@ -117,7 +117,7 @@ class Sink:
                 self._is_begun = True
                 self._writer = _writer(system, path, max(self._held, key=len), self._footers)
             self._writer.write_table(rows, row_group_size=len(rows))
-            Point.ROWS_WRITTEN.reach()
+            WarehouseFailpoint.ROWS_WRITTEN.reach()
         self._row_bytes += self._held_bytes
         self._held, self._held_bytes = [], 0
 

@@ -13,39 +13,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from driftline.relations.activity import Activity, Counted, Flagged, NotKnown
+from driftline.relations.activity import Activity, CountedActivity, FlaggedActivity, UnknownActivity
 
-from warehouse_agent.timetable.probe import Answer, Probe
+from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult
 
 CONTRADICTIONS_MAX: Final = 2
 ALARMS_MAX: Final = 3  # refreshes in a row for nothing, before a source that says "changed" waits
 
 
 @dataclass(frozen=True, slots=True)
-class Refreshed:
+class FullRefresh:
     """A refresh of all rows: `activity` from before its snapshot, and the rows it found changed."""
 
     activity: Activity | None
     changed: int
 
 
-def compare(kept: Activity | None, now: Activity) -> Probe:
+def compare(kept: Activity | None, now: Activity) -> ProbeResult:
     """Return what happened between an earlier activity, as it was kept, and a later one."""
     match kept, now:
-        case _, NotKnown(why):
-            return Probe(why=why)
+        case _, UnknownActivity(why):
+            return ProbeResult(why=why)
         case None, _:
-            return Probe(why="nothing was kept with this version to compare with")
-        case NotKnown(why), _:
-            return Probe(why=why)
-        case Counted(before, had), Counted(after, has) if before == after and had <= has:
-            return Probe(Answer.CHANGED, has - had) if has > had else Probe(Answer.UNCHANGED)
-        case Flagged(before, had), Flagged(after, has) if before == after:
-            return Probe(Answer.UNCHANGED if had == has else Answer.CHANGED)
-    return Probe(why="the source has begun to count anew since this version")
+            return ProbeResult(why="nothing was kept with this version to compare with")
+        case UnknownActivity(why), _:
+            return ProbeResult(why=why)
+        case CountedActivity(before, had), CountedActivity(after, has) if (
+            before == after and had <= has
+        ):
+            return (
+                ProbeResult(ProbeAnswer.CHANGED, has - had)
+                if has > had
+                else ProbeResult(ProbeAnswer.UNCHANGED)
+            )
+        case FlaggedActivity(before, had), FlaggedActivity(after, has) if before == after:
+            return ProbeResult(ProbeAnswer.UNCHANGED if had == has else ProbeAnswer.CHANGED)
+    return ProbeResult(why="the source has begun to count anew since this version")
 
 
-def contradictions(history: Sequence[Refreshed], now: Activity | None = None) -> int:
+def contradictions(history: Sequence[FullRefresh], now: Activity | None = None) -> int:
     """Return how often probes were contradicted.
 
     Args:
@@ -56,12 +62,12 @@ def contradictions(history: Sequence[Refreshed], now: Activity | None = None) ->
     return sum(
         refreshed.changed > 0
         and later is not None
-        and compare(before.activity, later).answer is Answer.UNCHANGED
+        and compare(before.activity, later).answer is ProbeAnswer.UNCHANGED
         for before, refreshed, later in zip(history, history[1:], after[2:], strict=False)
     )
 
 
-def false_alarms(history: Sequence[Refreshed]) -> int:
+def false_alarms(history: Sequence[FullRefresh]) -> int:
     """Return how many of the newest refreshes, in a row, found nothing although the activity before
     each of them had moved since the one before: a heartbeat, which writes what is there already.
 
@@ -72,7 +78,7 @@ def false_alarms(history: Sequence[Refreshed]) -> int:
     for before, refreshed in zip(reversed(history[:-1]), reversed(history[1:]), strict=True):
         has_moved = (
             refreshed.activity is not None
-            and compare(before.activity, refreshed.activity).answer is Answer.CHANGED
+            and compare(before.activity, refreshed.activity).answer is ProbeAnswer.CHANGED
         )
         if refreshed.changed or not has_moved:
             break
@@ -80,7 +86,9 @@ def false_alarms(history: Sequence[Refreshed]) -> int:
     return count
 
 
-def change_since(kept: Activity | None, now: Activity, history: Sequence[Refreshed]) -> Probe:
+def change_since(
+    kept: Activity | None, now: Activity, history: Sequence[FullRefresh]
+) -> ProbeResult:
     """Return what happened since a version, as `compare`; or that probes are contradicted, or have
     been a heartbeat, which ends with a refresh that finds changes.
 
@@ -91,9 +99,9 @@ def change_since(kept: Activity | None, now: Activity, history: Sequence[Refresh
     """
     if (count := contradictions(history, now)) >= CONTRADICTIONS_MAX:
         why = f"{count} refreshes found changes where the source had said that nothing changed"
-        return Probe(Answer.CONTRADICTED, why=why)
+        return ProbeResult(ProbeAnswer.CONTRADICTED, why=why)
     probe = compare(kept, now)
-    if probe.answer is Answer.CHANGED and (alarms := false_alarms(history)) >= ALARMS_MAX:
+    if probe.answer is ProbeAnswer.CHANGED and (alarms := false_alarms(history)) >= ALARMS_MAX:
         why = f"the source says that it changed, as before {alarms} refreshes that found nothing"
-        return Probe(Answer.HEARTBEAT, why=why)
+        return ProbeResult(ProbeAnswer.HEARTBEAT, why=why)
     return probe

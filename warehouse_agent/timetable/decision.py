@@ -28,9 +28,9 @@ from warehouse_agent.change_models.memory import Memory
 from warehouse_agent.change_models.week import HOUR_S, Week
 from warehouse_agent.timetable import claims, policies, replay
 from warehouse_agent.timetable.claims import Claims
-from warehouse_agent.timetable.probe import Answer, Probe, pending, pending_enough
-from warehouse_agent.timetable.retry import Failed
-from warehouse_agent.timetable.timing import Policy, Timing, hours_allowed
+from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult, pending, pending_enough
+from warehouse_agent.timetable.retry import FailureStreak
+from warehouse_agent.timetable.timing import Timing, TimingPolicy, hours_allowed
 
 GAIN = 0.95  # cost over that of the fixed interval, from which the model may choose
 CACHED = 1024  # fragments whose models a process keeps: about 2 kB each, and their memories
@@ -87,13 +87,13 @@ class Circumstances:
     """
 
     last: float | None
-    probe: Probe = field(default_factory=Probe)
+    probe: ProbeResult = field(default_factory=ProbeResult)
     allowed: tuple[WeekSpan, ...] = ()
     duration_s: float = 0.0
     bytes: float | None = None
     zone: str = ""
     closed_until: float | None = None
-    failed: Failed | None = None
+    failed: FailureStreak | None = None
     claims: Claims | None = None
     behind_s: float = 0.0
 
@@ -196,13 +196,21 @@ def _moment(
     assert given.last is not None
     if given.probe.is_known and timing.listens:
         return (*_by_probe(memory, timing, given, now), "probe")
-    if given.probe.answer is Answer.HEARTBEAT and timing.listens and timing.freshness_s is None:
+    if (
+        given.probe.answer is ProbeAnswer.HEARTBEAT
+        and timing.listens
+        and timing.freshness_s is None
+    ):
         return given.last + timing.interval_max_s, given.probe.why, "probe"
     wait_s = given.probe.wait_s
-    if given.probe.answer is Answer.PUT_OFF and timing.listens and _may_wait(timing, given, wait_s):
+    if (
+        given.probe.answer is ProbeAnswer.PUT_OFF
+        and timing.listens
+        and _may_wait(timing, given, wait_s)
+    ):
         return now + wait_s, given.probe.why or "its source may be asked again then", "probe"
     note = ""
-    if given.probe.answer is Answer.CONTRADICTED:
+    if given.probe.answer is ProbeAnswer.CONTRADICTED:
         note = "; its source said that nothing changed when something had, so it is not believed"
     known = (
         None if timing.refresh_worth is None else claims.model(memory, timing.zone, given.claims)
@@ -212,7 +220,7 @@ def _moment(
         plan, why, policy = planned
         return given.last + float(plan[Week(timing.zone).hour_of(given.last)]) * HOUR_S, why, policy
     at = given.last + _less_behind(timing, given, interval * HOUR_S)
-    return at, f"every {_hours(interval)}{note}", Policy.FIXED.value
+    return at, f"every {_hours(interval)}{note}", TimingPolicy.FIXED.value
 
 
 def _may_wait(timing: Timing, given: Circumstances, wait_s: float) -> bool:
@@ -235,7 +243,7 @@ def _by_probe(
     memory: Memory, timing: Timing, given: Circumstances, now: float
 ) -> tuple[float, str]:
     assert given.last is not None
-    if given.probe.answer is Answer.UNCHANGED:
+    if given.probe.answer is ProbeAnswer.UNCHANGED:
         # What changes from now on is late after the freshness, so the source is asked before.
         again_s = math.inf if timing.freshness_s is None else timing.freshness_s - given.duration_s
         return now + max(again_s, ASK_S), "its source says that nothing changed"
@@ -258,13 +266,13 @@ def _plan(
     memory: Memory, timing: Timing, given: Circumstances, interval: float
 ) -> tuple[Integers, str, str] | None:
     """Return the plan of a model, why, and its name; None: the interval is fixed."""
-    is_bound = timing.freshness_s is not None or timing.policy is Policy.FIXED
-    is_plain = timing.policy is Policy.AUTO and not timing.listens
+    is_bound = timing.freshness_s is not None or timing.policy is TimingPolicy.FIXED
+    is_plain = timing.policy is TimingPolicy.AUTO and not timing.listens
     if is_bound or is_plain or interval < PLANNED_MIN_H:
         return None
     if (model := claims.model(memory, timing.zone, given.claims)) is None or model.mean <= 0:
         return None
-    if timing.policy is not Policy.AUTO:
+    if timing.policy is not TimingPolicy.AUTO:
         return (
             _planned(timing, given.allowed, model)[0],
             f"by the policy {timing.policy.value}",
@@ -308,9 +316,9 @@ def _planned(timing: Timing, allowed: tuple[WeekSpan, ...], model: Model) -> tup
     price, weights = timing.price(model), timing.hourly_weights()
     most = max(1, int(timing.interval_max_s / HOUR_S))
     least = min(max(1, math.ceil(timing.interval_min_s / HOUR_S), _finest(model)), most)
-    if timing.policy is Policy.THRESHOLD:
+    if timing.policy is TimingPolicy.THRESHOLD:
         plan = policies.threshold(model.hourly, weights, price, most)
-    elif timing.policy is Policy.FIRST_ALTERATION:
+    elif timing.policy is TimingPolicy.FIRST_ALTERATION:
         expected = float(model.events.mean()) * timing.interval_h(model)
         plan = policies.first_alteration(model.events, processes.alteration(expected), most)
     else:

@@ -14,7 +14,7 @@ from enum import Enum
 from warehouse_agent.change_models.fit import Model
 
 
-class Answer(Enum):
+class ProbeAnswer(Enum):
     """Answers of a source to the question whether anything changed since the last refresh."""
 
     UNKNOWN = "unknown"
@@ -26,14 +26,14 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeResult:
     """An answer.
 
     `rows`: changed rows, net or not; None: not counted. `why`: of an answer that says nothing.
     `wait_s`: seconds until the source may be asked again, where it put the question off.
     """
 
-    answer: Answer = Answer.UNKNOWN
+    answer: ProbeAnswer = ProbeAnswer.UNKNOWN
     rows: float | None = None
     why: str = ""
     wait_s: float = 0.0
@@ -41,7 +41,7 @@ class Probe:
     @property
     def is_known(self) -> bool:
         """Return True if the answer says something."""
-        return self.answer in (Answer.UNCHANGED, Answer.CHANGED)
+        return self.answer in (ProbeAnswer.UNCHANGED, ProbeAnswer.CHANGED)
 
 
 def pending_enough(price: float, weight: float, model: Model | None) -> float:
@@ -59,10 +59,10 @@ def pending_enough(price: float, weight: float, model: Model | None) -> float:
     return max(1.0, math.sqrt(2 * price / weight * model.mean) - model.batch)
 
 
-def pending(probe: Probe, hours: float, model: Model | None) -> float:
+def pending(probe: ProbeResult, hours: float, model: Model | None) -> float:
     """Return the number of changed rows that wait, `hours` after the last refresh: as counted, or
     as the model expects it where something changed."""
-    if probe.answer is not Answer.CHANGED:
+    if probe.answer is not ProbeAnswer.CHANGED:
         return 0.0
     if probe.rows is not None:
         return probe.rows

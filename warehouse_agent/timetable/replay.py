@@ -22,7 +22,7 @@ _MOMENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class ReplayCost:
     """Cost of refreshes over some time; `row_hours` are weighted."""
 
     refreshes: float
@@ -41,7 +41,7 @@ def cost(
     *,
     end: float,
     weighted: Callable[[Floats, Floats], Floats],
-) -> Cost:
+) -> ReplayCost:
     """Return the cost of refreshes at given moments; at `end` everything is seen, for nothing.
 
     Args:
@@ -55,7 +55,7 @@ def cost(
     seen = moments[turn]
     first = np.concatenate([[True], turn[1:] != turn[:-1]]) if len(at) else np.zeros(0, np.bool_)
     unseen = float((rows * weighted(at, seen)).sum())
-    return Cost(len(refreshes), unseen, float((seen - at)[first].sum()) / HOUR_S)
+    return ReplayCost(len(refreshes), unseen, float((seen - at)[first].sum()) / HOUR_S)
 
 
 def hours_of(week: Week, weights: Floats) -> Callable[[Floats, Floats], Floats]:
@@ -84,7 +84,7 @@ def fixed(
     start: float,
     end: float,
     weighted: Callable[[Floats, Floats], Floats],
-) -> Cost:
+) -> ReplayCost:
     """Return the cost of a fixed interval, the mean over PHASES times of its first refresh.
 
     Args:
@@ -104,7 +104,7 @@ def fixed(
         )
         for phase in range(PHASES)
     ]
-    return Cost(
+    return ReplayCost(
         float(np.mean([one.refreshes for one in costs])),
         float(np.mean([one.row_hours for one in costs])),
         float(np.mean([one.stale_hours for one in costs])),

@@ -19,7 +19,7 @@ def wait_s(times: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailureStreak:
     """Refreshes of a fragment that failed, one after the other, since the last that went well.
 
     Attributes:

@@ -17,7 +17,7 @@ from warehouse_agent.timetable.policies import fixed_interval
 INTERVAL_MAX_S = 86_400
 
 
-class Policy(Enum):
+class TimingPolicy(Enum):
     """Ways to choose the moment of a refresh where no probe tells it."""
 
     AUTO = "auto"  # the optimal plan where a replay says that it gains, else the fixed interval
@@ -50,7 +50,7 @@ class Timing:
     refresh_worth: float | None = None
     interval_min_s: int = 0
     interval_max_s: int = INTERVAL_MAX_S
-    policy: Policy = Policy.AUTO
+    policy: TimingPolicy = TimingPolicy.AUTO
     weights: tuple[tuple[WeekSpan, float], ...] = ()
     zone: str = "UTC"
     is_asked: bool = True
@@ -62,7 +62,7 @@ class Timing:
         Without a goal the longest interval is what was asked for.
         """
         goals = (self.freshness_s, self.refreshes_per_day, self.refresh_worth)
-        return self.policy is Policy.AUTO and any(goal is not None for goal in goals)
+        return self.policy is TimingPolicy.AUTO and any(goal is not None for goal in goals)
 
     def hourly_weights(self) -> Floats:
         """Return the mean weight of each hour of the week, [168]."""

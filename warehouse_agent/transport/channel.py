@@ -35,7 +35,7 @@ from driftline.limits import (
     NO_PROGRESS_S,
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
-from driftline.relations.activity import Activity, NotKnown
+from driftline.relations.activity import Activity, UnknownActivity
 from driftline.relations.activity_messages import from_message
 from driftline.wire import pieces
 from driftline.wire.negotiation import FOLLOWING, Agreement, agree, is_negotiable
@@ -53,7 +53,7 @@ from warehouse_agent.transport.reply_validation import (
     check_reply,
     refusal,
 )
-from warehouse_agent.transport.throughput import Advance, Meter
+from warehouse_agent.transport.throughput import ProgressCheck, ThroughputMeter
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
@@ -90,13 +90,13 @@ _STATUS_OF_CALL: dict[str, type[DriftlineError]] = {
     "UNIMPLEMENTED": VersionMismatch,
     "RESOURCE_EXHAUSTED": LimitExceeded,
 }
-_OLDER = NotKnown("the source is older than this question")
+_OLDER = UnknownActivity("the source is older than this question")
 _REPLIES_HELD = 4  # of up to 1 MiB: flow control reaches the source behind them
 
 Reply = pb.Reply | Exception | None
 
 
-class Link:
+class SourceChannel:
     """A channel to one source, a context manager. Relations can be described beside a stream.
 
     `bytes_sent` and `bytes_received` count the messages of its streams, of which one is open at a
@@ -381,11 +381,11 @@ class ExchangeCall:
 class Stream:
     """One exchange: send requests, receive replies; a context manager."""
 
-    def __init__(self, link: Link, call: Call, relations: Iterable[str] = ()) -> None:
+    def __init__(self, link: SourceChannel, call: Call, relations: Iterable[str] = ()) -> None:
         self._link, self._call = link, call
         self._relations = tuple(dict.fromkeys(relations))
-        self._meter, self._joined = Meter(), pieces.Joined()
-        self._advance = Advance(time.monotonic())
+        self._meter, self._joined = ThroughputMeter(), pieces.PieceJoiner()
+        self._advance = ProgressCheck(time.monotonic())
         self._sent_at: float | None = None  # the first request, after which a snapshot begins
 
     def __enter__(self) -> Self:
@@ -409,7 +409,7 @@ class Stream:
 
     @property
     def agreed(self) -> Agreement:
-        """Return protocol and features that both agents know (`Link.agreed`)."""
+        """Return protocol and features that both agents know (`SourceChannel.agreed`)."""
         return self._link.agreed()
 
     @property
@@ -421,7 +421,8 @@ class Stream:
         """Send a request; the first one names the relations that are to follow in the stream.
 
         Raises:
-            DriftlineError: the source was asked whether it takes their names, as `Link.describe`.
+            DriftlineError: the source was asked whether it takes their names, as
+                `SourceChannel.describe`.
         """
         if self._sent_at is None:
             following = [name for name in self._relations if name != request.open.relation]

@@ -26,7 +26,7 @@ ANNOUNCED_FACTOR: Final = 2.2
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StagingRoom:
     """Room for the staged frames of a fragment.
 
     Attributes:
@@ -62,7 +62,7 @@ class FrameAdmission:
     `is_overrun`: the exchange ended because too much came, so what it staged is of no use.
     """
 
-    def __init__(self, recipe: Recipe, salt: Salt, *, room: Room | None = None) -> None:
+    def __init__(self, recipe: Recipe, salt: Salt, *, room: StagingRoom | None = None) -> None:
         """Begin with no rows; `room` is None if nothing limits staging, as on an object store."""
         self._columns, self._salt = len(recipe.columns), salt
         self._room = room

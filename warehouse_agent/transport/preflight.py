@@ -18,7 +18,7 @@ from warehouse_agent.config import Fragment, Source
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.handshake import connect, diagnose, nothing_answers, proxy_between
 
 # Time for a TCP connection. A lost SYN is sent again after 1 s and after 3 s, so two may be lost
@@ -48,7 +48,10 @@ def reach(source: Source) -> None:
 
 
 def ask(
-    link: Link, store: Store, fragments: Iterable[Fragment], failed: dict[str, DriftlineError]
+    link: SourceChannel,
+    store: Store,
+    fragments: Iterable[Fragment],
+    failed: dict[str, DriftlineError],
 ) -> dict[str, pb.DescribeReply]:
     """Find the relations of fragments; put errors, by fragment name, into `failed`.
 

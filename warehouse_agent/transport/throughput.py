@@ -15,7 +15,7 @@ from driftline.limits import NO_ADVANCE_S
 METERED_BYTES_MIN = 256 << 10  # of rows; fewer bytes say nothing about a line
 
 
-class Meter:
+class ThroughputMeter:
     """Add up runs of frames that came one after the other, with nothing else between them."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Meter:
         return self._bytes / self._seconds
 
 
-class Advance:
+class ProgressCheck:
     """Tell a source that works from one that only says so: Progress must count more rows."""
 
     def __init__(self, now: float) -> None:

@@ -37,7 +37,7 @@ _ZERO = exp.Literal.number(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Digits:
+class NumberDigits:
     """Digits of a number's type before and behind the point."""
 
     whole: int
@@ -45,7 +45,7 @@ class Digits:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class ConvertedOperands:
     """Operands that Spark converts to a common type.
 
     Attributes:
@@ -56,12 +56,12 @@ class Meeting:
 
     node: exp.Expr
     operands: tuple[exp.Expr, ...]
-    loses: Callable[[Sequence[Digits]], bool]
+    loses: Callable[[Sequence[NumberDigits]], bool]
     minimal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
+class RoundedExpression:
     """An expression that Spark would round: why, and what to do."""
 
     node: exp.Expr
@@ -69,47 +69,53 @@ class Rounded:
     remedy: str
 
 
-def meetings(select: exp.Expr) -> Iterator[Meeting]:
+def meetings(select: exp.Expr) -> Iterator[ConvertedOperands]:
     """Yield the places of a query where numbers of several types may meet."""
     for node in select.walk():
         match node:
             case exp.Between():
                 for end in (node.args["low"], node.args["high"]):
-                    yield Meeting(node, (node.this, end), _common)
+                    yield ConvertedOperands(node, (node.this, end), _common)
             case exp.In():
-                yield Meeting(node, (node.this, *node.expressions), _common, minimal=False)
+                yield ConvertedOperands(
+                    node, (node.this, *node.expressions), _common, minimal=False
+                )
             case exp.Case():
                 yield from _of_case(node)
             case exp.If() if node.arg_key != "ifs":
                 branches = (node.args["true"], node.args.get("false"))
-                yield Meeting(node, _given(branches), _common, minimal=False)
+                yield ConvertedOperands(node, _given(branches), _common, minimal=False)
             case exp.Nvl2():
                 branches = (node.args["true"], node.args.get("false"))
-                yield Meeting(node, _given(branches), _common, minimal=False)
+                yield ConvertedOperands(node, _given(branches), _common, minimal=False)
             case exp.Coalesce() | exp.Greatest() | exp.Least():
-                yield Meeting(node, (node.this, *node.expressions), _common, minimal=False)
+                yield ConvertedOperands(
+                    node, (node.this, *node.expressions), _common, minimal=False
+                )
             case exp.DecodeCase():
                 yield from _of_decode(node)
             case exp.Anonymous() if node.name.lower() in ("nullifzero", "zeroifnull"):
                 is_compared = node.name.lower() == "nullifzero"
-                yield Meeting(node, (*node.expressions, _ZERO), _common, minimal=is_compared)
+                yield ConvertedOperands(
+                    node, (*node.expressions, _ZERO), _common, minimal=is_compared
+                )
             case exp.Anonymous() if node.name.lower() in ("pmod", "try_mod"):
-                yield Meeting(node, tuple(node.expressions), _never)
+                yield ConvertedOperands(node, tuple(node.expressions), _never)
             case _ if isinstance(node, _QUOTIENTS):
-                yield Meeting(node, (node.this, node.expression), _never)
+                yield ConvertedOperands(node, (node.this, node.expression), _never)
             case _ if isinstance(node, _COMPARISONS):
-                yield Meeting(node, (node.this, node.expression), _common)
+                yield ConvertedOperands(node, (node.this, node.expression), _common)
             case _ if isinstance(node, _SUMS):
-                yield Meeting(node, (node.this, node.expression), _sum)
+                yield ConvertedOperands(node, (node.this, node.expression), _sum)
             case _ if isinstance(node, _PRODUCTS):
-                yield Meeting(node, (node.this, node.expression), _product)
+                yield ConvertedOperands(node, (node.this, node.expression), _product)
 
 
 def rounded(
     select: exp.Expr,
     columns: Callable[[exp.Column], str],
     asked: Callable[[Sequence[str]], Sequence[str]],
-) -> Rounded | None:
+) -> RoundedExpression | None:
     """Return the first expression that Spark would round; None: there is none.
 
     Args:
@@ -126,7 +132,7 @@ def rounded(
     return next(filter(None, (_judged(meeting, types) for meeting in met)), None)
 
 
-def _judged(meeting: Meeting, types: Mapping[exp.Expr, str]) -> Rounded | None:
+def _judged(meeting: ConvertedOperands, types: Mapping[exp.Expr, str]) -> RoundedExpression | None:
     operands = [_bare(one) for one in meeting.operands]
     named = [types.get(one, "") for one in operands]
     if {"float", "double"} & set(named):  # SQL computes with doubles, too
@@ -142,13 +148,13 @@ def _judged(meeting: Meeting, types: Mapping[exp.Expr, str]) -> Rounded | None:
     shown = " and ".join(dict.fromkeys(kind.upper() for kind in named if kind)) or decimals[0]
     longest = max(int(_DECIMAL.sub(r"\1", kind)) for kind in decimals)
     if "string" in named and (longest > DOUBLE_DIGITS or len(known) > len(decimals)):
-        return Rounded(
+        return RoundedExpression(
             meeting.node,
             f"Spark would round {shown}: it makes doubles of them, or numbers of texts",
             "Make a number of the text: write it without quotes, or CAST(… AS DECIMAL(p,s)).",
         )
     if len(known) > 1 and meeting.loses(known):
-        return Rounded(
+        return RoundedExpression(
             meeting.node,
             f"Spark would round {shown}: {_needed(meeting, known)}, and a decimal has {DIGITS_MAX}",
             "CAST the operands to decimals of fewer digits: what does not fit in front of the"
@@ -157,23 +163,23 @@ def _judged(meeting: Meeting, types: Mapping[exp.Expr, str]) -> Rounded | None:
     return None
 
 
-def _never(_: Sequence[Digits]) -> bool:
+def _never(_: Sequence[NumberDigits]) -> bool:
     return False
 
 
-def _common(digits: Sequence[Digits]) -> bool:
+def _common(digits: Sequence[NumberDigits]) -> bool:
     return max(d.whole for d in digits) + max(d.fraction for d in digits) > DIGITS_MAX
 
 
-def _sum(digits: Sequence[Digits]) -> bool:
+def _sum(digits: Sequence[NumberDigits]) -> bool:
     return _loses(max(d.whole for d in digits) + 1, max(d.fraction for d in digits))
 
 
-def _product(digits: Sequence[Digits]) -> bool:
+def _product(digits: Sequence[NumberDigits]) -> bool:
     return _loses(sum(d.whole for d in digits) + 1, sum(d.fraction for d in digits))
 
 
-def _needed(meeting: Meeting, digits: Sequence[Digits]) -> str:
+def _needed(meeting: ConvertedOperands, digits: Sequence[NumberDigits]) -> str:
     """Return how many digits the result of a meeting would need."""
     if meeting.loses is _product:
         result = "their product"
@@ -194,21 +200,23 @@ def _loses(whole: int, fraction: int) -> bool:
     return left < fraction and max(left, min(fraction, FRACTION_KEPT)) < fraction
 
 
-def _of_case(node: exp.Case) -> Iterator[Meeting]:
+def _of_case(node: exp.Case) -> Iterator[ConvertedOperands]:
     branches = [one.args["true"] for one in node.args["ifs"]]
-    yield Meeting(node, _given((*branches, node.args.get("default"))), _common, minimal=False)
+    yield ConvertedOperands(
+        node, _given((*branches, node.args.get("default"))), _common, minimal=False
+    )
     if node.this is not None:
         for one in node.args["ifs"]:
-            yield Meeting(node, (node.this, one.this), _common)
+            yield ConvertedOperands(node, (node.this, one.this), _common)
 
 
-def _of_decode(node: exp.DecodeCase) -> Iterator[Meeting]:
+def _of_decode(node: exp.DecodeCase) -> Iterator[ConvertedOperands]:
     """`decode(x, search, result, …, default)`."""
     what, *rest = node.expressions
     for search in rest[: len(rest) - 1 : 2]:
-        yield Meeting(node, (what, search), _common)
+        yield ConvertedOperands(node, (what, search), _common)
     results = [*rest[1::2], *(rest[-1:] if len(rest) % 2 else [])]
-    yield Meeting(node, tuple(results), _common, minimal=False)
+    yield ConvertedOperands(node, tuple(results), _common, minimal=False)
 
 
 def _given(nodes: Sequence[exp.Expr | None]) -> tuple[exp.Expr, ...]:
@@ -231,12 +239,12 @@ def _integer(node: exp.Expr) -> int | None:
     return None
 
 
-def _digits(node: exp.Expr, kind: str, *, minimal: bool) -> Digits | None:
+def _digits(node: exp.Expr, kind: str, *, minimal: bool) -> NumberDigits | None:
     """Return the digits that Spark counts; None: it is no number."""
     if (value := _integer(node)) is not None:
-        return Digits(len(str(value)) if minimal else _INTEGERS["int"], 0)
+        return NumberDigits(len(str(value)) if minimal else _INTEGERS["int"], 0)
     if kind in _INTEGERS:
-        return Digits(_INTEGERS[kind], 0)
+        return NumberDigits(_INTEGERS[kind], 0)
     if match := _DECIMAL.fullmatch(kind):
-        return Digits(int(match[1]) - int(match[2]), int(match[2]))
+        return NumberDigits(int(match[1]) - int(match[2]), int(match[2]))
     return None

@@ -17,16 +17,16 @@ from driftline.relations.derivations import Operator
 from sqlglot import exp
 
 from warehouse_agent.decomposition.conditions import (
+    ColumnTest,
     Condition,
     Conjunction,
     Disjunction,
     Literal,
     LiteralKind,
     Negation,
-    Stays,
-    Test,
+    WarehouseCondition,
 )
-from warehouse_agent.decomposition.view_needs import Conjunct, Wish
+from warehouse_agent.decomposition.view_needs import Conjunct, OccurrenceNeed
 from warehouse_agent.views.query import Query
 
 _DIALECT = "spark"
@@ -55,13 +55,13 @@ _CHANGED = frozenset("\\'\"$")  # in a text, or, the first, anywhere in the quer
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe)
 
 
-def wish_of(view: str, query: Query, number: int) -> Wish:
+def wish_of(view: str, query: Query, number: int) -> OccurrenceNeed:
     """Return what an occurrence in a query, counted from 0, needs of its table."""
     alias, is_alone = query.occurrences[number].alias, len(query.occurrences) == 1
     ours = {u.name.lower() for u in query.uses if (u.qualifier or "").lower() == alias.lower()}
     free = {use.name.lower() for use in query.uses if use.qualifier is None}
     reader = _Reader(query, alias)
-    return Wish(
+    return OccurrenceNeed(
         view,
         alias,
         frozenset(ours | free if is_alone else ours),
@@ -90,7 +90,7 @@ class _Reader:
 
     def _read(self, node: exp.Expr, level: int = 1) -> Condition:
         if level > _LEVELS_MAX:
-            return Stays("is nested too deeply")
+            return WarehouseCondition("is nested too deeply")
         node = _bare(node)
         match node:
             case exp.And():
@@ -113,7 +113,7 @@ class _Reader:
                 ))  # fmt: skip
         operator = _OPERATORS.get(type(node))
         if operator is None:
-            return Stays(_reason(node))
+            return WarehouseCondition(_reason(node))
         left, right = _bare(node.this), _bare(node.expression)
         if isinstance(right, exp.Column) and not isinstance(left, exp.Column):
             left, right, operator = right, left, _TURNED.get(operator, operator)
@@ -123,20 +123,22 @@ class _Reader:
         """Return the test of a column; what it is tested with must be literals."""
         left = _bare(left)
         if not isinstance(left, exp.Column):
-            return Stays(_reason(left))
+            return WarehouseCondition(_reason(left))
         for other in map(_bare, right):
             if isinstance(other, exp.Column):
                 is_same = other.table.lower() == left.table.lower()
-                return Stays("compares two columns" if is_same else "compares two tables")
+                return WarehouseCondition(
+                    "compares two columns" if is_same else "compares two tables"
+                )
         if not self._may_be_ours(left):
-            return Stays(f"is about {left.table}")
+            return WarehouseCondition(f"is about {left.table}")
         literals = [self._literal(one) for one in map(_bare, right)]
         values = [one for one in literals if isinstance(one, Literal)]
         if len(values) < len(literals):
-            return next(one for one in literals if isinstance(one, Stays))
-        return Test(left.name, operator, tuple(values))
+            return next(one for one in literals if isinstance(one, WarehouseCondition))
+        return ColumnTest(left.name, operator, tuple(values))
 
-    def _literal(self, node: exp.Expr) -> Literal | Stays:
+    def _literal(self, node: exp.Expr) -> Literal | WarehouseCondition:
         match node:
             case exp.Neg() if isinstance(node.this, exp.Literal) and not node.this.is_string:
                 return Literal(LiteralKind.NUMBER, f"-{node.this.name}")
@@ -144,13 +146,13 @@ class _Reader:
                 return Literal(LiteralKind.NUMBER, node.name)
             case exp.Literal():
                 if self._has_escapes or _CHANGED & set(node.name):
-                    return Stays("has a text with an escape, a quote or `$`")
+                    return WarehouseCondition("has a text with an escape, a quote or `$`")
                 return Literal(LiteralKind.TEXT, node.name)
             case exp.Cast() if isinstance(node.this, exp.Literal) and node.this.is_string:
                 kind = _TYPES.get(node.to.this)
                 if kind is not None and not node.to.expressions:
                     return Literal(kind, node.this.name)
-        return Stays(_reason(node))
+        return WarehouseCondition(_reason(node))
 
 
 def _operands(node: exp.Expr, kind: type[exp.And | exp.Or]) -> Iterator[exp.Expr]:

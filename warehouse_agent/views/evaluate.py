@@ -27,15 +27,15 @@ from warehouse_agent.columns.view_layout import (
     ViewRecipe,
     arrow_type,
 )
-from warehouse_agent.decomposition.view_needs import Offer, lacks
+from warehouse_agent.decomposition.view_needs import DerivationOffer, lacks
 from warehouse_agent.spark.executors import cause, meaning
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
-from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.tasks.semi_join import CHANGED, LINEAGE_PART
 from warehouse_agent.views.common_types import rounded
 from warehouse_agent.views.conditions import wish_of
-from warehouse_agent.views.query import Query, Resolved, resolve
+from warehouse_agent.views.query import Query, ResolvedColumns, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,7 +76,7 @@ _SHOWN = 300  # characters of Spark's message
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class PinnedInput:
     """A pinned version of an input: files that a commit names, or will name.
 
     Attributes:
@@ -89,7 +89,7 @@ class Input:
     layout: Layout | ViewLayout
     files: Sequence[DataFile]
     stamp: str | None = None
-    feed: Feed | None = None
+    feed: VersionFeed | None = None
 
     @classmethod
     def published(cls, name: str, snapshot: Snapshot | ViewSnapshot) -> Self:
@@ -119,7 +119,9 @@ def stamp_of(snapshot: Snapshot | ViewSnapshot) -> str:
     return f"{snapshot.table} {snapshot.record.published_at}"
 
 
-def recipe_of(own: SparkSession, name: str, query: Query, inputs: Sequence[Input]) -> ViewRecipe:
+def recipe_of(
+    own: SparkSession, name: str, query: Query, inputs: Sequence[PinnedInput]
+) -> ViewRecipe:
     """Return what the rows of a view depend on beside its inputs' rows.
 
     Args:
@@ -152,7 +154,7 @@ def java_of(spark: SparkSession) -> str | None:
     return str(row[0])
 
 
-def has_inputs_of(recipe: ViewRecipe, query: Query, inputs: Sequence[Input]) -> bool:
+def has_inputs_of(recipe: ViewRecipe, query: Query, inputs: Sequence[PinnedInput]) -> bool:
     """Return True if the columns that the query uses are still those of a recipe."""
     try:
         used = resolve(query, [i.layout.data_names for i in inputs], where="")
@@ -164,7 +166,7 @@ def has_inputs_of(recipe: ViewRecipe, query: Query, inputs: Sequence[Input]) -> 
 def lacking(
     view: str,
     query: Query,
-    inputs: Sequence[Input],
+    inputs: Sequence[PinnedInput],
     relations: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> str | None:
     """Return why a view cannot be evaluated from versions of kept relations; None if it can.
@@ -180,7 +182,7 @@ def lacking(
         if isinstance(one.layout, ViewLayout) or one.layout.derivation is None:
             continue
         derived |= one.layout.derivation.columns is not None
-        offer = Offer(one.layout.recipe, one.layout.names)
+        offer = DerivationOffer(one.layout.recipe, one.layout.names)
         chosen, whole = one.layout.derivation, relations.get(one.name)
         if why := lacks(wish_of(view, query, number), chosen, offer, whole):
             return f"its input {one.name} {why}, and the view needs more"
@@ -194,7 +196,7 @@ def lacking(
 
 
 def evaluated(
-    spark: SparkSession, name: str, query: Query, inputs: Sequence[Input]
+    spark: SparkSession, name: str, query: Query, inputs: Sequence[PinnedInput]
 ) -> tuple[DataFrame, ViewLayout]:
     """Return the rows of a view with their lineage, not computed yet, and their layout.
 
@@ -218,7 +220,7 @@ def session_of(spark: SparkSession) -> SparkSession:
     return own
 
 
-def rows_in(own: SparkSession, one: Input) -> DataFrame:
+def rows_in(own: SparkSession, one: PinnedInput) -> DataFrame:
     """Return all rows of an input: its data columns, then its lineage by number."""
     rows = rows_of(own, one.layout, [f.uri for f in one.files])
     data = (quoted(column) for column in one.layout.data_names)
@@ -226,7 +228,7 @@ def rows_in(own: SparkSession, one: Input) -> DataFrame:
     return rows.selectExpr(*data, *(f"{expression} AS {key}" for (expression, _), key in keys))
 
 
-def lineage_names(one: Input) -> tuple[str, ...]:
+def lineage_names(one: PinnedInput) -> tuple[str, ...]:
     """Return the names of the lineage columns of an input's rows, while a query is evaluated."""
     return tuple(f"{LINEAGE_PART}{number}" for number in range(1, len(one.lineage) + 1))
 
@@ -236,7 +238,7 @@ def evaluated_over(
     name: str,
     query: Query,
     recipe: ViewRecipe,
-    inputs: Sequence[Input],
+    inputs: Sequence[PinnedInput],
     rows: Sequence[DataFrame],
     *,
     only_flagged: bool = False,
@@ -293,7 +295,7 @@ def evaluated_over(
 
 
 def _refuse_rounding(
-    own: SparkSession, name: str, query: Query, inputs: Sequence[Input], tables: Sequence[str]
+    own: SparkSession, name: str, query: Query, inputs: Sequence[PinnedInput], tables: Sequence[str]
 ) -> None:
     """Raise ViewFailed if Spark would round numbers that SQL compares or adds as they are.
 
@@ -327,7 +329,7 @@ def _refuse_rounding(
         )
 
 
-def _types(one: Input) -> dict[str, str]:
+def _types(one: PinnedInput) -> dict[str, str]:
     """Return the Spark types of an input's columns, by name in lower case."""
     columns = zip(one.layout.data_names, one.layout.data_ddl, strict=True)
     return {name.lower(): ddl.removeprefix(quoted(name)).strip() for name, ddl in columns}
@@ -378,7 +380,9 @@ def changed_recipe(before: ViewRecipe, now: ViewRecipe) -> list[str]:
     return list(dict.fromkeys(changes))
 
 
-def _identities(inputs: Sequence[Input], used: Resolved) -> tuple[tuple[str, str], ...]:
+def _identities(
+    inputs: Sequence[PinnedInput], used: ResolvedColumns
+) -> tuple[tuple[str, str], ...]:
     return tuple(one.identity(names) for one, names in zip(inputs, used.used, strict=True))
 
 

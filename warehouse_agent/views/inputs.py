@@ -24,7 +24,7 @@ from warehouse_agent.config import Fragment, View, WarehouseConfig, is_fragment_
 from warehouse_agent.views import component_graph
 
 if TYPE_CHECKING:
-    from warehouse_agent.decomposition.view_needs import Wish
+    from warehouse_agent.decomposition.view_needs import OccurrenceNeed
     from warehouse_agent.views.query import Query
 
 
@@ -69,7 +69,7 @@ def query_of(view: View, where: str = "") -> Query:
     return read_query(view.query, where=where or f"views.{view.name}.query")
 
 
-def _wish_of(view: View, query: Query, number: int) -> Wish:
+def _wish_of(view: View, query: Query, number: int) -> OccurrenceNeed:
     from warehouse_agent.views.conditions import wish_of  # sqlglot, where there are views
 
     return wish_of(view.name, query, number)

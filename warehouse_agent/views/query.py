@@ -156,7 +156,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedColumns:
     """Columns that a query uses, in the tables' own spelling.
 
     Attributes:
@@ -185,7 +185,7 @@ def read_query(text: str, *, where: str) -> Query:
         raise reader.too_deep() from None
 
 
-def resolve(query: Query, columns: Sequence[Sequence[str]], *, where: str) -> Resolved:
+def resolve(query: Query, columns: Sequence[Sequence[str]], *, where: str) -> ResolvedColumns:
     """Resolve every column of the query from the columns of its occurrences.
 
     Args:
@@ -229,7 +229,7 @@ def resolve(query: Query, columns: Sequence[Sequence[str]], *, where: str) -> Re
         meant[use] = matches[0], known[matches[0]][use.name.lower()]
         used[matches[0]].add(meant[use][1])
     equalities = tuple((meant[left], meant[right]) for left, right in query.equalities)
-    return Resolved(tuple(frozenset(names) for names in used), equalities)
+    return ResolvedColumns(tuple(frozenset(names) for names in used), equalities)
 
 
 class _Reader:

@@ -15,7 +15,7 @@ from warehouse_agent.views.inputs import inputs_of
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class TableSelection:
     """The result of names on a command line.
 
     Attributes:
@@ -56,7 +56,7 @@ def view_called(config: WarehouseConfig, name: str) -> View:
 
 def select(
     config: WarehouseConfig, patterns: Sequence[str], all_: bool, without: Sequence[str] = ()
-) -> Selection:
+) -> TableSelection:
     """Return what a refresh of these names works on.
 
     Raises:
@@ -72,14 +72,14 @@ def select(
     return _moving(config, asked, without, is_all=all_)
 
 
-def of_fragments(config: WarehouseConfig, fragments: Sequence[Fragment]) -> Selection:
+def of_fragments(config: WarehouseConfig, fragments: Sequence[Fragment]) -> TableSelection:
     """Return the selection of a refresh of these fragments, with the views that move with them.
 
     Raises:
         ConfigurationError: the configuration was read without the queries of its views.
     """
     if not config.views:
-        return Selection(tuple(fragments))
+        return TableSelection(tuple(fragments))
     if unread := [view.name for view in config.views.values() if not view.inputs]:
         raise ConfigurationError(
             f"The query of the view {unread[0]} was not read.",
@@ -91,7 +91,7 @@ def of_fragments(config: WarehouseConfig, fragments: Sequence[Fragment]) -> Sele
 
 def _moving(
     config: WarehouseConfig, asked: Sequence[str], without: Sequence[str], *, is_all: bool
-) -> Selection:
+) -> TableSelection:
     inputs = inputs_of(config.views)
     views = [name for name in asked if name in inputs]
     fragments = {*asked, *component_graph.below(views, inputs)} - inputs.keys()
@@ -100,7 +100,7 @@ def _moving(
     touched = [c for c in component_graph.components(inputs) if fragments & {*c.fragments}]
     near = {view for component in touched for view in component.views}
     left_out = near & {*without, *component_graph.above(without, inputs)}
-    return Selection(
+    return TableSelection(
         tuple(f for name, f in config.fragments.items() if name in fragments),
         tuple(config.views[name] for name in order if name in moving - left_out),
         tuple(config.views[name] for name in order if name in left_out),

@@ -91,7 +91,7 @@ _CASTS = frozenset({"cast", "try_cast"})
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class QueryRefusal:
     """A reason to refuse a query, what to do, and the offset in its text."""
 
     why: str
@@ -99,7 +99,7 @@ class Refusal:
     at: int
 
 
-def refusals(text: str, tokens: Sequence[Token], select: exp.Select) -> Iterator[Refusal]:
+def refusals(text: str, tokens: Sequence[Token], select: exp.Select) -> Iterator[QueryRefusal]:
     """Yield what is refused in a query.
 
     Args:
@@ -114,20 +114,20 @@ def refusals(text: str, tokens: Sequence[Token], select: exp.Select) -> Iterator
     yield from _times(tokens)
 
 
-def _comments(text: str, tokens: Sequence[Token]) -> Iterator[Refusal]:
+def _comments(text: str, tokens: Sequence[Token]) -> Iterator[QueryRefusal]:
     ends = [0, *(token.end + 1 for token in tokens)]
     starts = [*(token.start for token in tokens), len(text)]
     for end, start in zip(ends, starts, strict=True):
         for pattern, why, remedy in _COMMENTS:
             if match := pattern.search(text, end, start):
-                yield Refusal(why, remedy, match.start())
+                yield QueryRefusal(why, remedy, match.start())
 
 
-def _names(tokens: Sequence[Token]) -> Iterator[Refusal]:
+def _names(tokens: Sequence[Token]) -> Iterator[QueryRefusal]:
     """Yield what is called and not listed, by the name as written."""
     for before, token in pairwise(tokens):
         if token.token_type in (TokenType.HINT, TokenType.ARROW, TokenType.PIPE_GT):
-            yield Refusal(f"{token.text!r} is refused", "Leave it out.", token.start)
+            yield QueryRefusal(f"{token.text!r} is refused", "Leave it out.", token.start)
         is_name = before.text[:1].isalnum() or before.text[:1] == "_"
         is_text = before.token_type in _LITERALS
         if token.token_type is not TokenType.L_PAREN or not is_name or is_text:
@@ -135,7 +135,7 @@ def _names(tokens: Sequence[Token]) -> Iterator[Refusal]:
         name = before.text.lower()
         is_quoted = before.token_type is TokenType.IDENTIFIER
         if is_quoted or name not in FUNCTIONS | _WORDS | _TYPES:
-            yield Refusal(
+            yield QueryRefusal(
                 f"the function {before.text!r} is not one that a view may call",
                 _similar(name),
                 before.start,
@@ -148,32 +148,32 @@ def _similar(name: str) -> str:
     return f"Did you mean {near[0]!r}?" if near else "docs/views.md says which it may."
 
 
-def _pluses(tokens: Sequence[Token], select: exp.Select) -> Iterator[Refusal]:
+def _pluses(tokens: Sequence[Token], select: exp.Select) -> Iterator[QueryRefusal]:
     """Yield a plus without an operand on its left: sqlglot made no addition of it."""
     pluses = [(a, b) for a, b in pairwise(tokens) if b.token_type is TokenType.PLUS]
     if len(pluses) == sum(1 for _ in select.find_all(exp.Add)):
         return
     bare = [plus for before, plus in pluses if before.token_type not in _OPERANDS]
     at = (bare or [plus for _, plus in pluses])[0].start
-    yield Refusal(
+    yield QueryRefusal(
         "a plus in front of an operand is refused: Spark makes a double of a text behind it",
         "Leave the plus out, or write CAST(… AS DOUBLE).",
         at,
     )
 
 
-def _moments(tokens: Sequence[Token]) -> Iterator[Refusal]:
+def _moments(tokens: Sequence[Token]) -> Iterator[QueryRefusal]:
     for kinds in (_LITERALS, _LITERALS | {TokenType.DPIPE}):
         for first, _, value in _texts(tokens, kinds):
             if _MOMENT.fullmatch(value):
-                yield Refusal(
+                yield QueryRefusal(
                     f"the text {value!r} is a moment of the clock where Spark wants a date or time",
                     "",
                     tokens[first].start,
                 )
 
 
-def _times(tokens: Sequence[Token]) -> Iterator[Refusal]:
+def _times(tokens: Sequence[Token]) -> Iterator[QueryRefusal]:
     """Yield times without a date where a timestamp is made of them."""
     timed = _timed(tokens)
     for first, last, value in _texts(tokens, _LITERALS | {TokenType.DPIPE}):
@@ -185,7 +185,7 @@ def _times(tokens: Sequence[Token]) -> Iterator[Refusal]:
         is_cast = [t.token_type for t in after[:1]] == [TokenType.DCOLON]
         is_cast &= [t.text.lower() in _ZONED for t in after[1:]] == [True]
         if before in _ZONED or is_cast or (first in timed and before != "interval"):
-            yield Refusal(
+            yield QueryRefusal(
                 f"the text {value!r} is a time of the day on which Spark reads it",
                 "Write the date as well.",
                 tokens[first].start,

@@ -22,7 +22,7 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.visible_versions import warehouse_versions
-from warehouse_agent.visible_versions.members import Kind, Member, moved, overtaken
+from warehouse_agent.visible_versions.members import Member, MemberKind, moved, overtaken
 from warehouse_agent.visible_versions.warehouse_versions import WarehouseVersion
 
 
@@ -102,7 +102,7 @@ class Flips:
 
         if read:
             return self._flip(change)
-        if not any(m.kind is Kind.VIEW for m in changed):
+        if not any(m.kind is MemberKind.VIEW for m in changed):
             return None
         ours = {member.name for member in changed}
         others = [f for f in self.config.fragments.values() if f.name not in ours]
@@ -147,7 +147,7 @@ def fragment_member(store: Store, fragment: Fragment, snapshot: Snapshot) -> Mem
     comparison = Notes.read(store, fragment.name).comparison(snapshot)
     return Member(
         name=fragment.name,
-        kind=Kind.KEPT if fragment.is_kept else Kind.FRAGMENT,
+        kind=MemberKind.KEPT if fragment.is_kept else MemberKind.FRAGMENT,
         folder=store.folder(fragment.name),
         version=snapshot.version,
         as_of=comparison.as_of,
@@ -180,7 +180,7 @@ def view_member(
     """Return the member of a view whose version `snapshot` is made of these members."""
     return Member(
         name=name,
-        kind=Kind.VIEW,
+        kind=MemberKind.VIEW,
         folder=store.folder(name),
         version=snapshot.version,
         as_of=min(m.as_of for m in inputs),

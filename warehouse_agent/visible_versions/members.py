@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
-class Kind(Enum):
+class MemberKind(Enum):
     """Kinds of members: a configured fragment, a relation kept for views, a view."""
 
     FRAGMENT = "fragment"
@@ -37,7 +37,7 @@ class Member:
     """
 
     name: str
-    kind: Kind
+    kind: MemberKind
     folder: str
     version: int
     as_of: str
@@ -87,7 +87,7 @@ def moved(
             after[name] = after[name].marked(why, now)
     for name in decided & after.keys():
         view = after[name]
-        if view.kind is Kind.VIEW and view.stale is None:
+        if view.kind is MemberKind.VIEW and view.stale is None:
             beside = _beside(view, after)
             assert beside == dict(view.inputs), f"{name}: {view.inputs}, not {beside}"
     return after
@@ -114,7 +114,8 @@ def overtaken(
     for name in names:
         known = newest.get(name)
         is_begun = not read and (
-            known is None or (known.kind is not Kind.VIEW and known.version <= ours.get(name, -1))
+            known is None
+            or (known.kind is not MemberKind.VIEW and known.version <= ours.get(name, -1))
         )
         if not is_begun and known != read.get(name):
             return name
@@ -126,13 +127,15 @@ def _removed(members: Mapping[str, Member], views: Collection[str]) -> list[str]
     return [
         m.name
         for m in members.values()
-        if m.kind is Kind.VIEW and m.name not in views and _beside(m, members) != dict(m.inputs)
+        if m.kind is MemberKind.VIEW
+        and m.name not in views
+        and _beside(m, members) != dict(m.inputs)
     ]
 
 
 def _late(member: Member, members: Mapping[str, Member]) -> str | None:
     """Return why a view that nobody computed is to be marked; None: it is not to be."""
-    if member.kind is not Kind.VIEW or member.stale is not None:
+    if member.kind is not MemberKind.VIEW or member.stale is not None:
         return None
     beside = _beside(member, members)
     for name, version in member.inputs.items():

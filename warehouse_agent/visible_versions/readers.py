@@ -24,7 +24,7 @@ from warehouse_agent.storage.formats import head, is_view, view_head
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.visible_versions import warehouse_versions
-from warehouse_agent.visible_versions.members import Kind, Member
+from warehouse_agent.visible_versions.members import Member, MemberKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Warehouse:
     def register(self) -> None:
         """Make a temporary view of each table that has a name of one part."""
         for name in self.names:
-            if self._members[name].kind is not Kind.KEPT:
+            if self._members[name].kind is not MemberKind.KEPT:
                 self.read(name).createOrReplaceTempView(quoted(name))
 
     def _snapshot(self, name: str) -> Snapshot | ViewSnapshot:
@@ -140,7 +140,7 @@ def _opened(
     )
     if chosen is None:  # somebody moved the table away meanwhile
         return store, {}, None
-    kept = (m.name for m in chosen.members.values() if m.kind is Kind.KEPT)
+    kept = (m.name for m in chosen.members.values() if m.kind is MemberKind.KEPT)
     return Store(store.root, frozenset(kept)), chosen.members, chosen.number
 
 
@@ -154,7 +154,7 @@ def _pinned(
         version = given.version
     snapshot: Snapshot | ViewSnapshot | None
     if member is not None:
-        is_of_view = member.kind is Kind.VIEW
+        is_of_view = member.kind is MemberKind.VIEW
     else:  # a view that is configured no more is no member, and can still be read
         is_of_view = bool(members) and is_view(store, name)
     if is_of_view:

@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
 from warehouse_agent.columns import parquet
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.storage.delta_log import shorten_log
 from warehouse_agent.storage.log_entry import KEEP_ENTRIES
 from warehouse_agent.storage.store import (
@@ -38,7 +38,7 @@ from warehouse_agent.storage.store import (
     one_line,
     why_not_logged,
 )
-from warehouse_agent.visible_versions.members import Kind, Member
+from warehouse_agent.visible_versions.members import Member, MemberKind
 
 FOLDER = "warehouse"  # below PRIVATE
 TABLE = f"{PRIVATE}/{FOLDER}"
@@ -152,7 +152,7 @@ def flip(
         if after is None:
             return base
         if _commit(store, base, after):
-            Point.FLIPPED.reach()
+            WarehouseFailpoint.FLIPPED.reach()
             return newest(store)
     raise Locked(
         f"Other commands overtook this one {TRIES_MAX} times.",
@@ -277,7 +277,7 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
         file.write_table(rows)
     data, name = sink.getvalue().to_pybytes(), f"{number:010d}-{uuid.uuid4().hex[:12]}.parquet"
     store.write(data, PRIVATE, FOLDER, name)
-    Point.FLIP_WRITTEN.reach()
+    WarehouseFailpoint.FLIP_WRITTEN.reach()
     statistics = json.dumps({"numRecords": rows.num_rows})
     now = int(time.time() * 1000)
     add = AddAction(name, len(data), {}, now, True, statistics)
@@ -340,7 +340,7 @@ def _row(member: Member) -> dict[str, Any]:
 
 def _member(row: dict[str, Any]) -> Member:
     known: dict[str, Any] = {name: row.get(name) for name in SCHEMA.names}
-    known |= {"kind": Kind(row["kind"]), "inputs": dict(row["inputs"] or ())}
+    known |= {"kind": MemberKind(row["kind"]), "inputs": dict(row["inputs"] or ())}
     return Member(**known)
 
 

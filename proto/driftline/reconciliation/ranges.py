@@ -21,7 +21,7 @@ import numpy as np
 from driftline.arrays import U64, Bytes, Integers
 from driftline.errors import MalformedMessage
 from driftline.limits import RANGES_MAX, SEGMENTS_MAX, STRATUM_CELLS
-from driftline.rows.digests import P3, Digest, Mixed, Salt, xx_array
+from driftline.rows.digests import P3, Digest, MixedFingerprints, Salt, xx_array
 
 POSITION_MIN = -(1 << 63)
 POSITION_MAX = (1 << 63) - 1
@@ -131,7 +131,7 @@ class RangeSums:
         self.sums = np.zeros(ranges, np.uint64)
         self.total = Digest()
 
-    def add(self, indices: Integers, mixed: Mixed) -> None:
+    def add(self, indices: Integers, mixed: MixedFingerprints) -> None:
         """Add rows: the range of each, int64 [n], and their mixed fingerprints."""
         self.add_hashes(indices, mixed.m0, mixed.digest())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedActivity:
     """Rows that were inserted, updated and deleted since counting began, `changes`.
 
     `identity`, in hex, differs if counting began anew. Changes that were rolled back may count.
@@ -23,25 +23,25 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Flagged:
-    """A value, in hex, that differs if something changed; `identity` as in `Counted`."""
+class FlaggedActivity:
+    """A value, in hex, that differs if something changed; `identity` as in `CountedActivity`."""
 
     identity: str
     flag: str
 
 
 @dataclass(frozen=True, slots=True)
-class NotKnown:
+class UnknownActivity:
     """Nothing can be told; `why` is a phrase, for people."""
 
     why: str
 
 
-Activity = Counted | Flagged | NotKnown
-_KINDS: dict[str, type[Counted | Flagged | NotKnown]] = {
-    "counted": Counted,
-    "flagged": Flagged,
-    "not_known": NotKnown,
+Activity = CountedActivity | FlaggedActivity | UnknownActivity
+_KINDS: dict[str, type[CountedActivity | FlaggedActivity | UnknownActivity]] = {
+    "counted": CountedActivity,
+    "flagged": FlaggedActivity,
+    "not_known": UnknownActivity,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -60,7 +60,7 @@ def from_json(body: object) -> Activity | None:
         return None
     texts = [getattr(activity, one.name) for one in fields(activity) if one.name != "changes"]
     is_sound = all(isinstance(text, str) for text in texts) and (
-        not isinstance(activity, Counted)
+        not isinstance(activity, CountedActivity)
         or (type(activity.changes) is int and activity.changes >= 0)
     )
     return activity if is_sound else None

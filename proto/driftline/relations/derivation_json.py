@@ -12,13 +12,13 @@ from typing import Any, Final, TypeAlias
 from driftline.errors import MalformedMessage
 from driftline.limits import DERIVATION_DEPTH_MAX
 from driftline.relations.derivations import (
-    Comparison,
+    AndPredicate,
+    ColumnPredicate,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
+    OrPredicate,
     Predicate,
-    Some,
     too_deep,
 )
 
@@ -51,14 +51,14 @@ def from_json(facts: object) -> Derivation:
 
 def _facts(predicate: Predicate) -> Facts:
     match predicate:
-        case Comparison(column, operator, values):
+        case ColumnPredicate(column, operator, values):
             said: Facts = {"column": column, "operator": operator.value}
             return {"comparison": said | ({"values": list(values)} if values else {})}
-        case Every(parts):
+        case AndPredicate(parts):
             return {"every": {"parts": [_facts(part) for part in parts]}}
-        case Some(parts):
+        case OrPredicate(parts):
             return {"some": {"parts": [_facts(part) for part in parts]}}
-        case Negated(part):
+        case NotPredicate(part):
             return {"negated": _facts(part)}
 
 
@@ -83,7 +83,7 @@ def _comparison(facts: object, _level: int) -> Predicate:
         parsed = Operator(operator)
     except ValueError:
         raise _unknown() from None
-    return Comparison(name, parsed, () if values is None else _texts(values))
+    return ColumnPredicate(name, parsed, () if values is None else _texts(values))
 
 
 def _parts(facts: object, level: int) -> tuple[Predicate, ...]:
@@ -95,9 +95,9 @@ def _parts(facts: object, level: int) -> tuple[Predicate, ...]:
 
 _NODES: Final[dict[str, Callable[[object, int], Predicate]]] = {
     "comparison": _comparison,
-    "every": lambda facts, level: Every(_parts(facts, level)),
-    "some": lambda facts, level: Some(_parts(facts, level)),
-    "negated": lambda facts, level: Negated(_predicate(facts, level + 1)),
+    "every": lambda facts, level: AndPredicate(_parts(facts, level)),
+    "some": lambda facts, level: OrPredicate(_parts(facts, level)),
+    "negated": lambda facts, level: NotPredicate(_predicate(facts, level + 1)),
 }
 
 

@@ -9,13 +9,13 @@ from driftline import wire_pb2 as pb
 from driftline.errors import LimitExceeded, MalformedMessage
 from driftline.limits import DERIVATION_BYTES_MAX, DERIVATION_DEPTH_MAX
 from driftline.relations.derivations import (
-    Comparison,
+    AndPredicate,
+    ColumnPredicate,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
+    OrPredicate,
     Predicate,
-    Some,
     too_deep,
 )
 
@@ -43,14 +43,14 @@ def from_message(message: pb.Derivation) -> Derivation:
 
 def _message(predicate: Predicate) -> pb.Predicate:
     match predicate:
-        case Comparison(column, operator, values):
+        case ColumnPredicate(column, operator, values):
             one = pb.Comparison(column=column, operator=operator.value, values=values)
             return pb.Predicate(comparison=one)
-        case Every(parts):
+        case AndPredicate(parts):
             return pb.Predicate(every=pb.Predicates(parts=map(_message, parts)))
-        case Some(parts):
+        case OrPredicate(parts):
             return pb.Predicate(some=pb.Predicates(parts=map(_message, parts)))
-        case Negated(part):
+        case NotPredicate(part):
             return pb.Predicate(negated=_message(part))
 
 
@@ -61,11 +61,11 @@ def _predicate(message: pb.Predicate, level: int) -> Predicate:
         case "comparison":
             return _comparison(message.comparison)
         case "negated":
-            return Negated(_predicate(message.negated, level + 1))
+            return NotPredicate(_predicate(message.negated, level + 1))
         case "every":
-            return Every(_parts(message.every, level))
+            return AndPredicate(_parts(message.every, level))
         case "some":
-            return Some(_parts(message.some, level))
+            return OrPredicate(_parts(message.some, level))
         case _:
             raise MalformedMessage("A node of a predicate is empty.")
 
@@ -76,9 +76,9 @@ def _parts(message: pb.Predicates, level: int) -> tuple[Predicate, ...]:
     return tuple(_predicate(part, level + 1) for part in message.parts)
 
 
-def _comparison(message: pb.Comparison) -> Comparison:
+def _comparison(message: pb.Comparison) -> ColumnPredicate:
     try:
         operator = Operator(message.operator)
     except ValueError:
         raise MalformedMessage(f"{message.operator[:20]!a} is not an operator.") from None
-    return Comparison(message.column, operator, tuple(message.values))
+    return ColumnPredicate(message.column, operator, tuple(message.values))

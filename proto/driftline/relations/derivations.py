@@ -82,7 +82,7 @@ class Comparable(Enum):
         )
 
 
-class Part(Enum):
+class DerivablePart(Enum):
     """Parts of a relation that a DBA lets a warehouse choose (`derive` in source.toml)."""
 
     COLUMNS = "columns"
@@ -90,7 +90,7 @@ class Part(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ColumnPredicate:
     """A column compared with literals, in the string form of the column's declared type."""
 
     column: str
@@ -99,27 +99,27 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class AndPredicate:
     """AND of one or more predicates."""
 
     parts: tuple[Predicate, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class OrPredicate:
     """OR of one or more predicates."""
 
     parts: tuple[Predicate, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Negated:
+class NotPredicate:
     """NOT of a predicate."""
 
     part: Predicate
 
 
-Predicate: TypeAlias = Comparison | Every | Some | Negated
+Predicate: TypeAlias = ColumnPredicate | AndPredicate | OrPredicate | NotPredicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,12 @@ class Derivation:
             raise MalformedMessage("A derivation names at least one column, or none to have all.")
 
     @property
-    def parts(self) -> frozenset[Part]:
+    def parts(self) -> frozenset[DerivablePart]:
         """Return the parts of the relation that it chooses; none: the whole relation."""
-        chosen = {Part.COLUMNS: self.columns is not None, Part.ROWS: self.rows is not None}
+        chosen = {
+            DerivablePart.COLUMNS: self.columns is not None,
+            DerivablePart.ROWS: self.rows is not None,
+        }
         return frozenset(part for part, is_chosen in chosen.items() if is_chosen)
 
     @property
@@ -152,36 +155,36 @@ class Derivation:
         return frozenset(self.columns) | {comparison.column for comparison in compared}
 
 
-def comparisons(predicate: Predicate) -> Iterator[Comparison]:
+def comparisons(predicate: Predicate) -> Iterator[ColumnPredicate]:
     """Yield every comparison of a predicate, from left to right."""
     match predicate:
-        case Comparison():
+        case ColumnPredicate():
             yield predicate
-        case Every(parts) | Some(parts):
+        case AndPredicate(parts) | OrPredicate(parts):
             for part in parts:
                 yield from comparisons(part)
-        case Negated(part):
+        case NotPredicate(part):
             yield from comparisons(part)
 
 
 def canonical(predicate: Predicate) -> Predicate:
     """Return one form of predicates that differ in order, repetition and nesting alone."""
     match predicate:
-        case Comparison(column, operator, values):
+        case ColumnPredicate(column, operator, values):
             if operator is Operator.IN:
                 values = tuple(sorted(set(values)))
                 if len(values) == 1:
                     operator = Operator.EQUAL
-            return Comparison(column, operator, values)
-        case Negated(part):
+            return ColumnPredicate(column, operator, values)
+        case NotPredicate(part):
             inner = canonical(part)
-            return inner.part if isinstance(inner, Negated) else Negated(inner)
-        case Every(parts):
-            operands = _flat(Every, parts)
-            return operands[0] if len(operands) == 1 else Every(operands)
-        case Some(parts):
-            operands = _flat(Some, parts)
-            return operands[0] if len(operands) == 1 else Some(operands)
+            return inner.part if isinstance(inner, NotPredicate) else NotPredicate(inner)
+        case AndPredicate(parts):
+            operands = _flat(AndPredicate, parts)
+            return operands[0] if len(operands) == 1 else AndPredicate(operands)
+        case OrPredicate(parts):
+            operands = _flat(OrPredicate, parts)
+            return operands[0] if len(operands) == 1 else OrPredicate(operands)
 
 
 def text_of(predicate: Predicate) -> str:
@@ -190,17 +193,17 @@ def text_of(predicate: Predicate) -> str:
     It looks like SQL and is shown and compared, but never sent to a database.
     """
     match predicate:
-        case Comparison(column, Operator.IS_NULL, _):
+        case ColumnPredicate(column, Operator.IS_NULL, _):
             return f"{_quoted(column)} IS NULL"
-        case Comparison(column, Operator.IN, values):
+        case ColumnPredicate(column, Operator.IN, values):
             return f"{_quoted(column)} IN ({', '.join(map(_literal, values))})"
-        case Comparison(column, operator, values):
+        case ColumnPredicate(column, operator, values):
             return f"{_quoted(column)} {operator.value} {', '.join(map(_literal, values))}"
-        case Negated(part):
+        case NotPredicate(part):
             return f"NOT ({text_of(part)})"
-        case Every(parts):
+        case AndPredicate(parts):
             return " AND ".join(f"({text_of(part)})" for part in parts)
-        case Some(parts):
+        case OrPredicate(parts):
             return " OR ".join(f"({text_of(part)})" for part in parts)
 
 
@@ -266,7 +269,9 @@ def _is_held(type: DeclaredType, text: str) -> bool:
     return text != "NaN"
 
 
-def _flat(kind: type[Every | Some], parts: Iterable[Predicate]) -> tuple[Predicate, ...]:
+def _flat(
+    kind: type[AndPredicate | OrPredicate], parts: Iterable[Predicate]
+) -> tuple[Predicate, ...]:
     """Return the canonical operands of one AND or OR: without nesting, each once, in order."""
     by_text: dict[str, Predicate] = {}
     for part in map(canonical, parts):
@@ -293,15 +298,15 @@ def check_size(predicate: Predicate, where: str = "") -> None:
 def depth(predicate: Predicate) -> int:
     """Return the number of levels of a predicate; 1: a comparison."""
     match predicate:
-        case Comparison():
+        case ColumnPredicate():
             return 1
-        case Negated(part):
+        case NotPredicate(part):
             return 1 + depth(part)
-        case Every(parts) | Some(parts):
+        case AndPredicate(parts) | OrPredicate(parts):
             return 1 + max(map(depth, parts))
 
 
-def _check_values(comparison: Comparison, column: Column, where: str) -> None:
+def _check_values(comparison: ColumnPredicate, column: Column, where: str) -> None:
     """Raise MalformedMessage if literals do not fit the operator, or the type of the column."""
     number = len(comparison.values)
     wanted = {Operator.IS_NULL: number == 0, Operator.IN: number > 0}

@@ -26,7 +26,7 @@ SPANS_AT_ONCE = 4096  # short values: their indices, 16 bytes per byte, stay in 
 
 
 @dataclass(frozen=True, slots=True)
-class Ragged:
+class RaggedColumn:
     """One column of a block.
 
     lengths: int32 [rows], NULL where there is no value. data: uint8 [sum of lengths], the values
@@ -166,16 +166,16 @@ def spans_at(buffer: Bytes, at: Integers, columns: int) -> list[tuple[Integers, 
     return pairs
 
 
-def split(block: Block, columns: int) -> list[Ragged]:
+def split(block: Block, columns: int) -> list[RaggedColumn]:
     """Return the columns of a block in tuple order."""
     parts = []
     for starts, lengths in value_spans(block, columns):
         sizes = np.maximum(lengths, 0).astype(np.int64)
-        parts.append(Ragged(lengths, pick(block.buffer, starts, sizes)))
+        parts.append(RaggedColumn(lengths, pick(block.buffer, starts, sizes)))
     return parts
 
 
-def join(columns: Sequence[Ragged]) -> Block:
+def join(columns: Sequence[RaggedColumn]) -> Block:
     """Return row bytes made of columns: the inverse of `split`."""
     rows = len(columns[0])
     sizes = [c.sizes for c in columns]

@@ -100,7 +100,7 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class MixedFingerprints:
     """Mixed fingerprints: m0 and m1, uint64 [n] each; m0 is also the row hash."""
 
     m0: U64
@@ -111,10 +111,10 @@ class Mixed:
         return Digest(len(self.m0), (_sum(self.m0) << 64) + _sum(self.m1) & MASK128)
 
 
-def mix(salt: Salt, hi: U64, lo: U64) -> Mixed:
+def mix(salt: Salt, hi: U64, lo: U64) -> MixedFingerprints:
     """Mix fingerprints (lanes uint64 [n] each) under a salt."""
     seed0, seed1 = xx(salt.s0, SPARK_SEED), xx(salt.s1, SPARK_SEED)
-    return Mixed(
+    return MixedFingerprints(
         xx_array(lo, xx_array(hi, np.uint64(seed0))),
         xx_array(hi, xx_array(lo, np.uint64(seed1))),
     )

@@ -25,7 +25,7 @@ from driftline.limits import (
     FRAME_ROWS_MAX,
     ROW_BYTES_MAX,
 )
-from driftline.rows.columns import Block, Ragged, join, split
+from driftline.rows.columns import Block, RaggedColumn, join, split
 from driftline.rows.digests import Digest, Salt, mix
 from driftline.values.types import Recipe
 
@@ -45,7 +45,7 @@ Fingerprints = Callable[[Iterable[bytes]], tuple[U64, U64]]
 class Frame:
     """A decoded frame: its columns in tuple order and the digest that its sender declared."""
 
-    columns: list[Ragged]
+    columns: list[RaggedColumn]
     salt: Salt
     digest: Digest
 
@@ -54,7 +54,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class FrameHeader:
     """A frame's header: number of columns, digest of its rows under a salt, bytes unpacked."""
 
     columns: int
@@ -111,7 +111,7 @@ def decode(data: bytes) -> Frame:
     return Frame(decoded, declared.salt, declared.digest)
 
 
-def head(data: bytes) -> Head:
+def head(data: bytes) -> FrameHeader:
     """Read the header of a frame without unpacking its body.
 
     Raises FrameDamaged if the bytes are no frame, or its sizes contradict each other.
@@ -133,11 +133,11 @@ def head(data: bytes) -> Head:
         raise FrameDamaged(f"A frame's body does not decompress: {error}.") from None
     if size != body_bytes:
         raise FrameDamaged("A frame's body has another size than its header says.")
-    return Head(columns, Salt(s0, s1), Digest(rows, (high << 64) + low), body_bytes)
+    return FrameHeader(columns, Salt(s0, s1), Digest(rows, (high << 64) + low), body_bytes)
 
 
 def verify(
-    frame: Frame, fingerprints: Fingerprints, join: Callable[[Sequence[Ragged]], Block] = join
+    frame: Frame, fingerprints: Fingerprints, join: Callable[[Sequence[RaggedColumn]], Block] = join
 ) -> tuple[Block, U64, U64]:
     """Return row bytes and fingerprints (hi, lo), uint64 [rows] each; raise FrameDamaged if they
     do not match the frame's digest. `join` makes row bytes of columns."""
@@ -148,7 +148,7 @@ def verify(
     return block, hi, lo
 
 
-def _encode_column(column: Ragged, is_text: bool) -> bytes:
+def _encode_column(column: RaggedColumn, is_text: bool) -> bytes:
     longest, shortest = int(column.lengths.max()), int(column.lengths.min())
     if longest > PLANE_BYTES_MAX or (is_text and not _is_worth_planes(column)):
         return struct.pack("<B", PLAIN) + _lengths(column) + column.data.tobytes()
@@ -157,12 +157,12 @@ def _encode_column(column: Ragged, is_text: bool) -> bytes:
     return struct.pack("<B", PLANES) + _lengths(column) + _planes(column)
 
 
-def _lengths(column: Ragged) -> bytes:
+def _lengths(column: RaggedColumn) -> bytes:
     square = column.lengths.astype("<i4").view(np.uint8).reshape(-1, 4)
     return np.ascontiguousarray(square.T).tobytes()
 
 
-def _planes(column: Ragged) -> bytes:
+def _planes(column: RaggedColumn) -> bytes:
     lengths, longest = column.lengths, int(column.lengths.max())
     if int(lengths.min()) == longest >= 0:
         return np.ascontiguousarray(column.data.reshape(len(column), longest).T).tobytes()
@@ -170,11 +170,11 @@ def _planes(column: Ragged) -> bytes:
     return b"".join(column.data[starts[lengths > j] + j].tobytes() for j in range(longest))
 
 
-def _is_worth_planes(column: Ragged) -> bool:
+def _is_worth_planes(column: RaggedColumn) -> bool:
     """Return True if the first values of a text column compress better in planes: words do not;
     numbers, dates and identifiers do, by a tenth to a third."""
     lengths = column.lengths[:SAMPLE_ROWS]
-    sample = Ragged(lengths, column.data[: int(np.maximum(lengths, 0).sum())])
+    sample = RaggedColumn(lengths, column.data[: int(np.maximum(lengths, 0).sum())])
     pack = zstandard.ZstdCompressor(level=SAMPLE_LEVEL).compress
     return len(pack(_planes(sample))) < len(pack(sample.data.tobytes()))
 
@@ -198,14 +198,14 @@ class _Reader:
         return piece
 
 
-def _decode_column(reader: _Reader, rows: int) -> Ragged:
+def _decode_column(reader: _Reader, rows: int) -> RaggedColumn:
     layout = int(reader.take(1)[0])
     if layout == FIXED:
         width = int(reader.take(4).view("<u4")[0])
         if width > PLANE_BYTES_MAX:
             raise FrameDamaged(f"A fixed column of width {width} is not allowed.")
         data = np.ascontiguousarray(reader.take(rows * width).reshape(width, rows).T)
-        return Ragged(np.full(rows, width, np.int32), data.reshape(-1))
+        return RaggedColumn(np.full(rows, width, np.int32), data.reshape(-1))
     if layout not in (PLANES, PLAIN):
         raise FrameDamaged(f"Layout {layout} of a column is unknown.")
     planes = reader.take(4 * rows).reshape(4, rows)
@@ -216,11 +216,11 @@ def _decode_column(reader: _Reader, rows: int) -> Ragged:
     if total > reader.left:
         raise FrameDamaged("A frame ends in the middle of a column.")
     if layout == PLAIN:
-        return Ragged(lengths, reader.take(total))
+        return RaggedColumn(lengths, reader.take(total))
     if int(lengths.max()) > PLANE_BYTES_MAX:
         raise FrameDamaged("A column in planes has a value too long for them.")
     data = np.empty(total, np.uint8)
-    column = Ragged(lengths, data)
+    column = RaggedColumn(lengths, data)
     starts = column.starts
     for j in range(int(lengths.max())):
         at = starts[lengths > j] + j

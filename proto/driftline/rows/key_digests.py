@@ -12,13 +12,13 @@ import numpy as np
 
 from driftline.arrays import I32, U64, Bytes, Integers, Positions
 from driftline.rows.columns import spans_at
-from driftline.rows.digests import MASK64, Mixed, Salt, mix, xx
+from driftline.rows.digests import MASK64, MixedFingerprints, Salt, mix, xx
 from driftline.rows.fingerprints import chain
 
 HASH_BYTES = 8  # of a sum of hashes
 
 
-def mixed_keys(positions: Positions, salt: Salt, checksums: U64 | None = None) -> Mixed:
+def mixed_keys(positions: Positions, salt: Salt, checksums: U64 | None = None) -> MixedFingerprints:
     """Return the mixed fingerprints of keys, which are their positions, int64 [n], and of the
     hashes of their rows' checksums, uint64 [n]; None: of keys alone."""
     beside = np.zeros(len(positions), np.uint64) if checksums is None else checksums
@@ -28,7 +28,8 @@ def mixed_keys(positions: Positions, salt: Salt, checksums: U64 | None = None) -
 def checksum_hashes(buffer: Bytes, starts: Integers, lengths: I32, salt: Salt) -> U64:
     """Return the hash of each checksum, uint64 [n]: of the bytes of its value, by its type.
 
-    starts, lengths: where the values are in the buffer, [n] each; NULL as in `columns.Ragged`.
+    starts, lengths: where the values are in the buffer, [n] each; NULL as in
+        `columns.RaggedColumn`.
     """
     return chain(buffer, [(starts, lengths)], len(starts), hash_seed(salt))
 

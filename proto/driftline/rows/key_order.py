@@ -64,7 +64,7 @@ class KeyRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class KeyBuffer:
     """Keys as bytes; `starts`, int64 [n], are the offsets in `buffer` at which each begins."""
 
     buffer: Bytes
@@ -128,7 +128,7 @@ class KeyOrder:
         assert unordered(recipe) is None, "the key has no order"
         self._types = [column.type for column in recipe.key]
 
-    def ranks(self, keys: Keys, bounds: Keys) -> Integers:
+    def ranks(self, keys: KeyBuffer, bounds: KeyBuffer) -> Integers:
         """Return the number of bounds, which ascend, that are not above each key, int64 [n].
 
         Raises MalformedMessage: a key has a NULL, or a value of another width than its type.
@@ -138,17 +138,17 @@ class KeyOrder:
         parts = [np.searchsorted(at, some, "right") for some in self._sort_keys(keys, widths)]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
-    def sorted(self, keys: Keys) -> Integers:
+    def sorted(self, keys: KeyBuffer) -> Integers:
         """Return the places of the keys in ascending order, int64 [n]. Raises as `ranks`."""
         pieces = [*self._sort_keys(keys, self._widths(keys))]
         return np.argsort(np.concatenate(pieces), kind="stable").astype(np.int64)
 
-    def ascends(self, keys: Keys) -> bool:
+    def ascends(self, keys: KeyBuffer) -> bool:
         """Return True if each key is greater than the one before. Raises as `ranks`."""
         sort_keys = np.concatenate([*self._sort_keys(keys, self._widths(keys))])
         return bool((sort_keys[:-1] < sort_keys[1:]).all())
 
-    def _widths(self, *many: Keys) -> list[int]:
+    def _widths(self, *many: KeyBuffer) -> list[int]:
         """Return the bytes of each column in sort keys that compare all of these keys."""
         lengths = [[span[1] for span in self._spans(keys)] for keys in many if len(keys)]
         widths = []
@@ -162,7 +162,7 @@ class KeyOrder:
                 widths.append(type.width or 0)
         return widths
 
-    def _spans(self, keys: Keys) -> list[tuple[Integers, I32]]:
+    def _spans(self, keys: KeyBuffer) -> list[tuple[Integers, I32]]:
         spans = spans_at(keys.buffer, keys.starts, len(self._types))
         for type, (_, lengths) in zip(self._types, spans, strict=True):
             fits = lengths >= 0 if type.width is None else lengths == type.width
@@ -170,14 +170,14 @@ class KeyOrder:
                 raise MalformedMessage(f"A key has a value that is not of the type {type}.")
         return spans
 
-    def _sort_keys(self, keys: Keys, widths: list[int]) -> Iterator[np.ndarray]:
+    def _sort_keys(self, keys: KeyBuffer, widths: list[int]) -> Iterator[np.ndarray]:
         """Yield the sort keys of these keys in pieces, each an array of bytes of one width."""
         total = sum(widths)
         padding = np.zeros(max(widths) + _HEADER_BYTES, np.uint8)
-        padded = Keys(np.concatenate([keys.buffer, padding]), keys.starts)
+        padded = KeyBuffer(np.concatenate([keys.buffer, padding]), keys.starts)
         step = max(SORTED_BYTES // total, 1)
         for first in range(0, max(len(keys), 1), step):
-            some = Keys(padded.buffer, padded.starts[first : first + step])
+            some = KeyBuffer(padded.buffer, padded.starts[first : first + step])
             made = np.empty((len(some), total), np.uint8)
             at = 0
             for type, width, span in zip(self._types, widths, self._spans(some), strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 from driftline.arrays import Bools, Bytes, Integers, Positions
 from driftline.errors import FrameDamaged, LimitExceeded
 from driftline.limits import KEY_BYTES_MAX
-from driftline.rows.columns import NULL, Block, Ragged, integers_at, value_spans
+from driftline.rows.columns import NULL, Block, RaggedColumn, integers_at, value_spans
 from driftline.rows.digests import xx_array
 from driftline.values.types import INTEGER_WIDTHS, Recipe
 
@@ -28,7 +28,7 @@ def null_keys(block: Block, recipe: Recipe) -> Bools:
     return is_null
 
 
-def received(columns: Sequence[Ragged], recipe: Recipe) -> Sequence[Ragged]:
+def received(columns: Sequence[RaggedColumn], recipe: Recipe) -> Sequence[RaggedColumn]:
     """Return the key columns of a received frame; raise FrameDamaged if their number is wrong, a
     key is NULL, or an integer has the wrong width."""
     if len(columns) != len(recipe.columns):

@@ -1,9 +1,9 @@
 """Settings of the agents' TOML files: each is declared once, and files are read by that.
 
-A class below `Table` declares the settings of one table as attributes: what its values are (a
-`Kind`), its meaning, its default. An attribute of the class is the declaration; of a table that was
-read, the value. References, schemas for editors and the comments of `init` are made of the same
-declarations. `setting_kinds` has the kinds that several tables use.
+A class below `SettingsTable` declares the settings of one table as attributes: what its values are
+(a `SettingKind`), its meaning, its default. An attribute of the class is the declaration; of a
+table that was read, the value. References, schemas for editors and the comments of `init` are made
+of the same declarations. `setting_kinds` has the kinds that several tables use.
 
 An unknown name is refused, with the nearest known one, so a misspelt limit never counts as no
 limit. Each error names the file, the setting, what was expected and what was found.
@@ -31,7 +31,7 @@ from driftline.errors import ConfigurationError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-S = TypeVar("S", bound="Table")
+S = TypeVar("S", bound="SettingsTable")
 
 SECRET_BYTES_MAX = 4096  # a password file is one line; anything longer is the wrong file
 
@@ -50,7 +50,7 @@ _KINDS: dict[type, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T_co]):
+class SettingKind(Generic[T_co]):
     """The values that a setting can have, and how a file writes them.
 
     Attributes:
@@ -65,19 +65,21 @@ class Kind(Generic[T_co]):
 
     label: str
     schema: Mapping[str, object]
-    parse: Callable[[Table, str, object], T_co]
+    parse: Callable[[SettingsTable, str, object], T_co]
     unit: str = ""
-    table: type[Table] | None = None
-    each: Kind[object] | None = None
+    table: type[SettingsTable] | None = None
+    each: SettingKind[object] | None = None
     called: str = ""
 
-    def then(self, check: Callable[[Table, str, T_co], T]) -> Kind[T]:
+    def then(self, check: Callable[[SettingsTable, str, T_co], T]) -> SettingKind[T]:
         """Return this kind, with what `check` makes of a value in its place."""
 
-        def parse(table: Table, key: str, value: object) -> T:
+        def parse(table: SettingsTable, key: str, value: object) -> T:
             return check(table, key, self.parse(table, key, value))
 
-        return Kind(self.label, self.schema, parse, self.unit, self.table, self.each, self.called)
+        return SettingKind(
+            self.label, self.schema, parse, self.unit, self.table, self.each, self.called
+        )
 
     def required(self, meaning: str, when: str = "") -> Setting[T_co]:
         """Declare a setting that a file must have; `when`: if something else is so."""
@@ -94,28 +96,31 @@ class Kind(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting(Generic[T_co]):
-    """A declared setting: an attribute of a class below `Table`, by whose name files know it.
+    """A declared setting: an attribute of a class below `SettingsTable`, by whose name files know
+    it.
 
     `meaning` begins with a clause that can stand alone, up to the first `;` or `.`; it may have
-    links of Markdown. For `default`, `unset` and `when` see `Kind`: a setting that has neither of
-    the first two is required.
+    links of Markdown. For `default`, `unset` and `when` see `SettingKind`: a setting that has
+    neither of the first two is required.
     """
 
-    kind: Kind[T_co]
+    kind: SettingKind[T_co]
     meaning: str
     default: object = None
     unset: str = ""
     when: str = ""
     name: str = field(init=False, default="")
 
-    def __set_name__(self, owner: type[Table], name: str) -> None:
+    def __set_name__(self, owner: type[SettingsTable], name: str) -> None:
         object.__setattr__(self, "name", name)
 
     @overload
-    def __get__(self, table: None, owner: type[Table]) -> Setting[T_co]: ...
+    def __get__(self, table: None, owner: type[SettingsTable]) -> Setting[T_co]: ...
     @overload
-    def __get__(self, table: Table, owner: type[Table]) -> T_co: ...
-    def __get__(self, table: Table | None, owner: type[Table]) -> Setting[T_co] | T_co:
+    def __get__(self, table: SettingsTable, owner: type[SettingsTable]) -> T_co: ...
+    def __get__(
+        self, table: SettingsTable | None, owner: type[SettingsTable]
+    ) -> Setting[T_co] | T_co:
         """Return the value in a table, or the declaration of the class."""
         return self if table is None else self._value(table)
 
@@ -139,12 +144,12 @@ class Setting(Generic[T_co]):
         note in its place."""
         return f"{f'{self.name} = {value}':<35} # {note or self.brief}"
 
-    def _value(self, table: Table) -> T_co:
+    def _value(self, table: SettingsTable) -> T_co:
         value = table.values.get(self.name, self.default)
         if value is not None:
             return self.kind.parse(table, self.name, value)
         if self.unset:
-            return cast("T_co", None)  # which `Kind.optional` says
+            return cast("T_co", None)  # which `SettingKind.optional` says
         if self.kind.table is not None:
             name = table.below(self.name)
             raise ConfigurationError(
@@ -155,7 +160,7 @@ class Setting(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SettingsTable:
     """One table of a file. A class below this one declares the settings.
 
     To read an attribute raises ConfigurationError if the value has the wrong type, is out of bounds
@@ -174,7 +179,9 @@ class Table:
             for name, value in vars(one).items():
                 if isinstance(value, Setting):
                     settings.setdefault(name, value)
-        assert not any(hasattr(Table, name) for name in settings), "the name of an attribute"
+        assert not any(hasattr(SettingsTable, name) for name in settings), (
+            "the name of an attribute"
+        )
         cls.declared = settings
 
     def __post_init__(self) -> None:

@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo
 
 from driftline.errors import MalformedMessage
 from driftline.settings.declarations import (
-    Kind,
-    Table,
+    SettingKind,
+    SettingsTable,
     address_parts,
     as_toml,
     duration_s,
@@ -32,7 +32,7 @@ from driftline.values.types import DeclaredType, parse_type
 T = TypeVar("T")
 U = TypeVar("U")
 E = TypeVar("E", bound=Enum)
-S = TypeVar("S", bound=Table)
+S = TypeVar("S", bound=SettingsTable)
 
 # `user:password@` as SQLAlchemy reads it, and the query parameters in which drivers take passwords.
 URL_PASSWORDS: Final = (
@@ -43,44 +43,44 @@ _URL_PASSWORD = re.compile(rf"://[^:/]*:[^@]+@|[?&;](?:{'|'.join(URL_PASSWORDS)}
 _NO_VALUE: Final = "Remove the line or give it a value."
 
 
-def _text(table: Table, key: str, value: object) -> str:
+def _text(table: SettingsTable, key: str, value: object) -> str:
     if not (text := table.typed(key, value, str)):
         raise table.error(key, "It is empty.", _NO_VALUE)
     return text
 
 
-def _flag(table: Table, key: str, value: object) -> bool:
+def _flag(table: SettingsTable, key: str, value: object) -> bool:
     return table.typed(key, value, bool)
 
 
-def _path(table: Table, key: str, value: object) -> Path:
+def _path(table: SettingsTable, key: str, value: object) -> Path:
     return resolve(table.file, _text(table, key, value))
 
 
-TEXT: Final = Kind("a string", {"type": "string", "minLength": 1}, _text)
-FLAG: Final = Kind("`true` or `false`", {"type": "boolean"}, _flag)
-PATH: Final = Kind("a path", TEXT.schema, _path)
+TEXT: Final = SettingKind("a string", {"type": "string", "minLength": 1}, _text)
+FLAG: Final = SettingKind("`true` or `false`", {"type": "boolean"}, _flag)
+PATH: Final = SettingKind("a path", TEXT.schema, _path)
 
 
-def integer(unit: str, *, least: int | None = None) -> Kind[int]:
+def integer(unit: str, *, least: int | None = None) -> SettingKind[int]:
     """Return the kind of integers that are at least `least`; None: any."""
 
-    def parse(table: Table, key: str, value: object) -> int:
+    def parse(table: SettingsTable, key: str, value: object) -> int:
         number = table.typed(key, value, int)
         if least is not None and number < least:
             raise table.error(key, f"It must be at least {least}, not {as_toml(number)}.")
         return number
 
     if least is None:
-        return Kind(f"{unit}, an integer", {"type": "integer"}, parse, unit)
+        return SettingKind(f"{unit}, an integer", {"type": "integer"}, parse, unit)
     label = f"{unit}, at least {least:,}"
-    return Kind(label, {"type": "integer", "minimum": least}, parse, unit)
+    return SettingKind(label, {"type": "integer", "minimum": least}, parse, unit)
 
 
-def number(unit: str, *, most: float | None = None, why: str = "") -> Kind[float]:
+def number(unit: str, *, most: float | None = None, why: str = "") -> SettingKind[float]:
     """Return the kind of positive finite numbers, up to `most`, for the reason `why`."""
 
-    def parse(table: Table, key: str, value: object) -> float:
+    def parse(table: SettingsTable, key: str, value: object) -> float:
         parsed = table.typed(key, value, float)
         if not 0 < parsed < math.inf:
             raise table.error(key, f"It must be more than 0 and finite, not {as_toml(parsed)}.")
@@ -90,15 +90,17 @@ def number(unit: str, *, most: float | None = None, why: str = "") -> Kind[float
 
     schema: dict[str, object] = {"type": "number", "exclusiveMinimum": 0}
     if most is None:
-        return Kind(f"{unit}, more than 0", schema, parse, unit)
+        return SettingKind(f"{unit}, more than 0", schema, parse, unit)
     label = f"{unit}, more than 0, at most {most:,g}"
-    return Kind(label, schema | {"maximum": most}, parse, unit)
+    return SettingKind(label, schema | {"maximum": most}, parse, unit)
 
 
-def or_word(kind: Kind[T], word: str, meant: U, what: str, remedy: str = "") -> Kind[T | U]:
+def or_word(
+    kind: SettingKind[T], word: str, meant: U, what: str, remedy: str = ""
+) -> SettingKind[T | U]:
     """Return a kind whose values may also be one word; `what` names the others in the error."""
 
-    def parse(table: Table, key: str, value: object) -> T | U:
+    def parse(table: SettingsTable, key: str, value: object) -> T | U:
         if not isinstance(value, str):
             return kind.parse(table, key, value)
         if value != word:
@@ -106,18 +108,18 @@ def or_word(kind: Kind[T], word: str, meant: U, what: str, remedy: str = "") -> 
         return meant
 
     schema = {"anyOf": [kind.schema, {"const": word}]}
-    return Kind(f'{kind.label}; or `"{word}"`', schema, parse, kind.unit)
+    return SettingKind(f'{kind.label}; or `"{word}"`', schema, parse, kind.unit)
 
 
-def choice(kind: type[E]) -> Kind[E]:
+def choice(kind: type[E]) -> SettingKind[E]:
     """Return the kind of the members of an enumeration, by their values."""
     return one_of({str(member.value): member for member in kind})
 
 
-def one_of(known: Mapping[str, T]) -> Kind[T]:
+def one_of(known: Mapping[str, T]) -> SettingKind[T]:
     """Return the kind of values that have these names."""
 
-    def parse(table: Table, key: str, value: object) -> T:
+    def parse(table: SettingsTable, key: str, value: object) -> T:
         text = _text(table, key, value)
         if text not in known:
             message = f"{text!r} is not one of {', '.join(known)}."
@@ -125,7 +127,7 @@ def one_of(known: Mapping[str, T]) -> Kind[T]:
         return known[text]
 
     label = ", ".join(f'`"{name}"`' for name in known)
-    return Kind(label, {"type": "string", "enum": list(known)}, parse)
+    return SettingKind(label, {"type": "string", "enum": list(known)}, parse)
 
 
 def written(
@@ -135,18 +137,18 @@ def written(
     lack: str,
     remedy: str = "",
     is_any: bool = False,
-) -> Kind[T]:
+) -> SettingKind[T]:
     """Return the kind of texts that `read` understands; of others, the error says `lack`. With
     `is_any` it is asked about an empty text, too."""
 
-    def parse(table: Table, key: str, value: object) -> T:
+    def parse(table: SettingsTable, key: str, value: object) -> T:
         text = table.typed(key, value, str) if is_any else _text(table, key, value)
         parsed = read(text)
         if parsed is None:
             raise table.error(key, f"{text!r} {lack}", remedy)
         return parsed
 
-    return Kind(label, {"type": "string"} if is_any else TEXT.schema, parse)
+    return SettingKind(label, {"type": "string"} if is_any else TEXT.schema, parse)
 
 
 ADDRESS: Final = written(
@@ -171,10 +173,10 @@ ZONE: Final = written(
 _DURATION: Final = "^(?=.)([0-9]{1,6}d)?([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
 
 
-def duration(*, least: int = 1, most: int | None = None, why: str = "") -> Kind[int]:
+def duration(*, least: int = 1, most: int | None = None, why: str = "") -> SettingKind[int]:
     """Return the kind of durations such as `1h30m`, in seconds, up to `most` for the reason."""
 
-    def parse(table: Table, key: str, value: object) -> int:
+    def parse(table: SettingsTable, key: str, value: object) -> int:
         text = _text(table, key, value)
         seconds = duration_s(text)
         if seconds is None or seconds < least:
@@ -186,13 +188,13 @@ def duration(*, least: int = 1, most: int | None = None, why: str = "") -> Kind[
 
     label = 'a duration such as `"15m"`'
     label += "" if most is None else f', at most `"{in_units(most)}"`'
-    return Kind(label, {"type": "string", "pattern": _DURATION}, parse)
+    return SettingKind(label, {"type": "string", "pattern": _DURATION}, parse)
 
 
-def url(secret: str) -> Kind[str]:
+def url(secret: str) -> SettingKind[str]:
     """Return the kind of URLs, without a password, which is that of `secret`."""
 
-    def parse(table: Table, key: str, value: object) -> str:
+    def parse(table: SettingsTable, key: str, value: object) -> str:
         text = _text(table, key, value)
         if _URL_PASSWORD.search(text):
             raise table.error(
@@ -204,13 +206,13 @@ def url(secret: str) -> Kind[str]:
             )
         return text
 
-    return Kind("a URL", TEXT.schema, parse)
+    return SettingKind("a URL", TEXT.schema, parse)
 
 
-def list_of(kind: Kind[T], label: str, *, least: int = 0) -> Kind[tuple[T, ...]]:
+def list_of(kind: SettingKind[T], label: str, *, least: int = 0) -> SettingKind[tuple[T, ...]]:
     """Return the kind of lists of different texts, each of this kind; with `least` 1, not empty."""
 
-    def parse(table: Table, key: str, value: object) -> tuple[T, ...]:
+    def parse(table: SettingsTable, key: str, value: object) -> tuple[T, ...]:
         items = table.typed(key, value, list)
         if len(items) < least:
             raise table.error(key, "It is an empty list.", _NO_VALUE)
@@ -222,40 +224,40 @@ def list_of(kind: Kind[T], label: str, *, least: int = 0) -> Kind[tuple[T, ...]]
         return tuple(kind.parse(table, key, item) for item in items)
 
     schema = {"type": "array", "items": kind.schema, "uniqueItems": True, "minItems": least}
-    return Kind(label, schema, parse)
+    return SettingKind(label, schema, parse)
 
 
-class _FreeTable(Table):
+class _FreeTable(SettingsTable):
     """A table whose names are free."""
 
     def __post_init__(self) -> None:
         """Refuse no name."""
 
 
-def map_of(kind: Kind[T], *, called: str = "NAME") -> Kind[dict[str, T]]:
+def map_of(kind: SettingKind[T], *, called: str = "NAME") -> SettingKind[dict[str, T]]:
     """Return the kind of tables by free names, in the order of the file."""
 
-    def parse(table: Table, key: str, value: object) -> dict[str, T]:
+    def parse(table: SettingsTable, key: str, value: object) -> dict[str, T]:
         inner = _FreeTable(table.file, table.below(key), table.typed(key, value, dict))
         return {name: kind.parse(inner, name, one) for name, one in inner.values.items()}
 
-    return Kind("a table", {"type": "object"}, parse, each=kind, called=called)
+    return SettingKind("a table", {"type": "object"}, parse, each=kind, called=called)
 
 
-def table_of(declared: type[S]) -> Kind[S]:
+def table_of(declared: type[S]) -> SettingKind[S]:
     """Return the kind of the tables whose settings a class declares."""
 
-    def parse(table: Table, key: str, value: object) -> S:
+    def parse(table: SettingsTable, key: str, value: object) -> S:
         return declared(table.file, table.below(key), table.typed(key, value, dict))
 
-    return Kind("a table", {"type": "object"}, parse, table=declared)
+    return SettingKind("a table", {"type": "object"}, parse, table=declared)
 
 
-def _column_type(table: Table, key: str, value: object) -> DeclaredType:
+def _column_type(table: SettingsTable, key: str, value: object) -> DeclaredType:
     try:
         return parse_type(_text(table, key, value))
     except MalformedMessage as error:
         raise table.error(key, error.message, "See docs/types.md.") from None
 
 
-COLUMN_TYPE: Final = Kind("a declared type", TEXT.schema, _column_type)
+COLUMN_TYPE: Final = SettingKind("a declared type", TEXT.schema, _column_type)

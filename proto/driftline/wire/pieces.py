@@ -39,7 +39,7 @@ def cut(reply: pb.Reply, bytes_max: Callable[[], int]) -> Iterator[pb.Reply]:
         at, size = end, bytes_max()
 
 
-class Joined:
+class PieceJoiner:
     """Joins the replies of a stream; holds the pieces of one."""
 
     def __init__(self) -> None:

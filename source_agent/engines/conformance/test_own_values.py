@@ -12,7 +12,7 @@ from itertools import pairwise
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Case, Legacy
 from source_agent.engines.conformance.reads import filled
-from source_agent.engines.own_values.comparison import Comparison, compare
+from source_agent.engines.own_values.comparison import ValueComparison, compare
 from source_agent.engines.own_values.reading import own_values_of
 from source_agent.engines.own_values.sampling import sample
 from source_agent.engines.relations.shapes import Relation
@@ -45,7 +45,7 @@ def _longest(cases: Sequence[Case]) -> int:
     return max(len(literals) for _, _, literals, _ in cases)
 
 
-def _compared(legacy: Legacy, relation: Relation, rows: int = _ROWS) -> Comparison | None:
+def _compared(legacy: Legacy, relation: Relation, rows: int = _ROWS) -> ValueComparison | None:
     engine = legacy.connect()
     with closing(engine.open()) as session:
         shape = session.describe(relation)
@@ -53,7 +53,7 @@ def _compared(legacy: Legacy, relation: Relation, rows: int = _ROWS) -> Comparis
         return None if own is None else compare(session, own, shape, rows)
 
 
-def _wrong(comparison: Comparison) -> list[str]:
+def _wrong(comparison: ValueComparison) -> list[str]:
     """Return what differs in a comparison."""
     differing = [f"{c.name} {c.type}: {c.samples}" for c in comparison.columns if c.differing]
     return [*differing, *comparison.missing, *(["unpaired"] if comparison.unpaired else [])]

@@ -13,14 +13,14 @@ from typing import Any
 from driftline.errors import LimitExceeded, ValueDoesNotFit
 from driftline.limits import ROW_BYTES_MAX
 
-from source_agent.engines.dump.formats import Format
+from source_agent.engines.dump.formats import FileFormat
 from source_agent.engines.dump.streams import unfit_text
 
 Column = list[Any]  # of bytes or None in text files, of what Arrow gives in Parquet
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FileBlock:
     """Some rows: `columns` in the order that was asked for, each with a value of every row.
 
     `place` returns where a row is in its file, such as `line 7`; `file` is the name of that.
@@ -31,9 +31,9 @@ class Block:
     place: Callable[[int], str]
     file: str = ""
 
-    def part(self, start: int, end: int) -> Block:
+    def part(self, start: int, end: int) -> FileBlock:
         """Return the rows [start, end)."""
-        return Block(
+        return FileBlock(
             end - start,
             [column[start:end] for column in self.columns],
             lambda row: self.place(start + row),
@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class TextLines:
     """Whole rows of a text file: `first` is their first line, `count` the number of their lines.
 
     `data` ends with a line end.
@@ -61,8 +61,8 @@ def nulls(column: Column, null: bytes | None) -> Column:
 
 
 def whole_rows(
-    source: Iterator[bytes], cut: Callable[[bytes], int], format: Format, name: str
-) -> Iterator[Lines]:
+    source: Iterator[bytes], cut: Callable[[bytes], int], format: FileFormat, name: str
+) -> Iterator[TextLines]:
     """Yield a text in pieces that end where rows end.
 
     Args:
@@ -89,7 +89,7 @@ def whole_rows(
         end = cut(data)
         if end:
             count = data.count(b"\n", 0, end)
-            yield Lines(_checked(data[:end], line, name), line, count)
+            yield TextLines(_checked(data[:end], line, name), line, count)
             line += count
         rest = data[end:]
         if len(rest) > ROW_BYTES_MAX:
@@ -101,14 +101,14 @@ def whole_rows(
     rest = b"".join((rest, *held))
     while end := cut(rest):
         count = rest.count(b"\n", 0, end)
-        yield Lines(_checked(rest[:end], line, name), line, count)
+        yield TextLines(_checked(rest[:end], line, name), line, count)
         line, rest = line + count, rest[end:]
     if rest:
         ended = _checked(_ended(rest, line, format, name), line, name)
-        yield Lines(ended, line, ended.count(b"\n"))
+        yield TextLines(ended, line, ended.count(b"\n"))
 
 
-def _ended(rest: bytes, line: int, format: Format, name: str) -> bytes:
+def _ended(rest: bytes, line: int, format: FileFormat, name: str) -> bytes:
     if format.last_line_end:
         last = line + rest.count(b"\n")
         raise ValueDoesNotFit(

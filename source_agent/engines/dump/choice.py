@@ -42,7 +42,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateFile:
     """A regular file whose name matches. Times are nanoseconds of the Unix epoch.
 
     `marked_ns` is the mtime of its marker, None if it has none.
@@ -56,7 +56,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class NamePattern:
     """A pattern of names; `time` is the notation of the time in a name, empty: it has none."""
 
     text: str
@@ -92,7 +92,7 @@ class Pattern:
         """Return True if a file of this name belongs to the relation."""
         return self.names.fullmatch(name) is not None
 
-    def instant(self, candidate: Candidate) -> int:
+    def instant(self, candidate: CandidateFile) -> int:
         """Return the time of a file's data, in ns: from its name if that has one, else its mtime.
 
         Raises:
@@ -113,7 +113,7 @@ class Pattern:
         return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
-def pattern(files: Files, where: str) -> Pattern:
+def pattern(files: Files, where: str) -> NamePattern:
     """Return the pattern of a relation's files; `where` is the place for errors.
 
     Raises:
@@ -144,7 +144,7 @@ def pattern(files: Files, where: str) -> Pattern:
         )
     regex = fnmatch.translate(_TIME.sub(_SLOT, text)).replace(_PART_SLOT, _PART_NUMBER)
     if not times:
-        return Pattern(files.pattern, re.compile(regex))
+        return NamePattern(files.pattern, re.compile(regex))
     digits = re.sub(r"%.|.", lambda m: _DIRECTIVES.get(m[0]) or re.escape(m[0]), times[0])
     named = re.findall(r"%.?", times[0])
     if len(set(named)) < len(named):
@@ -160,7 +160,9 @@ def pattern(files: Files, where: str) -> Pattern:
             remedy=f"Write it with {', '.join(_DIRECTIVES)}, such as {{%Y%m%d}}.",
             where=f"{where}: files",
         )
-    return Pattern(files.pattern, re.compile(regex.replace(_SLOT, f"(?P<time>{digits})")), times[0])
+    return NamePattern(
+        files.pattern, re.compile(regex.replace(_SLOT, f"(?P<time>{digits})")), times[0]
+    )
 
 
 def _names_marker(complete: str, text: str) -> bool:
@@ -197,8 +199,8 @@ def _check_parts(files: Files, where: str) -> None:
 
 
 def newest(
-    candidates: Sequence[Candidate], files: Files, named: Pattern, now_ns: int
-) -> tuple[list[Candidate], int]:
+    candidates: Sequence[CandidateFile], files: Files, named: NamePattern, now_ns: int
+) -> tuple[list[CandidateFile], int]:
     """Return the files of the newest complete delivery, and the time of its data, in ns.
 
     Args:
@@ -214,7 +216,7 @@ def newest(
     """
     if PART not in named.text:
         _refuse_parts(candidates, files)
-    deliveries: dict[str, list[Candidate]] = {}
+    deliveries: dict[str, list[CandidateFile]] = {}
     for candidate in candidates:
         deliveries.setdefault(named.delivery(candidate.name), []).append(candidate)
     complete = {
@@ -239,7 +241,7 @@ def newest(
     return _whole(complete[last], named, last), at
 
 
-def _whole(parts: list[Candidate], named: Pattern, delivery: str) -> list[Candidate]:
+def _whole(parts: list[CandidateFile], named: NamePattern, delivery: str) -> list[CandidateFile]:
     """Return the parts of a delivery in order. Raises DatabaseRefused if one is missing."""
     if PART not in named.text:
         return parts
@@ -265,7 +267,7 @@ def _whole(parts: list[Candidate], named: Pattern, delivery: str) -> list[Candid
     return ordered
 
 
-def _refuse_parts(candidates: Sequence[Candidate], files: Files) -> None:
+def _refuse_parts(candidates: Sequence[CandidateFile], files: Files) -> None:
     """Raise DatabaseRefused if names differ in the number of a part alone."""
     known: dict[str, str] = {}
     for candidate in candidates:
@@ -288,7 +290,7 @@ def text_of(at_ns: int) -> str:
     return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
-def _unfinished(candidate: Candidate, files: Files, named: Pattern, now_ns: int) -> str:
+def _unfinished(candidate: CandidateFile, files: Files, named: NamePattern, now_ns: int) -> str:
     """Return why a file is not complete; empty: it is."""
     if files.complete is not None:
         name = named.marker(files, candidate.name)
@@ -304,7 +306,9 @@ def _unfinished(candidate: Candidate, files: Files, named: Pattern, now_ns: int)
     return ""
 
 
-def _nothing(candidates: Sequence[Candidate], files: Files, named: Pattern, now_ns: int) -> str:
+def _nothing(
+    candidates: Sequence[CandidateFile], files: Files, named: NamePattern, now_ns: int
+) -> str:
     if not candidates:
         return f"No file matches {files.pattern!r}."
     last = max(candidates, key=lambda c: (c.mtime_ns, c.name))

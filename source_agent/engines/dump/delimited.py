@@ -25,8 +25,15 @@ from driftline.arrays import Integers
 from driftline.errors import ConfigurationError, ValueDoesNotFit
 from driftline.limits import COLUMNS_MAX
 
-from source_agent.engines.dump.blocks import Block, Column, Lines, nulls, refused, whole_rows
-from source_agent.engines.dump.formats import Format
+from source_agent.engines.dump.blocks import (
+    Column,
+    FileBlock,
+    TextLines,
+    nulls,
+    refused,
+    whole_rows,
+)
+from source_agent.engines.dump.formats import FileFormat
 
 _MIXED: Final = "Line ends are mixed: some are CR LF"
 _ESCAPE: Final = re.compile(rb"\\(.?)", re.DOTALL)
@@ -46,8 +53,8 @@ _ONE_END: Final = "Write the file with one kind of line end."
 
 
 def blocks(
-    source: Iterator[bytes], format: Format, wanted: Sequence[int], name: str
-) -> Iterator[Block]:
+    source: Iterator[bytes], format: FileFormat, wanted: Sequence[int], name: str
+) -> Iterator[FileBlock]:
     """Yield the rows of a CSV file; the header, if there is one, is checked and left out.
 
     Args:
@@ -75,7 +82,7 @@ def blocks(
 
 
 class _Parser:
-    def __init__(self, format: Format, wanted: Sequence[int], name: str) -> None:
+    def __init__(self, format: FileFormat, wanted: Sequence[int], name: str) -> None:
         self._format, self._wanted, self._name = format, wanted, name
         self._fields = len(format.names)
         self._row = _row_pattern(format, self._fields)
@@ -103,7 +110,7 @@ class _Parser:
             return at + 1
         return int(_row_ends(data, quote)[-1:].sum())
 
-    def after_header(self, lines: Lines) -> Lines:
+    def after_header(self, lines: TextLines) -> TextLines:
         """Check the header, and return the rows behind it."""
         data = lines.data
         end = data.index(b"\n") + 1
@@ -114,9 +121,9 @@ class _Parser:
         if names != list(self._format.names):
             raise _other_header(names, self._format, self._name)
         count = data.count(b"\n", 0, end)
-        return Lines(data[end:], lines.first + count, lines.count - count)
+        return TextLines(data[end:], lines.first + count, lines.count - count)
 
-    def block(self, lines: Lines) -> Block:
+    def block(self, lines: TextLines) -> FileBlock:
         """Return the columns of some rows."""
         if not self._is_mysql:
             return self._split(lines)
@@ -124,7 +131,7 @@ class _Parser:
         has_marks = b"\\" in lines.data or b"\r" in lines.data
         return self._given_back(block) if has_marks else block
 
-    def _marked(self, lines: Lines) -> Lines:
+    def _marked(self, lines: TextLines) -> TextLines:
         """Return rows with marks in place of MySQL's escapes and of carriage returns."""
         data = lines.data
         if b"\\" in data:
@@ -148,9 +155,9 @@ class _Parser:
                 "Every row ends with a carriage return: the line's, or the last column's",
                 "Write the file with LINES TERMINATED BY '\\n', and another column last.",
             )
-        return Lines(data, lines.first, rows)
+        return TextLines(data, lines.first, rows)
 
-    def _given_back(self, block: Block) -> Block:
+    def _given_back(self, block: FileBlock) -> FileBlock:
         """Return a block with the characters of its values in place of marks."""
         for column in block.columns:
             if _NULL_MARK in b"".join(filter(None, column)):
@@ -165,7 +172,7 @@ class _Parser:
         columns = [[v and v.translate(given) for v in column] for column in block.columns]
         return replace(block, columns=columns)
 
-    def _split(self, lines: Lines) -> Block:
+    def _split(self, lines: TextLines) -> FileBlock:
         data = lines.data
         if self._format.quote and self._format.quote in data:
             return self._quoted(lines)
@@ -177,7 +184,7 @@ class _Parser:
             raise self._mixed(lines)
         return self._plain(lines)
 
-    def _plain(self, lines: Lines) -> Block:
+    def _plain(self, lines: TextLines) -> FileBlock:
         separator, width = self._format.separator, self._fields + 1
         rows = lines.count
         if lines.data.count(separator) != rows * (self._fields - 1):  # before there are millions
@@ -191,10 +198,12 @@ class _Parser:
         if self._format.escape == "postgresql" and b"\\" in lines.data:
             columns = [self._unescaped(column, lines) for column in columns]
         if _END_MARK in lines.data:
-            return Block(rows, columns, _places(lines.data.splitlines(keepends=True), lines.first))
-        return Block(rows, columns, lambda row: f"line {lines.first + row}")
+            return FileBlock(
+                rows, columns, _places(lines.data.splitlines(keepends=True), lines.first)
+            )
+        return FileBlock(rows, columns, lambda row: f"line {lines.first + row}")
 
-    def _unescaped(self, column: Column, lines: Lines) -> Column:
+    def _unescaped(self, column: Column, lines: TextLines) -> Column:
         """Return the texts of a column of PostgreSQL's COPY; the server writes no other escapes."""
         try:
             return [
@@ -210,7 +219,7 @@ class _Parser:
                 'Set `escape` in the format as the file is written; "none" if a backslash is one.',
             ) from None
 
-    def _quoted(self, lines: Lines) -> Block:
+    def _quoted(self, lines: TextLines) -> FileBlock:
         records = list(_records(lines.data, self._format.quote))
         quote, null = self._format.quote, self._null
         twice = quote * 2
@@ -231,7 +240,7 @@ class _Parser:
             rows.append(row)
             line += _line_ends(record)
         columns: list[Column] = [list(column) for column in zip(*rows, strict=True)]
-        return Block(len(rows), columns, _places(records, lines.first))
+        return FileBlock(len(rows), columns, _places(records, lines.first))
 
     def _note_end(self, data: bytes) -> None:
         if not self._end:
@@ -245,14 +254,14 @@ class _Parser:
             raise refused(self._name, line + record.count(b"\n") - 1, _MIXED, _ONE_END)
         return record[: -len(self._end)]
 
-    def _mixed(self, lines: Lines) -> ValueDoesNotFit:
+    def _mixed(self, lines: TextLines) -> ValueDoesNotFit:
         is_cr = self._end == b"\r\n"
         for number, line in enumerate(lines.data.splitlines(keepends=True)):
             if line.endswith(b"\r\n") != is_cr or line.count(b"\r") != is_cr:
                 return refused(self._name, lines.first + number, _MIXED, _ONE_END)
         raise AssertionError("some line has another end")
 
-    def _wrong_number(self, lines: Lines) -> ValueDoesNotFit:
+    def _wrong_number(self, lines: TextLines) -> ValueDoesNotFit:
         number = lines.first
         for line in lines.data.split(self._end):
             fields = line.count(self._format.separator) + 1
@@ -320,7 +329,7 @@ def _records(data: bytes, quote: bytes) -> Iterator[bytes]:
     assert start == len(data), "rows are whole"
 
 
-def _field(format: Format) -> str:
+def _field(format: FileFormat) -> str:
     separator, quote = (re.escape(c.decode()) for c in (format.separator, format.quote))
     plain = f"([^{separator}{quote}\\r\\n]*)"
     if not format.quote:
@@ -328,13 +337,13 @@ def _field(format: Format) -> str:
     return f"{quote}([^{quote}]*(?:{quote}{quote}[^{quote}]*)*){quote}|{plain}"
 
 
-def _row_pattern(format: Format, fields: int) -> re.Pattern[bytes]:
+def _row_pattern(format: FileFormat, fields: int) -> re.Pattern[bytes]:
     """Return the pattern of a row: for each field a group if it is quoted, and one if not."""
     separator = re.escape(format.separator.decode())
     return re.compile(separator.join([f"(?:{_field(format)})"] * fields).encode())
 
 
-def _generic_fields(row: bytes, format: Format) -> list[str] | None:
+def _generic_fields(row: bytes, format: FileFormat) -> list[str] | None:
     """Return the fields of a row of any number of them, None if it is no row.
 
     No more than one beyond COLUMNS_MAX: a line behind a lost quote may have millions.
@@ -361,7 +370,7 @@ def _places(records: Sequence[bytes], first: int) -> Callable[[int], str]:
     return place
 
 
-def _other_header(names: list[str] | None, format: Format, name: str) -> ConfigurationError:
+def _other_header(names: list[str] | None, format: FileFormat, name: str) -> ConfigurationError:
     header = names or []
     pairs = zip(header, format.names, strict=False)
     what = f"{len(header)} names instead of {len(format.names)}"

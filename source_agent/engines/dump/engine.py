@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from driftline.errors import ConfigurationError
-from driftline.relations.activity import NotKnown
+from driftline.relations.activity import UnknownActivity
 
-from source_agent.engines.dump.folder import Folder
+from source_agent.engines.dump.folder import DeliveryFolder
 from source_agent.engines.dump.session import DumpSession
 from source_agent.engines.interface import Engine, Limits, Listed, Privilege
 from source_agent.engines.own_values.dump import DumpValues
@@ -26,7 +26,7 @@ from source_agent.engines.relations.shapes import Relation, Shape
 if TYPE_CHECKING:  # the warehouse's reader of files needs no URL
     from sqlalchemy.engine import URL
 
-_NO_COUNTERS: Final = NotKnown("files keep no counters")
+_NO_COUNTERS: Final = UnknownActivity("files keep no counters")
 
 
 class DumpEngine:
@@ -47,7 +47,7 @@ class DumpEngine:
         return session
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
-        Folder(self._path).close()
+        DeliveryFolder(self._path).close()
         privileges = [Privilege(f"list {self._path}", excess=False)]
         if os.access(self._path, os.W_OK):
             privileges.append(Privilege(f"create and replace files in {self._path}", excess=True))

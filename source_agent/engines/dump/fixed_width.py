@@ -12,15 +12,22 @@ from itertools import accumulate
 import numpy as np
 from driftline.errors import ConfigurationError
 
-from source_agent.engines.dump.blocks import Block, Column, Lines, nulls, refused, whole_rows
-from source_agent.engines.dump.formats import Format
+from source_agent.engines.dump.blocks import (
+    Column,
+    FileBlock,
+    TextLines,
+    nulls,
+    refused,
+    whole_rows,
+)
+from source_agent.engines.dump.formats import FileFormat
 
 _NO_HEADER = "The first line of {name!r} is not a header with the names of {file} in their places."
 
 
 def blocks(
-    source: Iterator[bytes], format: Format, wanted: Sequence[int], name: str
-) -> Iterator[Block]:
+    source: Iterator[bytes], format: FileFormat, wanted: Sequence[int], name: str
+) -> Iterator[FileBlock]:
     """Yield the rows of a file of fixed width; see `delimited.blocks`."""
     ends = list(accumulate(format.widths))
     spans = [(end - width, end) for end, width in zip(ends, format.widths, strict=True)]
@@ -33,8 +40,8 @@ def blocks(
 
 
 def _after_header(
-    lines: Lines, format: Format, spans: Sequence[tuple[int, int]], name: str
-) -> Lines:
+    lines: TextLines, format: FileFormat, spans: Sequence[tuple[int, int]], name: str
+) -> TextLines:
     first, _, rest = lines.data.partition(b"\n")
     text = first.decode().removesuffix("\r")
     if [text[start:end].strip() for start, end in spans] != list(format.names):
@@ -43,16 +50,16 @@ def _after_header(
             remedy="Correct `widths` and names in the format, or set header = false.",
             abroad="The header of its file is not what its format describes.",
         )
-    return Lines(rest, lines.first + 1, lines.count - 1)
+    return TextLines(rest, lines.first + 1, lines.count - 1)
 
 
 def _block(
-    lines: Lines,
-    format: Format,
+    lines: TextLines,
+    format: FileFormat,
     wanted: Sequence[int],
     spans: Sequence[tuple[int, int]],
     name: str,
-) -> Block:
+) -> FileBlock:
     data, rows = lines.data, lines.count
     if returns := data.count(b"\r"):
         if not returns == rows == data.count(b"\r\n"):
@@ -87,10 +94,10 @@ def _cells(matrix: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], start: int, 
 
 
 def _stripped(
-    cells: Sequence[Column], rows: int, lines: Lines, format: Format, wanted: Sequence[int]
-) -> Block:
+    cells: Sequence[Column], rows: int, lines: TextLines, format: FileFormat, wanted: Sequence[int]
+) -> FileBlock:
     columns = []
     for at, column in zip(wanted, cells, strict=True):
         strip = bytes.rstrip if format.types[at].kind == "text" else bytes.strip
         columns.append(nulls([strip(value, b" ") for value in column], format.null))
-    return Block(rows, columns, lambda row: f"line {lines.first + row}")
+    return FileBlock(rows, columns, lambda row: f"line {lines.first + row}")

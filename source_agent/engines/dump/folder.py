@@ -20,7 +20,7 @@ from typing import Any
 from driftline.errors import DatabaseRefused, DatabaseUnavailable, SnapshotLost
 
 from source_agent.engines.dump import choice
-from source_agent.engines.dump.choice import Candidate
+from source_agent.engines.dump.choice import CandidateFile
 from source_agent.engines.relations.shapes import Files
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -29,7 +29,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class DumpFile:
     """A chosen file, open for reading."""
 
-    def __init__(self, folder: int, candidate: Candidate) -> None:
+    def __init__(self, folder: int, candidate: CandidateFile) -> None:
         self._folder, self.name = folder, candidate.name
         self.size = candidate.size
         self._descriptor = os.open(self.name, _FLAGS, dir_fd=folder)
@@ -129,7 +129,7 @@ class _Positional(io.RawIOBase):
         return count
 
 
-class Folder:
+class DeliveryFolder:
     """The folder of `database.url`, open until `close`."""
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +148,7 @@ class Folder:
         """Close the folder's descriptor."""
         os.close(self._descriptor)
 
-    def newest(self, files: Files, named: choice.Pattern) -> Delivery:
+    def newest(self, files: Files, named: choice.NamePattern) -> Delivery:
         """Open the newest complete delivery of a relation.
 
         Raises:
@@ -177,7 +177,7 @@ class Folder:
                 parts[0].name if len(parts) == 1 else name, opened, choice.text_of(at), present
             )
 
-    def _candidates(self, files: Files, named: choice.Pattern) -> Iterator[Candidate]:
+    def _candidates(self, files: Files, named: choice.NamePattern) -> Iterator[CandidateFile]:
         for name in sorted(os.listdir(self._descriptor)):
             if not named.matches(name):
                 continue
@@ -188,7 +188,7 @@ class Folder:
             if marker == name:  # the marker of a whole delivery may match the pattern of its files
                 continue
             marked = None if marker is None else self._regular(marker)
-            yield Candidate(
+            yield CandidateFile(
                 name,
                 status.st_size,
                 status.st_mtime_ns,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from driftline.settings.declarations import Table, nearest, read
+from driftline.settings.declarations import SettingsTable, nearest, read
 from driftline.settings.kinds import COLUMN_TYPE, FLAG, TEXT, integer, map_of, one_of, written
 from driftline.values.types import DeclaredType
 
@@ -39,7 +39,7 @@ def _null(text: str) -> bytes | None:
     return text.encode() if is_plain else None
 
 
-class FormatTable(Table):
+class FormatTable(SettingsTable):
     """The notation of the files of a relation."""
 
     kind = one_of({kind: kind for kind in KINDS}).by_default(
@@ -109,7 +109,7 @@ class FormatTable(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class FileFormat:
     """The notation of a file. `names` and `types` are of its columns, in its order.
 
     `kind` is one of KINDS. `separator` is one ASCII character; `quote` one, or empty for none.
@@ -134,7 +134,7 @@ class Format:
     escape: str = "none"
 
 
-def load(path: Path) -> Format:
+def load(path: Path) -> FileFormat:
     """Read a description. Raises ConfigurationError with the file, the key and what to do."""
     top = read(path, FormatTable)
     kind = top.kind
@@ -147,7 +147,7 @@ def load(path: Path) -> Format:
     if kind == "csv":
         _refuse(top, ("widths",), 'it is for kind = "fixed"')
     header, declared = top.header, top.columns
-    return Format(
+    return FileFormat(
         file=top.file.name,
         kind=kind,
         names=tuple(declared),

@@ -22,11 +22,15 @@ from driftline.values.times import DAY_US
 from driftline.values.types import DeclaredType
 
 from source_agent.engines.dump import parquet_types
-from source_agent.engines.dump.blocks import Block
-from source_agent.engines.dump.formats import Format
+from source_agent.engines.dump.blocks import FileBlock
+from source_agent.engines.dump.formats import FileFormat
 from source_agent.engines.dump.values import Encoders
 from source_agent.engines.encoding import rows
-from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw
+from source_agent.engines.encoding.plain_values import (
+    BytesEncoder,
+    ColumnEncoder,
+    FixedWidthEncoder,
+)
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS
 
 _EPOCH_DAYS: Final = 10_957  # from 1970 to 2000, the epoch of the protocol
@@ -36,7 +40,9 @@ _INT32: Final = (-(2**31), 2**31 - 1)
 _INFINITE: Final = "DuckDB"  # writes infinite instants as the ends of their integers
 
 
-def blocks(file: BinaryIO, format: Format, wanted: Sequence[int], name: str) -> Iterator[Block]:
+def blocks(
+    file: BinaryIO, format: FileFormat, wanted: Sequence[int], name: str
+) -> Iterator[FileBlock]:
     """Yield the rows of a Parquet file; see `delimited.blocks`.
 
     Raises:
@@ -57,7 +63,7 @@ def blocks(file: BinaryIO, format: Format, wanted: Sequence[int], name: str) -> 
                     parquet_types.values(batch.column(column), kind, has_infinity=has_infinity)
                     for column, kind in kinds.items()
                 ]
-                yield Block(batch.num_rows, columns, _place(done))
+                yield FileBlock(batch.num_rows, columns, _place(done))
             done += batch.num_rows
     except pa.ArrowInvalid as error:
         raise _unfit(error, name) from None
@@ -113,7 +119,7 @@ def _integers(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 
 def _check_columns(
-    source: pq.ParquetFile, format: Format, wanted: Sequence[int], name: str
+    source: pq.ParquetFile, format: FileFormat, wanted: Sequence[int], name: str
 ) -> Mapping[str, pq.ColumnSchema]:
     """Return the flat columns by name. All names and the wanted types must be the format's."""
     schema = source.schema_arrow
@@ -147,12 +153,12 @@ def _check_columns(
 def encoders() -> Encoders:
     """Return the encoders of a Parquet file's values, by form (`values.form_of`)."""
     return {
-        "integer": lambda type: Fixed(type.kind),
+        "integer": lambda type: FixedWidthEncoder(type.kind),
         "numeric": _decimals,
-        "float": lambda type: Fixed(type.kind, convert=_one_nan),
-        "bool": lambda type: Fixed(type.kind),
-        "text": lambda _: Raw(rows.check_utf8),
-        "bytea": lambda _: Raw(),
+        "float": lambda type: FixedWidthEncoder(type.kind, convert=_one_nan),
+        "bool": lambda type: FixedWidthEncoder(type.kind),
+        "text": lambda _: BytesEncoder(rows.check_utf8),
+        "bytea": lambda _: BytesEncoder(),
         "string": _others,
     }
 
@@ -174,13 +180,15 @@ def _one_nan(value: float) -> float:
 
 def _others(type: DeclaredType) -> ColumnEncoder:
     if type.kind == "date":
-        return Fixed("int4", convert=partial(_since_2000, epoch=_EPOCH_DAYS, ends=_INT32))
+        return FixedWidthEncoder(
+            "int4", convert=partial(_since_2000, epoch=_EPOCH_DAYS, ends=_INT32)
+        )
     if type.kind in {"timestamp", "timestamptz"}:
-        return Fixed("int8", convert=partial(_since_2000, epoch=_EPOCH_US, ends=_INT64))
+        return FixedWidthEncoder("int8", convert=partial(_since_2000, epoch=_EPOCH_US, ends=_INT64))
     if type.kind == "time":
-        return Fixed("int8", convert=_clock)
+        return FixedWidthEncoder("int8", convert=_clock)
     if type.kind == "uuid":
-        return Raw()
+        return BytesEncoder()
     return rows.from_text(type)  # of a column without a value
 
 

@@ -18,13 +18,13 @@ from typing import Any, Final, Self
 import numpy as np
 from driftline.arrays import I32, Bools, Integers
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
+    OrPredicate,
     Predicate,
-    Some,
     comparisons,
 )
 from driftline.rows.columns import Block, gather, integers_at, value_spans
@@ -72,7 +72,7 @@ class _Column:
     values: Sequence[Any]
 
 
-class Selection:
+class RowSelection:
     """The rows for which a predicate is true; `recipe` has every column that it compares."""
 
     def __init__(self, predicate: Predicate, recipe: Recipe) -> None:
@@ -91,19 +91,19 @@ class Selection:
 
     def _truth(self, predicate: Predicate, columns: Mapping[int, _Column]) -> _Truth:
         match predicate:
-            case Comparison(name, operator, literals):
+            case ColumnPredicate(name, operator, literals):
                 at = self._places[name]
                 return _compared(columns[at], self._types[at], operator, literals)
-            case Negated(part):
+            case NotPredicate(part):
                 inner = self._truth(part, columns)
                 return _Truth(inner.is_false, inner.is_true)
-            case Every(parts):
+            case AndPredicate(parts):
                 truths = [self._truth(part, columns) for part in parts]
                 return _Truth(
                     np.logical_and.reduce([t.is_true for t in truths]),
                     np.logical_or.reduce([t.is_false for t in truths]),
                 )
-            case Some(parts):
+            case OrPredicate(parts):
                 truths = [self._truth(part, columns) for part in parts]
                 return _Truth(
                     np.logical_or.reduce([t.is_true for t in truths]),

@@ -29,7 +29,7 @@ from driftline.errors import (
     DriftlineError,
     ValueDoesNotFit,
 )
-from driftline.relations.derivations import Comparison, Operator
+from driftline.relations.derivations import ColumnPredicate, Operator
 from driftline.rows.columns import Block as RowBlock
 from driftline.rows.columns import gather
 from driftline.rows.key_order import KeyRange
@@ -45,8 +45,8 @@ from source_agent.engines.dump import (
     streams,
     values,
 )
-from source_agent.engines.dump.blocks import Block
-from source_agent.engines.dump.folder import Delivery, DumpFile, Folder
+from source_agent.engines.dump.blocks import FileBlock
+from source_agent.engines.dump.folder import Delivery, DeliveryFolder, DumpFile
 from source_agent.engines.encoding.rows import RowEncoder, row_encoder
 from source_agent.engines.interface import BATCH_ROWS, Limits, Rows, TimeLimit
 from source_agent.engines.relations.select import Access, ReadColumn, arrange, plan_of, quote, shape
@@ -67,22 +67,22 @@ class _Source:
     """The files that a relation is read from, and their format."""
 
     delivery: Delivery
-    format: formats.Format
+    format: formats.FileFormat
 
-    def blocks(self, wanted: list[int]) -> Iterator[Block]:
+    def blocks(self, wanted: list[int]) -> Iterator[FileBlock]:
         """Yield the rows, of the columns with these numbers."""
         for file in self.delivery.files:
             yield from self._of_file(file, wanted)
 
-    def beginnings(self, wanted: list[int]) -> Iterator[Block]:
+    def beginnings(self, wanted: list[int]) -> Iterator[FileBlock]:
         """Yield the first rows of each file, which show whether it is as its format says."""
         for file in self.delivery.files:
             yield from islice(self._of_file(file, wanted), 1)
 
-    def _of_file(self, file: DumpFile, wanted: list[int]) -> Iterator[Block]:
+    def _of_file(self, file: DumpFile, wanted: list[int]) -> Iterator[FileBlock]:
         name, format = file.name, self.format
         if format.kind == "parquet":
-            blocks: Iterator[Block] = _parquet().blocks(file.reader(), format, wanted, name)
+            blocks: Iterator[FileBlock] = _parquet().blocks(file.reader(), format, wanted, name)
         else:
             packed = streams.pieces(file.reader(), name, file.size)
             text = streams.in_utf8(packed, format.encoding, name)
@@ -104,7 +104,7 @@ class DumpSession(SnapshotSession):
     def __init__(self, path: Path, limits: Limits) -> None:
         super().__init__()
         self._limits = limits
-        self._folder = Folder(path)
+        self._folder = DeliveryFolder(path)
         self._sources: dict[object, _Source] = {}
         self.as_of = choice.text_of(time.time_ns())
 
@@ -154,7 +154,7 @@ class DumpSession(SnapshotSession):
             self.pulse.beat()
         return described
 
-    def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:  # noqa: ARG002
+    def compare(self, comparison: ColumnPredicate, column: Column, place: str) -> Condition:  # noqa: ARG002
         """Return a comparison as it is shown to the DBA; nothing executes it."""
         shown = ", ".join("?" * len(comparison.values))
         listed = f" ({shown})" if comparison.operator is Operator.IN else f" {shown}".rstrip()
@@ -203,7 +203,7 @@ class DumpSession(SnapshotSession):
         """Yield the columns of each block of rows, as the file's parser has them."""
         return (block.columns for block in self._blocks(shape))
 
-    def format_of(self, shape: Shape) -> formats.Format:
+    def format_of(self, shape: Shape) -> formats.FileFormat:
         """Return the format of the files that a described relation is read from."""
         return self._source(shape.relation).format
 
@@ -216,7 +216,7 @@ class DumpSession(SnapshotSession):
             self._sources[files] = _Source(self._folder.newest(files, named), format)
         return self._sources[files]
 
-    def _blocks(self, shape: Shape) -> Iterator[Block]:
+    def _blocks(self, shape: Shape) -> Iterator[FileBlock]:
         """Yield blocks of BATCH_ROWS rows at most."""
         source = self._source(shape.relation)
         for block in source.blocks(_wanted(source, shape)):
@@ -231,7 +231,7 @@ class DumpSession(SnapshotSession):
     def _rows(self, shape: Shape, source: _Source) -> Iterator[Rows]:
         encoder = row_encoder(shape, source.encoders())
         chosen = plan_of(shape).chosen
-        choose = None if chosen is None else selection.Selection(chosen, shape.recipe)
+        choose = None if chosen is None else selection.RowSelection(chosen, shape.recipe)
         ends_at = time.monotonic() + (self._limits.statement_s or math.inf)
         for block in self._blocks(shape):
             if time.monotonic() > ends_at:
@@ -279,7 +279,9 @@ def _within(
     return chosen
 
 
-def _placed(encoder: RowEncoder, block: Block, source: _Source, shape: Shape) -> ValueDoesNotFit:
+def _placed(
+    encoder: RowEncoder, block: FileBlock, source: _Source, shape: Shape
+) -> ValueDoesNotFit:
     """Return the error for the first row of a block with a value that does not fit, and where."""
     for row in range(block.rows):
         try:

@@ -20,13 +20,13 @@ from driftline.errors import ValueDoesNotFit
 from driftline.values.send_format import string_encoder
 from driftline.values.types import INTEGER_WIDTHS, DeclaredType
 
-from source_agent.engines.dump.formats import Format
+from source_agent.engines.dump.formats import FileFormat
 from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.plain_values import (
     NULL,
+    BytesEncoder,
     ColumnEncoder,
-    Fixed,
-    Raw,
+    FixedWidthEncoder,
     Values,
     behind_length,
 )
@@ -51,28 +51,28 @@ def form_of(type: DeclaredType) -> str:
     return type.kind if type.kind in {"bool", "text", "bytea"} else "string"
 
 
-def encoders(format: Format) -> Encoders:
+def encoders(format: FileFormat) -> Encoders:
     """Return the encoders of a text file's values, by form."""
     return {
         "integer": lambda type: _Integer(type.kind, convert=int, check=_check_integers),
         "numeric": partial(_decimals, sign=format.decimal.encode()),
         "float": lambda type: _located_sign(rows.from_text(type), format.decimal.encode()),
         "bool": lambda _: _bools(*format.truth),
-        "text": lambda _: Raw(),  # the whole file was checked
+        "text": lambda _: BytesEncoder(),  # the whole file was checked
         "bytea": lambda _: rows.variable(_bytes),
         "string": _strings,
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _Integer(Fixed):
+class _Integer(FixedWidthEncoder):
     """Encoder of integers in ASCII; those of a block are read at once."""
 
     def given(self, values: Values) -> list[Iterable[Any]]:
         """Return what `form` packs for each row."""
         numbers = _numbers(values, 0)
         if numbers is None:
-            return Fixed.given(self, values)
+            return FixedWidthEncoder.given(self, values)
         return [repeat(INTEGER_WIDTHS.get(self.kind, OID_BYTES)), numbers.tolist()]
 
 

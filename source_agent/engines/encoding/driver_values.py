@@ -20,7 +20,12 @@ from driftline.values.send_format import encode_float4, string_encoder
 from driftline.values.types import DeclaredType
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw, Values
+from source_agent.engines.encoding.plain_values import (
+    BytesEncoder,
+    ColumnEncoder,
+    FixedWidthEncoder,
+    Values,
+)
 
 
 def _refuse(value: object, wanted: str) -> ValueDoesNotFit:
@@ -34,7 +39,7 @@ def _check_integers(values: Values) -> None:
 
 
 def _integers(type_: DeclaredType) -> ColumnEncoder:
-    return Fixed(type_.kind, check=_check_integers)
+    return FixedWidthEncoder(type_.kind, check=_check_integers)
 
 
 def _decimals(type_: DeclaredType) -> ColumnEncoder:
@@ -147,7 +152,7 @@ ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
     "float text": _float_text,
     "time": lambda type: _moments(dt.time, type),
     "single": lambda _: rows.variable(_single),
-    "double": lambda _: Fixed("float8", check=_check_floats),
-    "utf-8": lambda _: Raw(rows.check_utf8),
+    "double": lambda _: FixedWidthEncoder("float8", check=_check_floats),
+    "utf-8": lambda _: BytesEncoder(rows.check_utf8),
     "shown": lambda _: rows.variable(_shown),
 }

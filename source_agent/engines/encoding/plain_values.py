@@ -40,7 +40,7 @@ def _anything(_: Values) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedWidthEncoder:
     """Encoder of a fixed-width type; `convert` makes its int or float.
 
     `check` raises for a block with a value that is refused though `struct` would pack it.
@@ -69,7 +69,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class BytesEncoder:
     """Encoder of values that are bytes already; `check` raises for a block with a refused one."""
 
     check: Callable[[Values], object] = _anything
@@ -117,10 +117,10 @@ def joined(
             form, given = ">", []
 
     for values, encode, is_own in zip(columns, encoders, has_null, strict=True):
-        if isinstance(encode, Fixed) and not is_own:
+        if isinstance(encode, FixedWidthEncoder) and not is_own:
             form += encode.form
             given += encode.given(values)
-        elif isinstance(encode, Raw) and not is_own:
+        elif isinstance(encode, BytesEncoder) and not is_own:
             encode.check(values)
             if given:
                 form += "i"

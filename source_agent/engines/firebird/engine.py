@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from driftline.errors import ConfigurationError
-from driftline.relations.activity import NotKnown
+from driftline.relations.activity import UnknownActivity
 from firebird.driver import DatabaseError
 from sqlalchemy.engine import URL
 
 from source_agent.engines.firebird import access, sql, types
-from source_agent.engines.firebird.session import Connector, FirebirdSession
+from source_agent.engines.firebird.session import FirebirdConnector, FirebirdSession
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.own_values.firebird import FirebirdValues
 from source_agent.engines.relations.column_warnings import column_warnings
@@ -23,7 +23,7 @@ from source_agent.engines.relations.select import join_name
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import attempted
 
-_NO_COUNTERS = NotKnown("Firebird counts no changes of a table")
+_NO_COUNTERS = UnknownActivity("Firebird counts no changes of a table")
 
 
 class FirebirdEngine:
@@ -31,7 +31,7 @@ class FirebirdEngine:
 
     name = "firebird"
 
-    def __init__(self, connect: Connector, limits: Limits) -> None:
+    def __init__(self, connect: FirebirdConnector, limits: Limits) -> None:
         self._connect, self._limits = connect, limits
 
     def open(
@@ -100,4 +100,4 @@ def from_url(url: URL, password: str | None, limits: Limits) -> FirebirdEngine:
         port = f"/{url.port}" if url.port else ""
         place = f"{url.host}{port}:{place}"
     secret = password or str(url.password or "")
-    return FirebirdEngine(Connector(place, url.username or "SYSDBA", secret), limits)
+    return FirebirdEngine(FirebirdConnector(place, url.username or "SYSDBA", secret), limits)

@@ -58,7 +58,7 @@ _ACTION_BYTES: Final = 1024  # more than a `struct sigaction` of any system has
 _Actions: TypeAlias = "tuple[ctypes.Array[ctypes.c_char], ...]"
 
 
-class Connector:
+class FirebirdConnector:
     """Connect to one database, always as the same user.
 
     With the first attachment of a process, also one that fails, the client library puts its own
@@ -114,7 +114,7 @@ def _put_back(before: _Actions) -> None:
 class FirebirdSession(SnapshotSession):
     """Implement `interface.Session`."""
 
-    def __init__(self, connect: Connector, limits: Limits) -> None:
+    def __init__(self, connect: FirebirdConnector, limits: Limits) -> None:
         super().__init__()
         self._connect, self._limits = connect, limits
         self.as_of = f"{dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()}Z"

@@ -66,7 +66,7 @@ _BY_DATATYPE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FirebirdColumn:
     """A column as the catalogue has it; `characters` and `charset` are those of text."""
 
     name: str
@@ -80,7 +80,7 @@ class Field:
     is_array: bool = False
 
 
-class Asked(Protocol):
+class FirebirdCatalogue(Protocol):
     """The part of a session that describing asks."""
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -90,7 +90,7 @@ class Asked(Protocol):
         """Return the driver's description of a statement's columns."""
 
 
-def describe(session: Asked, relation: Relation) -> Shape:
+def describe(session: FirebirdCatalogue, relation: Relation) -> Shape:
     """Return the shape of a relation. Raises ConfigurationError; see `Session.describe`."""
     refuse_types(relation, "Firebird")
     primary: list[str] = []
@@ -122,9 +122,9 @@ def describe(session: Asked, relation: Relation) -> Shape:
     return made
 
 
-def _of_catalogue(row: tuple[Any, ...]) -> Field:
+def _of_catalogue(row: tuple[Any, ...]) -> FirebirdColumn:
     name, type_, sub_type, precision, scale, characters, charset, null_flag, dimensions = row
-    return Field(
+    return FirebirdColumn(
         name.rstrip(),
         type_,
         sub_type,
@@ -137,7 +137,7 @@ def _of_catalogue(row: tuple[Any, ...]) -> Field:
     )
 
 
-def _of_description(column: Any) -> Field:
+def _of_description(column: Any) -> FirebirdColumn:
     """Return a column of a query, from the driver's metadata of the statement (ItemMetadata).
 
     It has no precision: a decimal gets the digits that its storage holds.
@@ -145,7 +145,7 @@ def _of_description(column: Any) -> Field:
     kind = _BY_DATATYPE.get(column.datatype.name, 0)
     is_text = kind in {_CHAR, _VARCHAR}
     width = _CHARACTER_BYTES.get(column.charset, 1) if is_text else 1
-    return Field(
+    return FirebirdColumn(
         column.alias or column.field,
         kind,
         0 if is_text else column.subtype,
@@ -157,7 +157,7 @@ def _of_description(column: Any) -> Field:
     )
 
 
-def _column(relation: Relation, field: Field) -> ReadColumn:
+def _column(relation: Relation, field: FirebirdColumn) -> ReadColumn:
     name, what = quote(field.name), ""
     if _is_text(field) and field.charset not in {OCTETS, UTF8}:
         # The driver would decode it as the connection's character set, and the server lose bytes.
@@ -189,7 +189,7 @@ def _column(relation: Relation, field: Field) -> ReadColumn:
     return ReadColumn(field.name, type, name, form, nullable=not field.not_null)
 
 
-def _refused(field: Field) -> str:
+def _refused(field: FirebirdColumn) -> str:
     """Return the name of a type that is not read."""
     if field.type == _BLOB:
         return f"the type BLOB SUB_TYPE {field.sub_type}"
@@ -198,17 +198,17 @@ def _refused(field: Field) -> str:
     return f"the type {_NAMES.get(field.type, f'number {field.type} of Firebird')}"
 
 
-def _is_text(field: Field) -> bool:
+def _is_text(field: FirebirdColumn) -> bool:
     return field.type in {_CHAR, _VARCHAR} or (field.type == _BLOB and field.sub_type == _TEXT_BLOB)
 
 
-def _text_form(field: Field) -> str:
+def _text_form(field: FirebirdColumn) -> str:
     if field.charset == NONE:
         return "utf-8"
     return charsets.form(field.charset) if field.charset in CODECS else "text"
 
 
-def _read(field: Field) -> tuple[DeclaredType, str]:
+def _read(field: FirebirdColumn) -> tuple[DeclaredType, str]:
     """Return the declared type of a column and its form; an empty form: it is not read."""
     if field.type in _INTEGERS:
         kind, digits = _INTEGERS[field.type]

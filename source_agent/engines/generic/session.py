@@ -53,8 +53,8 @@ def _driver(engine: Engine) -> str:
     return f"The driver {engine.dialect.driver}"
 
 
-class Catalogue:
-    """Implement `types.Catalogue` over one connection."""
+class InspectedCatalogue:
+    """Implement `types.GenericCatalogue` over one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -126,7 +126,7 @@ class GenericSession(SnapshotSession):
         try:
             driver = foreseen(_driver(self._engine), exc.SQLAlchemyError)
             with driver, self._engine.connect() as apart:
-                return types.describe(Catalogue(apart), relation)
+                return types.describe(InspectedCatalogue(apart), relation)
         except exc.SQLAlchemyError as error:
             if getattr(error, "connection_invalidated", False):
                 raise DatabaseUnavailable(f"The database says: {said(error)}.") from error

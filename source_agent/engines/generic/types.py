@@ -51,7 +51,7 @@ _FORMS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class InspectedColumn:
     """A column: what the inspector says, and the driver's precision and scale, if it has any."""
 
     name: str
@@ -61,7 +61,7 @@ class Described:
     scale: int | None = None
 
 
-class Catalogue(Protocol):
+class GenericCatalogue(Protocol):
     """The part of a session that describing asks."""
 
     entry: DialectEntry
@@ -85,7 +85,7 @@ class Catalogue(Protocol):
         """Return the driver's description of a statement's columns."""
 
 
-def describe(catalogue: Catalogue, relation: Relation) -> Shape:
+def describe(catalogue: GenericCatalogue, relation: Relation) -> Shape:
     """Return the shape of a relation.
 
     Raises:
@@ -110,7 +110,7 @@ def describe(catalogue: Catalogue, relation: Relation) -> Shape:
     order = arrange(relation, names, primary)
     by_name = {column.name: column for column in described}
 
-    def read(relation: Relation, column: Described) -> ReadColumn:
+    def read(relation: Relation, column: InspectedColumn) -> ReadColumn:
         return _read(relation, column, catalogue)
 
     columns = each_column(relation, [by_name[name] for name in order.names], read)
@@ -124,25 +124,25 @@ def describe(catalogue: Catalogue, relation: Relation) -> Shape:
     return made
 
 
-def _escaped(relation: Relation, catalogue: Catalogue) -> Relation:
+def _escaped(relation: Relation, catalogue: GenericCatalogue) -> Relation:
     return replace(relation, where=catalogue.escape(relation.where)) if relation.where else relation
 
 
 def _columns(
-    catalogue: Catalogue, source: str, reflected: dict[str, ReflectedColumn]
-) -> list[Described]:
+    catalogue: GenericCatalogue, source: str, reflected: dict[str, ReflectedColumn]
+) -> list[InspectedColumn]:
     """Return the columns as the catalogue and the driver describe them."""
     wanted = ", ".join(map(catalogue.quote, reflected)) or "*"
     said = catalogue.row_description(f"SELECT {wanted}\nFROM {source}\nWHERE 1 = 0")
     if not reflected:
-        return [Described(str(column[0]), None, nullable=True) for column in said]
+        return [InspectedColumn(str(column[0]), None, nullable=True) for column in said]
     return [
-        Described(name, column["type"], column.get("nullable", True), shown[4], shown[5])
+        InspectedColumn(name, column["type"], column.get("nullable", True), shown[4], shown[5])
         for (name, column), shown in zip(reflected.items(), said, strict=True)
     ]
 
 
-def _read(relation: Relation, column: Described, catalogue: Catalogue) -> ReadColumn:
+def _read(relation: Relation, column: InspectedColumn, catalogue: GenericCatalogue) -> ReadColumn:
     expression = catalogue.quote(column.name)
     if column.name in relation.as_text:
         return _taken(column, DeclaredType("text"), expression, "shown")
@@ -169,11 +169,11 @@ def _read(relation: Relation, column: Described, catalogue: Catalogue) -> ReadCo
     return _taken(column, type, expression, _FORMS[type.kind])
 
 
-def _taken(column: Described, type: DeclaredType, read: str, form: str) -> ReadColumn:
+def _taken(column: InspectedColumn, type: DeclaredType, read: str, form: str) -> ReadColumn:
     return ReadColumn(column.name, type, read, form, nullable=column.nullable)
 
 
-def _declared(column: Described) -> tuple[DeclaredType | None, str]:
+def _declared(column: InspectedColumn) -> tuple[DeclaredType | None, str]:
     """Return the declared type of a column; or None, and why it has none."""
     match column.type:
         case sql.Boolean():
@@ -197,7 +197,7 @@ def _declared(column: Described) -> tuple[DeclaredType | None, str]:
     return None, ""
 
 
-def _decimal(column: Described, type: sql.Numeric[Any]) -> tuple[DeclaredType | None, str]:
+def _decimal(column: InspectedColumn, type: sql.Numeric[Any]) -> tuple[DeclaredType | None, str]:
     """Return a decimal type; the driver's description completes or contradicts the catalogue."""
     scale = type.scale if type.scale is not None else column.scale
     precision = type.precision if type.precision is not None else column.precision

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from driftline.relations.activity import Activity, Flagged, NotKnown
+from driftline.relations.activity import Activity, FlaggedActivity, UnknownActivity
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.mysql_family.sql import MARK
@@ -33,9 +33,9 @@ FROM information_schema.tables
 WHERE table_schema = DATABASE() AND FIND_IN_SET(HEX(LOWER(table_name)), %s)
    OR FIND_IN_SET(CONCAT(HEX(LOWER(table_schema)), '.', HEX(LOWER(table_name))), %s)"""
 
-_NOT_INNODB: Final = NotKnown("its engine is not InnoDB")
-_PARTITIONED: Final = NotKnown("it is partitioned")
-_NO_TIME: Final = NotKnown("the server has not changed it since it opened the table")
+_NOT_INNODB: Final = UnknownActivity("its engine is not InnoDB")
+_PARTITIONED: Final = UnknownActivity("it is partitioned")
+_NO_TIME: Final = UnknownActivity("the server has not changed it since it opened the table")
 _Row = tuple[str | None, ...]
 
 
@@ -93,7 +93,7 @@ def _activity(row: _Row) -> Activity:
     }
     why = next((why for why, is_so in whys.items() if is_so), None)
     unsettled = now if is_this_second == "1" else ""
-    return why or Flagged(opaque([facts]), opaque([at, count, unsettled]))
+    return why or FlaggedActivity(opaque([facts]), opaque([at, count, unsettled]))
 
 
 def is_created_after(as_of: str, rows: list[tuple[str | None, ...]]) -> bool:

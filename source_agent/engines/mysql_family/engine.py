@@ -23,7 +23,7 @@ from source_agent.engines.mysql_family.mysql import MYSQL
 from source_agent.engines.mysql_family.product import TOLD_APART, Product
 from source_agent.engines.mysql_family.session import FamilySession
 from source_agent.engines.mysql_family.sql import first_row_sql, source_of
-from source_agent.engines.mysql_family.waits import DRIVER, Connector
+from source_agent.engines.mysql_family.waits import DRIVER, FamilyConnector
 from source_agent.engines.own_values.mysql_family import FamilyValues
 from source_agent.engines.relations.column_warnings import DATES, READ_AS_TEXT, column_warnings
 from source_agent.engines.relations.shapes import Relation, Shape
@@ -49,7 +49,7 @@ class FamilyEngine:
             "password": password or str(url.password or ""),
             "database": self._database,
         }
-        self._connect = Connector(arguments | access.driver_arguments(parameters))
+        self._connect = FamilyConnector(arguments | access.driver_arguments(parameters))
 
     @property
     def name(self) -> str:

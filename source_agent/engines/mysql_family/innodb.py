@@ -55,7 +55,7 @@ _OF_SERVER: Final = re.compile(r"\b(mysql|information_schema|performance_schema)
 _CALLED: Final = re.compile(r"`\(")
 
 
-class Lock(Enum):
+class LockOutcome(Enum):
     """The outcome of a lock. No error is kept: its traceback would keep the session."""
 
     TAKEN = "taken"
@@ -64,14 +64,14 @@ class Lock(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class InnodbSnapshot:
     """A snapshot that has begun: its time, and what was not locked before it, by its SQL."""
 
     as_of: str
-    unlocked: Mapping[str, Lock] = field(default_factory=dict)
+    unlocked: Mapping[str, LockOutcome] = field(default_factory=dict)
 
 
-def begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Snapshot:
+def begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> InnodbSnapshot:
     """Begin a snapshot in which relations are read as they are defined when it begins.
 
     A relation that cannot be locked stops none of the others: describing it says why.
@@ -87,7 +87,7 @@ def begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Snap
     if not named:
         as_of = str(ask(AS_OF)[0][0])
         ask(BEGIN)
-        return Snapshot(as_of)
+        return InnodbSnapshot(as_of)
     for left in reversed(range(_BEGINNINGS_MAX)):
         try:
             return _begin(ask, named, catalogue_opens=catalogue_opens)
@@ -97,7 +97,7 @@ def begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Snap
     raise AssertionError("the last attempt returns or raises")
 
 
-def _begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Snapshot:
+def _begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> InnodbSnapshot:
     ask(BEGIN_LATER)  # ends the transaction of an attempt before, with its locks
     # In the order in which the server locks the tables of one statement.
     tables = {source_of(r): r for r in sorted(named, key=lambda r: r.table or "") if r.table}
@@ -108,17 +108,19 @@ def _begin(ask: Ask, named: Sequence[Relation], *, catalogue_opens: bool) -> Sna
     as_of = str(ask(AS_OF)[0][0])
     others = [source_of(relation) for relation in named if relation.table is None]
     locks |= {source: lock(ask, source) for source in [*tables, *others] if source not in locks}
-    unlocked = {source: became for source, became in locks.items() if became is not Lock.TAKEN}
+    unlocked = {
+        source: became for source, became in locks.items() if became is not LockOutcome.TAKEN
+    }
     for source in first:
         # Without such a table MariaDB's snapshot begins with the first row of a query.
         if source not in unlocked and (source in stored or _is_table(ask, tables[source])):
             with contextlib.suppress(DatabaseRefused):  # as in `_is_table`
                 ask(first_row_sql(source))
                 break
-    return Snapshot(as_of, unlocked)
+    return InnodbSnapshot(as_of, unlocked)
 
 
-def lock(ask: Ask, source: str) -> Lock:
+def lock(ask: Ask, source: str) -> LockOutcome:
     """Lock the tables behind a relation until the transaction ends, if that can be done.
 
     Raises:
@@ -128,11 +130,11 @@ def lock(ask: Ask, source: str) -> Lock:
         ask(lock_sql(source))
     except DriftlineError as error:
         if number_of(error) == ER.LOCK_WAIT_TIMEOUT:
-            return Lock.HELD
+            return LockOutcome.HELD
         if isinstance(error, (DatabaseRefused, ConfigurationError)):
-            return Lock.REFUSED
+            return LockOutcome.REFUSED
         raise
-    return Lock.TAKEN
+    return LockOutcome.TAKEN
 
 
 def number_of(error: DriftlineError) -> int:

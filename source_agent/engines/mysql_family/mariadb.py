@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from source_agent.engines.mysql_family.product import Product, Variable
+from source_agent.engines.mysql_family.product import Product, SessionVariable
 
 _NUMBER_WIDTH: Final = 40  # the longest text of a DOUBLE has 33 characters
 _VARIABLES: Final = (
-    Variable("system_versioning_asof", 100300, "DEFAULT"),  # else rows of the past
+    SessionVariable("system_versioning_asof", 100300, "DEFAULT"),  # else rows of the past
     # Behaviour of older releases, regular expressions and WITH RECURSIVE.
-    Variable("old_mode", 100601, "'UTF8_IS_UTF8MB3'"),
-    Variable("default_regex_flags", 100601, "''"),
-    Variable("standard_compliant_cte", 100601, "1"),
+    SessionVariable("old_mode", 100601, "'UTF8_IS_UTF8MB3'"),
+    SessionVariable("default_regex_flags", 100601, "''"),
+    SessionVariable("standard_compliant_cte", 100601, "1"),
     # What CONVERT and AES_DECRYPT give.
-    Variable("character_set_collations", 110201, "''"),
-    Variable("block_encryption_mode", 110201, "'aes-128-ecb'"),
+    SessionVariable("character_set_collations", 110201, "''"),
+    SessionVariable("block_encryption_mode", 110201, "'aes-128-ecb'"),
 )
 
 

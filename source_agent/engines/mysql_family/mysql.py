@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from source_agent.engines.mysql_family.product import Product, Variable
+from source_agent.engines.mysql_family.product import Product, SessionVariable
 
 _VARIABLES: Final = (
-    Variable("block_encryption_mode", 50717, "'aes-128-ecb'"),
-    Variable("windowing_use_high_precision", 80002, "ON"),
+    SessionVariable("block_encryption_mode", 50717, "'aes-128-ecb'"),
+    SessionVariable("windowing_use_high_precision", 80002, "ON"),
     # A login may not set it: owners who change it in a read are refused.
-    Variable("default_collation_for_utf8mb4", 80011, ""),
-    Variable("use_secondary_engine", 80013, "OFF"),  # the tables, not a copy that follows them
+    SessionVariable("default_collation_for_utf8mb4", 80011, ""),
+    SessionVariable(
+        "use_secondary_engine", 80013, "OFF"
+    ),  # the tables, not a copy that follows them
     # Of the catalogue: statistics as they are now, and a generated key is a key.
-    Variable("information_schema_stats_expiry", 80003, "0", is_watched=False),
-    Variable("show_gipk_in_create_table_and_information_schema", 80030, "ON", is_watched=False),
+    SessionVariable("information_schema_stats_expiry", 80003, "0", is_watched=False),
+    SessionVariable(
+        "show_gipk_in_create_table_and_information_schema", 80030, "ON", is_watched=False
+    ),
 )
 
 

@@ -16,7 +16,7 @@ TOLD_APART: Final = "SELECT 1 /*M! + 1 */, VERSION() LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class SessionVariable:
     """A session variable of one product, since a release, on which what is read depends.
 
     `value` is what it is set to, as SQL; empty: it stays. `is_watched`: it is compared after each
@@ -56,7 +56,7 @@ class Product:
     name: str
     scheme: str
     comment: str
-    variables: tuple[Variable, ...]
+    variables: tuple[SessionVariable, ...]
     statement_timeout: str
     units_per_s: int
     grants_timeout: str
@@ -94,7 +94,7 @@ class Product:
             "database": "DATABASE()",
         }
 
-    def _own(self, variable: Variable, sql: str) -> str:
+    def _own(self, variable: SessionVariable, sql: str) -> str:
         return f"/*{self.comment}{variable.since} {sql} */"
 
 

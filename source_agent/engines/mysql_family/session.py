@@ -24,7 +24,7 @@ import numpy as np
 import pymysql
 from driftline.arrays import Positions
 from driftline.errors import OPEN, DatabaseRefused, DatabaseUnavailable, DriftlineError
-from driftline.relations.activity import Activity, NotKnown
+from driftline.relations.activity import Activity, UnknownActivity
 from driftline.relations.references import Reference
 from driftline.rows.key_order import Key, KeyRange
 from pymysql.cursors import Cursor, SSCursor
@@ -40,7 +40,7 @@ from source_agent.engines.mysql_family import (
     warnings,
 )
 from source_agent.engines.mysql_family.access import translate
-from source_agent.engines.mysql_family.innodb import Lock
+from source_agent.engines.mysql_family.innodb import LockOutcome
 from source_agent.engines.mysql_family.product import Product, identity_sql
 from source_agent.engines.mysql_family.sql import (
     AS_OF,
@@ -66,7 +66,7 @@ from source_agent.engines.mysql_family.values import BINDERS, ENCODERS, bound, b
 from source_agent.engines.mysql_family.waits import (
     ANSWER_S,
     DRIVER,
-    Connector,
+    FamilyConnector,
     limit,
     prepared_fields,
 )
@@ -89,7 +89,7 @@ class FamilySession(SnapshotSession):
         product: Product,
         connection: pymysql.Connection[Cursor],
         limits: Limits,
-        connect: Connector,
+        connect: FamilyConnector,
         probed: Sequence[Relation] = (),
         named: Sequence[Relation] = (),
     ) -> None:
@@ -108,7 +108,7 @@ class FamilySession(SnapshotSession):
         try:
             return activity.activities(self.ask, probed)
         except DriftlineError as error:
-            return {relation.name: NotKnown(error.message_abroad) for relation in probed}
+            return {relation.name: UnknownActivity(error.message_abroad) for relation in probed}
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -136,12 +136,12 @@ class FamilySession(SnapshotSession):
                 tuple(v.decode() if isinstance(v, bytes) else v for v in row) for row in fetched
             ]
 
-    def fields(self, sql: str) -> Sequence[types.Field]:
+    def fields(self, sql: str) -> Sequence[types.ResultField]:
         # The driver's public description leaves out flags and character set.
         if self.product.plans_by_running:
-            return cast("Sequence[types.Field]", self._prepared(sql))
+            return cast("Sequence[types.ResultField]", self._prepared(sql))
         cursor = self._execute(self._connection.cursor(Cursor), sql, (), None)
-        return cast("Sequence[types.Field]", cursor._result.fields)
+        return cast("Sequence[types.ResultField]", cursor._result.fields)
 
     def _prepared(self, sql: str) -> Sequence[object]:
         self._end_abandoned()
@@ -168,7 +168,7 @@ class FamilySession(SnapshotSession):
 
     def describe(self, relation: Relation) -> Shape:
         before = self._unlocked.get(source := source_of(relation))
-        if before is Lock.HELD:
+        if before is LockOutcome.HELD:
             raise DatabaseUnavailable(
                 "Another session had locked a table that it reads for longer than lock_timeout_s "
                 "when the snapshot was to begin.",
@@ -176,7 +176,7 @@ class FamilySession(SnapshotSession):
                 remedy="Try again later.",
                 abroad=OPEN,
             )
-        if before is not None and innodb.lock(self.ask, source) is Lock.TAKEN:
+        if before is not None and innodb.lock(self.ask, source) is LockOutcome.TAKEN:
             raise types.replaced(self.product, relation)  # it could not be read then, and can now
         try:
             return types.describe(self, relation)

@@ -32,7 +32,7 @@ from source_agent.engines.mysql_family.sql import (
     probe_sql,
     source_of,
 )
-from source_agent.engines.mysql_family.values import TEXT, Described, can_page, column, marking
+from source_agent.engines.mysql_family.values import TEXT, FamilyColumn, can_page, column, marking
 from source_agent.engines.relations.foreign_keys import ForeignKey, references
 from source_agent.engines.relations.markers import MarkedBy, Marker, definition_of, marked_by
 from source_agent.engines.relations.select import (
@@ -144,7 +144,7 @@ _ROW_START: Final = "row_start"  # of a table that declares no column for it
 _PERIOD: Final = {"ROW START", "ROW END"}  # expressions of such columns
 
 
-class Field(Protocol):
+class ResultField(Protocol):
     """One column of a result, as PyMySQL parsed it."""
 
     name: bytes | str
@@ -155,7 +155,7 @@ class Field(Protocol):
     scale: int
 
 
-class Catalogue(Protocol):
+class FamilyCatalogue(Protocol):
     """The part of a session that `describe` uses."""
 
     @property
@@ -169,7 +169,7 @@ class Catalogue(Protocol):
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
         """Return the rows of a catalogue query, as text."""
 
-    def fields(self, sql: str) -> Sequence[Field]:
+    def fields(self, sql: str) -> Sequence[ResultField]:
         """Return the columns of a SELECT that reads no row."""
 
 
@@ -192,7 +192,7 @@ class _Index:
 
 
 def foreign_keys(
-    session: Catalogue, shape: Shape, published: Sequence[Relation]
+    session: FamilyCatalogue, shape: Shape, published: Sequence[Relation]
 ) -> tuple[Reference, ...]:
     """Return what `Session.references` returns."""
     if shape.relation.table is None or not published:
@@ -209,7 +209,7 @@ def foreign_keys(
     return references(shape, keys, published, lambda relation: _table_of(relation, database))
 
 
-def definition(session: Catalogue, relation: Relation) -> str:
+def definition(session: FamilyCatalogue, relation: Relation) -> str:
     """Return `Mark.definition` of a relation: of its table, or of every table and view that the
     login sees, because what a query or a view reads is not told.
 
@@ -241,7 +241,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name[1:-1].replace("``", "`") for name in re.findall(_NAME, text))
 
 
-def reads_plainly(session: Catalogue, relation: Relation) -> bool:
+def reads_plainly(session: FamilyCatalogue, relation: Relation) -> bool:
     """Return True if a relation has no expression of its owner: it is stored columns of a table."""
     parts = split_name(relation.table or "", MARK)
     if relation.table is None or relation.where:
@@ -254,19 +254,19 @@ def reads_plainly(session: Catalogue, relation: Relation) -> bool:
     return not any("VIRTUAL" in (more or "").upper() for *_, more in columns)
 
 
-def describe(session: Catalogue, relation: Relation) -> Shape:
+def describe(session: FamilyCatalogue, relation: Relation) -> Shape:
     """Return what `Session.describe` returns. Raises ConfigurationError, SnapshotLost."""
     refuse_types(relation, session.product.name)
     source = source_of(relation)
     lock = innodb.lock(session.ask, source)  # if it was not, before the snapshot
     made = _described(session, relation)
-    if lock is not innodb.Lock.TAKEN:
+    if lock is not innodb.LockOutcome.TAKEN:
         session.ask(lock_sql(source))  # tells why it cannot
         raise replaced(session.product, relation)
     return made
 
 
-def _described(session: Catalogue, relation: Relation) -> Shape:
+def _described(session: FamilyCatalogue, relation: Relation) -> Shape:
     source = source_of(relation)
     if relation.table is None:
         fields = session.fields(empty_sql(source))
@@ -312,10 +312,10 @@ def replaced(product: Product, relation: Relation) -> SnapshotLost:
 
 
 def _describe(
-    session: Catalogue,
+    session: FamilyCatalogue,
     relation: Relation,
     source: str,
-    described: list[Described],
+    described: list[FamilyColumn],
     indexes: Sequence[_Index] = (),
     kind: str = "",
     engine: str = "",
@@ -355,7 +355,7 @@ def _describe(
 
 
 def _marked(
-    relation: Relation, kind: str, described: Sequence[Described], published: Sequence[str]
+    relation: Relation, kind: str, described: Sequence[FamilyColumn], published: Sequence[str]
 ) -> MarkedBy | None:
     """Return the marker of a relation. Raises ConfigurationError: it cannot be used."""
     columns = {d.name: marking(d) for d in described}
@@ -364,7 +364,7 @@ def _marked(
 
 
 def _row_start(
-    kind: str, described: Sequence[Described], published: Sequence[str]
+    kind: str, described: Sequence[FamilyColumn], published: Sequence[str]
 ) -> tuple[str, str]:
     """Return the column with the time at which a row version began, or why none can be used."""
     if kind != innodb.VERSIONED:
@@ -401,12 +401,12 @@ def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
     return names if set(names) <= set(pageable) else ()
 
 
-def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> list[Described]:
+def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> list[FamilyColumn]:
     columns = []
     for name, kind, written, precision, scale, nullable, charset, collation, made, more in rows:
         text = (written or "").lower()
         columns.append(
-            Described(
+            FamilyColumn(
                 name or "",
                 {"integer": "int", "numeric": "decimal"}.get(kind or "", kind or ""),
                 "unsigned" in text,
@@ -424,7 +424,7 @@ def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> lis
     return columns
 
 
-def _of_metadata(product: Product, fields: Sequence[Field]) -> list[Described]:
+def _of_metadata(product: Product, fields: Sequence[ResultField]) -> list[FamilyColumn]:
     columns, kinds = [], {**_FIELD_TYPES, **product.fields}
     for field in fields:
         name = field.name.decode() if isinstance(field.name, bytes) else field.name
@@ -436,7 +436,7 @@ def _of_metadata(product: Product, fields: Sequence[Field]) -> list[Described]:
         precision = field.length if kind == "bit" else digits
         is_nullable = not field.flags & _NOT_NULL
         columns.append(
-            Described(name, kind, is_unsigned, precision, field.scale, is_nullable, "", kind)
+            FamilyColumn(name, kind, is_unsigned, precision, field.scale, is_nullable, "", kind)
         )
     return columns
 
@@ -460,7 +460,7 @@ def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
     ]
 
 
-def _of_current(indexes: list[_Index], described: Sequence[Described]) -> list[_Index]:
+def _of_current(indexes: list[_Index], described: Sequence[FamilyColumn]) -> list[_Index]:
     """Return the indexes as they are of current rows: a table with versions has its row end, which
     is the same for all of these, behind the columns of its unique keys."""
     ends = {d.name for d in described if d.generated == "ROW END"}

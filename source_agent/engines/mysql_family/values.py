@@ -24,11 +24,15 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from driftline.relations.derivations import Comparable, Comparison, Operator
+from driftline.relations.derivations import ColumnPredicate, Comparable, Operator
 from driftline.values.types import INTEGER_WIDTHS, Column, DeclaredType, parse_type
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw
+from source_agent.engines.encoding.plain_values import (
+    BytesEncoder,
+    ColumnEncoder,
+    FixedWidthEncoder,
+)
 from source_agent.engines.mysql_family.product import Product
 from source_agent.engines.mysql_family.sql import MARK
 from source_agent.engines.relations.select import ReadColumn, quote, refused_type
@@ -69,14 +73,14 @@ _MEMBERS: Final = re.compile(r"'((?:[^']|'')*)'")  # of ENUM and SET; 0 has the 
 _AS_CHAR: Final = frozenset(("time", "uuid", "inet4", "inet6"))
 
 ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
-    "int": lambda type: Fixed(type.kind, int),
-    "float": lambda type: Fixed(type.kind, float),
+    "int": lambda type: FixedWidthEncoder(type.kind, int),
+    "float": lambda type: FixedWidthEncoder(type.kind, float),
     "decimal": rows.decimal_text,
     "ascii": rows.from_text,
     "date": rows.from_text,
     "utc": lambda type: rows.from_text(type, "+00"),
-    "text": lambda _: Raw(rows.check_utf8),
-    "bytes": lambda _: Raw(),
+    "text": lambda _: BytesEncoder(rows.check_utf8),
+    "bytes": lambda _: BytesEncoder(),
 }
 BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
     "int": int,
@@ -92,7 +96,7 @@ _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
 _BYTE_ORDER: Final = re.compile(r"(ascii|utf8|utf8mb3|utf8mb4)_(nopad_|0900_)?bin")
 
 
-class Described(NamedTuple):
+class FamilyColumn(NamedTuple):
     """A column as the catalogue or a result's metadata describes it; for BIT, `precision` is bits.
 
     `collation` is empty if it is not known. `is_stored`: it is a column of a table; how an
@@ -115,7 +119,7 @@ class Described(NamedTuple):
     is_unversioned: bool = False
 
 
-def column(product: Product, relation: Relation, column: Described) -> ReadColumn:
+def column(product: Product, relation: Relation, column: FamilyColumn) -> ReadColumn:
     """Return the read expression of one column, or raise the error that refuses its type."""
     quoted = quote(column.name, MARK)
     as_text = column.name in relation.as_text
@@ -159,7 +163,7 @@ def column(product: Product, relation: Relation, column: Described) -> ReadColum
     return reading
 
 
-def can_page(column: Described, reading: ReadColumn) -> bool:
+def can_page(column: FamilyColumn, reading: ReadColumn) -> bool:
     """Return True if a table can be read in pages by this column without losing rows.
 
     Its values must be bindable, and ORDER BY and `>` must agree about them. They do not for ENUM
@@ -174,13 +178,13 @@ def can_page(column: Described, reading: ReadColumn) -> bool:
     return column.type in {"char", "varchar"} and is_padded
 
 
-def marking(column: Described) -> tuple[str, bool]:
+def marking(column: FamilyColumn) -> tuple[str, bool]:
     """Return the kind by which a column marks changes, and True if it may be NULL."""
     kind = "int8" if column.type in _INTEGERS else _DATES.get(column.type, column.type)
     return kind, column.is_nullable
 
 
-def _reading(product: Product, column: Described, quoted: str) -> tuple[str, str, str]:
+def _reading(product: Product, column: FamilyColumn, quoted: str) -> tuple[str, str, str]:
     """Return read expression, declared type and form; three empty strings if there is none."""
     kind = column.type
     if kind in _INTEGERS:
@@ -217,13 +221,13 @@ def _checked(quoted: str, charset: str) -> str:
     return f"IF({quoted} IS NULL OR {is_whole}, CAST({text} AS BINARY), X'FF')"
 
 
-def _is_itself(column: Described, reading: ReadColumn) -> bool:
+def _is_itself(column: FamilyColumn, reading: ReadColumn) -> bool:
     """Return True if a column is read as it is, or as its bytes."""
     quoted = quote(column.name, MARK)
     return reading.read in {quoted, _checked(quoted, column.charset)}
 
 
-def _is_compared(column: Described, reading: ReadColumn) -> bool:
+def _is_compared(column: FamilyColumn, reading: ReadColumn) -> bool:
     """Return True if a derivation may compare a column (docs/types.md)."""
     if column.type in _INTEGERS and reading.type.kind in INTEGER_WIDTHS:
         return True
@@ -234,7 +238,7 @@ def _is_compared(column: Described, reading: ReadColumn) -> bool:
     return column.type in _COMPARED_TEXT or column.type in {"date", "datetime"}
 
 
-def _unordered(column: Described, reading: ReadColumn) -> str:
+def _unordered(column: FamilyColumn, reading: ReadColumn) -> str:
     """Return how the server sorts a column if not as the protocol does (`ReadColumn.unordered`)."""
     if not column.is_stored or not _is_itself(column, reading):
         return f"as {column.written}"
@@ -269,7 +273,7 @@ def as_bytes(text: str) -> str:
     return f"CAST(CONVERT({text} USING utf8mb4) AS BINARY)"
 
 
-def compare(comparison: Comparison, column: Column, place: str) -> Condition:
+def compare(comparison: ColumnPredicate, column: Column, place: str) -> Condition:
     """Return a comparison; a zero byte stands for each of its values (`sql`)."""
     del place  # values have no numbers
     operand, kind, operator = quote(column.name, MARK), column.type.kind, comparison.operator

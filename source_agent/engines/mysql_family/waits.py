@@ -34,7 +34,7 @@ _PACKAGE: Final = "cryptography"
 _PREPARED: Final = struct.Struct("<xIHH")  # COM_STMT_PREPARE_OK: statement, columns, parameters
 
 
-class Connector:
+class FamilyConnector:
     """Connect to one server, always as the same user.
 
     `arguments` are the driver's, without its limits of time.

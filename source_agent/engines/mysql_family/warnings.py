@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from driftline.errors import DatabaseRefused, DriftlineError, ValueDoesNotFit
-from driftline.relations.derivations import Comparison, Negated, Predicate
+from driftline.relations.derivations import ColumnPredicate, NotPredicate, Predicate
 
 from source_agent.engines.encoding.rows import printable_value
 from source_agent.engines.mysql_family.product import Product
@@ -51,7 +51,7 @@ _TOO_LARGE: Final = 1301
 Warned = tuple[int, str]  # the number of a warning and its text
 
 
-class Warner(Protocol):
+class WarningSession(Protocol):
     """The part of a session that lists warnings and searches for their rows."""
 
     @property
@@ -68,7 +68,7 @@ class Warner(Protocol):
         """Return True if every expression that a relation reads is the agent's."""
 
 
-def refuse(session: Warner, shape: Shape, count: int) -> None:
+def refuse(session: WarningSession, shape: Shape, count: int) -> None:
     """Raise an error if a read of a relation, with this number of warnings, lost a value.
 
     Raises:
@@ -125,16 +125,16 @@ def _searches(shape: Shape) -> Iterator[tuple[str, str]]:
 
 def _columns(predicate: Predicate) -> Iterator[str]:
     match predicate:
-        case Comparison(column):
+        case ColumnPredicate(column):
             yield column
-        case Negated(part):
+        case NotPredicate(part):
             yield from _columns(part)
         case _:
             for part in predicate.parts:
                 yield from _columns(part)
 
 
-def _lost(session: Warner, shape: Shape, lost: list[Warned]) -> DriftlineError:
+def _lost(session: WarningSession, shape: Shape, lost: list[Warned]) -> DriftlineError:
     """Return the error for lost values; it names the first one that a search finds."""
     name = session.product.name
     column, key = _place(session, shape)
@@ -155,7 +155,7 @@ def _is_large(lost: list[Warned]) -> bool:
     return any(number == _TOO_LARGE for number, _ in lost)
 
 
-def _place(session: Warner, shape: Shape) -> tuple[str, str]:
+def _place(session: WarningSession, shape: Shape) -> tuple[str, str]:
     """Return column and key of a lost value, as far as a search finds them."""
     for name, sql in _searches(shape):
         try:

@@ -41,7 +41,7 @@ from source_agent.engines.own_values.reading import (
     NotComparable,
     OwnValues,
 )
-from source_agent.engines.own_values.sampling import Sample, sample
+from source_agent.engines.own_values.sampling import SampledKeys, sample
 from source_agent.engines.own_values.spelling import normal, spelled
 from source_agent.engines.relations.shapes import Consistency, Shape
 
@@ -53,7 +53,7 @@ Reads = tuple[Iterable[Row], Iterable[DriverKey]]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ValueDifference:
     """A value of one row; `published` is None for NULL, and so is `driver`."""
 
     key: str
@@ -75,7 +75,7 @@ class ColumnReads:
     equal: int = 0
     nulls: int = 0
     differing: int = 0
-    samples: tuple[Difference, ...] = ()
+    samples: tuple[ValueDifference, ...] = ()
     not_compared: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ class ColumnReads:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ValueComparison:
     """The findings about one relation.
 
     `rows` were compared; `how` says which. `missing` are keys of rows that one of both reads did
@@ -112,16 +112,16 @@ class Comparison:
         return self.rows == 0 and not any(column.not_compared for column in self.columns)
 
 
-def not_compared(shape: Shape, why: str) -> Comparison:
+def not_compared(shape: Shape, why: str) -> ValueComparison:
     """Return the comparison of a relation whose engine shows no values of a driver."""
     columns = [
         ColumnReads(column.name, str(column.type), not_compared={why: 0})
         for column in shape.recipe.published_order
     ]
-    return Comparison(0, "", tuple(columns))
+    return ValueComparison(0, "", tuple(columns))
 
 
-def compare(session: Session, own: OwnValues, shape: Shape, rows: int) -> Comparison:
+def compare(session: Session, own: OwnValues, shape: Shape, rows: int) -> ValueComparison:
     """Compare about `rows` rows of a described relation.
 
     Raises:
@@ -200,7 +200,7 @@ class _Tally:
         self._columns = shape.recipe.columns
         self._keys = shape.recipe.key_columns
         self._equal, self._nulls, self._differing = ([0] * len(self._columns) for _ in range(3))
-        self._samples: list[list[Difference]] = [[] for _ in self._columns]
+        self._samples: list[list[ValueDifference]] = [[] for _ in self._columns]
         self._reasons: list[dict[str, int]] = [defaultdict(int) for _ in self._columns]
         self._missing: list[str] = []
         self.rows = self.unpaired = 0
@@ -280,7 +280,7 @@ class _Tally:
             if (key, number) in differences:
                 self._differing[number] += 1
                 if len(self._samples[number]) < SAMPLES_MAX:
-                    sampled = Difference(self._shown(published), *differences[key, number])
+                    sampled = ValueDifference(self._shown(published), *differences[key, number])
                     self._samples[number].append(sampled)
                 continue
             try:
@@ -295,7 +295,7 @@ class _Tally:
         pairs = zip(self._columns[: self._keys], row, strict=False)
         return ", ".join(f"{c.name}={'NULL' if v is None else v}" for c, v in pairs)
 
-    def comparison(self, chosen: Sample) -> Comparison:
+    def comparison(self, chosen: SampledKeys) -> ValueComparison:
         """Return what was found, in the order of the relation's columns."""
         by_column = {
             column: ColumnReads(
@@ -311,4 +311,4 @@ class _Tally:
         }
         columns = tuple(by_column[column] for column in self._shape.recipe.published_order)
         missing, unpaired = tuple(self._missing), max(self.unpaired, 0)
-        return Comparison(self.rows, chosen.how, columns, missing, unpaired)
+        return ValueComparison(self.rows, chosen.how, columns, missing, unpaired)

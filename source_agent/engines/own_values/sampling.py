@@ -25,23 +25,23 @@ _CHARACTERS: Final = 3  # of a text, behind what the first and the last key shar
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledKeys:
     """The keys of the rows; None: the first rows that the database gives. `how` says it."""
 
     keys: list[DriverKey] | None
     how: str
 
 
-def sample(own: OwnValues, shape: Shape, rows: int) -> Sample:
+def sample(own: OwnValues, shape: Shape, rows: int) -> SampledKeys:
     """Return the sample of a relation, of about `rows` rows."""
     if not _has_index(own, shape):
         more = "; a view or a query may be computed as a whole for it"
         is_table = shape.vouched or shape.relation.files is not None
-        return Sample(None, own.stored + ("" if is_table else more))
+        return SampledKeys(None, own.stored + ("" if is_table else more))
     first = own.fetch(shape, own.keys_sql(shape), own.limited(rows + 1), rows + 1)
     note = f"; {own.cost}" if own.cost else ""
     if len(first) <= rows:
-        return Sample(_distinct(first), f"every row{note}")
+        return SampledKeys(_distinct(first), f"every row{note}")
     part = max(1, rows // PARTS)
     last = _last(own, shape, first, part)
     keys = [*first[: part if last else rows], *last]
@@ -56,7 +56,7 @@ def sample(own: OwnValues, shape: Shape, rows: int) -> Sample:
             keys += own.fetch(shape, sql, own.limited(EXTREMES), EXTREMES)
     ends = f", and both ends of {', '.join(names)}" if names else ""
     where = "from first to last key" if last else "with the least keys"
-    return Sample(_distinct(keys), f"{where}, by its index{ends}{note}")
+    return SampledKeys(_distinct(keys), f"{where}, by its index{ends}{note}")
 
 
 def _has_index(own: OwnValues, shape: Shape) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from driftline.relations.activity import Activity, Counted, NotKnown
+from driftline.relations.activity import Activity, CountedActivity, UnknownActivity
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
@@ -61,10 +61,10 @@ LEFT JOIN pg_catalog.pg_class root ON root.oid = asked.oid
 LEFT JOIN counted ON counted.place = asked.place
 ORDER BY asked.place"""
 
-_FOREIGN: Final = NotKnown("it reads a foreign table, which has no counters here")
-_POLICIES: Final = NotKnown("row security decides what the login sees of it")
-_STANDBY: Final = NotKnown("the database is a standby, which counts nothing")
-_OFF: Final = NotKnown("the database counts nothing (track_counts = off)")
+_FOREIGN: Final = UnknownActivity("it reads a foreign table, which has no counters here")
+_POLICIES: Final = UnknownActivity("row security decides what the login sees of it")
+_STANDBY: Final = UnknownActivity("the database is a standby, which counts nothing")
+_OFF: Final = UnknownActivity("the database counts nothing (track_counts = off)")
 
 
 def activities(ask: Ask, relations: Sequence[Relation]) -> dict[str, Activity]:
@@ -93,7 +93,7 @@ def activities(ask: Ask, relations: Sequence[Relation]) -> dict[str, Activity]:
             _POLICIES: is_hidden,
         }
         why = next((why for why, is_so in whys.items() if is_so), None)
-        by_name[relation.name] = why or Counted(opaque([facts]), int(changes))
+        by_name[relation.name] = why or CountedActivity(opaque([facts]), int(changes))
     return by_name
 
 

@@ -20,7 +20,7 @@ from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.own_values.postgresql import PostgresqlValues
 from source_agent.engines.postgresql import access, sql, types
 from source_agent.engines.postgresql.session import PostgresqlSession
-from source_agent.engines.postgresql.waits import READ_ONLY, Way
+from source_agent.engines.postgresql.waits import READ_ONLY, ServerPath
 from source_agent.engines.relations.column_warnings import column_warnings, spark_warning
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import attempted
@@ -35,7 +35,7 @@ class PostgresqlEngine:
     name = "postgresql"
 
     def __init__(self, parameters: dict[str, str], limits: Limits, *, pooler: bool = False) -> None:
-        self._limits, self._way = limits, Way.DECLARED if pooler else Way.UNKNOWN
+        self._limits, self._way = limits, ServerPath.DECLARED if pooler else ServerPath.UNKNOWN
         options = parameters.get("options", "")
         self._parameters = {
             "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
@@ -55,7 +55,7 @@ class PostgresqlEngine:
         named: Sequence[Relation] = (),  # noqa: ARG002
     ) -> PostgresqlSession:
         session = PostgresqlSession(self._parameters, self._limits, probed=probed, way=self._way)
-        self._way = Way.POOLED if session.pooler else Way.DIRECT
+        self._way = ServerPath.POOLED if session.pooler else ServerPath.DIRECT
         return session
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from driftline.arrays import Positions
 from driftline.errors import DriftlineError
-from driftline.relations.activity import NotKnown
+from driftline.relations.activity import UnknownActivity
 from driftline.relations.derivations import Derivation
 from driftline.relations.references import Reference
 from driftline.rows.digests import MASK64
@@ -46,14 +46,14 @@ from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
 from source_agent.engines.postgresql.replaced import read_by, refuse_replaced
 from source_agent.engines.postgresql.settings import refuse_changed
-from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql, part_sql
+from source_agent.engines.postgresql.split import SEES, BlockRanges, choose, import_sql, part_sql
 from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
 from source_agent.engines.relations.markers import (
     ORDERED,
     Mark,
     MarkerKind,
-    Running,
+    RunningTransactions,
     future,
     latest,
     mark_of,
@@ -80,7 +80,7 @@ class PostgresqlSession(SnapshotSession):
         snapshot: str | None = None,
         probed: Sequence[Relation] = (),
         held: Mapping[str, str] | None = None,
-        way: waits.Way = waits.Way.DIRECT,
+        way: waits.ServerPath = waits.ServerPath.DIRECT,
     ) -> None:
         """Open a session.
 
@@ -147,7 +147,7 @@ class PostgresqlSession(SnapshotSession):
         try:
             self.activities = activity.activities(self.ask, probed)
         except Error as error:  # activity is a hint, so a failure is only told
-            why = NotKnown(translate(error).message_abroad)
+            why = UnknownActivity(translate(error).message_abroad)
             self.activities = {relation.name: why for relation in probed}
 
     def _set(self, statement: str, values: dict[str, str]) -> None:
@@ -350,12 +350,12 @@ class PostgresqlSession(SnapshotSession):
             ((row,),) = self._copy(shape, sql.later_sql(shape))
         return int(struct.unpack(">hiq", row)[2])
 
-    def running(self) -> Running:
+    def running(self) -> RunningTransactions:
         try:
             oldest, next_one = self.ask(sql.RUNNING)[0]
         except Error as error:
             raise translate(error) from error
-        return Running(int(oldest), int(next_one))
+        return RunningTransactions(int(oldest), int(next_one))
 
     def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
         if not plan_of(shape).key_hash:
@@ -459,7 +459,7 @@ class PostgresqlJoin:
     sees: str
     held: dict[str, str]
     shape: Shape
-    cut: Cut
+    cut: BlockRanges
 
     def __call__(self) -> PostgresqlSplit:
         """Import the snapshot. Raises DatabaseUnavailable, DatabaseRefused."""

@@ -47,7 +47,7 @@ _END: Final = "(4294967295,0)"  # behind the last block that a table can have
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BlockRanges:
     """A table's blocks in `parts` ranges of `step` each; the last has no end."""
 
     parts: int
@@ -59,7 +59,7 @@ class Cut:
         return f"({part * self.step},0)", end
 
 
-def cut(blocks: int, *, rows_per_block: float | None, rows_max: int | None) -> Cut | None:
+def cut(blocks: int, *, rows_per_block: float | None, rows_max: int | None) -> BlockRanges | None:
     """Cut a table of `blocks` blocks into parts; None: too small to be worth it.
 
     Args:
@@ -71,7 +71,7 @@ def cut(blocks: int, *, rows_per_block: float | None, rows_max: int | None) -> C
     step = PART_BLOCKS
     if rows_max is not None:
         step = max(int(min(step, rows_max / (rows_per_block or ROWS_PER_BLOCK))), 1)
-    return Cut(max(-(-blocks // step), 1), step)
+    return BlockRanges(max(-(-blocks // step), 1), step)
 
 
 def part_sql(shape: Shape) -> str:
@@ -102,7 +102,7 @@ def import_sql(snapshot: str) -> str:
     return IMPORT.format(snapshot=snapshot)
 
 
-def choose(ask: Ask, shape: Shape, rows_max: int | None) -> Cut | None:
+def choose(ask: Ask, shape: Shape, rows_max: int | None) -> BlockRanges | None:
     """Choose how a relation is cut now; None: one session has to read it all."""
     if not _is_divisible(shape):
         return None

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Final
 
 from driftline.errors import OPEN, ConfigurationError
-from driftline.relations.derivations import Comparable, Comparison, Operator
+from driftline.relations.derivations import ColumnPredicate, Comparable, Operator
 from driftline.values.types import Column, DeclaredType
 
 from source_agent.engines.interface import Ask
@@ -259,7 +259,7 @@ def literal(column: Column, value: str) -> str:
     return value if not sign else f"{int(year) + 1:04d}-{rest} BC"
 
 
-def compare(comparison: Comparison, column: Column, place: str) -> Condition:
+def compare(comparison: ColumnPredicate, column: Column, place: str) -> Condition:
     """Return a comparison whose literals are the value of the setting `place`; see `sql.VALUES`."""
     operand, kind, values = quote(column.name), column.type.kind, comparison.values
     if comparison.operator is Operator.IS_NULL:

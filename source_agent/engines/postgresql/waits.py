@@ -94,7 +94,7 @@ def driven() -> Iterator[None]:
             ) from error
 
 
-class Way(enum.Enum):
+class ServerPath(enum.Enum):
     """Tell what is known of the way to the server."""
 
     UNKNOWN = enum.auto()
@@ -110,7 +110,7 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
     """
 
     answer_s = ANSWER_S
-    way = Way.DIRECT
+    way = ServerPath.DIRECT
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -119,7 +119,7 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
     @property
     def is_pooled(self) -> bool:
         """Return True if it leads to a pooler."""
-        return self.way in {Way.DECLARED, Way.POOLED}
+        return self.way in {ServerPath.DECLARED, ServerPath.POOLED}
 
     @property
     def release(self) -> str:
@@ -155,7 +155,7 @@ def _bounded(gen: PQGen[Result], limit_s: float) -> PQGen[Result]:
         return result
 
 
-def connect(parameters: dict[str, str], way: Way = Way.UNKNOWN) -> BoundedConnection:
+def connect(parameters: dict[str, str], way: ServerPath = ServerPath.UNKNOWN) -> BoundedConnection:
     """Open a connection, with libpq's parameters.
 
     Raises:
@@ -165,13 +165,13 @@ def connect(parameters: dict[str, str], way: Way = Way.UNKNOWN) -> BoundedConnec
     """
     bare = parameters | {"options": ""}  # nor those of the environment
     try:
-        if way is Way.UNKNOWN:
+        if way is ServerPath.UNKNOWN:
             # A session without options is not read-only yet, which would refuse every primary.
             wanted = parameters.get("target_session_attrs", os.environ.get(_SESSION_ATTRS))
             any_server = {"target_session_attrs": "any"} if wanted == "read-only" else {}
             with _connect(bare | any_server) as connection:
                 way = _way_of(connection)
-        if way is Way.DIRECT:
+        if way is ServerPath.DIRECT:
             try:
                 connection = _connect(parameters)
             except Error as error:
@@ -183,7 +183,7 @@ def connect(parameters: dict[str, str], way: Way = Way.UNKNOWN) -> BoundedConnec
                 connection.close()
         _refuse_options(parameters)
         connection = _connect(bare)
-        connection.way = Way.DECLARED if way is Way.DECLARED else Way.POOLED
+        connection.way = ServerPath.DECLARED if way is ServerPath.DECLARED else ServerPath.POOLED
         return connection
     except Error as error:
         raise connect_error(error, parameters) from error
@@ -198,17 +198,17 @@ def _connect(parameters: dict[str, str]) -> BoundedConnection:
         )
 
 
-def _way_of(connection: BoundedConnection) -> Way:
+def _way_of(connection: BoundedConnection) -> ServerPath:
     """Return the way of a connection without options, of which a pooler would keep what it can set.
 
     Raises DatabaseRefused: it leads to Pgpool-II.
     """
     ((backend, _, *ports),) = connection.execute(BACKEND).fetchall()
     if backend != connection.pgconn.backend_pid:
-        return Way.POOLED
+        return ServerPath.POOLED
     if _is_passed_on(connection, *ports):
         _refuse_pgpool(connection)
-    return Way.DIRECT
+    return ServerPath.DIRECT
 
 
 def _has_options(connection: BoundedConnection) -> bool:
@@ -240,7 +240,7 @@ def server_of(connection: BoundedConnection) -> str:
     ((started, backend, isolation),) = connection.execute(SERVER).fetchall()
     if isolation != ISOLATION:
         raise no_transactions()
-    if connection.way is Way.DECLARED and backend == connection.pgconn.backend_pid:
+    if connection.way is ServerPath.DECLARED and backend == connection.pgconn.backend_pid:
         connection.execute(SAVEPOINT)
         _refuse_pgpool(connection)
         connection.execute(ROLLBACK_TO)

@@ -174,7 +174,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningTransactions:
     """Numbers of transactions in a snapshot: all before `oldest` were over, and it was open.
 
     None is known to be open if `oldest` is `next`, the number behind the last one that was over.
@@ -184,7 +184,7 @@ class Running:
     oldest: int
     next: int
 
-    def open_since(self, as_of: str, before: Earlier | None) -> str:
+    def open_since(self, as_of: str, before: EarlierSnapshot | None) -> str:
         """Return the earliest time at which the oldest transaction is known to have been open.
 
         Args:
@@ -197,10 +197,10 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierSnapshot:
     """An earlier snapshot: its time, and since when its oldest transaction was open."""
 
-    running: Running
+    running: RunningTransactions
     as_of: str
     since: str
 

@@ -16,15 +16,15 @@ from typing import Final
 
 from driftline.errors import DerivationRefused
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
+    DerivablePart,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
-    Part,
+    OrPredicate,
     Predicate,
-    Some,
     canonical,
     check,
     text_of,
@@ -40,7 +40,7 @@ OPERATOR: Final = "{operator}"
 EQUALITY: Final = "{equality}"
 ANY: Final = "…"  # any number
 
-Compare = Callable[[Comparison, Column, str], Condition]  # see `Session.compare`
+Compare = Callable[[ColumnPredicate, Column, str], Condition]  # see `Session.compare`
 
 
 def derived(shape: Shape, derivation: Derivation, compare: Compare) -> Shape:
@@ -86,17 +86,17 @@ def derived(shape: Shape, derivation: Derivation, compare: Compare) -> Shape:
     return _restricted(made, condition(rows, {c.name: c for c in recipe.columns}, compare))
 
 
-def slotted(shape: Shape, parts: Collection[Part]) -> Shape:
+def slotted(shape: Shape, parts: Collection[DerivablePart]) -> Shape:
     """Return a shape whose SQL texts are the templates of the derivations of a relation.
 
     COLUMNS stands in place of the expressions that are selected behind the key, ROWS in place of
     the condition, each only if it is one of the `parts` that may be chosen.
     """
-    if Part.COLUMNS in parts:
+    if DerivablePart.COLUMNS in parts:
         plan = plan_of(shape)
         reads = (*plan.reads[: shape.recipe.key_columns], COLUMNS)
         shape = replace(shape, plan=replace(plan, reads=reads))
-    return _restricted(shape, Condition(ROWS)) if Part.ROWS in parts else shape
+    return _restricted(shape, Condition(ROWS)) if DerivablePart.ROWS in parts else shape
 
 
 def comparison_forms(shape: Shape, compare: Compare) -> list[str]:
@@ -114,7 +114,7 @@ def comparison_forms(shape: Shape, compare: Compare) -> list[str]:
         slot = OPERATOR if comparable is Comparable.ORDER else EQUALITY
         for operator in operators:
             values = () if operator is Operator.IS_NULL else ("0",)
-            text = compare(Comparison(column.name, operator, values), column, ANY).sql
+            text = compare(ColumnPredicate(column.name, operator, values), column, ANY).sql
             if operator is Operator.NOT_EQUAL:
                 text = slot.join(text.rsplit(operator.value, 1))
             forms.append(text.replace("\0", "%s"))
@@ -131,19 +131,19 @@ def condition(
         bound: the number of values that are bound before it.
     """
     match predicate:
-        case Comparison(column):
+        case ColumnPredicate(column):
             return compare(predicate, columns[column], str(bound + 1))
-        case Negated(part):
+        case NotPredicate(part):
             inner = condition(part, columns, compare, bound)
             return Condition(f"NOT ({inner.sql})", inner.values)
-        case Every(parts) | Some(parts):
+        case AndPredicate(parts) | OrPredicate(parts):
             texts: list[str] = []
             values: tuple[object, ...] = ()
             for part in parts:
                 inner = condition(part, columns, compare, bound + len(values))
                 texts.append(f"({inner.sql})")
                 values += inner.values
-            word = " AND " if isinstance(predicate, Every) else " OR "
+            word = " AND " if isinstance(predicate, AndPredicate) else " OR "
             return Condition(word.join(texts), values)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from driftline.relations.activity import Activity, Flagged, NotKnown
+from driftline.relations.activity import Activity, FlaggedActivity, UnknownActivity
 
 from source_agent.engines.interface import Ask
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
@@ -28,11 +28,11 @@ from source_agent.engines.sqlite.sql import TABLES, named
 
 _COUNTER_AT, _COUNTER_BYTES = 24, 4
 _VERSION_AT, _VERSION_WAL = 19, b"\x02"  # which readers need
-WAL: Final = NotKnown("the file is in WAL mode, which counts no changes")
-_VIRTUAL: Final = NotKnown("it is a virtual table, which may read anything")
+WAL: Final = UnknownActivity("the file is in WAL mode, which counts no changes")
+_VIRTUAL: Final = UnknownActivity("it is a virtual table, which may read anything")
 
 
-class Header:
+class DatabaseHeader:
     """The header of a database file, through descriptors that stay open. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
@@ -40,12 +40,12 @@ class Header:
         self._lock = threading.Lock()
         self._files: dict[tuple[int, int], int] = {}  # of each file that had this path
 
-    def read(self) -> Flagged:
+    def read(self) -> FlaggedActivity:
         """Return the flag of the whole file. Hold a lock of SQLite. Raises OSError."""
         with self._lock:
             file = self._file()
             counter, now = os.pread(file, _COUNTER_BYTES, _COUNTER_AT), os.fstat(file)
-            return Flagged(opaque(_inode(now)), opaque([counter.hex(), now.st_mtime_ns]))
+            return FlaggedActivity(opaque(_inode(now)), opaque([counter.hex(), now.st_mtime_ns]))
 
     def is_wal(self) -> bool:
         """Return True if the file is in WAL mode, for a reader that may not open it with SQLite.

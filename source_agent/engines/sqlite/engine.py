@@ -17,7 +17,7 @@ from source_agent.engines.relations.column_warnings import column_warnings, spar
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import attempted
 from source_agent.engines.sqlite import access, types
-from source_agent.engines.sqlite.activity import Header
+from source_agent.engines.sqlite.activity import DatabaseHeader
 from source_agent.engines.sqlite.session import STATEMENTS, SqliteSession
 from source_agent.engines.sqlite.sql import view_sql
 
@@ -35,7 +35,7 @@ class SqliteEngine:
     def __init__(self, path: str, limits: Limits) -> None:
         self._path = Path(path)
         self._limits = limits
-        self._header = Header(self._path)
+        self._header = DatabaseHeader(self._path)
 
     def open(
         self,

@@ -31,7 +31,7 @@ from driftline.arrays import Positions
 from driftline.errors import DriftlineError
 from driftline.limits import ROW_BYTES_MAX
 from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
-from driftline.relations.activity import Activity, NotKnown
+from driftline.relations.activity import Activity, UnknownActivity
 from driftline.relations.references import Reference
 from driftline.rows.key_order import Key, KeyRange
 
@@ -51,7 +51,7 @@ from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
 from source_agent.engines.sqlite import access, activity, sql, types
 from source_agent.engines.sqlite.access import translate
-from source_agent.engines.sqlite.activity import Header
+from source_agent.engines.sqlite.activity import DatabaseHeader
 from source_agent.engines.sqlite.sql import (
     EXPLAIN_PLAN,
     between_sql,
@@ -150,7 +150,7 @@ class SqliteSession(SnapshotSession):
         self,
         path: Path,
         limits: Limits,
-        header: Header | None = None,
+        header: DatabaseHeader | None = None,
         probed: Sequence[Relation] = (),
     ) -> None:
         """Open a session; `header` is that of the file. Raises DriftlineError."""
@@ -174,14 +174,14 @@ class SqliteSession(SnapshotSession):
             self._connection.close()
             raise
 
-    def _probe(self, header: Header, probed: Sequence[Relation]) -> Mapping[str, Activity]:
+    def _probe(self, header: DatabaseHeader, probed: Sequence[Relation]) -> Mapping[str, Activity]:
         """Return the activity of relations, of the snapshot itself: it holds the file's lock."""
         try:
             flag = activity.WAL if self.is_wal else header.read()
             return activity.activities(self.ask, probed, flag, self.encoding)
         except (OSError, DriftlineError) as error:
             said = error.strerror if isinstance(error, OSError) else error.message_abroad
-            why = NotKnown(f"the file's header cannot be read: {said}")
+            why = UnknownActivity(f"the file's header cannot be read: {said}")
             return {relation.name: why for relation in probed}
 
     @property

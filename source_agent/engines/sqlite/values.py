@@ -18,12 +18,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from driftline.errors import ValueDoesNotFit
-from driftline.relations.derivations import Comparison, Operator
+from driftline.relations.derivations import ColumnPredicate, Operator
 from driftline.values.send_format import encode_float4, string_encoder
 from driftline.values.types import INTEGER_WIDTHS, Column, DeclaredType
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw, Values
+from source_agent.engines.encoding.plain_values import (
+    BytesEncoder,
+    ColumnEncoder,
+    FixedWidthEncoder,
+    Values,
+)
 from source_agent.engines.relations.select import quote
 from source_agent.engines.relations.shapes import Condition
 
@@ -32,7 +37,7 @@ _NONE: Final = type(None)
 _TEXTUAL: Final = frozenset({"text", "string", "tagged"})  # forms that take text
 
 
-class NotText(bytes):
+class InvalidText(bytes):
     """The stored bytes of a TEXT in UTF-16 that is no UTF-16; only tagged text takes it."""
 
 
@@ -63,7 +68,7 @@ def restored(
         try:
             return bytearray(stored.decode(encoding), "utf-8")
         except UnicodeDecodeError:
-            return NotText(stored)
+            return InvalidText(stored)
 
     def row(stored: tuple[Any, ...]) -> tuple[Any, ...]:
         values = list(stored)
@@ -112,7 +117,7 @@ def _bool(value: int) -> bytes:
 
 def _real(type: DeclaredType) -> ColumnEncoder:
     if type.kind == "float8":
-        return Fixed("float8", check=_only(float))
+        return FixedWidthEncoder("float8", check=_only(float))
     return _of(rows.variable(encode_float4), float)
 
 
@@ -127,7 +132,7 @@ def _tagged(value: int | float | bytes | bytearray) -> bytes:
     if isinstance(value, float):
         return b"r:" + repr(value).encode()
     if isinstance(value, bytes):
-        return (b"x:" if isinstance(value, NotText) else b"b:") + value.hex().encode()
+        return (b"x:" if isinstance(value, InvalidText) else b"b:") + value.hex().encode()
     try:
         value.decode()
     except UnicodeDecodeError:
@@ -136,11 +141,11 @@ def _tagged(value: int | float | bytes | bytearray) -> bytes:
 
 
 ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
-    "int": lambda type: Fixed(type.kind),  # struct packs no other class
+    "int": lambda type: FixedWidthEncoder(type.kind),  # struct packs no other class
     "bool": lambda _: _of(rows.variable(_bool), int),
     "real": _real,
-    "text": lambda _: Raw(_check_text),
-    "blob": lambda _: Raw(_only(bytes)),
+    "text": lambda _: BytesEncoder(_check_text),
+    "blob": lambda _: BytesEncoder(_only(bytes)),
     "decimal": lambda type: _of(rows.short_decimals(type), int, float),
     "string": _string,
     "tagged": lambda _: rows.variable(_tagged),
@@ -156,7 +161,7 @@ def bound_value(form: str, text: str) -> object:
     return bytes.fromhex(text) if form == "blob" else text
 
 
-def compare(comparison: Comparison, column: Column, place: str) -> Condition:
+def compare(comparison: ColumnPredicate, column: Column, place: str) -> Condition:
     """Return a comparison with a placeholder for each of its values."""
     del place  # placeholders have no numbers
     operand, operator, values = quote(column.name, MARK), comparison.operator, comparison.values

@@ -10,7 +10,7 @@ from driftline.errors import MalformedMessage
 from driftline.limits import RANGES_MAX, SEGMENTS_MAX, THIRD_CELLS_MAX
 from driftline.reconciliation import ranges
 from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN, Partition, RangeSums
-from driftline.rows.digests import P3, Mixed, Salt
+from driftline.rows.digests import P3, MixedFingerprints, Salt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,7 +153,7 @@ def test_range_sums(some: list[tuple[int, int]], others: list[tuple[int, int]], 
         where = array([i for i, _ in rows])
         lanes = np.array([h for _, h in rows], np.uint64)
         for target in (both, sums):
-            target.add(where, Mixed(lanes, ~lanes))
+            target.add(where, MixedFingerprints(lanes, ~lanes))
     words = parts[0].words() + parts[1].words()
     merged = RangeSums.from_words(parts[0].total + parts[1].total, words)
     assert merged.to_bytes() == both.to_bytes()
@@ -172,7 +172,7 @@ def test_range_sums(some: list[tuple[int, int]], others: list[tuple[int, int]], 
 def test_a_range_whose_short_digest_would_be_that_of_an_empty_one() -> None:
     sums = RangeSums(2)
     cancelling = np.array([-P3 % 2**64], np.uint64)
-    sums.add(array([1]), Mixed(cancelling, cancelling))
+    sums.add(array([1]), MixedFingerprints(cancelling, cancelling))
     assert sums.short_digests().tolist() == [0, 1]
 
 

@@ -42,7 +42,7 @@ from tests.samples.sketches import (
     positions_array,
     spans,
 )
-from warehouse_agent.planning.sketch_size import Sample
+from warehouse_agent.planning.sketch_size import CellSample
 
 ELEMENTS = st.integers(0, PRIME - 1)
 KEYS = st.sets(st.integers(0, SKETCH_KEYS_MAX - 1) | st.integers(0, 300), max_size=60)
@@ -165,7 +165,7 @@ def test_a_sample_tells_the_share_better_than_the_strata(third: int, load: float
         differing = int(np.count_nonzero(changed))
         count = sampled(differing, len(ours))
         assert 0 < count <= SAMPLE_CELLS_MAX
-        likely, most = Sample(count, ours.differing(theirs.sample(count))).shares()
+        likely, most = CellSample(count, ours.differing(theirs.sample(count))).shares()
         assert most <= 1.14 * likely
         good += abs(likely - differing / len(ours)) <= most - likely
     assert good >= 0.8 * seeds, f"{good} of {seeds}"

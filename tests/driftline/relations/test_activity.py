@@ -6,16 +6,23 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
 from driftline.limits import ACTIVITY_BYTES_MAX
-from driftline.relations.activity import Activity, Counted, Flagged, NotKnown, from_json, to_json
+from driftline.relations.activity import (
+    Activity,
+    CountedActivity,
+    FlaggedActivity,
+    UnknownActivity,
+    from_json,
+    to_json,
+)
 from driftline.relations.activity_messages import from_message, to_message
 from hypothesis import given
 from hypothesis import strategies as st
 
 HEX = st.binary(max_size=ACTIVITY_BYTES_MAX).map(bytes.hex)
 ACTIVITIES = st.one_of(
-    st.builds(Counted, HEX, st.integers(0, 2**63 - 1)),
-    st.builds(Flagged, HEX, HEX),
-    st.builds(NotKnown, st.text(st.characters(codec="utf-8"), min_size=1)),
+    st.builds(CountedActivity, HEX, st.integers(0, 2**63 - 1)),
+    st.builds(FlaggedActivity, HEX, HEX),
+    st.builds(UnknownActivity, st.text(st.characters(codec="utf-8"), min_size=1)),
 )
 
 
@@ -60,5 +67,5 @@ def test_a_message_out_of_bounds_is_refused(message: pb.Activity) -> None:
 
 
 def test_a_kind_of_a_newer_source_is_not_known() -> None:
-    assert isinstance(from_message(pb.Activity(identity=b"i")), NotKnown)
-    assert isinstance(from_message(pb.Activity(unknown="")), NotKnown)
+    assert isinstance(from_message(pb.Activity(identity=b"i")), UnknownActivity)
+    assert isinstance(from_message(pb.Activity(unknown="")), UnknownActivity)

@@ -20,15 +20,15 @@ from driftline.limits import (
 from driftline.relations.derivation_json import from_json, to_json
 from driftline.relations.derivation_messages import from_message, to_message
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
+    DerivablePart,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
-    Part,
+    OrPredicate,
     Predicate,
-    Some,
     canonical,
     check,
     comparisons,
@@ -71,19 +71,19 @@ VALUES: dict[str, list[Any]] = {
 
 
 @st.composite
-def one_comparison(draw: st.DrawFn) -> Comparison:
+def one_comparison(draw: st.DrawFn) -> ColumnPredicate:
     column = draw(st.sampled_from(list(TYPES)))
     operator = draw(st.sampled_from(Operator))
     if operator is Operator.IS_NULL:
-        return Comparison(column, operator)
+        return ColumnPredicate(column, operator)
     count = draw(st.integers(1, 4)) if operator is Operator.IN else 1
     literal = st.sampled_from(LITERALS[column])
-    return Comparison(column, operator, tuple(draw(literal) for _ in range(count)))
+    return ColumnPredicate(column, operator, tuple(draw(literal) for _ in range(count)))
 
 
 def _larger(part: st.SearchStrategy[Predicate]) -> st.SearchStrategy[Predicate]:
     parts = st.lists(part, min_size=1, max_size=3).map(tuple)
-    return st.one_of(parts.map(Every), parts.map(Some), part.map(Negated))
+    return st.one_of(parts.map(AndPredicate), parts.map(OrPredicate), part.map(NotPredicate))
 
 
 PREDICATES: st.SearchStrategy[Predicate] = st.recursive(one_comparison(), _larger, max_leaves=12)
@@ -107,9 +107,9 @@ def test_a_message_and_json_keep_everything(derivation: Derivation) -> None:
 
 def test_what_json_looks_like() -> None:
     """Receipts are kept for years: this text does not change."""
-    some = Some((Comparison("a", Operator.IN, ("1", "2")), Negated(Comparison("b", Operator.LESS,
-                ("x",)))))  # fmt: skip
-    derivation = Derivation(("a",), Every((some, Comparison("c", Operator.IS_NULL))))
+    negated = NotPredicate(ColumnPredicate("b", Operator.LESS, ("x",)))
+    some = OrPredicate((ColumnPredicate("a", Operator.IN, ("1", "2")), negated))
+    derivation = Derivation(("a",), AndPredicate((some, ColumnPredicate("c", Operator.IS_NULL))))
     written = (
         '{"columns": ["a"], "rows": {"every": {"parts": [{"some": {"parts": [{"comparison": '
         '{"column": "a", "operator": "IN", "values": ["1", "2"]}}, {"negated": {"comparison": '
@@ -121,11 +121,13 @@ def test_what_json_looks_like() -> None:
 
 
 def test_which_parts_and_columns_it_has() -> None:
-    both = Every((Comparison("b", Operator.IS_NULL), Comparison("c", Operator.EQUAL, ("1",))))
+    both = AndPredicate(
+        (ColumnPredicate("b", Operator.IS_NULL), ColumnPredicate("c", Operator.EQUAL, ("1",)))
+    )
     assert Derivation().parts == frozenset()
-    assert Derivation(("a",)).parts == {Part.COLUMNS}
-    assert Derivation(None, both).parts == {Part.ROWS}
-    assert Derivation(("a",), both).parts == {Part.COLUMNS, Part.ROWS}
+    assert Derivation(("a",)).parts == {DerivablePart.COLUMNS}
+    assert Derivation(None, both).parts == {DerivablePart.ROWS}
+    assert Derivation(("a",), both).parts == {DerivablePart.COLUMNS, DerivablePart.ROWS}
     assert Derivation(("a",), both).names == frozenset("abc")
     assert Derivation(("a",)).names == frozenset("a")
     assert Derivation(None, both).names is None
@@ -154,8 +156,8 @@ def test_order_repetition_and_nesting_do_not_count(
     again = shuffled(predicate, draw)
     assert canonical(again) == canonical(predicate)
     assert text_of(canonical(again)) == text_of(canonical(predicate))
-    assert canonical(Negated(Negated(predicate))) == canonical(predicate)
-    assert canonical(Negated(Every((Negated(predicate),)))) == canonical(predicate)
+    assert canonical(NotPredicate(NotPredicate(predicate))) == canonical(predicate)
+    assert canonical(NotPredicate(AndPredicate((NotPredicate(predicate),)))) == canonical(predicate)
 
 
 @given(SHALLOW)
@@ -172,13 +174,13 @@ def test_two_forms_have_two_texts(one: Predicate, other: Predicate) -> None:
 
 def test_texts_cannot_be_made_to_collide() -> None:
     def text(column: str, *values: str) -> str:
-        return text_of(canonical(Comparison(column, Operator.IN, values)))
+        return text_of(canonical(ColumnPredicate(column, Operator.IN, values)))
 
     texts = [
         text("a", "1", "2"), text("a", "1', '2"), text('a" IN (', "1", "2"), text('a"', "1", "2"),
         text("a", "'", "2"), text("a", "''", "2"), text("a", "1"),
-        text_of(Comparison("a", Operator.IS_NULL)), text_of(Comparison('a" IS NULL', Operator.IN,
-                                                                       ("", "b"))),
+        text_of(ColumnPredicate("a", Operator.IS_NULL)),
+        text_of(ColumnPredicate('a" IS NULL', Operator.IN, ("", "b"))),
     ]  # fmt: skip
     assert len(set(texts)) == len(texts)
     assert text("a", "1", "2") == "\"a\" IN ('1', '2')"
@@ -186,7 +188,7 @@ def test_texts_cannot_be_made_to_collide() -> None:
 
 def test_the_recipe_of_a_derivation_is_another_one() -> None:
     whole = Recipe(COLUMNS, 1)
-    rows = text_of(Comparison("n", Operator.EQUAL, ("7",)))
+    rows = text_of(ColumnPredicate("n", Operator.EQUAL, ("7",)))
     assert Recipe(COLUMNS, 1, rows=rows).id != whole.id
     assert Recipe(COLUMNS, 1, rows="").id == whole.id
 
@@ -195,9 +197,9 @@ def test_the_recipe_of_a_derivation_is_another_one() -> None:
 
 
 def _deep(levels: int) -> Predicate:
-    found: Predicate = Comparison("n", Operator.IS_NULL)
+    found: Predicate = ColumnPredicate("n", Operator.IS_NULL)
     for _ in range(levels - 1):
-        found = Negated(found)
+        found = NotPredicate(found)
     return found
 
 
@@ -206,12 +208,16 @@ def _deep(levels: int) -> Predicate:
     [
         (_deep(DERIVATION_DEPTH_MAX), _deep(DERIVATION_DEPTH_MAX + 1)),
         *[
-            tuple(Some((Comparison("n", Operator.IS_NULL),) * n) for n in (limit, limit + 1))
+            tuple(
+                OrPredicate((ColumnPredicate("n", Operator.IS_NULL),) * n)
+                for n in (limit, limit + 1)
+            )
             for limit in [DERIVATION_COMPARISONS_MAX]
         ],
         *[
             tuple(
-                Comparison("n", Operator.IN, tuple(map(str, range(n)))) for n in (limit, limit + 1)
+                ColumnPredicate("n", Operator.IN, tuple(map(str, range(n))))
+                for n in (limit, limit + 1)
             )
             for limit in [DERIVATION_VALUES_MAX]
         ],
@@ -228,7 +234,7 @@ def test_limits(allowed: Predicate, too_much: Predicate) -> None:
 
 
 def test_a_message_has_a_size() -> None:
-    long = Comparison('no"te', Operator.EQUAL, ("x" * DERIVATION_BYTES_MAX,))
+    long = ColumnPredicate('no"te', Operator.EQUAL, ("x" * DERIVATION_BYTES_MAX,))
     with pytest.raises(LimitExceeded, match="65,536 bytes"):
         from_message(to_message(Derivation(None, long)))
 
@@ -239,11 +245,19 @@ NOTHING_FOR_N = {**COMPARED, "n": Comparable.NOTHING}
 EQUALITY_FOR_N = {**COMPARED, "n": Comparable.EQUALITY}
 UNKNOWN = [
     (Derivation(("n", "absent")), COMPARED, "no column 'absent'"),
-    (Derivation(None, Comparison("absent", Operator.IS_NULL)), COMPARED, "no column 'absent'"),
-    (Derivation(None, Comparison("x" * 5000, Operator.IS_NULL)), COMPARED, "…|u2026"),
-    (Derivation(None, Comparison("n", Operator.IS_NULL)), NOTHING_FOR_N, "IS NULL does not mean"),
-    (Derivation(None, Comparison("n", Operator.IS_NULL)), {}, "IS NULL does not mean"),
-    (Derivation(None, Comparison("n", Operator.LESS, ("1",))), EQUALITY_FOR_N, "< does not mean"),
+    (Derivation(None, ColumnPredicate("absent", Operator.IS_NULL)), COMPARED, "no column 'absent'"),
+    (Derivation(None, ColumnPredicate("x" * 5000, Operator.IS_NULL)), COMPARED, "…|u2026"),
+    (
+        Derivation(None, ColumnPredicate("n", Operator.IS_NULL)),
+        NOTHING_FOR_N,
+        "IS NULL does not mean",
+    ),
+    (Derivation(None, ColumnPredicate("n", Operator.IS_NULL)), {}, "IS NULL does not mean"),
+    (
+        Derivation(None, ColumnPredicate("n", Operator.LESS, ("1",))),
+        EQUALITY_FOR_N,
+        "< does not mean",
+    ),
 ]
 
 
@@ -261,7 +275,7 @@ def test_what_the_relation_does_not_compare(
 def test_equality_allows_equality() -> None:
     for operator, values in ((Operator.EQUAL, ("1",)), (Operator.NOT_EQUAL, ("1",)),
                              (Operator.IN, ("1", "2")), (Operator.IS_NULL, ())):  # fmt: skip
-        check(Derivation(None, Comparison("n", operator, values)), COLUMNS, EQUALITY_FOR_N)
+        check(Derivation(None, ColumnPredicate("n", operator, values)), COLUMNS, EQUALITY_FOR_N)
 
 
 WRONG_VALUES = [
@@ -275,7 +289,7 @@ def test_literals_that_an_operator_cannot_have(
     column: str, operator: Operator, values: tuple[str, ...]
 ) -> None:
     with pytest.raises(MalformedMessage):
-        check(Derivation(None, Comparison(column, operator, values)), COLUMNS, COMPARED)
+        check(Derivation(None, ColumnPredicate(column, operator, values)), COLUMNS, COMPARED)
 
 
 def test_a_column_is_named_once() -> None:

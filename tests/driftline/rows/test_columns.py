@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from driftline.rows import columns
-from driftline.rows.columns import Block, Ragged
+from driftline.rows.columns import Block, RaggedColumn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ def chosen(draw: st.DrawFn) -> tuple[list[Row], list[int]]:
     return rows, draw(st.lists(st.integers(0, len(rows) - 1))) if rows else []
 
 
-def values(column: Ragged) -> list[bytes | None]:
+def values(column: RaggedColumn) -> list[bytes | None]:
     ends = np.cumsum(column.sizes)
     return [
         None if n == columns.NULL else column.data[end - max(n, 0) : end].tobytes()

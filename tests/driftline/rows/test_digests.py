@@ -26,7 +26,7 @@ PRINTS = st.binary(min_size=16, max_size=16)
 EXTREMES = [0, 1, -1, 42, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)]
 
 
-def mixed(salt: tuple[int, int], prints: list[bytes]) -> digests.Mixed:
+def mixed(salt: tuple[int, int], prints: list[bytes]) -> digests.MixedFingerprints:
     lanes = np.frombuffer(b"".join(prints), "<u8").reshape(-1, 2)
     return digests.mix(Salt(*salt), lanes[:, 0].copy(), lanes[:, 1].copy())
 

@@ -19,7 +19,7 @@ from driftline.limits import (
 )
 from driftline.rows import frames
 from driftline.rows.columns import Block, gather
-from driftline.rows.digests import Digest, Mixed, Salt, mix
+from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix
 from driftline.rows.fingerprints import hasher, row_key
 from driftline.values.types import Recipe
 from hypothesis import given
@@ -37,7 +37,7 @@ KEY = bytes(range(32))
 HEADER = "<4sIHQQQQI"
 
 
-def mixed(data: Block, recipe: Recipe, salt: Salt, key: bytes = KEY) -> Mixed:
+def mixed(data: Block, recipe: Recipe, salt: Salt, key: bytes = KEY) -> MixedFingerprints:
     return mix(salt, *hasher(row_key(key, recipe))(data.rows()))
 
 

@@ -14,7 +14,7 @@ import pytest
 from driftline.errors import MalformedMessage
 from driftline.limits import KEY_BYTES_MAX
 from driftline.rows import key_order
-from driftline.rows.key_order import KeyOrder, Keys, key_bytes, key_text, unordered
+from driftline.rows.key_order import KeyBuffer, KeyOrder, key_bytes, key_text, unordered
 from driftline.values.types import Column, Recipe, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,8 +29,8 @@ def recipe_of(*types: str) -> Recipe:
     return Recipe((*columns, Column("rest", parse_type("text"))), len(types))
 
 
-def keys_of(keys: list[Any], recipe: Recipe) -> Keys:
-    return Keys.of_bytes([key_bytes(key, recipe) for key in keys])
+def keys_of(keys: list[Any], recipe: Recipe) -> KeyBuffer:
+    return KeyBuffer.of_bytes([key_bytes(key, recipe) for key in keys])
 
 
 DECIMALS = st.integers(-(10**12) + 1, 10**12 - 1).map(lambda n: Decimal(n).scaleb(-3))
@@ -85,15 +85,15 @@ def test_golden(case: dict[str, Any]) -> None:
     texts = [tuple(key["text"]) for key in case["ascending"]]
     encoded = [key_bytes(text, recipe) for text in texts]
     assert [data.hex() for data in encoded] == [key["bytes"] for key in case["ascending"]]
-    assert KeyOrder(recipe).ascends(Keys.of_bytes(encoded))
-    assert KeyOrder(recipe).ranks(Keys.of_bytes(encoded), Keys.of_bytes(encoded)).tolist() == list(
-        range(1, len(texts) + 1)
-    )
+    assert KeyOrder(recipe).ascends(KeyBuffer.of_bytes(encoded))
+    assert KeyOrder(recipe).ranks(
+        KeyBuffer.of_bytes(encoded), KeyBuffer.of_bytes(encoded)
+    ).tolist() == list(range(1, len(texts) + 1))
 
 
 def test_no_keys_and_no_bounds() -> None:
     recipe = recipe_of("text", "int4")
-    none, some = Keys.of_bytes([]), keys_of([("a", "1")], recipe)
+    none, some = KeyBuffer.of_bytes([]), keys_of([("a", "1")], recipe)
     order = KeyOrder(recipe)
     assert order.ranks(none, some).tolist() == []
     assert order.ranks(some, none).tolist() == [0]
@@ -140,7 +140,7 @@ def test_what_is_no_key(data: str) -> None:
 
 def test_a_null_has_no_rank() -> None:
     recipe = recipe_of("int4", "text")
-    keys = Keys.of_bytes([b"\0\0\0\x04\0\0\0\x01" + b"\xff" * 4 + b"\0" * 8])
+    keys = KeyBuffer.of_bytes([b"\0\0\0\x04\0\0\0\x01" + b"\xff" * 4 + b"\0" * 8])
     with pytest.raises(MalformedMessage):
         KeyOrder(recipe).ranks(keys, keys_of([("1", "")], recipe))
 
@@ -149,5 +149,5 @@ def test_offsets_need_not_ascend() -> None:
     """Keys of a block may be taken in any order."""
     recipe = recipe_of("int4")
     keys = keys_of([("5",), ("3",), ("9",)], recipe)
-    turned = Keys(keys.buffer, np.array([16, 0, 8]))
+    turned = KeyBuffer(keys.buffer, np.array([16, 0, 8]))
     assert KeyOrder(recipe).sorted(turned).tolist() == [2, 1, 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import ConfigurationError
 from driftline.settings.declarations import (
-    Table,
+    SettingsTable,
     environment_name,
     is_loopback,
     nearest,
@@ -30,14 +30,14 @@ from driftline.settings.kinds import (
 )
 
 
-class Inner(Table):
+class Inner(SettingsTable):
     """A table below."""
 
     text = TEXT.optional("a text")
     rate = number("rows").optional("a rate")
 
 
-class Agent(Table):
+class Agent(SettingsTable):
     """A file."""
 
     text = TEXT.required("a text")
@@ -61,7 +61,7 @@ def written(tmp_path: Path, text: str) -> Agent:
     return read(path, Agent)
 
 
-def of(table: Table, name: str) -> ConfigurationError:
+def of(table: SettingsTable, name: str) -> ConfigurationError:
     return refused(getattr, table, name)
 
 

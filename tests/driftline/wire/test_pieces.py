@@ -31,7 +31,7 @@ def piece(data: bytes, *, last: bool = False) -> pb.Reply:
     sizes=st.lists(st.integers(PIECE_BYTES_MIN, 2 * PIECE_BYTES_MIN), min_size=1),
 )
 def test_what_is_cut_is_joined(size: int, sizes: list[int]) -> None:
-    joined, sent, allowed = pieces.Joined(), rows(size), itertools.cycle(sizes)
+    joined, sent, allowed = pieces.PieceJoiner(), rows(size), itertools.cycle(sizes)
     for _ in range(2):
         *before, last = pieces.cut(sent, lambda: next(allowed))
         assert [joined.add(message) for message in before] == [None] * len(before)
@@ -59,7 +59,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_other_pieces_are_refused(name: str) -> None:
-    joined = pieces.Joined()
+    joined = pieces.PieceJoiner()
     *before, last = MALFORMED[name]
     for message in before:
         assert joined.add(message) is None
@@ -68,7 +68,7 @@ def test_other_pieces_are_refused(name: str) -> None:
 
 
 def test_no_more_is_held_than_the_largest_reply() -> None:
-    joined, most = pieces.Joined(), RECEIVE_BYTES_MAX_WAREHOUSE // MESSAGE_BYTES_MAX
+    joined, most = pieces.PieceJoiner(), RECEIVE_BYTES_MAX_WAREHOUSE // MESSAGE_BYTES_MAX
     one = piece(bytes(MESSAGE_BYTES_MAX))
     assert [joined.add(one) for _ in range(most)] == [None] * most
     with pytest.raises(MalformedMessage, match="too many"):
@@ -78,7 +78,7 @@ def test_no_more_is_held_than_the_largest_reply() -> None:
 def test_a_reply_of_very_many_parts_is_refused_before_it_is_parsed() -> None:
     """As one that comes whole (`bounded_replies`): each empty part takes 2 bytes here."""
     data = pb.Reply(progress=pb.Progress()).SerializeToString() * (REPLY_PARTS_MAX + 1)
-    joined, size = pieces.Joined(), MESSAGE_BYTES_MAX
+    joined, size = pieces.PieceJoiner(), MESSAGE_BYTES_MAX
     *before, last = [data[at : at + size] for at in range(0, len(data), size)]
     assert [joined.add(piece(one)) for one in before] == [None] * len(before)
     with pytest.raises(MalformedMessage, match="more than 1,048,576 parts"):

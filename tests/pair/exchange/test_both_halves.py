@@ -45,7 +45,7 @@ from source_agent.engines.interface import Session
 from source_agent.engines.relations.shapes import Shape
 from source_agent.methods import ranges as source_refine
 from source_agent.methods import row_hashes
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.scan import batches, reader
 from tests.harness import exchange_pair
 from tests.harness.examples import examples
@@ -71,7 +71,7 @@ from warehouse_agent.methods.ranges import multiset_difference
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Choice, Method, choose
 from warehouse_agent.planning.sketch_size import Sketch, embedding_for
-from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows
+from warehouse_agent.tasks.difference import AllRows, BelowKeys, ListedRows
 
 INTS = st.integers(-40, 40) | st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -350,7 +350,7 @@ def test_every_way_to_fetch_what_is_wanted(schema: Schema, forcing: str) -> None
     ours, theirs = table_of(schema, rows), table_of(schema, edit(rows, 60, seed=3))
     with patched(forcing, coarsen=2):
         result = run(schema, ours, theirs, partition=uniform(256), forced=Method.RANGE)
-    is_copied = isinstance(result.outcome.difference, Everything)
+    is_copied = isinstance(result.outcome.difference, AllRows)
     assert is_copied == (forcing == "too many hashes")
 
 
@@ -549,7 +549,7 @@ class Bench:
         ends = [*range(-(2**63), -(2**63) + 6), *range(2**63 - 6, 2**63)]
         rows = [encode((key, "old", None)) for key in ends]
         self.ours = Ours(rows, self.shape.recipe, uniform(16))
-        self.tally = Tally()
+        self.tally = ReadCounts()
         self.opening = pb.Open()
         with pytest.raises(StopIteration):
             compare(self.ours.side(), self.ours.talk(self))

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from source_agent.engines.encoding import rows
 from source_agent.methods import groups, row_hashes
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from tests.harness.examples import examples
 from tests.harness.exchange_pair import (
     COMPOSITE,
@@ -63,7 +63,7 @@ from tests.pair.exchange.test_both_halves import (
     table_of,
     verdict,
 )
-from warehouse_agent.methods.groups.exchange import PartOf
+from warehouse_agent.methods.groups.exchange import PartLimits
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.sketch_size import embedding_for
@@ -170,7 +170,7 @@ def parts(draw: st.DrawFn) -> tuple[Any, Any, Units]:
         st.lists(st.integers(-45, 45) | st.sampled_from([POSITION_MIN, POSITION_MAX]), max_size=4)
     )
     pairs = sorted(zip(*[iter(sorted(set(ends)))] * 2, strict=False))
-    part = PartOf(
+    part = PartLimits(
         np.array([first for first, _ in pairs], np.int64),
         np.array([last for _, last in pairs], np.int64),
         rows_max=10_000,
@@ -219,10 +219,10 @@ def test_a_part_is_theirs_and_the_rest_is_ours(drawn: tuple[Any, Any, Units], fo
 def part_of(ours: Any, *, rows_max: int) -> Units:
     keys = [row[0] for row in ours]
     none = np.zeros(0, np.int64)
-    above = PartOf(np.array([max(keys) + 1]), np.array([POSITION_MAX]), rows_max)
+    above = PartLimits(np.array([max(keys) + 1]), np.array([POSITION_MAX]), rows_max)
     span = max(keys) - min(keys) + 1
     return Units(
-        Embedding(span, min(keys)), (5,), part=above if rows_max else PartOf(none, none, 1)
+        Embedding(span, min(keys)), (5,), part=above if rows_max else PartLimits(none, none, 1)
     )
 
 
@@ -285,7 +285,7 @@ def test_a_part_at_the_ends_of_all_keys(least: int) -> None:
     ours: Any = [(least + key, "a", b"") for key in range(0, 30, 2)] + [(least + 29, "a", b"")]
     theirs: Any = [(k, "changed" if k % 3 else a, b) for k, a, b in ours[1:]]
     theirs += [(least + key, "new", b"") for key in (5, 15)]
-    part = PartOf(np.array([POSITION_MIN]), np.array([POSITION_MAX]), rows_max=(1 << 64) - 1)
+    part = PartLimits(np.array([POSITION_MIN]), np.array([POSITION_MAX]), rows_max=(1 << 64) - 1)
     for row_bytes in (0, 10**6):
         units = Units(Embedding(30, least), (2,), row_bytes, part=part)
         with tempfile.TemporaryDirectory() as folder:
@@ -323,7 +323,7 @@ def answered(units: Units, *requests: pb.Request, opening: dict | None = None) -
                 None,
                 units,
             )
-            tally = Tally()
+            tally = ReadCounts()
             said = _opened(mine)
             for name, value in (opening or {}).items():
                 if name in {"firsts", "lasts"}:

@@ -20,14 +20,14 @@ from driftline.errors import ConfigurationError, LimitExceeded, MalformedMessage
 from driftline.reconciliation import named_keys
 from driftline.reconciliation.named_keys import Ranks
 from driftline.reconciliation.ranges import POSITION_MIN, Partition, short_digests
-from driftline.rows.digests import Digest, Mixed
+from driftline.rows.digests import Digest, MixedFingerprints
 from driftline.rows.key_order import Key, KeyRange, key_bytes
 from driftline.values.types import Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.methods import request_validation
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.scan import tile
 from tests.harness.examples import examples
 from tests.harness.exchange_pair import (
@@ -42,7 +42,12 @@ from tests.harness.exchange_pair import (
 )
 from tests.harness.exchange_pair import exchange as exchanged
 from tests.pair.exchange.test_both_halves import FORCINGS, edited, patched
-from warehouse_agent.methods.groups.exchange import Grouped, GroupSide, KeyPartOf, NamedPiece
+from warehouse_agent.methods.groups.exchange import (
+    GroupedRows,
+    GroupSide,
+    KeyPartLimits,
+    NamedPiece,
+)
 from warehouse_agent.methods.interface import OurSide
 
 Row = tuple[Any, ...]
@@ -62,13 +67,13 @@ class NamedUnits:
 
     ours: list[Row]
     chosen: list[bool]
-    part: KeyPartOf
+    part: KeyPartLimits
     recipe: Recipe
     size: int = 2
     row_bytes: int = 20
     pieces: int = 1
 
-    def grouped(self, where: np.ndarray, mixed: Mixed) -> tuple[Grouped, Digest]:
+    def grouped(self, where: np.ndarray, mixed: MixedFingerprints) -> tuple[GroupedRows, Digest]:
         named, pieces = np.flatnonzero(self.chosen), []
         for some in np.array_split(named, self.pieces):
             if not len(some):
@@ -83,8 +88,8 @@ class NamedUnits:
         left = np.logical_not(np.array(self.chosen, np.bool_))
         none = np.zeros(0, np.uint64)
         costs = self.row_bytes, 0
-        grouped = Grouped(Ranks.of(where[named]), tuple(pieces), none, *costs, self.part)
-        return grouped, Mixed(mixed.m0[left], mixed.m1[left]).digest()
+        grouped = GroupedRows(Ranks.of(where[named]), tuple(pieces), none, *costs, self.part)
+        return grouped, MixedFingerprints(mixed.m0[left], mixed.m1[left]).digest()
 
 
 class NamedOurs(Ours):
@@ -130,7 +135,7 @@ def parts(draw: st.DrawFn) -> tuple[Any, Any, NamedUnits]:
     units = NamedUnits(
         ours,
         chosen,
-        KeyPartOf(ranges, rows_max=1000),
+        KeyPartLimits(ranges, rows_max=1000),
         RECIPE,
         size=draw(st.sampled_from([1, 2, 3, 4096])),
         row_bytes=draw(st.sampled_from([0, 9, 1000])),
@@ -177,7 +182,7 @@ OURS: list[Row] = [(f"k{n:03d}", n, b"x", None) for n in range(60)]
 
 
 def units_of(rows_max: int = 1000, *, ranges: tuple[KeyRange, ...] = ()) -> NamedUnits:
-    return NamedUnits(OURS, [True] * len(OURS), KeyPartOf(ranges, rows_max), RECIPE)
+    return NamedUnits(OURS, [True] * len(OURS), KeyPartLimits(ranges, rows_max), RECIPE)
 
 
 def test_a_part_keeps_to_its_budget() -> None:
@@ -193,7 +198,7 @@ def test_a_part_keeps_to_its_budget() -> None:
 
 def test_a_key_without_a_unique_index_is_refused_by_name() -> None:
     rows: Any = [(f"k{n}", n, None) for n in range(9)]
-    units = NamedUnits(rows, [True] * 9, KeyPartOf((), 100), recipe_of(TEXT))
+    units = NamedUnits(rows, [True] * 9, KeyPartLimits((), 100), recipe_of(TEXT))
     units = NamedUnits(rows, [True] * 9, units.part, units.recipe)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.pair.exchange.test_keys.key_of", lambda row: (row[0],))
@@ -226,7 +231,7 @@ def answered(*requests: pb.Request, **grouping: Any) -> list[pb.Reply]:
                 features=["keys"],
                 grouping=pb.Grouping(**{"rows_max": 1000, "keys": pb.NamedKeys(), **grouping}),
             )
-            comparison = Comparison(session, shape, said, Tally())
+            comparison = Comparison(session, shape, said, ReadCounts())
             return list(comparison.answer(iter(requests)))
 
 

@@ -20,7 +20,7 @@ from tests.harness.pair import ON_SPARK, Pair, legacy_of, plain
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
 from warehouse_agent.methods.groups import opening
-from warehouse_agent.planning.update_probability import Outlook
+from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import finish, prepare
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
@@ -340,7 +340,7 @@ def test_rows_in_no_unit_are_not_published_twice(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are shipped before the totals are known to be equal."""
-    certain = partial(Outlook, share=1e3, now_s=1e9, elapsed_s=1e12)
+    certain = partial(ChangeOutlook, share=1e3, now_s=1e9, elapsed_s=1e12)
     monkeypatch.setattr(prepare, "_outlook", lambda _base, _changes, stamp: certain(stamp.clock))
     pair.fragment_lines["orders"] = 'method = "group"'
     pair.refresh("orders")

@@ -22,15 +22,15 @@ from tests.conformance.test_new_method import TotalCompared
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
-from warehouse_agent.history.notes import Turn
+from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods import registry
-from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.methods.conversation import RelationExchange
 from warehouse_agent.methods.interface import Offers, Step, WorkingCopy
-from warehouse_agent.planning.candidates import Candidate, Known, Whole, load
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.candidates import Candidate, PlanInputs, Whole, load
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import Method, everything
 from warehouse_agent.tasks import digests
-from warehouse_agent.tasks.difference import Everything
+from warehouse_agent.tasks.difference import AllRows
 
 
 class ByTotal:
@@ -39,27 +39,27 @@ class ByTotal:
     method, stalls = Method.FULL, False
     compared = rest = Digest()
     updates_left = 0.0
-    turn: ClassVar[Turn] = Turn()
+    turn: ClassVar[NextPartNote] = NextPartNote()
 
-    def supports(self, known: Known) -> bool:
+    def supports(self, known: PlanInputs) -> bool:
         return bool(known.rows) and isinstance(known.scope, Whole)
 
     def price(
-        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+        self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> tuple[tuple[Candidate, ...], str]:
         found = load(known)
         return (found, found), found.what
 
-    def plan(self, known: Known, expected: Expected | None) -> ByTotal:
+    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> ByTotal:
         return self
 
     def reduce(self, copy: WorkingCopy) -> ByTotal:
         self.compared = digests.total(copy.steps, copy.files, copy.layout, copy.salt)
         return self
 
-    def open(self, talk: Talk) -> Step:
+    def open(self, talk: RelationExchange) -> Step:
         talk.open(self.compared, everything())
-        return talk.finished(talk.receive(), Everything(), self.method)
+        return talk.finished(talk.receive(), AllRows(), self.method)
 
 
 @pytest.fixture

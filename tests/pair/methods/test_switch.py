@@ -28,10 +28,10 @@ from tests.harness.exchange_pair import (
     fill,
     open_session,
 )
-from warehouse_agent.planning.change_forecast import Past, expect
+from warehouse_agent.planning.change_forecast import RefreshOutcome, expect
 from warehouse_agent.planning.choice import Method, partition_for
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.planning.prices import Learnt, Prices, from_notes, new_notes
+from warehouse_agent.planning.prices import LearntPrices, Prices, from_notes, new_notes
 from warehouse_agent.planning.sketch_size import open_sketch
 
 pytestmark = pytest.mark.slow  # tables of 20,000 rows in each case
@@ -86,7 +86,7 @@ def learnt_from_a_load(schema: Schema, rows: Table, line: Line) -> Prices:
         with closing(open_session(path)) as session:
             load = exchange(session, schema.relation, [], line=line).outcome
     told = new_notes(
-        Learnt(),
+        LearntPrices(),
         frame_bytes=load.frame_bytes,
         shipped=len(rows),
         changed=len(rows),
@@ -140,7 +140,7 @@ def test_never_much_more_than_a_full_copy(
             fill(path, schema, theirs)
             with closing(open_session(path)) as session:
                 for predicted in LOADED[loaded]:
-                    past = [Past(86_400.0, ROWS, 0, predicted, 0)] * 8
+                    past = [RefreshOutcome(86_400.0, ROWS, 0, predicted, 0)] * 8
                     sketch = open_sketch(
                         rows=ROWS,
                         bounds=(0, 3 * ROWS) if schema is INTEGER else None,

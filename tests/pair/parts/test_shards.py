@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from driftline.errors import LimitExceeded
-from driftline.rows.key_order import KeyOrder, Keys, key_bytes
+from driftline.rows.key_order import KeyBuffer, KeyOrder, key_bytes
 from driftline.values.types import Column, DeclaredType, Recipe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +28,8 @@ from warehouse_agent.methods.groups import shards as shard_methods
 from warehouse_agent.methods.groups.shards import Shards, clipped
 from warehouse_agent.planning import candidates, group_shards
 from warehouse_agent.storage.formats import head
-from warehouse_agent.tasks.difference import Equal
-from warehouse_agent.tasks.digests import InKeyTiles
+from warehouse_agent.tasks.difference import NoDifference
+from warehouse_agent.tasks.digests import RowsInKeyTiles
 from warehouse_agent.tasks.scan import read_batches
 
 ROWS, MOST = 1500, 200
@@ -349,7 +349,9 @@ def test_a_shard_keeps_no_more_than_what_it_replaces(
     joined, kept = shard_methods._joined, list[int]()
 
     def noted(found: Any) -> Any:
-        kept.extend(one.difference.embedding.span for one in found if one.difference != Equal())
+        kept.extend(
+            one.difference.embedding.span for one in found if one.difference != NoDifference()
+        )
         return joined(found)
 
     pair.refresh("near")
@@ -435,12 +437,14 @@ def test_the_ranges_of_a_shard_are_those_of_the_part_that_lie_in_it(
     def coded(text: str) -> bytes:
         return key_bytes((text,), TEXTS)
 
-    inside = InKeyTiles(TEXTS, tuple(map(coded, sorted(bounds))), tuple(chosen[: len(bounds) + 1]))
+    inside = RowsInKeyTiles(
+        TEXTS, tuple(map(coded, sorted(bounds))), tuple(chosen[: len(bounds) + 1])
+    )
     lower, upper = (*sorted(ends), None, None)[:2]
     found = clipped(inside, *(None if end is None else coded(end) for end in (lower, upper)))
     order, flags = KeyOrder(TEXTS), [b for pair in found for b in pair if b is not None]
     if flags:
-        assert order.ascends(Keys.of_bytes([*dict.fromkeys(flags)]))
+        assert order.ascends(KeyBuffer.of_bytes([*dict.fromkeys(flags)]))
     for text in keys:
         at = sum(bound <= text for bound in bounds)
         is_wanted = chosen[at] and (lower is None or lower <= text)

@@ -42,7 +42,7 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.table_maintenance.garbage import unreferenced
 from warehouse_agent.tasks import staging
-from warehouse_agent.tasks.rewrites.replaced_rows import InTiles
+from warehouse_agent.tasks.rewrites.replaced_rows import RowsInTiles
 from warehouse_agent.tasks.staging import Staging
 
 pytestmark = pytest.mark.spark
@@ -806,7 +806,7 @@ def test_all_rows_changed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.check("orders")
     pair.check_feed("orders", 2)
     ((removal, _),) = removals
-    assert isinstance(removal, InTiles)
+    assert isinstance(removal, RowsInTiles)
     assert removal.emptied.rows > TILE
     assert len(removal.listed.hashes) < TILE
     # A file around the emptied tiles that has no row in them stays as it is.
@@ -820,7 +820,7 @@ def test_all_rows_changed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(around) == 1
     pair.legacy.execute("UPDATE orders SET note = 'middle ' || id WHERE id BETWEEN 1500 AND 4500")
     pair.refresh("orders")
-    assert isinstance(removals[-1][0], InTiles)
+    assert isinstance(removals[-1][0], RowsInTiles)
     assert around[0] not in removals[-1][1]
     assert around[0] in files(pair)
     pair.check("orders")

@@ -28,13 +28,13 @@ from warehouse_agent.history.change_memory import remembered
 from warehouse_agent.history.forecast_inputs import even_knots, forecasts
 from warehouse_agent.history.refresh_history import read
 from warehouse_agent.methods.registry import opening_for
-from warehouse_agent.planning.candidates import Known
+from warehouse_agent.planning.candidates import PlanInputs
 from warehouse_agent.planning.choice import partition_for
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.prepare import prepare
 from warehouse_agent.runs import attempt
-from warehouse_agent.scheduler.due import Scheduled, scheduled
+from warehouse_agent.scheduler.due import FragmentDecision, scheduled
 from warehouse_agent.storage.formats import head
 
 ROWS = 2000
@@ -51,7 +51,7 @@ class Orders:
 
     pair: Pair
     legacy: Legacy
-    used: list[Known]
+    used: list[PlanInputs]
 
     @property
     def fragment(self) -> Fragment:
@@ -60,18 +60,18 @@ class Orders:
     def lines(self, text: str) -> None:
         self.pair.fragment_lines["orders"] = f'interval_max = "1h"\n{text}'
 
-    def foretold(self) -> Known:
+    def foretold(self) -> PlanInputs:
         reply, error = plan._describe(self.fragment)
         assert reply is not None, error
         history = read(self.pair.store, "orders")
         known, _ = plan.know(self.pair.store, self.fragment, history, reply)
         return known
 
-    def refreshed(self, options: Options | None = None) -> Known:
+    def refreshed(self, options: Options | None = None) -> PlanInputs:
         self.pair.refresh("orders", options=options)
         return self.used[-1]
 
-    def scheduled(self) -> Scheduled:
+    def scheduled(self) -> FragmentDecision:
         now = time.time()
         return scheduled(self.pair.config(), self.pair.store, self.fragment, now, None)
 
@@ -104,7 +104,7 @@ def orders(
     legacy.many(
         "INSERT INTO orders VALUES (?, ?, ?)", [(3 * i, f"note {i * i}", i) for i in range(ROWS)]
     )
-    used = list[Known]()
+    used = list[PlanInputs]()
 
     def noted(*args: Any, **options: Any) -> Any:
         found = prepare(*args, **options)
@@ -120,9 +120,9 @@ def orders(
     legacy.close()
 
 
-def same(foretold: Known, used: Known, *but: str) -> None:
+def same(foretold: PlanInputs, used: PlanInputs, *but: str) -> None:
     """All that both know is the same, and so is what follows from it."""
-    for field in fields(Known):
+    for field in fields(PlanInputs):
         if field.name not in ONE_ALONE.union(but):
             assert getattr(foretold, field.name) == getattr(used, field.name), field.name
     assert foretold.now < used.now

@@ -34,7 +34,7 @@ from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.status import status_of, text_of
 from warehouse_agent.refresh import whole
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.refresh.whole import Compared
+from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
@@ -184,7 +184,7 @@ def test_what_is_kept_is_what_the_rows_were_read_under(
     pair.refresh("rows")
     exchange = whole.exchange
 
-    def changed_before(*given: Any) -> Compared:
+    def changed_before(*given: Any) -> ComparisonResult:
         pair.legacy.execute("ALTER TABLE rows DISABLE ROW LEVEL SECURITY")
         return exchange(*given)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftline.relations.activity import Counted, from_json
+from driftline.relations.activity import CountedActivity, from_json
 
 from tests.harness.legacy import PostgresLegacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
@@ -74,8 +74,8 @@ def test_from_the_load_on(pair: Pair, capsys: pytest.CaptureFixture[str]) -> Non
     refreshed = pair.refresh("orders")
     assert refreshed.rows_updated == 340
     before, after = from_json(loaded.activity), from_json(refreshed.activity)
-    assert isinstance(before, Counted)
-    assert after == Counted(before.identity, before.changes + 340)
+    assert isinstance(before, CountedActivity)
+    assert after == CountedActivity(before.identity, before.changes + 340)
     assert asked(pair)["text"] == "unchanged since version 1"
     # A refresh that finds nothing keeps the newer value with the same version.
     written(pair, "UPDATE orders SET v = v WHERE id = 5")

@@ -16,12 +16,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from source_agent.budgets import feedback
-from source_agent.budgets.others import Others
+from source_agent.budgets.others import OtherProcesses
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent.cli.answers import text_of
 from warehouse_agent.cli.plan import forecast
-from warehouse_agent.cli.progress import Display
+from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.cli.status import history
 from warehouse_agent.events import Event, RowsRead
 from warehouse_agent.refresh.job import Options
@@ -94,13 +94,13 @@ def test_a_source_on_this_machine_knows_its_warehouse(
 ) -> None:
     """What it starts is no other, for whom reads would rest; a source elsewhere is told nothing."""
     known = list[int | None]()
-    with_warehouse = Others.with_warehouse
+    with_warehouse = OtherProcesses.with_warehouse
 
-    def seen(self: Others, process: int | None) -> AbstractContextManager[None]:
+    def seen(self: OtherProcesses, process: int | None) -> AbstractContextManager[None]:
         known.append(process)
         return with_warehouse(self, process)
 
-    monkeypatch.setattr(Others, "with_warehouse", seen)
+    monkeypatch.setattr(OtherProcesses, "with_warehouse", seen)
     with orders(spark, tmp_path) as pair:
         pair.refresh("orders")
         monkeypatch.setattr("source_agent.server.handlers.machine", lambda: "another machine")
@@ -122,7 +122,7 @@ def test_while_it_reads_a_source_says_that_it_is_held_back(
     with orders(spark, tmp_path, lambda _: os.urandom(100), "BLOB") as pair:
         pair.limits = ""
         pair.restart()
-        config, heard, display = pair.config(), list[RowsRead](), Display()
+        config, heard, display = pair.config(), list[RowsRead](), ProgressDisplay()
         monkeypatch.setattr("warehouse_agent.cli.progress.LINE_EVERY_S", 0.0)
 
         def listen(event: Event) -> None:

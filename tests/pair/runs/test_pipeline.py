@@ -26,7 +26,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
 from warehouse_agent.runs import attempt, batch
 from warehouse_agent.runs.source_run import LINK_IDLE_S_MAX
-from warehouse_agent.transport.channel import Link, Stream
+from warehouse_agent.transport.channel import SourceChannel, Stream
 
 RUNS = [NAMES[:4], NAMES[4:8], NAMES[8:]]
 FIRST = [run[0] for run in RUNS]
@@ -240,13 +240,13 @@ def test_a_source_has_one_connection(
     served: Served, monkeypatch: pytest.MonkeyPatch, ahead: str
 ) -> None:
     made: list[str] = []
-    real = Link.__init__
+    real = SourceChannel.__init__
 
-    def make(link: Link, source: Source) -> None:
+    def make(link: SourceChannel, source: Source) -> None:
         made.append(source.name)
         real(link, source)
 
-    monkeypatch.setattr(Link, "__init__", make)
+    monkeypatch.setattr(SourceChannel, "__init__", make)
     for commands in (1, 2):
         served.refresh(Log(), more=ahead)
         served.change()
@@ -402,17 +402,17 @@ def test_a_link_rests_while_a_run_is_prepared(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Preparing may take long without a call; then the comparison gets another connection."""
-    made: list[Link] = []
-    real = Link.__init__
+    made: list[SourceChannel] = []
+    real = SourceChannel.__init__
 
-    def make(link: Link, source: Source) -> None:
+    def make(link: SourceChannel, source: Source) -> None:
         made.append(link)
         real(link, source)
 
-    monkeypatch.setattr(Link, "__init__", make)
+    monkeypatch.setattr(SourceChannel, "__init__", make)
     prepared = attempt.Attempt.prepare
 
-    def rest(one: attempt.Attempt, link: Link) -> None:
+    def rest(one: attempt.Attempt, link: SourceChannel) -> None:
         prepared(one, link)
         link._called_at -= LINK_IDLE_S_MAX
 

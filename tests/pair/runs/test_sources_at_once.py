@@ -38,7 +38,7 @@ from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport import channel, handshake
 
@@ -98,8 +98,8 @@ class Sources:
         return Store(str(self.folder / "warehouse"))
 
 
-def nowhere() -> Deferred:
-    return Deferred({"spark.master": "no such master"})
+def nowhere() -> DeferredSession:
+    return DeferredSession({"spark.master": "no such master"})
 
 
 @pytest.fixture
@@ -186,16 +186,16 @@ def test_sources_are_compared_side_by_side(sources: Sources) -> None:
     meet = threading.Barrier(3, timeout=S_MAX)
 
     met: list[str] = []
-    real = channel.Link.stream
+    real = channel.SourceChannel.stream
 
-    def stream(link: channel.Link, relations: Iterable[str] = ()) -> channel.Stream:
+    def stream(link: channel.SourceChannel, relations: Iterable[str] = ()) -> channel.Stream:
         if link.source.name not in met:
             met.append(link.source.name)
             meet.wait()
         return real(link, relations)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channel.Link, "stream", stream)
+        patch.setattr(channel.SourceChannel, "stream", stream)
         reports = sources.refresh(Alone())
     assert sorted(met) == sorted(SOURCES)
     assert all(report.error is None for report in reports)
@@ -367,7 +367,7 @@ def test_threads_start_one_session(spark: SparkSession, monkeypatch: pytest.Monk
         return spark
 
     monkeypatch.setattr(session, "start", start)
-    shared, found = Deferred({}), list[SparkSession]()
+    shared, found = DeferredSession({}), list[SparkSession]()
 
     def get() -> None:
         together.wait()

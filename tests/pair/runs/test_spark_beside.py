@@ -21,7 +21,7 @@ from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.transport import preflight
 
 pytestmark = pytest.mark.spark
@@ -70,7 +70,7 @@ class Beside:
         self.monkeypatch.setattr(session, "start", start)
         self.pair.small_bytes = small_bytes
         config = self.pair.config()
-        runner = Runner(Deferred({}), config, (listen,), attempts=1)
+        runner = Runner(DeferredSession({}), config, (listen,), attempts=1)
         (report,) = runner.refresh(select(config, [], True), Options())
         assert (report.error, too_late) == (None, [])
         assert not begun.is_set() if until is None else begun.wait(S_MAX)

@@ -19,7 +19,7 @@ from driftline.limits import ROWS_HELD_BYTES
 
 from source_agent.engines.interface import Session
 from source_agent.scan import marked as marked_scan
-from source_agent.scan.marked import Marked
+from source_agent.scan.marked import ExchangeMarker
 from source_agent.scan.reader import Reader
 from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy
@@ -314,7 +314,7 @@ def test_an_audit_whose_snapshot_changes_accuses_no_writer(
     made = Stock(legacy, tmp_path / "pair", BY_VERSION)
     begin, audited = marked_scan.begin, []
 
-    def begin_and_write(session: Session, reader: Reader, asked: pb.Since) -> Marked:
+    def begin_and_write(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
         found = begin(session, reader, asked)
         if asked.audited:
             session.pause()
@@ -427,9 +427,9 @@ def test_a_source_that_is_wrong_about_the_marker(
     """A version that was made by a marker is never called total, nor the reverse."""
     local.refresh()
     local.fragment("" if not claims else 'audit = "1s"')
-    message = Marked.message
+    message = ExchangeMarker.message
     with monkeypatch.context() as patch:
-        patch.setattr(Marked, "message", lambda self, **_: message(self, by_marker=claims))
+        patch.setattr(ExchangeMarker, "message", lambda self, **_: message(self, by_marker=claims))
         if claims:
             local.make_due()
         assert local.pair.error("stock")["code"] == "MALFORMED"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import DatabaseRefused, NotNow
 
-from source_agent.budgets.places import Turns, fixed_places
+from source_agent.budgets.places import ClientTurns, fixed_places
 from source_agent.engines.conformance.reads import Read, rows_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
@@ -17,7 +17,7 @@ from tests.source_agent.engines.dump.folders import Accounts
 
 def test_a_turn_that_comes_too_early() -> None:
     now = 1000.0
-    turns = Turns(lambda: 60.0, lambda: now)
+    turns = ClientTurns(lambda: 60.0, lambda: now)
     turns.take("a")
     now += 17.4
     with pytest.raises(NotNow) as caught:

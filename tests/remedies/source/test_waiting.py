@@ -12,13 +12,13 @@ import psycopg
 import pytest
 from driftline.errors import DatabaseRefused, DatabaseUnavailable, DriftlineError
 
-from source_agent.budgets.watch import PROBE_AFTER_S, Watch
+from source_agent.budgets.watch import PROBE_AFTER_S, SessionWatch
 from source_agent.engines.conformance.reads import Read, rows_of
 from source_agent.engines.interface import Limits, Pulse, Session
 from source_agent.engines.mysql_family import warnings
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Fingerprint, Relation
-from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.reader import ReadCounts, Reader
 from tests.harness.family import FAMILY
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, of_family
 from tests.harness.servers import PostgreSQL
@@ -61,7 +61,7 @@ def test_a_watch_over_a_silent_database() -> None:
     def dead(session: Silent, silent_s: float, limits: Limits) -> DriftlineError | None:
         session.pulse = Pulse()
         session.pulse.at = now[0]
-        watch = Watch(cast(Session, session), limits, clock=lambda: now[0])
+        watch = SessionWatch(cast(Session, session), limits, clock=lambda: now[0])
         with watch.waiting():
             now[0] += silent_s
             return watch.dead()
@@ -151,7 +151,7 @@ def test_a_null_where_the_database_knows_of_none(pg: OfPostgreSQL) -> None:
     def hashes(relation: Relation) -> int:
         with closing(connect(pg.url, None, Limits()).open()) as session:
             shape = session.describe(relation)
-            reader = Reader(session, shape, fragment_key=KEY, salt=SALT, tally=Tally())
+            reader = Reader(session, shape, fragment_key=KEY, salt=SALT, tally=ReadCounts())
             return sum(len(batch.positions) for batch in reader.scan_hashes())
 
     with pytest.raises(DriftlineError) as caught:

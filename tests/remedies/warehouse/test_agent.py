@@ -28,7 +28,7 @@ from warehouse_agent.config import Source
 from warehouse_agent.spark import executors, session
 from warehouse_agent.tasks import scan
 from warehouse_agent.transport import channel, frame_admission
-from warehouse_agent.transport.throughput import Advance
+from warehouse_agent.transport.throughput import ProgressCheck
 from warehouse_agent.views.inputs import load
 
 pytestmark = pytest.mark.starts
@@ -135,7 +135,7 @@ def test_a_source_that_goes_on_without_a_row(site: Site) -> None:
     site.serve()
     with (
         mock.patch.object(channel, "NO_ADVANCE_S", 0.0),
-        mock.patch.object(Advance, "accepts", return_value=False),
+        mock.patch.object(ProgressCheck, "accepts", return_value=False),
     ):
         told(site.fault(), "Ask its DBA to check the database and silence_timeout_s.")
     site.check()
@@ -152,7 +152,7 @@ def test_a_source_whose_places_are_taken() -> None:
         return pb.DescribeReply(relations=["orders"], protocols=[1]).SerializeToString()
 
     handler = grpc.unary_unary_rpc_method_handler(describe, None, None)
-    with served({"Describe": handler}) as source, channel.Link(source) as link:
+    with served({"Describe": handler}) as source, channel.SourceChannel(source) as link:
         with pytest.raises(DriftlineError) as caught:
             link.describe("")
         told(caught.value, "Run the command again later.")

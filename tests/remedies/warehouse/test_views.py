@@ -32,7 +32,7 @@ from warehouse_agent.spark import session
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, NewViewVersion
-from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.maintenance.recompute import recompute
 from warehouse_agent.views.query import read_query
 
@@ -213,7 +213,7 @@ def test_a_version_that_lacks_what_a_view_needs(sites: Sites, spark: SparkSessio
     store = sites.store
     found = formats.head(store, "erp.items")
     assert found is not None
-    given = [Input.published("erp.items", found)]
+    given = [PinnedInput.published("erp.items", found)]
     with pytest.raises(DriftlineError) as caught:
         recompute(
             spark, store, "more", read_query(text, where="v"), given, None, accept_schema=False

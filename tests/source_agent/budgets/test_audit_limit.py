@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from source_agent.budgets import audit_limit
-from source_agent.budgets.audit import LEFT_OUT, Audit, AuditEntry
+from source_agent.budgets.audit import LEFT_OUT, AuditEntry, AuditLog
 from source_agent.budgets.audit_limit import LEFT_OUT_EVERY_S, RATION_BYTES, RENEWED_S, AuditLimit
 
 HOUR_BYTES_MAX = 10_000_000
@@ -69,7 +69,7 @@ def test_a_ration_is_renewed_and_who_is_gone_is_forgotten() -> None:
 def test_the_lines_of_a_flood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_limit, "RATION_BYTES", 5000)
     file, clock = tmp_path / "audit.jsonl", Clock()
-    audit = Audit(file, AuditLimit(clock))
+    audit = AuditLog(file, AuditLimit(clock))
     for _ in range(500):
         audit.write(AuditEntry("mart", "x" * 10_000, "NOT_FOUND"))
         audit.write_left_out()

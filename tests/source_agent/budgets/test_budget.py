@@ -13,14 +13,14 @@ from driftline.settings.hours import Hours
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.budgets.budget import Bucket, GovernedSession, Governor, Stopped
+from source_agent.budgets.budget import ExchangeStopped, GovernedSession, Governor, TokenBucket
 from source_agent.config.file import Budget
 from tests.harness.agents import Recorded, configuration, make_orders
 
 
 def test_a_bucket_lets_through_its_rate_and_no_more() -> None:
     now = [0.0]
-    bucket = Bucket(100, clock=lambda: now[0])
+    bucket = TokenBucket(100, clock=lambda: now[0])
     assert bucket.take(100) == 0, "a second's worth at once"
     assert bucket.take(50) == 0.5
     now[0] = 0.5
@@ -32,7 +32,7 @@ def test_a_bucket_lets_through_its_rate_and_no_more() -> None:
 
 def test_a_long_run_takes_what_the_rate_says() -> None:
     now = [0.0]
-    bucket = Bucket(1000, clock=lambda: now[0])
+    bucket = TokenBucket(1000, clock=lambda: now[0])
     for _ in range(50):
         now[0] += bucket.take(16_384)
     assert now[0] == pytest.approx(50 * 16.384 - 1)
@@ -43,7 +43,7 @@ def test_a_wait_ends_when_the_exchange_does() -> None:
     stop = threading.Event()
     stop.set()
     for wait in (governor.wait_rows, governor.wait_bytes):
-        with pytest.raises(Stopped):
+        with pytest.raises(ExchangeStopped):
             wait(10_000, stop)
     Governor(Budget()).wait_rows(10_000, stop)
 
@@ -55,12 +55,12 @@ def test_an_adopted_budget_counts_at_once() -> None:
     governor = Governor(Budget(rows_per_second=1, bytes_per_second=1))
     governor.adopt(Budget(rows_per_second=1, readers=4))
     governor.wait_bytes(10_000, stop)
-    with pytest.raises(Stopped):
+    with pytest.raises(ExchangeStopped):
         governor.wait_rows(10_000, stop)
     assert governor.pool.size == 3, "the process that serves reads, too"
     governor.adopt(Budget(bytes_per_second=1))
     governor.wait_rows(10_000, stop)
-    with pytest.raises(Stopped):
+    with pytest.raises(ExchangeStopped):
         governor.wait_bytes(10_000, stop)
     assert governor.pool.size == 0
     governor.adopt(Budget(bytes_per_second=1e6))
@@ -75,7 +75,7 @@ def test_the_same_rate_is_not_granted_again() -> None:
     governor.adopt(Budget(rows_per_second=100, bytes_per_second=100, readers=2))
     stop.set()
     for wait in (governor.wait_rows, governor.wait_bytes):
-        with pytest.raises(Stopped):
+        with pytest.raises(ExchangeStopped):
             wait(1, stop)
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from source_agent.budgets import crowding, feedback
 from source_agent.budgets.budget import GovernedSession, Governor
-from source_agent.budgets.crowding import Brakes, Crowding, Rests
+from source_agent.budgets.crowding import Brakes, Crowding, CrowdingRests
 from source_agent.budgets.feedback import Feedback, HoldLimit, RecentPast
 from source_agent.config.file import Budget
 from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, TimeLimit
@@ -52,7 +52,7 @@ def batch(queued: float) -> DatabaseTime:
 
 def brakes(crowd: Crowding, *, rest_s: float = NO_LIMIT, rows: int = 0) -> Brakes:
     return Brakes(
-        Feedback(RecentPast()), Rests(crowd, HoldLimit(rest_s), rows), HoldLimit(NO_LIMIT)
+        Feedback(RecentPast()), CrowdingRests(crowd, HoldLimit(rest_s), rows), HoldLimit(NO_LIMIT)
     )
 
 
@@ -96,8 +96,8 @@ def test_reads_of_unknown_length_rest_until_nothing_is_left() -> None:
     limit = HoldLimit(2.0)
     crowd = Crowding()
     times(brakes(crowd), 100, 0.5)
-    first = Brakes(Feedback(RecentPast()), Rests(crowd, limit), HoldLimit(NO_LIMIT))
-    second = Brakes(Feedback(RecentPast()), Rests(crowd, limit), HoldLimit(NO_LIMIT))
+    first = Brakes(Feedback(RecentPast()), CrowdingRests(crowd, limit), HoldLimit(NO_LIMIT))
+    second = Brakes(Feedback(RecentPast()), CrowdingRests(crowd, limit), HoldLimit(NO_LIMIT))
     assert sum(one.note(batch(0.5), 1) for _ in range(50) for one in (first, second)) == (
         pytest.approx(2.0)
     )

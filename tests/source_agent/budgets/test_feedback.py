@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.budgets import feedback
-from source_agent.budgets.budget import GovernedSession, Governor, Stopped
+from source_agent.budgets.budget import ExchangeStopped, GovernedSession, Governor
 from source_agent.budgets.crowding import Brakes
-from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, RecentPast, held_s_max
+from source_agent.budgets.feedback import Feedback, HoldLimit, RecentPast, RecentPasts, held_s_max
 from source_agent.config.file import Budget
 from source_agent.engines.interface import DatabaseTime, Rows
 from source_agent.scan.database_time import DatabaseTimer
@@ -99,7 +99,7 @@ def test_processes_that_read_side_by_side_are_not_held_back_for_the_sum_of_their
 
 
 def test_the_past_is_kept_between_scans_of_one_kind() -> None:
-    pasts = Pasts()
+    pasts = RecentPasts()
     notes(Feedback(pasts.of("orders")), QUIET, 50)
     assert sum(notes(Feedback(pasts.of("orders")), SLOW, 5)) > 0, "from its beginning on"
     assert not any(notes(Feedback(pasts.of("items")), SLOW, 5))
@@ -185,7 +185,7 @@ def test_a_governed_read_waits_and_says_for_how_long(
     assert (sum(held) > 1) == is_on
     if is_on:
         notes(Feedback(past), QUIET, 100)
-        with pytest.raises(Stopped):
+        with pytest.raises(ExchangeStopped):
             _stop_in_the_middle(governed, clocks, stop, past)
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from source_agent.budgets import crowding, others
 from source_agent.budgets.crowding import Crowding
-from source_agent.budgets.others import Others
+from source_agent.budgets.others import OtherProcesses
 from source_agent.engines.interface import DatabaseTime
-from source_agent.scan.processors import Process, Usage, machine, usage, used_since
+from source_agent.scan.processors import ProcessorUsage, ProcessUsage, machine, usage, used_since
 
 AGENT, BACKEND, WAREHOUSE, JAVA, STRANGER = os.getpid(), 101, 102, 103, 104
 PARENTS = {AGENT: 1, BACKEND: 1, WAREHOUSE: 1, JAVA: WAREHOUSE, STRANGER: 1}
@@ -30,14 +30,14 @@ class Machine:
         self.hidden: set[int] = set()
         self.looks = 0
 
-    def look(self) -> Usage:
+    def look(self) -> ProcessorUsage:
         self.looks += 1
         shown = {
-            one: Process(PARENTS[one], NAMES.get(one, "python3"), used)
+            one: ProcessUsage(PARENTS[one], NAMES.get(one, "python3"), used)
             for one, used in self.used.items()
             if one not in self.hidden
         }
-        return Usage(2, sum(self.used.values()), shown)
+        return ProcessorUsage(2, sum(self.used.values()), shown)
 
     def spend(self, seconds: float, shares: Mapping[int, float]) -> None:
         """Let time pass; each process uses a share of one processor."""
@@ -51,7 +51,9 @@ def box() -> Machine:
     return Machine()
 
 
-def weighed(box: Machine, found: Others, shares: Mapping[int, float], waited: float = 0.0) -> float:
+def weighed(
+    box: Machine, found: OtherProcesses, shares: Mapping[int, float], waited: float = 0.0
+) -> float:
     """The weight after a second in which processes used these shares."""
     found.weight(0.0)
     box.spend(others.LOOK_S, shares)
@@ -62,7 +64,7 @@ BUSY = {AGENT: 0.6, BACKEND: 0.4, WAREHOUSE: 0.1, JAVA: 0.9}
 
 
 def test_a_refresh_on_one_machine_does_not_rest_for_itself(box: Machine) -> None:
-    found = Others(lambda: box.now, box.look)
+    found = OtherProcesses(lambda: box.now, box.look)
     found.add_backend(BACKEND)
     with found.with_warehouse(WAREHOUSE):
         assert weighed(box, found, BUSY) == 0
@@ -76,25 +78,34 @@ def test_a_refresh_on_one_machine_does_not_rest_for_itself(box: Machine) -> None
 
 def test_a_child_that_ends_adds_nothing_that_it_had_used_before() -> None:
     """A Python worker of Spark is reaped by its parent, whose time then has the worker's life."""
-    alive = {7: Process(1, "java", 5.0), 8: Process(7, "python3", 90.0), 9: Process(1, "x", 4.0)}
-    ended = {7: Process(1, "java", 96.0), 9: Process(1, "x", 5.0)}
-    before, now = Usage(2, 99.0, alive), Usage(2, 101.0, ended)
+    alive = {
+        7: ProcessUsage(1, "java", 5.0),
+        8: ProcessUsage(7, "python3", 90.0),
+        9: ProcessUsage(1, "x", 4.0),
+    }
+    ended = {7: ProcessUsage(1, "java", 96.0), 9: ProcessUsage(1, "x", 5.0)}
+    before, now = ProcessorUsage(2, 99.0, alive), ProcessorUsage(2, 101.0, ended)
     assert used_since(before, now, [7]) == 1.0
-    assert used_since(now, Usage(2, 102.0, ended | {10: Process(7, "python3", 1.0)}), [7]) == 1.0
-    assert used_since(before, Usage(2, 101.0, {9: alive[9]}), [7]) == 0.0, "all have ended"
-    left = ended | {8: Process(1, "python3", 91.0), 7: Process(1, "java", 6.0)}
-    assert used_since(before, Usage(2, 102.0, left), [7]) == 1.0, "a daemon left the tree"
+    assert (
+        used_since(
+            now, ProcessorUsage(2, 102.0, ended | {10: ProcessUsage(7, "python3", 1.0)}), [7]
+        )
+        == 1.0
+    )
+    assert used_since(before, ProcessorUsage(2, 101.0, {9: alive[9]}), [7]) == 0.0, "all have ended"
+    left = ended | {8: ProcessUsage(1, "python3", 91.0), 7: ProcessUsage(1, "java", 6.0)}
+    assert used_since(before, ProcessorUsage(2, 102.0, left), [7]) == 1.0, "a daemon left the tree"
 
 
 def test_a_warehouse_elsewhere_changes_nothing(box: Machine) -> None:
-    found = Others(lambda: box.now, box.look)
+    found = OtherProcesses(lambda: box.now, box.look)
     with found.with_warehouse(None):
         assert weighed(box, found, BUSY) == 1
 
 
 def test_a_backend_that_is_not_seen_works_while_a_read_waits_for_it(box: Machine) -> None:
     """A thread of MariaDB, or a process that a sandbox hides."""
-    found = Others(lambda: box.now, box.look)
+    found = OtherProcesses(lambda: box.now, box.look)
     assert weighed(box, found, {AGENT: 0.6, STRANGER: 0.4}, waited=0.4) == 0
     assert weighed(box, found, {AGENT: 0.6, STRANGER: 1.0}, waited=0.4) == 1
     found.add_backend(BACKEND)
@@ -105,12 +116,12 @@ def test_a_backend_that_is_not_seen_works_while_a_read_waits_for_it(box: Machine
 
 
 def test_a_machine_that_does_not_tell_is_judged_by_our_own_wait(box: Machine) -> None:
-    found = Others(lambda: box.now, lambda: None)
+    found = OtherProcesses(lambda: box.now, lambda: None)
     assert weighed(box, found, {}) == 1
 
 
 def test_it_looks_once_a_second_and_knows_nothing_before(box: Machine) -> None:
-    found = Others(lambda: box.now, box.look)
+    found = OtherProcesses(lambda: box.now, box.look)
     assert found.weight(0.0) == 0
     for _ in range(30):
         box.spend(0.1, {STRANGER: 1.0})
@@ -122,7 +133,7 @@ def test_it_looks_once_a_second_and_knows_nothing_before(box: Machine) -> None:
 
 
 def test_rests_follow_the_processor_time_of_others(box: Machine) -> None:
-    found = Others(lambda: box.now, box.look)
+    found = OtherProcesses(lambda: box.now, box.look)
     found.add_backend(BACKEND)
     crowd = Crowding(lambda: box.now, found)
 
@@ -180,4 +191,4 @@ def test_a_system_without_these_files(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "stat").write_text(line)
     found = usage(tmp_path)
-    assert found == Usage(1, 1.0, {7: Process(1, "a) (b", 1.0)})
+    assert found == ProcessorUsage(1, 1.0, {7: ProcessUsage(1, "a) (b", 1.0)})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from driftline.errors import NotNow
 
-from source_agent.budgets.places import Turns
+from source_agent.budgets.places import ClientTurns
 
 
 def test_each_client_has_one_turn_in_so_many_seconds() -> None:
     now, every = [100.0], [60.0]
-    turns = Turns(lambda: every[0], lambda: now[0])
+    turns = ClientTurns(lambda: every[0], lambda: now[0])
     turns.take("a")
     with pytest.raises(NotNow, match="once in 60 s") as caught:
         turns.take("a")
@@ -28,7 +28,7 @@ def test_each_client_has_one_turn_in_so_many_seconds() -> None:
 
 def test_a_refused_turn_does_not_put_off_the_next() -> None:
     now = [0.0]
-    turns = Turns(lambda: 10.0, lambda: now[0])
+    turns = ClientTurns(lambda: 10.0, lambda: now[0])
     turns.take("a")
     for second in range(1, 10):
         now[0] = float(second)

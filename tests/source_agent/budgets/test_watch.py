@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from source_agent.budgets.watch import PROBE_AFTER_S, PROBE_S, Watch
+from source_agent.budgets.watch import PROBE_AFTER_S, PROBE_S, SessionWatch
 from source_agent.engines.interface import Limits, Pulse, Session
 
 
@@ -32,7 +32,7 @@ def dead_after(session: Silent, silent_s: float, limits: Limits) -> bool:
     now = [100.0]
     session.pulse = Pulse()
     session.pulse.at = now[0]
-    watch = Watch(cast(Session, session), limits, clock=lambda: now[0])
+    watch = SessionWatch(cast(Session, session), limits, clock=lambda: now[0])
     with watch.waiting():
         now[0] += silent_s
         return watch.dead() is not None

@@ -15,8 +15,8 @@ from driftline.errors import NotFound, ValueDoesNotFit
 
 from source_agent.cli.check_reads import as_text
 from source_agent.cli.main import cli
-from source_agent.engines.encoding.plain_values import Fixed
-from source_agent.engines.own_values.comparison import ColumnReads, Comparison, Difference
+from source_agent.engines.encoding.plain_values import FixedWidthEncoder
+from source_agent.engines.own_values.comparison import ColumnReads, ValueComparison, ValueDifference
 from source_agent.engines.sqlite.values import ENCODERS
 from tests.harness.agents import configuration
 
@@ -79,7 +79,7 @@ def test_a_value_that_differs_is_shown_and_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del folder
-    rounded = Fixed("float8", convert=lambda v: float(f"{v:.15g}"))
+    rounded = FixedWidthEncoder("float8", convert=lambda v: float(f"{v:.15g}"))
     monkeypatch.setitem(ENCODERS, "real", lambda _: rounded)
     done = check("--reads", "orders")
     assert done.exit_code == 1
@@ -135,10 +135,10 @@ def test_an_engine_that_shows_no_values_of_its_driver(
 def test_reasons_missing_rows_and_long_values_are_printed() -> None:
     long = "x" * 500
     columns = (
-        ColumnReads("a", "text", 1, 0, 1, (Difference("id=1", long, None),)),
+        ColumnReads("a", "text", 1, 0, 1, (ValueDifference("id=1", long, None),)),
         ColumnReads("b", "text", not_compared={"its reason": 2}),
     )
-    found: dict[str, Any] = {"t": Comparison(2, "every row", columns, ("id=7: lost",), 3)}
+    found: dict[str, Any] = {"t": ValueComparison(2, "every row", columns, ("id=7: lost",), 3)}
     text = as_text(found)
     assert f"read {'x' * 60}…, the driver has NULL" in text
     assert "not compared  b text: 2 values: its reason" in text

@@ -17,7 +17,7 @@ from driftline.errors import ConfigurationError, DatabaseRefused, UsageError
 from sqlalchemy.engine import make_url
 
 from source_agent.cli import check, init
-from source_agent.cli.init import Made, Request
+from source_agent.cli.init import InitOptions, WrittenFiles
 from source_agent.config.file import SourceConfig, load
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
@@ -94,7 +94,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         server.drop_database(database)
 
 
-def requested(folder: Path, place: Place, **more: Any) -> Request:
+def requested(folder: Path, place: Place, **more: Any) -> InitOptions:
     options: dict[str, Any] = {
         "config": folder / "source.toml",
         "url": place.url,
@@ -105,7 +105,7 @@ def requested(folder: Path, place: Place, **more: Any) -> Request:
         "force": False,
         "ask_password": lambda prompt: place.password,
     }
-    return Request(**options | more)
+    return InitOptions(**options | more)
 
 
 def published(config: SourceConfig) -> dict[str, tuple[str, tuple[str, ...] | None]]:
@@ -150,7 +150,7 @@ def test_what_is_written_is_what_is_served(place: Place, tmp_path: Path) -> None
     _check_files(made, place, folder)
 
 
-def _check_files(made: Made, place: Place, folder: Path) -> None:
+def _check_files(made: WrittenFiles, place: Place, folder: Path) -> None:
     """No file but that of the password holds it, and that one is nobody else's."""
     assert sorted(path.name for path in folder.iterdir()) == sorted(p.name for p in made.files)
     if place.password is None:
@@ -287,7 +287,9 @@ def test_nothing_is_overwritten_unless_forced(folder: Path) -> None:
 
 def test_the_pause_file_is_there_from_the_start(folder: Path) -> None:
     url = f"sqlite:///{folder / 'erp.db'}"
-    init.init(Request(folder / "source.toml", url, (), None, None, "[::1]:0", False, lambda _: ""))
+    init.init(
+        InitOptions(folder / "source.toml", url, (), None, None, "[::1]:0", False, lambda _: "")
+    )
     assert load(folder / "source.toml").budget.pause_file == folder / "PAUSE"
 
 
@@ -379,7 +381,9 @@ def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
                 unreadable.add(name)
     config = tmp_path / "source.toml"
     url = f"sqlite:///{tmp_path / 'erp.db'}"
-    made = init.init(Request(config, url, (), None, None, "127.0.0.1:7443", False, lambda _: None))
+    made = init.init(
+        InitOptions(config, url, (), None, None, "127.0.0.1:7443", False, lambda _: None)
+    )
     assert made.found - made.published == len(unreadable)
     text = config.read_text()
     assert "[relations.keyed]" in text.splitlines()

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.relations.derivation_json import to_json
-from driftline.relations.derivations import Comparison, Derivation, Operator
+from driftline.relations.derivations import ColumnPredicate, Derivation, Operator
 from driftline.rows.digests import Salt, mix
 from driftline.rows.fingerprints import hasher, row_key
 from driftline.values.send_format import string_encoder
@@ -173,7 +173,7 @@ def derived_receipt(folder: Path, derivation: object, **changes: object) -> Path
     )
 
 
-BELOW_7 = Derivation(("id",), Comparison("id", Operator.LESS, ("7",)))
+BELOW_7 = Derivation(("id",), ColumnPredicate("id", Operator.LESS, ("7",)))
 
 
 def test_total_of_a_derived_receipt(folder: Path) -> None:
@@ -182,7 +182,7 @@ def test_total_of_a_derived_receipt(folder: Path) -> None:
     done = command(folder, "total", "--receipt", str(path))
     assert (done.returncode, done.stderr) == (0, ""), done
     assert done.stdout.startswith("orders: 6 rows, total ")
-    other = to_json(Derivation(("id",), Comparison("id", Operator.LESS, ("8",))))
+    other = to_json(Derivation(("id",), ColumnPredicate("id", Operator.LESS, ("8",))))
     done = command(folder, "total", "--receipt", str(derived_receipt(folder, other)))
     assert done.returncode == 1
     assert "orders: 7 rows" in done.stdout

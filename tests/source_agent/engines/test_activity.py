@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from driftline.errors import DatabaseUnavailable
-from driftline.relations.activity import Activity, Counted, Flagged, NotKnown
+from driftline.relations.activity import Activity, CountedActivity, FlaggedActivity, UnknownActivity
 
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
@@ -40,17 +40,17 @@ def probe(engine: Engine, *relations: Relation) -> dict[str, Activity]:
 
 
 def why(found: Activity) -> str:
-    assert isinstance(found, NotKnown), found
+    assert isinstance(found, UnknownActivity), found
     return found.why
 
 
-def counted(found: Activity) -> Counted:
-    assert isinstance(found, Counted), found
+def counted(found: Activity) -> CountedActivity:
+    assert isinstance(found, CountedActivity), found
     return found
 
 
-def flagged(found: Activity) -> Flagged:
-    assert isinstance(found, Flagged), found
+def flagged(found: Activity) -> FlaggedActivity:
+    assert isinstance(found, FlaggedActivity), found
     return found
 
 
@@ -96,7 +96,7 @@ class Watched:
     def now(self) -> Activity:
         return probe(self.engine, self.relation)[self.relation.name]
 
-    def after(self, *statements: str) -> tuple[Counted, Counted]:
+    def after(self, *statements: str) -> tuple[CountedActivity, CountedActivity]:
         """What is said before these statements, and once they are seen."""
         before = self.now()
         self.legacy.run(*statements)  # whose session ends, and so reports at once
@@ -112,7 +112,7 @@ def test_postgresql_counts_what_is_written(postgres: OfPostgreSQL) -> None:
         "COPY (SELECT 1) TO STDOUT; INSERT INTO t VALUES (1000, 0)": 1,
     }.items():
         before, after = watched.after(*statement.split("; ")[-1:])
-        assert after == Counted(before.identity, before.changes + rows), statement
+        assert after == CountedActivity(before.identity, before.changes + rows), statement
     assert watched.now() == watched.now(), "nothing has changed since"
     postgres.drop_login(watched.login)
 
@@ -161,7 +161,7 @@ def test_postgresql_adds_up_the_leaves_of_a_tree(postgres: OfPostgreSQL) -> None
     )
     watched = Watched(postgres, Relation("p", table="p"))
     before, after = watched.after("INSERT INTO p SELECT n, 0 FROM generate_series(90, 109) n")
-    assert after == Counted(before.identity, before.changes + 20)
+    assert after == CountedActivity(before.identity, before.changes + 20)
     for statement in (
         "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300)",
         "ALTER TABLE p DETACH PARTITION p1",
@@ -177,7 +177,7 @@ def test_postgresql_adds_up_the_leaves_of_a_tree(postgres: OfPostgreSQL) -> None
     found = counted(eventually(lambda: probe(owners, mine)["mine"], empty))
     postgres.run("INSERT INTO heir VALUES (2, 2)")
     later = eventually(lambda: probe(owners, mine)["mine"], found)
-    assert counted(later) == Counted(found.identity, found.changes + 1)
+    assert counted(later) == CountedActivity(found.identity, found.changes + 1)
     postgres.drop_login(watched.login)
 
 
@@ -248,7 +248,7 @@ def test_postgresql_keeps_counts_of_prepared_transactions_and_loses_them_by_a_cr
             writer.execute("PREPARE TRANSACTION 'later'")
         assert watched.now() == before
         _, after = watched.after("COMMIT PREPARED 'later'")
-        assert after == Counted(before.identity, before.changes + 2)
+        assert after == CountedActivity(before.identity, before.changes + 2)
         server.crash()
         server.start()
         restarted = counted(watched.now())
@@ -315,7 +315,7 @@ def test_mariadb_flags_what_is_committed(maria: OfMariaDB) -> None:
         maria.run(statement)
         assert now() != before, statement
         next_second()
-        if statement != "TRUNCATE t" or isinstance(now(), Flagged):
+        if statement != "TRUNCATE t" or isinstance(now(), FlaggedActivity):
             assert flagged(now()) == flagged(now()) != before, "settled, and another than before"
     with maria.server.admin(maria.database) as writer, writer.cursor() as cursor:
         before = now()

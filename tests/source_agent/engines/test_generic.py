@@ -17,7 +17,7 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
 from source_agent.engines.generic import dialects
-from source_agent.engines.generic.types import Described, _declared
+from source_agent.engines.generic.types import InspectedColumn, _declared
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Marker
@@ -93,8 +93,8 @@ def test_ours_keep_their_names(tmp_path: Path) -> None:
     assert connect(f"sqlite:///{tmp_path}/x", None, Limits()).name == "sqlite"
 
 
-def column(type: sql.TypeEngine[Any], precision: Any = None, scale: Any = None) -> Described:
-    return Described("v", type, True, precision, scale)
+def column(type: sql.TypeEngine[Any], precision: Any = None, scale: Any = None) -> InspectedColumn:
+    return InspectedColumn("v", type, True, precision, scale)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def column(type: sql.TypeEngine[Any], precision: Any = None, scale: Any = None) 
     ],
 )
 def test_a_description_that_contradicts_the_catalogue_is_refused(
-    described: Described, declared: str
+    described: InspectedColumn, declared: str
 ) -> None:
     type, why = _declared(described)
     assert str(type) == declared if type else declared in why

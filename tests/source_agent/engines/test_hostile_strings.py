@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from driftline.errors import DriftlineError
-from driftline.relations.derivations import Comparison, Derivation, Negated, Operator
+from driftline.relations.derivations import ColumnPredicate, Derivation, NotPredicate, Operator
 from driftline.rows.key_order import KeyRange
 
 from source_agent.engines.conformance.reads import decoded, flat
@@ -105,13 +105,13 @@ class Asked:
     def _by_literal(self) -> None:
         for first in range(0, COUNT, AT_ONCE):
             texts = tuple(self._strings[first : first + AT_ONCE])
-            one = Comparison("v", Operator.IN, texts)
-            first_alone = Comparison("v", Operator.EQUAL, texts[:1])
+            one = ColumnPredicate("v", Operator.IN, texts)
+            first_alone = ColumnPredicate("v", Operator.EQUAL, texts[:1])
             inside = [k for k in self._present if k in texts]
             outside = [k for k in self._present if k not in texts]
             for predicate, kept in (
                 (one, inside),
-                (Negated(one), outside),
+                (NotPredicate(one), outside),
                 (first_alone, inside[:1]),
             ):
                 made = self._session.derive(self._shape, Derivation(None, predicate))
@@ -132,7 +132,7 @@ class Asked:
         for text in self._strings:
             for derivation in (
                 Derivation((text,)),
-                Derivation(None, Comparison(text, Operator.IS_NULL)),
+                Derivation(None, ColumnPredicate(text, Operator.IS_NULL)),
             ):
                 with pytest.raises(DriftlineError):
                     self._session.derive(self._shape, derivation)

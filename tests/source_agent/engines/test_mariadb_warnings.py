@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 from driftline import errors
-from driftline.relations.derivations import Comparison, Derivation, Operator
+from driftline.relations.derivations import ColumnPredicate, Derivation, Operator
 from driftline.rows.key_order import KeyRange
 
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, read, session_of
@@ -85,7 +85,7 @@ def test_a_condition_that_a_warning_makes_null_is_refused(maria: OfMariaDB) -> N
     maria.run("UPDATE t SET b = NULL, kind = REPEAT(_latin1 X'E9', 700000) WHERE id = 7")
     with small_packets(maria) as session:
         shape = session.describe(Relation("t", table="t", columns=("id", "at", "kind")))
-        chosen = Derivation(("at",), Comparison("kind", Operator.NOT_EQUAL, ("spam",)))
+        chosen = Derivation(("at",), ColumnPredicate("kind", Operator.NOT_EQUAL, ("spam",)))
         with pytest.raises(errors.ValueDoesNotFit) as caught:
             flat(session.scan(session.derive(shape, chosen)))
         assert caught.value.where == "t.kind"
@@ -99,7 +99,7 @@ def test_values_beyond_a_packet_are_whole_on_mysql(mysql: MySQL) -> None:
         columns = ("id", "b", "c", "kind")
         with small_packets(legacy) as session:
             shape = session.describe(Relation("t", table="t", columns=columns, as_text=("b",)))
-            chosen = Derivation(("id",), Comparison("c", Operator.NOT_EQUAL, ("spam",)))
+            chosen = Derivation(("id",), ColumnPredicate("c", Operator.NOT_EQUAL, ("spam",)))
             rows = sorted(decoded(row, shape) for row in flat(session.scan(shape)))
             kept = flat(session.scan(session.derive(shape, chosen)))
     assert rows[1] == ["7", "78" * 700_000, "ж" * 700_000, "spam"]

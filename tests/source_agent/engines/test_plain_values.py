@@ -12,15 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.encoding.plain_values import NULL, Fixed, Raw, behind_length, joined
+from source_agent.engines.encoding.plain_values import (
+    NULL,
+    BytesEncoder,
+    FixedWidthEncoder,
+    behind_length,
+    joined,
+)
 
 LONG = st.sampled_from([b"", b"x", b"y" * 1023, b"z" * 1024, b"\xc3\xa4" * 2000])
 KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
-    "int8": (Fixed("int8"), st.integers(-(2**63), 2**63 - 1)),
-    "int2 of text": (Fixed("int2", int), st.integers(-(2**15), 2**15 - 1).map(b"%d".__mod__)),
-    "float8": (Fixed("float8"), st.floats()),
-    "bytes": (Raw(), LONG),
-    "text": (Raw(rows.check_utf8), LONG.map(bytearray)),
+    "int8": (FixedWidthEncoder("int8"), st.integers(-(2**63), 2**63 - 1)),
+    "int2 of text": (
+        FixedWidthEncoder("int2", int),
+        st.integers(-(2**15), 2**15 - 1).map(b"%d".__mod__),
+    ),
+    "float8": (FixedWidthEncoder("float8"), st.floats()),
+    "bytes": (BytesEncoder(), LONG),
+    "text": (BytesEncoder(rows.check_utf8), LONG.map(bytearray)),
     "other": (rows.variable(lambda value: value[::-1]), LONG),
     "number": (rows.decimal_text(DeclaredType("numeric", 5, 1)), st.just(b"12.5")),
 }
@@ -46,7 +55,7 @@ def test_joined_is_what_the_columns_make(data: st.DataObject, kinds: list[str]) 
     assert joined(columns, encoders, has_null) == expected
     assert joined(columns, encoders, [True] * len(kinds)) == expected
     plain_null = any(
-        is_null and isinstance(e, Fixed | Raw)
+        is_null and isinstance(e, FixedWidthEncoder | BytesEncoder)
         for is_null, e in zip(has_null, encoders, strict=True)
     )
     if plain_null:
@@ -60,7 +69,7 @@ def test_a_check_is_asked_either_way() -> None:
     def refuse(_values: Any) -> None:
         raise ValueDoesNotFit("no")
 
-    for encoder in (Fixed("int8", check=refuse), Raw(refuse)):
+    for encoder in (FixedWidthEncoder("int8", check=refuse), BytesEncoder(refuse)):
         for has_null in (False, True):
             with pytest.raises(ValueDoesNotFit):
                 joined([[1]], [encoder], [has_null])

@@ -25,7 +25,7 @@ from source_agent.engines.postgresql.sql import copy_of
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.select import ReadColumn
 from source_agent.engines.relations.shapes import Fingerprint, Relation, Shape
-from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.reader import ReadCounts, Reader
 from tests.harness.absent import needs_release
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.servers import MariaDB, PostgreSQL
@@ -78,7 +78,7 @@ def described(session: Session, form: str = FORMS[0]) -> Shape:
 
 
 def reader(session: Session, shape: Shape) -> Reader:
-    return Reader(session, shape, fragment_key=KEY, salt=SALT, tally=Tally())
+    return Reader(session, shape, fragment_key=KEY, salt=SALT, tally=ReadCounts())
 
 
 def both(session: Session, shape: Shape) -> tuple[dict[int, int], dict[int, int]]:

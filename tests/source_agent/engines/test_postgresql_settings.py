@@ -18,7 +18,7 @@ from source_agent.engines.conformance.reads import flat, read, rows_of, session_
 from source_agent.engines.interface import Limits
 from source_agent.engines.postgresql import settings
 from source_agent.engines.postgresql.session import PostgresqlJoin
-from source_agent.engines.postgresql.split import Cut
+from source_agent.engines.postgresql.split import BlockRanges
 from source_agent.engines.postgresql.sql import EXPORT
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
@@ -211,7 +211,7 @@ def test_a_reload_of_the_servers_file_does_not_reach_a_session(pg: OfPostgreSQL)
             ((name, sees),) = session.ask(EXPORT)
             held = settings.held(session._shown)
             join = PostgresqlJoin(
-                session._parameters, Limits(), str(name), str(sees), held, shape, Cut(1, 1)
+                session._parameters, Limits(), str(name), str(sees), held, shape, BlockRanges(1, 1)
             )
             other = join()
             with closing(other.session):

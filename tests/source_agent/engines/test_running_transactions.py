@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from source_agent.engines.relations.markers import Earlier, Running
+from source_agent.engines.relations.markers import EarlierSnapshot, RunningTransactions
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -21,10 +21,12 @@ class Transactions:
     number: int = 100
     over: int = 99  # the greatest that is over
 
-    def snapshot(self) -> Running:
+    def snapshot(self) -> RunningTransactions:
         """As PostgreSQL makes it: a number above all that are over is not known to be given."""
         behind = self.over + 1
-        return Running(min([n for n in self.began if n < behind], default=behind), behind)
+        return RunningTransactions(
+            min([n for n in self.began if n < behind], default=behind), behind
+        )
 
 
 def at(second: int) -> str:
@@ -35,7 +37,7 @@ def at(second: int) -> str:
 def test_no_transaction_is_said_to_be_older_than_it_is(seed: int) -> None:
     """Nor younger than the first of the snapshots that all showed it as the oldest."""
     rng, server = random.Random(seed), Transactions({})
-    before: Earlier | None = None
+    before: EarlierSnapshot | None = None
     seen: dict[int, int] = {}  # the first snapshot that showed a transaction as the oldest
     told = 0
     for now in range(400):
@@ -55,5 +57,5 @@ def test_no_transaction_is_said_to_be_older_than_it_is(seed: int) -> None:
                 told += since < at(now)
             else:
                 assert since == at(now)
-            before = Earlier(running, at(now), since)
+            before = EarlierSnapshot(running, at(now), since)
     assert told > 5

@@ -21,12 +21,12 @@ from driftline import wire_pb2 as pb
 from driftline.relations.derivation_messages import to_message
 from driftline.relations.derivations import (
     FEATURE,
-    Comparison,
+    AndPredicate,
+    ColumnPredicate,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
-    Some,
+    OrPredicate,
     canonical,
     text_of,
 )
@@ -88,15 +88,15 @@ DERIVED = [
         "orders",
         Derivation(
             ("note",),
-            Every(
+            AndPredicate(
                 (
-                    Comparison("note", Operator.IN, ("n1", "n2", "it's", "\\", '"', "%s; --")),
-                    Negated(
-                        Some(
+                    ColumnPredicate("note", Operator.IN, ("n1", "n2", "it's", "\\", '"', "%s; --")),
+                    NotPredicate(
+                        OrPredicate(
                             (
-                                Comparison("price", Operator.GREATER_EQUAL, ("200.00",)),
-                                Comparison("price", Operator.IS_NULL),
-                                Comparison("id", Operator.EQUAL, ("-7",)),
+                                ColumnPredicate("price", Operator.GREATER_EQUAL, ("200.00",)),
+                                ColumnPredicate("price", Operator.IS_NULL),
+                                ColumnPredicate("id", Operator.EQUAL, ("-7",)),
                             )
                         )
                     ),
@@ -105,10 +105,12 @@ DERIVED = [
         ),
     ),
     ("orders", Derivation(("price",))),
-    ("orders", Derivation(None, Comparison("id", Operator.IN, ("1", "2", "3")))),
+    ("orders", Derivation(None, ColumnPredicate("id", Operator.IN, ("1", "2", "3")))),
     (
         "filtered",
-        Derivation(None, Comparison("note", Operator.NOT_EQUAL, ("'; DROP TABLE orders; --",))),
+        Derivation(
+            None, ColumnPredicate("note", Operator.NOT_EQUAL, ("'; DROP TABLE orders; --",))
+        ),
     ),
 ]
 
@@ -284,7 +286,7 @@ def derive(over: Any) -> None:
 def between(over: Any) -> None:
     """Ask a running agent for tiles between keys, also of a derivation."""
     ends = ["2024-02-29", "1"], ["2024-03-01", "1"]
-    derivation = Derivation(None, Comparison("number", Operator.LESS, ("2",)))
+    derivation = Derivation(None, ColumnPredicate("number", Operator.LESS, ("2",)))
     for chosen, counts in ((None, [0, 2, 1, 3]), (derivation, [0, 1, 1, 2])):
         asked = pb.DescribeRequest(protocol=1, relation="days")
         if chosen is not None:

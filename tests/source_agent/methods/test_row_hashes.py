@@ -12,7 +12,7 @@ from driftline.errors import DatabaseRefused, LimitExceeded
 
 from source_agent.methods import row_hashes
 from source_agent.scan import batches
-from source_agent.scan.batches import Identified
+from source_agent.scan.batches import IdentifiedRows
 from tests.harness.asked_source import AskedSource, asked_source, bag, kinds
 from tests.harness.exchange_pair import Table
 
@@ -56,8 +56,8 @@ def test_hashes_are_sent_in_pieces(count: int, monkeypatch: pytest.MonkeyPatch) 
     assert np.frombuffer(data, "<u8").tolist() == hashes.tolist()
 
 
-def found_in(source: AskedSource, rows: Table) -> Identified:
-    found = Identified()
+def found_in(source: AskedSource, rows: Table) -> IdentifiedRows:
+    found = IdentifiedRows()
     for at in range(0, len(rows), 8):
         batch = source.batch(rows[at : at + 8])
         found.add(batch, np.zeros(len(batch.positions), np.int64))

@@ -8,11 +8,11 @@ import numpy as np
 from driftline.reconciliation.ranges import Partition, RangeSums, uniform
 from driftline.reconciliation.sketches import Cells, Embedding
 from driftline.rows.columns import gather
-from driftline.rows.digests import Mixed
+from driftline.rows.digests import MixedFingerprints
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.scan.accumulators import Hashed, RangeTotals, SketchCells
+from source_agent.scan.accumulators import HashedRows, RangeTotals, SketchCells
 from source_agent.scan.batches import Batch
 from tests.harness.agents import SALT
 
@@ -28,7 +28,7 @@ class Filled:
         self.totals, self.sketch = RangeTotals(partition), SketchCells(EMBEDDING, THIRD, SALT)
         self.both = (self.totals, self.sketch)
 
-    def add(self, rows: Hashed) -> None:
+    def add(self, rows: HashedRows) -> None:
         for accumulator in self.both:
             accumulator.add(rows)
 
@@ -46,10 +46,10 @@ def assert_equal(one: Filled, other: Filled) -> None:
     assert one.sketch.cells.to_bytes() == other.sketch.cells.to_bytes()
 
 
-def hashed(rows: list[tuple[int, int]]) -> Hashed:
+def hashed(rows: list[tuple[int, int]]) -> HashedRows:
     where = np.array([w for w, _ in rows], np.int64)
     hashes = np.array([h for _, h in rows], np.uint64)
-    return Hashed.of(Batch(gather([]), where, Mixed(hashes, hashes ^ np.uint64(7))))
+    return HashedRows.of(Batch(gather([]), where, MixedFingerprints(hashes, hashes ^ np.uint64(7))))
 
 
 def reference(rows: list[tuple[int, int]]) -> Cells:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from driftline.rows.columns import Block, gather
-from driftline.rows.digests import Mixed, Salt, mix
+from driftline.rows.digests import MixedFingerprints, Salt, mix
 from driftline.rows.fingerprints import hasher
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from source_agent.scan import batches
-from source_agent.scan.batches import Batch, Identified, choose_counted, join_neighbours
+from source_agent.scan.batches import Batch, IdentifiedRows, choose_counted, join_neighbours
 
 KEY, SALT = bytes(range(32)), Salt(3, 5)
 
@@ -26,7 +26,7 @@ class Counted:
         self.hashed = 0
         self.batch = Batch(gather(rows), np.arange(len(rows)), self._mix)
 
-    def _mix(self, part: Block) -> Mixed:
+    def _mix(self, part: Block) -> MixedFingerprints:
         self.hashed += len(part)
         return mix(SALT, *hasher(KEY)(part.rows()))
 
@@ -53,9 +53,9 @@ def test_chosen_rows_alone_are_hashed_and_once(rows: list[bytes], data: st.DataO
 # Rows that are held until they are wanted
 
 
-def identified(rows: list[bytes], slots: list[int]) -> Identified:
+def identified(rows: list[bytes], slots: list[int]) -> IdentifiedRows:
     """These rows, in batches of three."""
-    found = Identified()
+    found = IdentifiedRows()
     for at in range(0, len(rows), 3):
         some = rows[at : at + 3]
         mixed = mix(SALT, *hasher(KEY)(some))

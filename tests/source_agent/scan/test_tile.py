@@ -29,7 +29,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.engines.relations.shapes import Relation
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.scan import batches, tile
 from source_agent.server.service import start
 from tests.harness import exchange_pair
@@ -110,7 +110,7 @@ def test_bounds_that_do_not_ascend(bounds: tuple[int, int], tmp_path: Path) -> N
     fill(tmp_path / "erp.db", INTEGER, [(1, "a", b"b")])
     with closing(open_session(tmp_path / "erp.db")) as session:
         shape = session.describe(INTEGER.relation)
-        tally = Tally()
+        tally = ReadCounts()
         with pytest.raises(MalformedMessage):
             Comparison(session, shape, open_within(*bounds, shape.recipe.id), tally)
         assert (tally.scans, tally.rows_read) == (0, 0)
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_by_index(schema: Schema, row: tuple, tmp_path: Path
     fill(tmp_path / "erp.db", schema, [row])
     with closing(open_session(tmp_path / "erp.db")) as session:
         shape = session.describe(schema.relation)
-        tally = Tally()
+        tally = ReadCounts()
         with pytest.raises(ConfigurationError, match="index") as refused:
             Comparison(session, shape, open_within(0, 9, shape.recipe.id), tally)
         assert "incremental" in refused.value.remedy
@@ -166,7 +166,7 @@ def answers(path: Path, bounds: tuple[int, int], *, count: int) -> Any:
     """A session, the rest of an exchange about a tile, and its tally."""
     session = open_session(path)
     shape = session.describe(INTEGER.relation)
-    tally = Tally()
+    tally = ReadCounts()
     whole = Partition((POSITION_MIN,), (56,))
     message = open_within(*bounds, shape.recipe.id, count=count, partition=whole)
     requests = iter([pb.Request(whole=pb.Whole())])
@@ -234,7 +234,7 @@ def test_a_tile_has_as_many_rows_as_the_dba_allows(
     fill(tmp_path / "erp.db", schema, rows, wal=wal)
     with closing(open_session(tmp_path / "erp.db")) as session:
         shape = session.describe(replace(schema.relation, rows_by_key=rows_by_key))
-        tally, recipe = Tally(), shape.recipe.id
+        tally, recipe = ReadCounts(), shape.recipe.id
         tiled = open_between(recipe, ["k", "10"], ["k", "20"])
         message = open_within(10, 19, recipe) if integer else tiled
         replies = Comparison(session, shape, message, tally).answer(iter(()))
@@ -329,7 +329,7 @@ def test_malformed_bounds_between_keys(
     fill(tmp_path / "erp.db", COMPOSITE, [("k", 1, b"b", "a")])
     with closing(open_session(tmp_path / "erp.db")) as session:
         shape = session.describe(COMPOSITE.relation)
-        tally = Tally()
+        tally = ReadCounts()
         with pytest.raises(MalformedMessage):
             Comparison(
                 session, shape, open_between(shape.recipe.id, lower, upper, within=within), tally
@@ -343,7 +343,7 @@ def test_no_ranges_of_keys_without_an_index(tmp_path: Path) -> None:
     with closing(open_session(tmp_path / "erp.db")) as session:
         shape = session.describe(TEXT.relation)
         with pytest.raises(ConfigurationError, match=r"key \(code\).*no index") as refused:
-            Comparison(session, shape, open_between(shape.recipe.id), Tally())
+            Comparison(session, shape, open_between(shape.recipe.id), ReadCounts())
         assert "incremental" in refused.value.remedy
 
 
@@ -353,11 +353,11 @@ def test_a_database_that_sorts_otherwise_is_noticed(tmp_path: Path) -> None:
     with closing(open_session(tmp_path / "erp.db")) as session:
         shape = session.describe(COMPOSITE.relation)
         message = open_between(shape.recipe.id, ["a", "1"], ["b", "2"])
-        replies = Comparison(session, shape, message, Tally()).answer(iter(()))
+        replies = Comparison(session, shape, message, ReadCounts()).answer(iter(()))
         assert [r.finished.count for r in replies if r.HasField("finished")] == [1]
         folding: Any = Returning(session, [encode(("B", 1, b"b", "a"))])
         with pytest.raises(ConfigurationError, match="sorted by the database otherwise"):
-            list(Comparison(folding, shape, message, Tally()).answer(iter(())))
+            list(Comparison(folding, shape, message, ReadCounts()).answer(iter(())))
 
 
 class Returning:

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from source_agent.budgets import feedback
-from source_agent.budgets.budget import GovernedSession, GovernedSplit, Governor, Stopped
+from source_agent.budgets.budget import ExchangeStopped, GovernedSession, GovernedSplit, Governor
 from source_agent.cli.check import check
 from source_agent.cli.explain import explain
 from source_agent.cli.grants import grants
@@ -34,13 +34,13 @@ from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, 
 from source_agent.engines.postgresql import session as postgresql_session
 from source_agent.engines.postgresql import split as postgresql_split
 from source_agent.engines.postgresql.engine import PostgresqlEngine
-from source_agent.engines.postgresql.split import BLOCKS_MIN, PART_BLOCKS, Cut, cut
+from source_agent.engines.postgresql.split import BLOCKS_MIN, PART_BLOCKS, BlockRanges, cut
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
 from source_agent.scan import workers
-from source_agent.scan.accumulators import Hashed
-from source_agent.scan.reader import Reader, Tally
-from source_agent.scan.worker_process import Done, Failed, Read, ScanJob
+from source_agent.scan.accumulators import HashedRows
+from source_agent.scan.reader import ReadCounts, Reader
+from source_agent.scan.worker_process import PartFailed, PartRead, ScanDone, ScanJob
 from source_agent.scan.workers import SharedScan, WorkerPool, WorkerProcess
 from source_agent.server.service import start
 from tests.harness.agents import FRAGMENT_KEY, SALT, Peer, channel, opening
@@ -119,9 +119,9 @@ def scanned(
     pool: WorkerPool | None,
     relation: Relation = ITEMS,
     wrap: Callable[[Split], Any] = lambda split: split,
-) -> tuple[Filled, Tally]:
+) -> tuple[Filled, ReadCounts]:
     """One scan with a sketch; `wrap` may get between."""
-    tally = Tally()
+    tally = ReadCounts()
     shape = session.describe(relation)
     reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=tally)
     split = reader.split
@@ -379,11 +379,11 @@ def job_of(session: Session, relation: Relation = ITEMS) -> ScanJob:
     return ScanJob(split.join, shape, FRAGMENT_KEY, SALT)
 
 
-def of_a_part(reader: WorkerProcess) -> tuple[list[Hashed], Read]:
+def of_a_part(reader: WorkerProcess) -> tuple[list[HashedRows], PartRead]:
     """What a reader says of its next part."""
     found = []
-    while not isinstance(said := reader.pipe.recv(), Read):
-        assert isinstance(said, Hashed), said
+    while not isinstance(said := reader.pipe.recv(), PartRead):
+        assert isinstance(said, HashedRows), said
         found.append(said)
     return found, said
 
@@ -408,7 +408,7 @@ def test_null_keys_come_back_with_their_samples(pg: OfPostgreSQL) -> None:
         reader.pipe.send(job_of(session))
         reader.give(0)
         said = reader.pipe.recv()
-        assert isinstance(said, Failed)
+        assert isinstance(said, PartFailed)
         assert isinstance(said.error, errors.NullKey)
         assert said.error.details["sample 1"] == "id=NULL"
         pool = WorkerPool(1)
@@ -491,7 +491,7 @@ def test_what_came_of_a_part_without_its_end_does_not_count(
 
     def spy(self: SharedScan, process: WorkerProcess, said: object) -> None:
         take(self, process, said)
-        if isinstance(said, Hashed):
+        if isinstance(said, HashedRows):
             came.append(len(said.positions))  # some more may be on the way
             os.kill(process.pid, signal.SIGKILL)
             until(lambda: is_gone(process.pid), "it lives on")
@@ -522,7 +522,7 @@ def test_a_reader_says_every_row_of_its_parts_and_then_that_it_is_done(pg: OfPos
             rows += read.rows
         assert rows == 2000
         reader.give(None)
-        assert isinstance(reader.pipe.recv(), Done)
+        assert isinstance(reader.pipe.recv(), ScanDone)
         until(lambda: others(pg) == 1, "its connection is left")
 
 
@@ -614,7 +614,7 @@ def test_a_client_that_leaves_takes_the_readers_along(pg: OfPostgreSQL) -> None:
         pids = [process.pid for process in pool._idle]
         assert len(pids) == 2
         governed = GovernedSession(session, Governor(Budget()), stop)
-        with pytest.raises(Stopped):
+        with pytest.raises(ExchangeStopped):
             scanned(governed, pool, wrap=lambda split: Killing(split, stop.set))
         assert not pool._idle
         assert all(map(is_gone, pids))
@@ -736,8 +736,8 @@ def test_what_a_reader_of_another_release_says_loses_it(
 
 STRANGER = (
     "import main; import source_agent.scan.worker_process as a;"
-    "a.Newer = type('Newer', (a.Done,), {'__module__': a.__name__});"
-    "a.Read = lambda *_: a.Newer();"
+    "a.Newer = type('Newer', (a.ScanDone,), {'__module__': a.__name__});"
+    "a.PartRead = lambda *_: a.Newer();"
 )
 
 
@@ -753,8 +753,8 @@ def test_every_row_is_within_the_budget(pg: OfPostgreSQL, pool: WorkerPool) -> N
         governed = GovernedSession(session, governor, threading.Event())
         scanned(governed, pool)
     assert sum(noted) == 5000
-    assert postgresql_split.cut(10_000, rows_per_block=100.0, rows_max=250) == Cut(5000, 2)
-    assert postgresql_split.cut(10_000, rows_per_block=None, rows_max=250) == Cut(5000, 2)
+    assert postgresql_split.cut(10_000, rows_per_block=100.0, rows_max=250) == BlockRanges(5000, 2)
+    assert postgresql_split.cut(10_000, rows_per_block=None, rows_max=250) == BlockRanges(5000, 2)
 
 
 def test_what_other_processes_wait_for_the_database_holds_all_back(

@@ -14,7 +14,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, NotNow
 from driftline.limits import ACTIVITY_RELATIONS_MAX
-from driftline.relations.activity import Activity, Flagged, NotKnown
+from driftline.relations.activity import Activity, FlaggedActivity, UnknownActivity
 from driftline.relations.activity_messages import from_message
 from driftline.wire_pb2_grpc import SourceStub
 
@@ -43,8 +43,8 @@ activity = false
 table = "orders"
 allow = ["spiffe://driftline/warehouse/another"]
 """
-NOBODYS = NotKnown("no relation of this name is published to this certificate")
-SWITCHED_OFF = NotKnown("the source's DBA has switched it off")
+NOBODYS = UnknownActivity("no relation of this name is published to this certificate")
+SWITCHED_OFF = UnknownActivity("the source's DBA has switched it off")
 
 
 class Agent:
@@ -110,7 +110,7 @@ def test_one_session_answers_for_every_relation(agent: Callable[..., Agent]) -> 
     made = agent()
     found = made.ask("orders", "view", "private", "forbidden", "nothing", "orders")
     assert made.engine.opened == 1
-    assert isinstance(found["orders"], Flagged)
+    assert isinstance(found["orders"], FlaggedActivity)
     assert "view" in str(found["view"])
     assert found["private"] == SWITCHED_OFF
     assert found["forbidden"] == found["nothing"] == NOBODYS

@@ -24,7 +24,7 @@ from source_agent.enrolment import enroll
 from source_agent.server.service import start
 from tests.harness.agents import channel, configuration, make_orders
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 pytestmark = pytest.mark.starts
 
@@ -163,9 +163,9 @@ def test_keys_that_others_can_read_are_refused(tmp_path: Path, certify: Certify)
     source = Source("erp", "127.0.0.1:1", ca=files[0], certificate=files[1], key=files[2])
     files[2].chmod(0o604)
     with pytest.raises(ConfigurationError, match=r"sources\.erp\.key: The key .* is open to"):
-        Link(source)
+        SourceChannel(source)
     files[2].chmod(0o600)
-    with Link(source):
+    with SourceChannel(source):
         pass
 
 

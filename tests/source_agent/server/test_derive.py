@@ -15,10 +15,10 @@ from driftline.limits import DERIVATION_BYTES_MAX, DERIVATION_DEPTH_MAX, DERIVAT
 from driftline.relations.derivation_messages import to_message
 from driftline.relations.derivations import (
     FEATURE,
-    Comparison,
+    AndPredicate,
+    ColumnPredicate,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
     Predicate,
     canonical,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.starts
 
 ROWS = [(n, None if n % 7 == 0 else f"comment {n % 3}") for n in range(100)]
 ALL = '[relations.orders]\ntable = "orders"\nderive = ["columns", "rows"]\n'
-IS_ONE = Comparison("comment", Operator.EQUAL, ("comment 1",))
+IS_ONE = ColumnPredicate("comment", Operator.EQUAL, ("comment 1",))
 SOME = Derivation(("comment",), IS_ONE)
 CHOSEN = [n for n, comment in ROWS if comment == "comment 1"]
 
@@ -110,7 +110,7 @@ def test_an_exchange_is_about_the_chosen_rows(agent: Agent) -> None:
             peer.send(opened(recipe.id, SOME))
             assert peer.until("finished")[-1].finished.count == len(CHOSEN)
         # Written in another order, it is the same derivation.
-        twice = Derivation(("comment",), Every((IS_ONE, Negated(Negated(IS_ONE)))))
+        twice = Derivation(("comment",), AndPredicate((IS_ONE, NotPredicate(NotPredicate(IS_ONE)))))
         peer.send(opened(recipe.id, twice))
         assert peer.until("finished")[-1].finished.count == len(CHOSEN)
         peer.send(opened(replace(recipe, rows="").id, None))
@@ -119,7 +119,7 @@ def test_an_exchange_is_about_the_chosen_rows(agent: Agent) -> None:
 
 def test_a_recipe_belongs_to_its_derivation(agent: Agent) -> None:
     """One of the whole relation, or of other rows, is refused with the derived description."""
-    other = Derivation(("comment",), Negated(IS_ONE))
+    other = Derivation(("comment",), NotPredicate(IS_ONE))
     with channel(agent.server.port, None) as over, Peer(over) as peer:
         described = SourceStub(over).Describe(asked(SOME), timeout=10).description
         recipe = recipe_of(described, SOME)
@@ -222,7 +222,7 @@ def test_the_audit_says_what_was_chosen(agent: Agent) -> None:
         described = SourceStub(over).Describe(asked(SOME), timeout=10).description
         peer.send(opened(recipe_of(described, SOME).id, SOME))
         assert peer.until("finished")
-        many = Derivation(None, Comparison("id", Operator.IN, tuple(map(str, range(900)))))
+        many = Derivation(None, ColumnPredicate("id", Operator.IN, tuple(map(str, range(900)))))
         peer.send(opened(bytes(16), many))
         assert peer.reply().refused.code == "RECIPE"
         peer.send(opening(bytes(16)))
@@ -270,11 +270,11 @@ def test_what_the_file_says(tmp_path: Path) -> None:
 def predicate_of_all() -> Predicate:
     """A predicate at every limit that the source must answer."""
     values = tuple(map(str, range(DERIVATION_VALUES_MAX - 63)))
-    parts = [Comparison("id", Operator.IN, values)]
-    parts += [Comparison("id", Operator.GREATER, (str(-n),)) for n in range(1, 64)]
-    found: Predicate = Every(tuple(parts))
+    parts = [ColumnPredicate("id", Operator.IN, values)]
+    parts += [ColumnPredicate("id", Operator.GREATER, (str(-n),)) for n in range(1, 64)]
+    found: Predicate = AndPredicate(tuple(parts))
     for _ in range(DERIVATION_DEPTH_MAX - 2):
-        found = Negated(found)
+        found = NotPredicate(found)
     return found
 
 

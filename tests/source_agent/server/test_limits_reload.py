@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from source_agent.budgets.audit import Audit, recent_snapshots
+from source_agent.budgets.audit import AuditLog, recent_snapshots
 from source_agent.budgets.budget import Governor
 from source_agent.config.file import Budget, SourceConfig, load
 from source_agent.engines.registry import connect
@@ -46,7 +46,7 @@ def state(written: Callable[..., SourceConfig], tmp_path: Path) -> Iterator[Agen
     config = written("rows_per_second = 5")
     engine = connect(config.database.url, None, config.database.limits)
     governor = Governor(config.budget)
-    yield AgentState(config, engine, governor, Audit(tmp_path / AUDIT), 1.0)
+    yield AgentState(config, engine, governor, AuditLog(tmp_path / AUDIT), 1.0)
     governor.pool.close()
 
 

@@ -31,7 +31,7 @@ from google.protobuf.message import Message
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, Recorded, channel, configuration, make_orders, opening
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 RECIPE = Recipe((Column("id", parse_type("int8")), Column("comment", parse_type("text"))), 1).id
 M = TypeVar("M", bound=Message)
@@ -249,7 +249,7 @@ def test_a_warehouse_meets_another_source(protocols: list[int], is_served: bool)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
-            with Link(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link:
+            with SourceChannel(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link:
                 if is_served:
                     link.describe("orders")
                     assert link.agreed() == Agreement(1, ())

@@ -21,7 +21,7 @@ from source_agent.server.service import start
 from tests.harness.agents import Peer, channel, configuration, make_orders, opening
 from tests.source_agent.server.test_service import RECIPE
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 pytestmark = pytest.mark.starts
 
@@ -66,7 +66,7 @@ def test_who_joins_pieces_gets_them_and_who_does_not_gets_whole_replies(tmp_path
     assert all(reply.WhichOneof("message") != "piece" for reply in whole)
     assert max(reply.ByteSize() for reply in cut[:10]) <= PIECE_BYTES_MIN + 16, "it is not known"
     assert max(reply.ByteSize() for reply in cut) <= MESSAGE_BYTES_MAX + 16
-    joined = pieces.Joined()
+    joined = pieces.PieceJoiner()
     replies = [reply for reply in map(joined.add, cut) if reply is not None]
     assert [reply.rows.frame for reply in replies] == [reply.rows.frame for reply in whole]
     assert counted(replies)[0] == 1001
@@ -75,7 +75,7 @@ def test_who_joins_pieces_gets_them_and_who_does_not_gets_whole_replies(tmp_path
 def test_a_warehouse_counts_what_came_and_sees_whole_replies(tmp_path: Path) -> None:
     with (
         source(tmp_path) as port,
-        Link(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link,
+        SourceChannel(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link,
         link.stream() as stream,
     ):
         stream.send(opening(RECIPE))
@@ -91,7 +91,7 @@ def test_a_source_shows_that_it_lives_while_the_warehouse_sends(tmp_path: Path) 
     """The rest of a request may be on a slow line for longer than a warehouse bears silence."""
     with (
         source(tmp_path, heartbeat_s=0.05) as port,
-        Link(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link,
+        SourceChannel(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link,
         link.stream() as stream,
     ):
         stream.send(opening(RECIPE, ours=Digest(1, 1)))
@@ -113,7 +113,7 @@ def test_a_source_shows_that_it_lives_while_the_warehouse_sends(tmp_path: Path) 
 def test_a_client_is_not_silent_while_replies_are_on_their_way(tmp_path: Path) -> None:
     """The comparison ended long before; each piece comes in time."""
     window = (("grpc.http2.lookahead_bytes", PIECE_BYTES_MIN), ("grpc.http2.bdp_probe", 0))
-    began, joined, last = time.monotonic(), pieces.Joined(), pb.Reply()
+    began, joined, last = time.monotonic(), pieces.PieceJoiner(), pb.Reply()
     with (
         source(tmp_path, heartbeat_s=0.05, idle_s=0.6) as port,
         channel(port, None, window) as over,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.dependencies import (
     RELATIONS_MAX,
-    Edge,
+    CascadingKey,
     Graph,
     Multiplicity,
     cycles,
@@ -25,12 +25,12 @@ from warehouse_agent.change_models.dependencies import (
 
 # Figure 1 of the paper: Net.Commerce.
 NET_COMMERCE = {
-    "scale": (Edge("merchant", True),),
-    "disccalc": (Edge("merchant", False), Edge("scale", False)),
-    "category": (Edge("merchant", False),),
-    "cgryrel": (Edge("category", False), Edge("category", False)),
-    "shipto": (Edge("orders", False), Edge("merchant", False)),
-    "orders": (Edge("merchant", False),),
+    "scale": (CascadingKey("merchant", True),),
+    "disccalc": (CascadingKey("merchant", False), CascadingKey("scale", False)),
+    "category": (CascadingKey("merchant", False),),
+    "cgryrel": (CascadingKey("category", False), CascadingKey("category", False)),
+    "shipto": (CascadingKey("orders", False), CascadingKey("merchant", False)),
+    "orders": (CascadingKey("merchant", False),),
 }
 
 
@@ -66,27 +66,31 @@ def counted(graph: Graph, name: str) -> dict[str, Multiplicity]:
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=14))
 def test_multiplicities_are_those_of_all_paths(drawn: list[tuple[int, int, bool]]) -> None:
-    graph: dict[str, list[Edge]] = {}
+    graph: dict[str, list[CascadingKey]] = {}
     for child, parent, is_nullable in drawn:
         if child < parent:
-            graph.setdefault(f"t{child}", []).append(Edge(f"t{parent}", is_nullable))
+            graph.setdefault(f"t{child}", []).append(CascadingKey(f"t{parent}", is_nullable))
     for name in graph:
         assert multiplicities(graph, name) == counted(graph, name)
 
 
 def test_as_many_relations_as_are_followed_with_all_foreign_keys() -> None:
     names = [f"t{n:02}" for n in range(RELATIONS_MAX)]
-    graph = {a: [Edge(b, False) for b in names[n + 1 :]] for n, a in enumerate(names)}
+    graph = {a: [CascadingKey(b, False) for b in names[n + 1 :]] for n, a in enumerate(names)}
     assert multiplicities(graph, "t00")["t63"] == Multiplicity(1, 2**62)
     assert len(own_deaths(graph, dict.fromkeys(names, 0.1))) == RELATIONS_MAX
 
 
 def test_cycles_are_cut_and_told() -> None:
-    graph = {"a": (Edge("b", False),), "b": (Edge("a", False),), "c": (Edge("a", True),)}
+    graph = {
+        "a": (CascadingKey("b", False),),
+        "b": (CascadingKey("a", False),),
+        "c": (CascadingKey("a", True),),
+    }
     assert cycles(graph) == ("a", "b")
     assert multiplicities(graph, "a") == {"b": Multiplicity(1, 1)}
     assert multiplicities(graph, "c") == {"a": Multiplicity(0, 1), "b": Multiplicity(0, 1)}
-    itself = {"employees": (Edge("employees", True),)}
+    itself = {"employees": (CascadingKey("employees", True),)}
     assert cycles(itself) == ("employees",)
     assert multiplicities(itself, "employees") == {}
     same = own_deaths(dict(reversed(graph.items())), {"b": 0.1, "a": 0.1})
@@ -96,7 +100,7 @@ def test_cycles_are_cut_and_told() -> None:
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_own_deletions_are_those_that_no_parent_causes(top: float, mid: float, low: float) -> None:
     """Lemma 4 backwards: what is observed of a relation is the sum along its path."""
-    graph = {"low": (Edge("mid", False),), "mid": (Edge("top", False),)}
+    graph = {"low": (CascadingKey("mid", False),), "mid": (CascadingKey("top", False),)}
     observed = {"top": top, "mid": mid + top, "low": low + mid + top}
     own = own_deaths(graph, observed)
     assert [own[n] for n in ("top", "mid", "low")] == pytest.approx([top, mid, low], abs=1e-9)
@@ -170,7 +174,10 @@ def deaths() -> np.ndarray:
 @pytest.mark.slow
 def test_a_cascade_matches_lemma_4() -> None:
     """Every order has one customer, and through it one region: fixed multiplicities."""
-    graph = {"orders": (Edge("customers", False),), "customers": (Edge("regions", False),)}
+    graph = {
+        "orders": (CascadingKey("customers", False),),
+        "customers": (CascadingKey("regions", False),),
+    }
     known = multiplicities(graph, "orders")
     assert all(one.is_fixed for one in known.values())
     fixed = np.array([known["regions"].least, known["customers"].least, 1.0])
@@ -192,8 +199,12 @@ def test_a_cascade_matches_lemma_4() -> None:
 def test_a_cascade_matches_lemma_3() -> None:
     """Half of the orders have an agent, some a region of their own: multiplicities differ."""
     graph = {
-        "orders": (Edge("customers", False), Edge("customers", True), Edge("regions", True)),
-        "customers": (Edge("regions", False),),
+        "orders": (
+            CascadingKey("customers", False),
+            CascadingKey("customers", True),
+            CascadingKey("regions", True),
+        ),
+        "customers": (CascadingKey("regions", False),),
     }
     known = multiplicities(graph, "orders")
     assert known == {"customers": Multiplicity(1, 2), "regions": Multiplicity(1, 3)}

@@ -16,9 +16,9 @@ from warehouse_agent.change_models.memory import (
     INTERVAL_DAYS_MAX,
     RECENT_MAX,
     Interval,
-    Learned,
+    LearnedMemories,
     Memory,
-    Told,
+    RefreshObservation,
     from_json,
 )
 from warehouse_agent.history.change_memory import told
@@ -31,7 +31,7 @@ def text(day: float) -> str:
     return datetime.fromtimestamp(MONDAY + day * DAY_S, UTC).isoformat()
 
 
-def report(day: float, changed: int = 0, **facts: Any) -> Told:
+def report(day: float, changed: int = 0, **facts: Any) -> RefreshObservation:
     """The report of a refresh whose snapshot is `day` days after MONDAY; checked an hour later."""
     body = {
         "command": "refresh",
@@ -185,7 +185,7 @@ def test_a_damaged_memory_is_an_empty_one(key: str, damage: object) -> None:
 
 
 def test_a_model_is_kept_until_a_quarter_more_is_known() -> None:
-    learned, memory = Learned(), Memory().after([report(day, day % 7) for day in range(41)])
+    learned, memory = LearnedMemories(), Memory().after([report(day, day % 7) for day in range(41)])
     first = learned.of("orders", memory)
     assert first is memory
     for day in range(41, 50):

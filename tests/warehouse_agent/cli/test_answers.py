@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from warehouse_agent.cli.answers import Answers
-from warehouse_agent.cli.progress import Display
+from warehouse_agent.cli.answers import ReportPrinter
+from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.events import RefreshCommitted
 from warehouse_agent.report import Report
 
@@ -18,7 +18,7 @@ def test_a_full_disk_stops_no_refresh_and_fails_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each report is tried, so that a disk with space again gets the rest."""
-    answers = Answers(Display(), as_json=True)
+    answers = ReportPrinter(ProgressDisplay(), as_json=True)
     with contextlib.suppress(OSError), Path("/dev/full").open("w") as full:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", full)

@@ -22,19 +22,19 @@ from warehouse_agent.cli import commands
 from warehouse_agent.cli.main import cli
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.events import Event, RefreshCommitted
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import change_memory
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.scheduler import due as timetable
 from warehouse_agent.scheduler.configuration import Configuration
-from warehouse_agent.scheduler.loop import Loop
+from warehouse_agent.scheduler.loop import ScheduleLoop
 from warehouse_agent.scheduler.loop import run as run_loop
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.timetable.retry import RETRY_S
 from warehouse_agent.views.inputs import load
-from warehouse_agent.views.selection import Selection, select
+from warehouse_agent.views.selection import TableSelection, select
 
 pytestmark = pytest.mark.starts
 
@@ -133,7 +133,7 @@ def test_run_waits_for_the_end_of_a_quiet_hour_and_no_longer(pair: Pair) -> None
         found = timetable.look(config, select(config, ["orders"], False), moment)
         return found.due, [(one.name, one.decision.at) for one in found.later]
 
-    loop = Loop(look, refresh, lambda: now[0], lambda _: True)
+    loop = ScheduleLoop(look, refresh, lambda: now[0], lambda _: True)
     waits = list[float]()
     while now[0] < end.timestamp() and len(waits) < 20:
         waits.append(loop.turn())
@@ -198,17 +198,17 @@ def test_what_is_asked_to_end_begins_no_other_run(pair: Pair) -> None:
 
 
 def edit_when(
-    monkeypatch: pytest.MonkeyPatch, point: Point, edit: Callable[[], object]
-) -> list[Point]:
+    monkeypatch: pytest.MonkeyPatch, point: WarehouseFailpoint, edit: Callable[[], object]
+) -> list[WarehouseFailpoint]:
     """Edit something when a refresh reaches a point for the first time."""
-    reached = list[Point]()
+    reached = list[WarehouseFailpoint]()
 
-    def reach(self: Point) -> None:
+    def reach(self: WarehouseFailpoint) -> None:
         if self is point and not reached:
             reached.append(self)
             edit()
 
-    monkeypatch.setattr(Point, "reach", reach)
+    monkeypatch.setattr(WarehouseFailpoint, "reach", reach)
     return reached
 
 
@@ -224,7 +224,7 @@ def test_a_fragment_that_is_deleted_from_the_file_while_it_is_refreshed_when_due
 ) -> None:
     """It ends as it began: published, proven and told; the next command knows nothing of it."""
     file, left = pair.warehouse_toml(), without_orders(pair)
-    edited = edit_when(monkeypatch, Point.COMPARED, lambda: file.write_text(left))
+    edited = edit_when(monkeypatch, WarehouseFailpoint.COMPARED, lambda: file.write_text(left))
     said = CliRunner().invoke(cli, ["--config", str(file), "refresh", "--due", "--json"])
     assert said.exit_code == 0, said.output
     assert edited
@@ -245,7 +245,7 @@ def test_a_fragment_that_is_deleted_from_the_file_while_run_refreshes_it(
     pair.fragment_lines = dict.fromkeys(NAMES, 'interval_max = "1m"')
     file, left = pair.warehouse_toml(), without_orders(pair)
     pair.warehouse_toml()
-    edit_when(monkeypatch, Point.COMPARED, lambda: file.write_text(left))
+    edit_when(monkeypatch, WarehouseFailpoint.COMPARED, lambda: file.write_text(left))
     current = Configuration(["orders", "i*"], load(file))
     refreshed = list[list[str]]()
     now = [datetime.now(UTC).timestamp()]
@@ -261,7 +261,7 @@ def test_a_fragment_that_is_deleted_from_the_file_while_run_refreshes_it(
         chosen = select(current.config, names, False)
         return commands.refresh(current.config, chosen, as_json=True, is_scheduled=True)
 
-    loop = Loop(look, refresh, lambda: now[0], lambda _: True)
+    loop = ScheduleLoop(look, refresh, lambda: now[0], lambda _: True)
     loop.turn()
     assert [sorted(names) for names in refreshed] == [["items", "orders"]]
     assert pair.version("orders") == 0
@@ -281,20 +281,20 @@ def test_what_cannot_be_decided_is_not_refreshed_without_end(
     """It is due at each look, and its refreshes go well: it waits as long as one that fails."""
     decided, refreshed, waits = timetable.scheduled, list[list[str]](), list[float]()
 
-    def scheduled(*given: Any, **others: Any) -> timetable.Scheduled:
+    def scheduled(*given: Any, **others: Any) -> timetable.FragmentDecision:
         if given[2].name == "orders":
             raise ValueError("year 10000 is out of range")
         return decided(*given, **others)
 
-    def refresh(config: WarehouseConfig, chosen: Selection, *_: object) -> list[int]:
+    def refresh(config: WarehouseConfig, chosen: TableSelection, *_: object) -> list[int]:
         refreshed.append([fragment.name for fragment in chosen.fragments])
         return commands.refresh(config, chosen, as_json=True, is_scheduled=True)
 
-    def turns(self: Loop) -> None:
+    def turns(self: ScheduleLoop) -> None:
         waits.extend(self.turn() for _ in range(2))
 
     monkeypatch.setattr(timetable, "scheduled", scheduled)
-    monkeypatch.setattr(Loop, "run", turns)
+    monkeypatch.setattr(ScheduleLoop, "run", turns)
     run_loop(load(pair.warehouse_toml()), [], refresh)
     assert [sorted(names) for names in refreshed] == [["items", "orders"]]
     assert RETRY_S - 10 < waits[1] <= RETRY_S

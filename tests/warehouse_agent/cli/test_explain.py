@@ -16,7 +16,7 @@ from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent import config as configure
 from warehouse_agent.cli.explain import decomposed, relation_name
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 
 pytestmark = pytest.mark.starts
 
@@ -130,7 +130,7 @@ def test_what_is_saved_is_what_all_views_leave(tmp_path: Path) -> None:
         "all": "SELECT c.city, c.name FROM crm.customer c",
     }
     tables = {"crm": {"customer": "id INTEGER PRIMARY KEY, name VARCHAR, city VARCHAR, x, y"}}
-    with Sites(Deferred({}), tmp_path, tables, views) as sites:
+    with Sites(DeferredSession({}), tmp_path, tables, views) as sites:
         config = sites.config()
         (site,) = decomposed(config, config.views["few"], ask=True)
     (saving,) = [note for note in site.tables[0].notes if "it would read" in note]
@@ -150,7 +150,7 @@ def test_a_condition_that_other_views_weaken(tmp_path: Path) -> None:
     for some in (views, {"x": views["x"]}):
         folder = tmp_path / str(len(some))
         folder.mkdir()
-        with Sites(Deferred({}), folder, tables, some, derive=derive) as sites:
+        with Sites(DeferredSession({}), folder, tables, some, derive=derive) as sites:
             config = sites.config()
             (site,) = decomposed(config, config.views["x"], ask=True)
         assert site.tables[0].pushed == ("\"name\" COLLATE BINARY = 'x'",)

@@ -19,7 +19,7 @@ from source_agent.server import catalogue
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from warehouse_agent.cli.plan import Forecast, know, predict
 from warehouse_agent.config import Fragment, Source
-from warehouse_agent.history.refresh_history import History
+from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.storage.store import Store
 
 ROWS = 18
@@ -60,4 +60,4 @@ def test_a_plan_before_the_first_load_tells_no_bytes(
 def planned(reply: pb.DescribeReply, tmp_path: Path) -> Forecast:
     fragment = Fragment("notes", Source("erp", "erp:1"), "notes")
     store = Store(str(tmp_path / "warehouse"))
-    return predict(*know(store, fragment, History(), reply))
+    return predict(*know(store, fragment, RefreshHistory(), reply))

@@ -252,7 +252,10 @@ def test_any_words_of_a_source_leave_a_file_that_loads(
     described = pb.Description(
         columns=[pb.ColumnDescription(name=note, type="int8")], key_columns=1, notes=[note]
     )
-    offered = [init.Offer(name, described), init.Offer(f"not {name}", None, note)]
+    offered = [
+        init.OfferedRelation(name, described),
+        init.OfferedRelation(f"not {name}", None, note),
+    ]
     file.write_text(init.text_of(file, source, offered), encoding="utf-8", newline="")
     (fragment,) = configure.load(file).fragments.values()
     assert (fragment.relation, fragment.source) == (name, source)

@@ -24,26 +24,26 @@ from tests.fixtures.clock import Daily
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from tests.samples.prices import flat
-from warehouse_agent.cli.plan import Beside, Forecast, forecast, know, predict
+from warehouse_agent.cli.plan import Forecast, ForecastFacts, forecast, know, predict
 from warehouse_agent.config import Source, select
 from warehouse_agent.history import record
 from warehouse_agent.history.forecast_inputs import even_knots
 from warehouse_agent.history.history_lines import parse
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.refresh_history import History, read
+from warehouse_agent.history.refresh_history import RefreshHistory, read
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
-from warehouse_agent.planning.candidates import Known, expected_slots
-from warehouse_agent.planning.change_forecast import Expected, Run
+from warehouse_agent.planning.candidates import PlanInputs, expected_slots
+from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective
-from warehouse_agent.planning.prices import Learnt
+from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 
 ROWS = 100_000
 LOADED = datetime(2026, 1, 1, tzinfo=UTC)
-KNOWN = Known(
+KNOWN = PlanInputs(
     name="orders",
     version=3,
     rows=ROWS,
@@ -66,20 +66,20 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def known(**facts: object) -> Known:
+def known(**facts: object) -> PlanInputs:
     """Asked a day after the last refresh."""
     found = dataclasses.replace(KNOWN, **facts)  # type: ignore[arg-type]
     last = found.runs[-1].at if found.runs else LOADED
     return dataclasses.replace(found, now=last + timedelta(days=1))
 
 
-def run(changed: int, *, day: int = 0, seconds: float = 5.0, method: str = "sketch") -> Run:
+def run(changed: int, *, day: int = 0, seconds: float = 5.0, method: str = "sketch") -> PastRefresh:
     """The load (day 0), or the refresh of a day after it."""
     at = LOADED + timedelta(days=day)
-    return Run(at, 0, changed, 0, ROWS, day == 0, method, 1, seconds)
+    return PastRefresh(at, 0, changed, 0, ROWS, day == 0, method, 1, seconds)
 
 
-def daily(*changed: int, **facts: object) -> tuple[Run, ...]:
+def daily(*changed: int, **facts: object) -> tuple[PastRefresh, ...]:
     """The load, and a refresh a day."""
     refreshes = (run(d, day=i + 1, **facts) for i, d in enumerate(changed))  # type: ignore[arg-type]
     return (run(0), *refreshes)
@@ -102,7 +102,7 @@ def test_a_first_load() -> None:
 def test_a_first_load_of_unknown_size() -> None:
     found = predict(
         known(version=None, rows=None, rows_expected=None),
-        Beside(source_error="Nothing answers."),
+        ForecastFacts(source_error="Nothing answers."),
     )
     assert by_name(found) == {"full copy": None}
     assert "bytes not known" in found.text()
@@ -111,7 +111,7 @@ def test_a_first_load_of_unknown_size() -> None:
 
 def test_before_anything_was_shipped_no_bytes_are_told() -> None:
     """Guessed from columns and rows they were wrong by a thousand, once each way."""
-    guess = prices.from_notes(Learnt(), 9, level=LOAD_LEVEL)
+    guess = prices.from_notes(LearntPrices(), 9, level=LOAD_LEVEL)
     found = predict(known(version=None, rows=None, partition=uniform(2), prices=guess))
     (candidate,) = found.candidates
     assert (candidate.bytes, candidate.exchange_seconds, candidate.source_rows) == (
@@ -127,7 +127,7 @@ def test_before_anything_was_shipped_no_bytes_are_told() -> None:
         "nothing changed"
     }
     assert later.chosen in by_name(later)
-    told = prices.from_notes(Learnt(copied_row_bytes=31.0), 9, level=LOAD_LEVEL)
+    told = prices.from_notes(LearntPrices(copied_row_bytes=31.0), 9, level=LOAD_LEVEL)
     (candidate,) = predict(known(version=None, rows=None, prices=told)).candidates
     assert candidate.bytes == pytest.approx(31 * ROWS, rel=0.01)
 
@@ -184,7 +184,7 @@ def test_the_configuration_decides(forced: Method, chosen: str) -> None:
 
 @pytest.mark.parametrize("runs", [(), daily(*[1000] * 10)], ids=["first", "steady"])
 @pytest.mark.parametrize("is_hashed", [False, True])
-def test_more_rows_at_the_source_cost_more(runs: tuple[Run, ...], is_hashed: bool) -> None:
+def test_more_rows_at_the_source_cost_more(runs: tuple[PastRefresh, ...], is_hashed: bool) -> None:
     keys = {"bounds": None, "integer_key": False} if is_hashed else {}
     now = by_name(predict(known(runs=runs, **keys)))
     then = by_name(predict(known(runs=runs, rows_expected=ROWS * 3 // 2, **keys)))
@@ -239,7 +239,7 @@ def test_hashed_keys_cost_a_second_scan() -> None:
 
 
 def test_what_is_said_of_leftovers_and_columns() -> None:
-    found = predict(known(), Beside(12_345, schema_changes=("column b was dropped",)))
+    found = predict(known(), ForecastFacts(12_345, schema_changes=("column b was dropped",)))
     assert "12,345 bytes of an earlier attempt are staged" in found.text()
     assert "refused without --accept-schema: column b was dropped" in found.text()
 
@@ -315,7 +315,7 @@ def test_whatever_notes_say_a_plan_comes_out(
         prices=prices.from_notes(notes.prices, 9, level=line.level(ROWS)),
         partition=partition_for([*noted_knots], ROWS, integer_key=True),
         line=line,
-        runs=tuple(History(tuple(lines[::-1])).runs),
+        runs=tuple(RefreshHistory(tuple(lines[::-1])).runs),
         forced=forced,
         read_at_most=read_at_most,
         now=LOADED + timedelta(days=1),
@@ -377,7 +377,7 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     # More changes are expected the longer ago the last refresh: predict at the refresh's moment.
     asked, changes_expected = [], record.changes_expected
 
-    def noted(runs: list[Run], rows: int, now: datetime) -> Expected | None:
+    def noted(runs: list[PastRefresh], rows: int, now: datetime) -> ChangeForecast | None:
         asked.append(now)
         return changes_expected(runs, rows, now)
 

@@ -12,7 +12,7 @@ from driftline.errors import Locked
 
 from warehouse_agent.cli import progress
 from warehouse_agent.cli.answers import total_of
-from warehouse_agent.cli.progress import STEPS, Display
+from warehouse_agent.cli.progress import STEPS, ProgressDisplay
 from warehouse_agent.events import PhaseStarted, RefreshCommitted, RefreshRetried, RowsRead
 from warehouse_agent.report import Report
 
@@ -56,7 +56,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
         made.said()
 
 
-def refresh(display: Display) -> None:
+def refresh(display: ProgressDisplay) -> None:
     """What a refresh of two fragments shows."""
     display(PhaseStarted("orders", "reduce"))
     display(PhaseStarted("orders", "exchange"))
@@ -74,7 +74,7 @@ def test_a_terminal_shows_every_step(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.file)
-    with Display(2) as display:
+    with ProgressDisplay(2) as display:
         refresh(display)
     said = terminal.said()
     for step, number in (("reduce", 1), ("exchange", 2), ("apply", 3), ("prove", 4)):
@@ -94,7 +94,7 @@ def test_an_answer_on_the_terminal_of_the_bar_stays_whole(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.file)
     monkeypatch.setattr(sys, "stdout", terminal.file)
-    with Display(2) as display:
+    with ProgressDisplay(2) as display:
         refresh(display)
     said = terminal.said()
     assert f"{LONG}\r\n" in said
@@ -105,7 +105,7 @@ def test_a_source_cannot_paint_the_terminal(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.file)
-    with Display() as display:
+    with ProgressDisplay() as display:
         display(PhaseStarted("orders", "exchange"))
         display(RowsRead("orders", "\x1b]0;owned\x07", 5, 0))
         display(RowsRead("orders", "scan" * 100, 6, 0))
@@ -121,7 +121,7 @@ def test_elsewhere_there_are_plain_lines(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as many CI systems set it
     monkeypatch.setattr(progress, "LINE_EVERY_S", seconds)
-    with Display(2) as display:
+    with ProgressDisplay(2) as display:
         refresh(display)
     said = capsys.readouterr()
     assert said.out == f"{LONG}\n"
@@ -142,7 +142,7 @@ def test_a_dumb_terminal_gets_plain_lines(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.file)
     monkeypatch.setenv("TERM", "dumb")
-    with Display() as display:
+    with ProgressDisplay() as display:
         display(PhaseStarted("orders", "apply"))
         display.note("done")
     assert terminal.said() == "done\r\n"

@@ -69,7 +69,7 @@ def run(pair: Pair, *words: str, more: str = "") -> Result:
     return CliRunner().invoke(cli, ["--config", str(file), *words])
 
 
-def at(pair: Pair, name: str, hours: float) -> timetable.Scheduled:
+def at(pair: Pair, name: str, hours: float) -> timetable.FragmentDecision:
     config, now = pair.config(), datetime.now(UTC) + timedelta(hours=hours)
     return timetable.scheduled(config, pair.store, config.fragments[name], now.timestamp(), None)
 
@@ -132,8 +132,8 @@ def test_what_is_never_due_is_named_beside_what_is_due(pair: Pair) -> None:
 
 def test_few_names_of_many_that_are_never_due() -> None:
     names = [f"table_{n}" for n in range(timetable.NAMES_SHOWN + 1_204)]
-    later = [timetable.Scheduled(name, Decision(False, NEVER, "no goal")) for name in names]
-    said = timetable.never_due(timetable.Found([], [], later), "warehouse.toml")
+    later = [timetable.FragmentDecision(name, Decision(False, NEVER, "no goal")) for name in names]
+    said = timetable.never_due(timetable.SelectionDecision([], [], later), "warehouse.toml")
     assert f"table_{timetable.NAMES_SHOWN - 1} and 1,204 more. warehouse.toml" in said
 
 

@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from driftline.errors import DriftlineError, MalformedMessage, ValueDoesNotFit
-from driftline.rows.columns import Ragged
+from driftline.rows.columns import RaggedColumn
 from driftline.values.send_format import decode_string
 from driftline.values.types import Column, parse_type
 from hypothesis import given
@@ -28,13 +28,13 @@ NATIVE, STRING = Carrier.NATIVE, Carrier.STRING
 CASES = [(type, carrier) for type in value_samples.TYPES for carrier in Carrier]
 
 
-def ragged(found: list[bytes | None]) -> Ragged:
+def ragged(found: list[bytes | None]) -> RaggedColumn:
     lengths = [-1 if data is None else len(data) for data in found]
     whole = b"".join(data for data in found if data is not None)
-    return Ragged(np.array(lengths, np.int32), np.frombuffer(whole, np.uint8))
+    return RaggedColumn(np.array(lengths, np.int32), np.frombuffer(whole, np.uint8))
 
 
-def assert_equal(ours: Ragged, theirs: Ragged) -> None:
+def assert_equal(ours: RaggedColumn, theirs: RaggedColumn) -> None:
     assert ours.lengths.dtype == np.int32
     assert ours.data.dtype == np.uint8
     assert ours.lengths.tolist() == theirs.lengths.tolist()
@@ -239,7 +239,7 @@ def test_every_nan_of_arrow_becomes_the_one_nan() -> None:
 
 def test_lengths_that_are_not_of_the_bytes() -> None:
     for lengths in ([4, 4], [-2, 4], [8]):
-        rows = Ragged(np.array(lengths, np.int32), np.zeros(4, np.uint8))
+        rows = RaggedColumn(np.array(lengths, np.int32), np.zeros(4, np.uint8))
         with pytest.raises(MalformedMessage):
             to_arrow(column("int4"), rows, NATIVE)
 
@@ -249,7 +249,7 @@ def test_data_at_odd_addresses(type: str) -> None:
     found: list[bytes | None] = [reference.encode(type, t) for t in value_samples.CHOSEN[type]]
     rows = ragged(found)
     shifted = np.concatenate([np.zeros(1, np.uint8), rows.data])[1:]
-    array = to_arrow(column(type), Ragged(rows.lengths, shifted), NATIVE)
+    array = to_arrow(column(type), RaggedColumn(rows.lengths, shifted), NATIVE)
     assert array.equals(to_arrow(column(type), rows, NATIVE))
 
 

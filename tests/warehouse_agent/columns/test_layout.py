@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from driftline.relations.derivations import Comparison, Derivation, Every, Operator, Some, text_of
+from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
+    Derivation,
+    Operator,
+    OrPredicate,
+    text_of,
+)
 from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.columns.arrow import Carrier
@@ -15,9 +22,11 @@ COLUMNS = tuple(
     ]
 )  # fmt: skip
 WHOLE = lay_out(Recipe(COLUMNS, 2), {"a b": Carrier.STRING}, where="t")
-ROWS = Some((
-    Comparison("a_b", Operator.LESS, ("1.50",)),
-    Every((Comparison("k 1", Operator.IN, ("x", "x")), Comparison("K_1", Operator.IS_NULL))),
+ROWS = OrPredicate((
+    ColumnPredicate("a_b", Operator.LESS, ("1.50",)),
+    AndPredicate((
+        ColumnPredicate("k 1", Operator.IN, ("x", "x")), ColumnPredicate("K_1", Operator.IS_NULL),
+    )),
 ))  # fmt: skip
 
 

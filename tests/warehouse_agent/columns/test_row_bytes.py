@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from driftline.rows import columns
-from driftline.rows.columns import Ragged
+from driftline.rows.columns import RaggedColumn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +14,9 @@ from warehouse_agent.columns import row_bytes
 VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=40)), min_size=1, max_size=20)
 
 
-def ragged(values: list[bytes | None]) -> Ragged:
+def ragged(values: list[bytes | None]) -> RaggedColumn:
     lengths = np.array([-1 if v is None else len(v) for v in values], np.int32)
-    return Ragged(lengths, np.frombuffer(b"".join(v or b"" for v in values), np.uint8))
+    return RaggedColumn(lengths, np.frombuffer(b"".join(v or b"" for v in values), np.uint8))
 
 
 @given(st.data(), VALUES)

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from warehouse_agent.components.phase_history import PHASES, Habit, last_phases, last_runs
+from warehouse_agent.components.phase_history import PHASES, RefreshHabit, last_phases, last_runs
 from warehouse_agent.components.phase_history import cost as cost_of
 from warehouse_agent.components.phase_history import habit as habit_of
 from warehouse_agent.components.staleness import PhaseCost
@@ -33,7 +33,7 @@ def cost(store: Store, views: list[str]) -> PhaseCost | None:
     return found
 
 
-def habit(store: Store, name: str, now: datetime) -> Habit:
+def habit(store: Store, name: str, now: datetime) -> RefreshHabit:
     found = habit_of(read(store, name, last_runs()), now)
     assert found == habit_of(read(store, name), now)
     return found
@@ -41,9 +41,9 @@ def habit(store: Store, name: str, now: datetime) -> Habit:
 
 def test_habits(tmp_path: Path) -> None:
     store, now = Store(str(tmp_path)), T0 + timedelta(minutes=45)
-    assert habit(store, "orders", now) == Habit()
+    assert habit(store, "orders", now) == RefreshHabit()
     line(store, "orders", 0, 1000, previous_version=None)
-    assert habit(store, "orders", now) == Habit(), "one refresh tells no interval"
+    assert habit(store, "orders", now) == RefreshHabit(), "one refresh tells no interval"
     line(store, "orders", 10, 30)
     line(store, "orders", 20, 90)
     line(store, "orders", 25, error={"code": "X"})
@@ -53,7 +53,7 @@ def test_habits(tmp_path: Path) -> None:
     assert found.rows_per_s == 180 / (35 * 60)
     assert (found.rows, found.takes_s) == (60, 2.0)
     assert habit(store, "orders", now + timedelta(hours=2)).interval_s == 130 * 60
-    assert habit(store, "orders", T0) == Habit(), "a clock was set back"
+    assert habit(store, "orders", T0) == RefreshHabit(), "a clock was set back"
 
 
 def test_only_the_last_refreshes_count(tmp_path: Path) -> None:

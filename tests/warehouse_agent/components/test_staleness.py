@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from warehouse_agent.components.staleness import (
     FIXED_S_MIN,
-    Batch,
     PhaseCost,
+    ProvenBatch,
     Staleness,
     best_phases,
     expected_parts_s,
@@ -29,7 +29,7 @@ def simulated(phases: int, base_s: float, rows: int, cost: PhaseCost) -> Stalene
     each, now, spent, found = base_s / rows, 0.0, 0.0, None
     for chunk in range(phases):
         first, last = rows * chunk // phases, rows * (chunk + 1) // phases
-        batches = [Batch(1, now + each * (i + 1), spent) for i in range(last - first)]
+        batches = [ProvenBatch(1, now + each * (i + 1), spent) for i in range(last - first)]
         now += each * (last - first)
         phase_s = cost.seconds(last - first)
         now, spent = now + phase_s, spent + phase_s
@@ -109,9 +109,11 @@ def test_phases_of_one_size_are_taken_for_fixed() -> None:
 
 
 def test_measured() -> None:
-    found = measured([Batch(3, 10.0, 1.0), Batch(1, 14.0, 5.0), Batch(0, 0.0)], 20.0)
+    found = measured(
+        [ProvenBatch(3, 10.0, 1.0), ProvenBatch(1, 14.0, 5.0), ProvenBatch(0, 0.0)], 20.0
+    )
     assert found == Staleness(4, 2.0, 9.0)
     assert found.vs_s == 11.0
-    assert measured([Batch(0, 1.0)], 2.0) is None
-    assert measured([Batch(1, 30.0)], 20.0) == Staleness(1, 0.0, 0.0), "a clock was set back"
+    assert measured([ProvenBatch(0, 1.0)], 2.0) is None
+    assert measured([ProvenBatch(1, 30.0)], 20.0) == Staleness(1, 0.0, 0.0), "a clock was set back"
     assert found.merged(Staleness(12, 0.0, 1.0)) == Staleness(16, 0.5, 3.0)

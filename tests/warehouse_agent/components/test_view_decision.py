@@ -6,12 +6,12 @@ import pytest
 
 from tests.warehouse_agent.visible_versions.test_members import view as member
 from warehouse_agent.components.view_decision import (
-    Adopt,
-    Behind,
-    Current,
+    CurrentView,
     Decision,
-    Evaluate,
-    Head,
+    NewestViewVersion,
+    StaleView,
+    ViewAdoption,
+    ViewEvaluation,
     decide,
 )
 from warehouse_agent.config import View
@@ -19,31 +19,35 @@ from warehouse_agent.visible_versions.members import Member
 
 VIEW = View("v", "SELECT …", inputs=("a", "b", "a"))
 AT = member("v", 7, a=3, b=1)
-MADE = Head(7, {"a": 3, "b": 1}, has_recipe=True)
+MADE = NewestViewVersion(7, {"a": 3, "b": 1}, has_recipe=True)
 
 
 @pytest.mark.parametrize(
     ("a", "b", "known", "head", "expected"),
     [
-        (3, 1, AT, MADE, Current()),
-        (4, 1, AT, MADE, Evaluate()),
-        (3, 1, None, None, Evaluate()),
-        (3, 1, AT, Head(7, {"a": 3, "b": 1}, has_recipe=False), Evaluate()),
-        (3, 1, AT.marked("why", "now"), MADE, Adopt()),
-        (4, 1, AT, Head(8, {"a": 4, "b": 1}, has_recipe=True), Adopt()),
-        (4, 1, AT, Head(8, {"a": 4, "b": 2}, has_recipe=True), Evaluate()),
-        (3, 1, AT, Head(8, {"a": 4, "b": 1}, has_recipe=True), Evaluate()),
-        (3, 1, None, MADE, Adopt()),
-        (None, 1, None, None, Behind("its input a was never published", True)),
-        (3, None, AT, MADE, Behind("its input b was never published", False)),
+        (3, 1, AT, MADE, CurrentView()),
+        (4, 1, AT, MADE, ViewEvaluation()),
+        (3, 1, None, None, ViewEvaluation()),
+        (3, 1, AT, NewestViewVersion(7, {"a": 3, "b": 1}, has_recipe=False), ViewEvaluation()),
+        (3, 1, AT.marked("why", "now"), MADE, ViewAdoption()),
+        (4, 1, AT, NewestViewVersion(8, {"a": 4, "b": 1}, has_recipe=True), ViewAdoption()),
+        (4, 1, AT, NewestViewVersion(8, {"a": 4, "b": 2}, has_recipe=True), ViewEvaluation()),
+        (3, 1, AT, NewestViewVersion(8, {"a": 4, "b": 1}, has_recipe=True), ViewEvaluation()),
+        (3, 1, None, MADE, ViewAdoption()),
+        (None, 1, None, None, StaleView("its input a was never published", True)),
+        (3, None, AT, MADE, StaleView("its input b was never published", False)),
     ],
 )
 def test_decisions(
-    a: int | None, b: int | None, known: Member | None, head: Head | None, expected: Decision
+    a: int | None,
+    b: int | None,
+    known: Member | None,
+    head: NewestViewVersion | None,
+    expected: Decision,
 ) -> None:
     assert decide(VIEW, {"a": a, "b": b}, {}, known, head) == expected
 
 
 def test_a_view_over_a_stale_view_stays_behind() -> None:
     found = decide(VIEW, {"a": 3, "b": 1}, {"b": "division by zero"}, AT, MADE)
-    assert found == Behind("its input b is stale", False)
+    assert found == StaleView("its input b is stale", False)

@@ -7,37 +7,37 @@ from collections.abc import Mapping
 
 import pytest
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
-    Every,
-    Negated,
+    DerivablePart,
+    NotPredicate,
     Operator,
-    Part,
-    Some,
+    OrPredicate,
 )
 from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.decomposition.site_queries import (
-    Joined,
+    JoinedOccurrence,
     dialect_of,
     predicate_text,
     proposed,
     share_query,
 )
-from warehouse_agent.decomposition.view_needs import Offer, united
+from warehouse_agent.decomposition.view_needs import DerivationOffer, united
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.query import Query, read_query
 
 TYPES = {"id": "int4", "d": "date", "m": "timestamp", "t": "text", "n": "numeric(8,2)"}
 COLUMNS = tuple(Column(n, parse_type(t), ordinal=i) for i, (n, t) in enumerate(TYPES.items()))
 RECIPE = Recipe(COLUMNS, 1)
-PREDICATE = Every((
-    Some((
-        Comparison("d", Operator.LESS, ("2020-01-01",)),
-        Negated(Comparison("t", Operator.IN, ("it's", "back\\slash"))),
+PREDICATE = AndPredicate((
+    OrPredicate((
+        ColumnPredicate("d", Operator.LESS, ("2020-01-01",)),
+        NotPredicate(ColumnPredicate("t", Operator.IN, ("it's", "back\\slash"))),
     )),
-    Comparison("m", Operator.IS_NULL),
-    Comparison("n", Operator.EQUAL, ("-1.50",)),
+    ColumnPredicate("m", Operator.IS_NULL),
+    ColumnPredicate("n", Operator.EQUAL, ("-1.50",)),
 ))  # fmt: skip
 
 
@@ -69,18 +69,20 @@ def test_predicates(database: str, text: str) -> None:
 def test_shares() -> None:
     ours = dialect_of("sqlite")
     assert share_query("r", Recipe(COLUMNS[:2], 1), None, ours) == 'SELECT "id", "d" FROM r'
-    rows = Comparison("m", Operator.EQUAL, ("2020-01-01 00:00:00",))
+    rows = ColumnPredicate("m", Operator.EQUAL, ("2020-01-01 00:00:00",))
     expected = 'SELECT "id", "d", "m" FROM r WHERE "m" = TIMESTAMP \'2020-01-01 00:00:00\''
     assert share_query("r", Recipe(COLUMNS[:3], 1), rows, ours) == expected
 
 
-def joined(query: Query, kinds: Mapping[str, Comparable] | None = None) -> list[Joined]:
+def joined(query: Query, kinds: Mapping[str, Comparable] | None = None) -> list[JoinedOccurrence]:
     found = []
     every = dict.fromkeys(TYPES, Comparable.ORDER)
-    offer = Offer(RECIPE, tuple(TYPES), every if kinds is None else kinds, frozenset(Part))
+    offer = DerivationOffer(
+        RECIPE, tuple(TYPES), every if kinds is None else kinds, frozenset(DerivablePart)
+    )
     for number, occurrence in enumerate(query.occurrences):
         share = united([wish_of("v", query, number)], offer).shares[0]
-        found.append(Joined(occurrence.reference[-1], offer, share))
+        found.append(JoinedOccurrence(occurrence.reference[-1], offer, share))
     return found
 
 
@@ -148,10 +150,14 @@ def test_names_of_a_proposal_differ() -> None:
     assert found is not None
     assert tomllib.loads(found)["relations"]["v_erp"]["key"] == ["id", "id_id", "b_id"]
     columns = (Column("k", parse_type("int4")), Column("b_k", parse_type("int4"), ordinal=1))
-    offer = Offer(Recipe(columns, 2), ("k", "b_k"), dict.fromkeys(("k", "b_k"), Comparable.ORDER))
+    offer = DerivationOffer(
+        Recipe(columns, 2), ("k", "b_k"), dict.fromkeys(("k", "b_k"), Comparable.ORDER)
+    )
     query = read_query("SELECT a.k, b.b_k AS x FROM e.r a, e.s b WHERE a.k = b.k", where="v")
     each = [
-        Joined(one.reference[-1], offer, united([wish_of("v", query, i)], offer).shares[0])
+        JoinedOccurrence(
+            one.reference[-1], offer, united([wish_of("v", query, i)], offer).shares[0]
+        )
         for i, one in enumerate(query.occurrences)
     ]
     pairs = [(("a", "k"), ("b", "k"))]
@@ -164,10 +170,12 @@ def test_names_of_a_proposal_differ() -> None:
 def test_a_proposal_is_toml() -> None:
     columns = (Column("k", parse_type("int4")), Column('a\\"', parse_type("int4"), ordinal=1))
     names = tuple(column.name for column in columns)
-    offer = Offer(Recipe(columns, 2), names, dict.fromkeys(names, Comparable.ORDER))
+    offer = DerivationOffer(Recipe(columns, 2), names, dict.fromkeys(names, Comparable.ORDER))
     query = read_query("SELECT a.k FROM e.r a, e.s b WHERE a.k = b.k", where="v")
     each = [
-        Joined(one.reference[-1], offer, united([wish_of("v", query, i)], offer).shares[0])
+        JoinedOccurrence(
+            one.reference[-1], offer, united([wish_of("v", query, i)], offer).shares[0]
+        )
         for i, one in enumerate(query.occurrences)
     ]
     found = proposed("v_erp", each, [(("a", "k"), ("b", "k"))], dialect_of("sqlite"))

@@ -19,15 +19,15 @@ from driftline.limits import DERIVATION_COMPARISONS_MAX
 from driftline.relations.derivation_json import from_json, to_json
 from driftline.relations.derivation_messages import from_message, to_message
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
+    DerivablePart,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
-    Part,
+    OrPredicate,
     Predicate,
-    Some,
     canonical,
     comparisons,
     text_of,
@@ -35,8 +35,8 @@ from driftline.relations.derivations import (
 from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.decomposition.view_needs import (
-    Offer,
-    Wish,
+    DerivationOffer,
+    OccurrenceNeed,
     implies,
     lacks,
     united,
@@ -59,7 +59,9 @@ SQL = {
 }  # fmt: skip
 COLUMNS = tuple(Column(n, parse_type(t), ordinal=i) for i, (n, t) in enumerate(TYPES.items()))
 RECIPE = Recipe(COLUMNS, 1)
-ALL = Offer(RECIPE, tuple(TYPES), dict.fromkeys(TYPES, Comparable.ORDER), frozenset(Part))
+ALL = DerivationOffer(
+    RECIPE, tuple(TYPES), dict.fromkeys(TYPES, Comparable.ORDER), frozenset(DerivablePart)
+)
 DAY = date(2020, 1, 1)
 
 
@@ -67,7 +69,7 @@ def query(text: str) -> Query:
     return read_query(text, where="views.v.query")
 
 
-def wishes(*texts: str, relation: str = "r") -> list[Wish]:
+def wishes(*texts: str, relation: str = "r") -> list[OccurrenceNeed]:
     found = []
     for text in texts:
         one = query(text)
@@ -77,7 +79,7 @@ def wishes(*texts: str, relation: str = "r") -> list[Wish]:
     return found
 
 
-def rows_of(*texts: str, offer: Offer = ALL) -> str | None:
+def rows_of(*texts: str, offer: DerivationOffer = ALL) -> str | None:
     derivation = united(wishes(*texts), offer).derivation
     return None if derivation is None or derivation.rows is None else text_of(derivation.rows)
 
@@ -176,7 +178,9 @@ def test_long_chains_are_read(word: str) -> None:
 
 
 def test_operators_without_one_meaning_stay() -> None:
-    offer = Offer(RECIPE, tuple(TYPES), {"t": Comparable.EQUALITY}, frozenset(Part))
+    offer = DerivationOffer(
+        RECIPE, tuple(TYPES), {"t": Comparable.EQUALITY}, frozenset(DerivablePart)
+    )
     assert rows_of("SELECT a FROM e.r WHERE t = 'x'", offer=offer) == "\"t\" = 'x'"
     for where in ("t < 'x'", "a = 1", "t BETWEEN 'a' AND 'b'", "a IS NULL"):
         assert rows_of(f"SELECT a FROM e.r WHERE {where}", offer=offer) is None
@@ -188,7 +192,7 @@ def test_conditions_on_other_tables_stay() -> None:
     found = united(wishes(text, relation="s"), ALL).derivation
     assert found is not None
     assert found.columns == ("k", "a", "c", "t")
-    assert text_of(found.rows or Some(())) == "(\"c\" = '1.00') AND (\"t\" = 'y')"
+    assert text_of(found.rows or OrPredicate(())) == "(\"c\" = '1.00') AND (\"t\" = 'y')"
     # Two occurrences of a relation: each has its own condition.
     twice = "SELECT x.a FROM e.r x, e.r y WHERE x.a = 1 AND y.a = 2 AND x.d IS NULL"
     assert rows_of(twice) == '("a" = \'2\') OR (("a" = \'1\') AND ("d" IS NULL))'
@@ -199,8 +203,9 @@ def test_names_without_an_alias_may_be_of_any_table() -> None:
     found = united(wishes(text), ALL)
     assert found.derivation == Derivation(
         ("k", "a", "t"),
-        canonical(Every((
-            Comparison("a", Operator.EQUAL, ("1",)), Comparison("t", Operator.EQUAL, ("x",)),
+        canonical(AndPredicate((
+            ColumnPredicate("a", Operator.EQUAL, ("1",)),
+            ColumnPredicate("t", Operator.EQUAL, ("x",)),
         ))),
     )  # fmt: skip
     why = [reason for _, one in found.shares[0].conjuncts for reason in one.why]
@@ -218,7 +223,7 @@ def test_wishes_are_united() -> None:
     assert rows_of(small, small) == "\"a\" = '1'"
     every = united(wishes(small, "SELECT a FROM e.r"), ALL)
     assert every.derivation == Derivation(("k", "a"), None)
-    assert "v needs every row of r" in every.why[Part.ROWS]
+    assert "v needs every row of r" in every.why[DerivablePart.ROWS]
     # All columns are no choice.
     assert united(wishes("SELECT k, a, c, d, m, t FROM e.r"), ALL).derivation is None
     # Lineage alone is the key.
@@ -228,14 +233,14 @@ def test_wishes_are_united() -> None:
 def test_what_the_dba_does_not_allow_is_not_chosen() -> None:
     text = "SELECT a FROM e.r WHERE a = 1"
     compared = ALL.comparable
-    none = Offer(RECIPE, tuple(TYPES), compared)
+    none = DerivationOffer(RECIPE, tuple(TYPES), compared)
     assert united(wishes(text), none).derivation is None
-    assert {*united(wishes(text), none).why} == {*Part}
-    columns = Offer(RECIPE, tuple(TYPES), compared, frozenset({Part.COLUMNS}))
+    assert {*united(wishes(text), none).why} == {*DerivablePart}
+    columns = DerivationOffer(RECIPE, tuple(TYPES), compared, frozenset({DerivablePart.COLUMNS}))
     assert united(wishes(text), columns).derivation == Derivation(("k", "a"))
-    rows = Offer(RECIPE, tuple(TYPES), compared, frozenset({Part.ROWS}))
+    rows = DerivationOffer(RECIPE, tuple(TYPES), compared, frozenset({DerivablePart.ROWS}))
     assert united(wishes(text), rows).derivation == Derivation(
-        None, Comparison("a", Operator.EQUAL, ("1",))
+        None, ColumnPredicate("a", Operator.EQUAL, ("1",))
     )
 
 
@@ -243,7 +248,7 @@ def test_too_much_is_not_pushed() -> None:
     many = [f"SELECT a FROM e.r WHERE a = {i}" for i in range(DERIVATION_COMPARISONS_MAX + 1)]
     found = united(wishes(*many), ALL)
     assert found.derivation == Derivation(("k", "a"))
-    assert "too large" in found.why[Part.ROWS]
+    assert "too large" in found.why[DerivablePart.ROWS]
     lists = [", ".join(f"'{n}{i:085d}'" for i in range(400)) for n in (1, 2)]  # 64 KiB in all
     texts = [f"SELECT a FROM e.r WHERE t IN ({values})" for values in lists]
     assert rows_of(texts[0]) is not None
@@ -273,7 +278,7 @@ def test_a_version_that_lacks_something() -> None:
     stored = united(wishes("SELECT a FROM e.r WHERE a = 1 AND t = 'x'"), ALL).derivation
     assert stored is not None
     names = ("k", "a", "t")
-    offer = Offer(Recipe(tuple(c for c in COLUMNS if c.name in names), 1), names)
+    offer = DerivationOffer(Recipe(tuple(c for c in COLUMNS if c.name in names), 1), names)
 
     def missing(text: str) -> str | None:
         (wish,) = wishes(text)
@@ -353,17 +358,17 @@ def random_row(rng: random.Random, key: int) -> tuple[object, ...]:
 
 def as_sql(predicate: Predicate) -> str:
     match predicate:
-        case Comparison(column, Operator.IS_NULL, _):
+        case ColumnPredicate(column, Operator.IS_NULL, _):
             return f"{column} IS NULL"
-        case Comparison(column, operator, values):
+        case ColumnPredicate(column, operator, values):
             typed = [f"CAST('{v}' AS {SQL[TYPES[column]]})" for v in values]
             right = f"({', '.join(typed)})" if operator is Operator.IN else typed[0]
             return f"{column} {operator.value} {right}"
-        case Negated(part):
+        case NotPredicate(part):
             return f"NOT ({as_sql(part)})"
-        case Every(parts):
+        case AndPredicate(parts):
             return " AND ".join(f"({as_sql(p)})" for p in parts)
-        case Some(parts):
+        case OrPredicate(parts):
             return " OR ".join(f"({as_sql(p)})" for p in parts)
 
 
@@ -372,13 +377,13 @@ def evaluated(db: duckdb.DuckDBPyConnection, text: str, schema: str) -> Counter[
     return Counter(db.execute(text.replace("::string", "::varchar")).fetchall())
 
 
-def random_offer(rng: random.Random) -> Offer:
-    allowed = frozenset(part for part in Part if rng.random() < 0.85)
+def random_offer(rng: random.Random) -> DerivationOffer:
+    allowed = frozenset(part for part in DerivablePart if rng.random() < 0.85)
     kinds = {name: rng.choice([*Comparable, Comparable.ORDER, Comparable.ORDER]) for name in TYPES}
-    return Offer(RECIPE, tuple(TYPES), kinds, allowed)
+    return DerivationOffer(RECIPE, tuple(TYPES), kinds, allowed)
 
 
-def of_relation(views: Iterable[str], name: str) -> list[Wish]:
+def of_relation(views: Iterable[str], name: str) -> list[OccurrenceNeed]:
     found = []
     for text in views:
         one = query(text)
@@ -396,7 +401,7 @@ def test_random_views_over_derived_relations(seed: int) -> None:
     others = [random_view(rng) for _ in range(6)]
     with duckdb.connect() as db:
         db.execute("CREATE SCHEMA whole; CREATE SCHEMA part")
-        held: dict[str, tuple[Derivation, Offer]] = {}
+        held: dict[str, tuple[Derivation, DerivationOffer]] = {}
         for name in "rs":
             ddl = ", ".join(f"{c} {SQL[t]}" for c, t in TYPES.items())
             db.execute(f"CREATE TABLE whole.{name} ({ddl})")
@@ -408,7 +413,10 @@ def test_random_views_over_derived_relations(seed: int) -> None:
             assert from_message(to_message(derivation)) == derivation
             names = derivation.names
             kept = [c for c in COLUMNS if names is None or c.name in {*names, "k"}]
-            held[name] = derivation, Offer(Recipe(tuple(kept), 1), tuple(c.name for c in kept))
+            held[name] = (
+                derivation,
+                DerivationOffer(Recipe(tuple(kept), 1), tuple(c.name for c in kept)),
+            )
             where = "" if derivation.rows is None else f" WHERE {as_sql(derivation.rows)}"
             chosen = ", ".join(c.name for c in kept)
             db.execute(f"CREATE VIEW part.{name} AS SELECT {chosen} FROM whole.{name}{where}")
@@ -438,8 +446,8 @@ def test_implication_is_right() -> None:
             derivation = united(of_relation([text], "r"), ALL).derivation
             if derivation is not None and derivation.rows is not None:
                 found.append(derivation.rows)
-        found += [canonical(Every(tuple(rng.sample(found, 2)))) for _ in range(40)]
-        found += [canonical(Some(tuple(rng.sample(found, 2)))) for _ in range(40)]
+        found += [canonical(AndPredicate(tuple(rng.sample(found, 2)))) for _ in range(40)]
+        found += [canonical(OrPredicate(tuple(rng.sample(found, 2)))) for _ in range(40)]
         for strong in found:
             for weak in found:
                 if strong != weak and implies(strong, weak):

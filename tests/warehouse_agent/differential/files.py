@@ -8,7 +8,7 @@ from driftline.rows.columns import Block
 from driftline.values.types import Column, Recipe, parse_type
 
 from tests.reference.snapshot_differentials import Change, Record
-from warehouse_agent.differential.records import Form, Snapshot
+from warehouse_agent.differential.records import ChangeForm, FileSnapshot
 
 BY_INTEGER = Recipe((Column("id", parse_type("int8"), False), Column("b", parse_type("text"))), 1)
 BY_TEXT = Recipe((Column("id", parse_type("text"), False), Column("b", parse_type("text"))), 1)
@@ -29,12 +29,12 @@ def key_of(row: bytes, recipe: Recipe) -> tuple[int, int]:
     return (int.from_bytes(key, "big", signed=True) if recipe.integer_key else int(key[4:])), end
 
 
-def snapshot(name: str, file: Sequence[Record], recipe: Recipe, batch: int = 7) -> Snapshot:
+def snapshot(name: str, file: Sequence[Record], recipe: Recipe, batch: int = 7) -> FileSnapshot:
     def read() -> Iterator[list[bytes]]:
         for at in range(0, len(file), batch):
             yield [row(r, recipe) for r in file[at : at + batch]]
 
-    return Snapshot(name, recipe, read)
+    return FileSnapshot(name, recipe, read)
 
 
 class Found:
@@ -43,10 +43,10 @@ class Found:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.changes = recipe, list[Change]()
 
-    def put(self, form: Form, block: Block) -> None:
+    def put(self, form: ChangeForm, block: Block) -> None:
         for data in block.rows():
             key, end = key_of(data, self.recipe)
-            if form is Form.DELETE:
+            if form is ChangeForm.DELETE:
                 assert len(data) == end
                 self.changes.append(Change("Delete", key))
             else:

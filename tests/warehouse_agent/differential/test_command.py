@@ -19,7 +19,7 @@ from tests.harness import forks
 from tests.harness.forks import WAREHOUSE
 from warehouse_agent.differential.command import diff
 from warehouse_agent.differential.reading import named
-from warehouse_agent.differential.window import Buffers
+from warehouse_agent.differential.window import WindowBuffers
 
 FORMAT = """
 null = "NULL"
@@ -154,7 +154,7 @@ def test_the_command_line(folder):
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_what_the_window_gives_up_is_joined(folder, capsys):
-    small = Buffers(keys_bytes=8 * 100)
+    small = WindowBuffers(keys_bytes=8 * 100)
     found = run(folder, "old.csv", "new.csv", capsys=capsys, buffers=small)
     assert found["algorithm"] == "hash"
     assert found["note"].startswith("The window gave up: the new file is not sorted by its key")

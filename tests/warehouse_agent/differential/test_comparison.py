@@ -11,10 +11,10 @@ from driftline.values.types import Column, Recipe, parse_type
 from tests.reference.snapshot_differentials import Change, Record, differential
 from tests.warehouse_agent.differential.files import BY_INTEGER, BY_TEXT, snapshot
 from warehouse_agent.differential.comparison import by_window
-from warehouse_agent.differential.matching import GaveUp
-from warehouse_agent.differential.output import Output
-from warehouse_agent.differential.records import Form, Snapshot
-from warehouse_agent.differential.window import Buffers
+from warehouse_agent.differential.matching import WindowExhausted
+from warehouse_agent.differential.output import ChangesFile
+from warehouse_agent.differential.records import ChangeForm, FileSnapshot
+from warehouse_agent.differential.window import WindowBuffers
 
 OLD = [Record(k, "x") for k in range(200)]
 NEW = [Record(r.K, 'y, "z"\n' if r.K % 50 == 3 else r.B) for r in OLD if r.K % 70] + [
@@ -65,9 +65,9 @@ def test_columns_come_in_the_order_of_the_relation_and_deletes_have_their_key(tm
     number, key = parse_type("int4"), parse_type("text")
     recipe = Recipe((Column("k", key, False, 1), Column("n", number, True, 0)), 1)
     row = b"\0\2\0\0\0\1a\0\0\0\4\0\0\0\7"
-    with Output(tmp_path / "c.parquet", recipe) as output:
-        output.put(Form.INSERT, gather([row]))
-        output.put(Form.DELETE, gather([row[:7]]))
+    with ChangesFile(tmp_path / "c.parquet", recipe) as output:
+        output.put(ChangeForm.INSERT, gather([row]))
+        output.put(ChangeForm.DELETE, gather([row[:7]]))
         output.finish()
     assert pq.ParquetFile(tmp_path / "c.parquet").read().to_pylist() == [
         {"_op": "insert", "n": 7, "k": "a"},
@@ -88,8 +88,8 @@ def _in(folder):
 
 def test_an_older_file_of_changes_stays_if_the_window_gives_up(tmp_path):
     _in(tmp_path).write_text("older")
-    with pytest.raises(GaveUp):
-        compare(OLD, OLD[::-1], _in(tmp_path), buffers=Buffers(8, 16, left_bytes=100))
+    with pytest.raises(WindowExhausted):
+        compare(OLD, OLD[::-1], _in(tmp_path), buffers=WindowBuffers(8, 16, left_bytes=100))
     assert _in(tmp_path).read_text() == "older"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -106,7 +106,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(tmp
     def read():
         raise AssertionError("nothing is read")
 
-    file = Snapshot("file", BY_INTEGER, read)
+    file = FileSnapshot("file", BY_INTEGER, read)
     with pytest.raises(UsageError, match=r"ends neither in .parquet nor in .csv"):
         by_window(file, file, tmp_path / "changes.txt")
     with pytest.raises(ConfigurationError, match="cannot be written: No such file or directory"):

@@ -8,8 +8,8 @@ from driftline.errors import DuplicateKey, NullKey, TableShrank
 
 from tests.reference.snapshot_differentials import Change, Record, differential, distance
 from tests.warehouse_agent.differential.files import BY_INTEGER, BY_TEXT, snapshot
-from warehouse_agent.differential.joins import Algorithm, Join, by_join, by_key, records_of
-from warehouse_agent.differential.records import Snapshot
+from warehouse_agent.differential.joins import Algorithm, FileJoin, by_join, by_key, records_of
+from warehouse_agent.differential.records import FileSnapshot
 from warehouse_agent.differential.state import MANIFEST, StateUnusable, load, save
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -26,7 +26,7 @@ def records(spark, file, recipe=BY_INTEGER, *, whole=False, name="file"):
 
 
 def join(spark, old, new, path, algorithm=Algorithm.HASH, pointers=True, recipe=BY_INTEGER):
-    how = Join(algorithm, pointers, SECRET)
+    how = FileJoin(algorithm, pointers, SECRET)
     sides = records(spark, old, recipe), records(spark, new, recipe, whole=not pointers)
     return by_join(*sides, how, ("old.csv", snapshot("new.csv", new, recipe)), path)
 
@@ -74,10 +74,10 @@ def test_duplicates_null_keys_and_shrunk_files_are_refused(spark, tmp_path):
         join(spark, [*OLD, OLD[7]], NEW, path)
     with pytest.raises(TableShrank):
         join(spark, OLD, OLD[:10], path)
-    null = Snapshot("new.csv", BY_TEXT, lambda: iter([[b"\0\2\xff\xff\xff\xff\0\0\0\1x"]]))
+    null = FileSnapshot("new.csv", BY_TEXT, lambda: iter([[b"\0\2\xff\xff\xff\xff\0\0\0\1x"]]))
     sides = records(spark, OLD, BY_TEXT), by_key(records_of(spark, null, SECRET, whole=False))
     with pytest.raises(NullKey, match="The key of record 1 is NULL"):
-        by_join(*sides, Join(Algorithm.HASH, True, SECRET), ("old.csv", null), path)
+        by_join(*sides, FileJoin(Algorithm.HASH, True, SECRET), ("old.csv", null), path)
     assert not list(tmp_path.iterdir())
 
 
@@ -91,7 +91,7 @@ def test_a_state_stands_in_for_the_old_file(spark, tmp_path):
     assert (state.name, state.secret) == ("monday.csv", SECRET)
     assert folder.stat().st_mode & 0o077 == 0
     path = tmp_path / "changes.parquet"
-    how = Join(Algorithm.SORT_MERGE, True, state.secret)
+    how = FileJoin(Algorithm.SORT_MERGE, True, state.secret)
     new = snapshot("new.csv", NEW, BY_INTEGER)
     counts = by_join(state.records(spark), records(spark, NEW), how, (state.name, new), path)
     assert set(changes(path)) == differential(OLD, NEW)

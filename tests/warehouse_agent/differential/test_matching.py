@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warehouse_agent.differential import matching
-from warehouse_agent.differential.matching import DistinctKeys, GaveUp, RepeatedPosition, match
+from warehouse_agent.differential.matching import (
+    DistinctKeys,
+    RepeatedPosition,
+    WindowExhausted,
+    match,
+)
 
 POSITIONS = st.lists(
     st.integers(-(2**63), 2**63 - 1) | st.integers(-50, 50), unique=True, max_size=60
@@ -69,5 +74,7 @@ def test_keys_near_each_other_take_little_memory():
 def test_more_keys_than_are_kept_must_ascend():
     distinct = DistinctKeys(0, 8 * 100)
     distinct.add(np.arange(500))
-    with pytest.raises(GaveUp, match="the old file is not sorted by its key, and more than 100"):
+    with pytest.raises(
+        WindowExhausted, match="the old file is not sorted by its key, and more than 100"
+    ):
         distinct.add(np.arange(500))

@@ -20,12 +20,12 @@ from tests.reference.snapshot_differentials import (
 )
 from tests.warehouse_agent.differential.collision import colliding_keys
 from tests.warehouse_agent.differential.files import BY_INTEGER, BY_TEXT, Found, snapshot
-from warehouse_agent.differential.matching import Collision, GaveUp, RepeatedPosition
-from warehouse_agent.differential.records import Form, Snapshot
-from warehouse_agent.differential.window import Buffers, window
+from warehouse_agent.differential.matching import Collision, RepeatedPosition, WindowExhausted
+from warehouse_agent.differential.records import ChangeForm, FileSnapshot
+from warehouse_agent.differential.window import WindowBuffers, window
 
 SECRET = bytes(range(32))
-SMALL = Buffers(block_records=8, aging_records=16)
+SMALL = WindowBuffers(block_records=8, aging_records=16)
 
 
 def run(old, new, *, recipe=BY_INTEGER, buffers=SMALL, batch=7):
@@ -72,13 +72,13 @@ def pairs(draw):
 )
 def test_it_finds_the_least_set_of_changes(files, n, aging, aging_bytes, batch, recipe):
     old, new = files
-    buffers = Buffers(block_records=n, aging_records=aging, aging_bytes=aging_bytes)
+    buffers = WindowBuffers(block_records=n, aging_records=aging, aging_bytes=aging_bytes)
     counts, changes = run(old, new, recipe=recipe, buffers=buffers, batch=batch)
     true = differential(old, new)
     assert len(changes) == len(set(changes))
     assert set(changes) == true
     assert not useless_pairs(changes)
-    of = {form: sum(c.form == form.capitalize() for c in true) for form in Form}
+    of = {form: sum(c.form == form.capitalize() for c in true) for form in ChangeForm}
     assert (counts.updates, counts.deletes, counts.inserts) == tuple(of.values())
     assert (counts.old, counts.new) == (len(old), len(new))
     assert counts.same + counts.updates + counts.deletes == len(old)
@@ -114,14 +114,16 @@ def test_records_that_moved_far_do_not_let_the_window_wander(count, by, aging):
     """
     old = [Record(k, "x") for k in range(count)]
     new = displaced(old, by, 3)
-    counts, changes = run(old, new, buffers=Buffers(64, aging), batch=64)
+    counts, changes = run(old, new, buffers=WindowBuffers(64, aging), batch=64)
     assert (counts.mended, counts.same, changes) == (0, count, [])
 
 
 def test_past_its_memory_it_gives_up():
     old = [Record(k, "x") for k in range(400)]
-    with pytest.raises(GaveUp, match="without a partner in the window take more than 0 MiB"):
-        run(old, old[::-1], buffers=Buffers(8, 16, left_bytes=2000))
+    with pytest.raises(
+        WindowExhausted, match="without a partner in the window take more than 0 MiB"
+    ):
+        run(old, old[::-1], buffers=WindowBuffers(8, 16, left_bytes=2000))
 
 
 @pytest.mark.parametrize("recipe", [BY_INTEGER, BY_TEXT])
@@ -134,7 +136,7 @@ def test_a_key_that_comes_twice_is_refused(recipe, count, data, side, n, aging):
     key = data.draw(st.integers(0, count - 1))
     files[side].insert(data.draw(st.integers(0, count)), Record(key, "y"))
     with pytest.raises(RepeatedPosition) as error:
-        run(*files, recipe=recipe, buffers=Buffers(n, aging))
+        run(*files, recipe=recipe, buffers=WindowBuffers(n, aging))
     assert error.value.side == side
     assert [files[side][i].K for i in error.value.numbers] == [key, key]
 
@@ -146,12 +148,14 @@ def test_a_key_that_comes_twice_in_both_files_is_refused():
 
 
 def test_a_large_file_must_be_in_order_so_that_duplicates_are_found():
-    few = Buffers(8, 16, keys_bytes=8 * 50)
+    few = WindowBuffers(8, 16, keys_bytes=8 * 50)
     old = [Record(k, "x") for k in range(200)]
     assert run(old, old[:-1], buffers=few)[0].deletes == 1
-    with pytest.raises(GaveUp, match="the new file is not sorted by its key, and more than 50 key"):
+    with pytest.raises(
+        WindowExhausted, match="the new file is not sorted by its key, and more than 50 key"
+    ):
         run(old, [*old[1:], old[0]], buffers=few)
-    with pytest.raises(GaveUp):  # the keys that would show it are not kept any more
+    with pytest.raises(WindowExhausted):  # the keys that would show it are not kept any more
         run(old, [*old, Record(7, "y")], buffers=few)
 
 
@@ -159,7 +163,7 @@ def test_different_keys_with_one_position_are_a_collision():
     a, b = colliding_keys(position_seed(SECRET))
     assert a != b
     rows = [b"\0\2" + len(k).to_bytes(4, "big") + k + b"\0\0\0\1x" for k in (a, b)]
-    old, new = (Snapshot("file", BY_TEXT, partial(iter, [[r]])) for r in rows)
+    old, new = (FileSnapshot("file", BY_TEXT, partial(iter, [[r]])) for r in rows)
     with pytest.raises(Collision):
         window(old, new, Found(BY_TEXT).put, secret=SECRET)
     counts = window(old, new, lambda *_: None, secret=bytes(32))
@@ -168,6 +172,6 @@ def test_different_keys_with_one_position_are_a_collision():
 
 def test_a_null_key_is_refused_by_its_number():
     rows = [b"\0\2\0\0\0\1k\0\0\0\1x", b"\0\2\xff\xff\xff\xff\0\0\0\1x"]
-    file = Snapshot("new.csv", BY_TEXT, lambda: iter([rows]))
+    file = FileSnapshot("new.csv", BY_TEXT, lambda: iter([rows]))
     with pytest.raises(NullKey, match=r"new.csv: The key of record 2 is NULL"):
         window(file, file, Found(BY_TEXT).put, secret=SECRET)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from warehouse_agent.history import alarms, failures
-from warehouse_agent.history.alarms import Known, State
+from warehouse_agent.history.alarms import MonitoringState, TableFacts
 from warehouse_agent.history.failures import Failure
-from warehouse_agent.history.refresh_history import History, read
+from warehouse_agent.history.refresh_history import RefreshHistory, read
 from warehouse_agent.storage.store import PRIVATE, Store
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -33,7 +33,7 @@ def attempt(hour: int, code: str = "RECIPE", **more: Any) -> dict[str, Any]:
     return {"command": "refresh", "error": error, "version": 3, "failed_at": failed_at} | more
 
 
-def written(folder: Path, *lines: dict[str, Any] | str) -> History:
+def written(folder: Path, *lines: dict[str, Any] | str) -> RefreshHistory:
     store = Store(str(folder))
     body = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
     store.write(body.encode(), PRIVATE, "runs", "orders.jsonl")
@@ -95,32 +95,51 @@ def failed(times: int = 1, *, safe_to_retry: bool = False) -> Failure:
 @pytest.mark.parametrize(
     ("known", "state"),
     [
-        (Known(), State.OK),
-        (Known(is_published=False), State.UNKNOWN),
-        (Known(failure=failed()), State.CRITICAL),
-        (Known(is_published=False, failure=failed()), State.CRITICAL),
-        (Known(failure=failed(alarms.FAILURES_MAX - 1, safe_to_retry=True)), State.WARNING),
-        (Known(failure=failed(alarms.FAILURES_MAX, safe_to_retry=True)), State.CRITICAL),
-        (Known(damaged=1), State.WARNING),
-        (Known(stale="orders was left out"), State.WARNING),
-        (Known(unseen_s=3600 * alarms.LATE, interval_s=3600), State.OK),
-        (Known(unseen_s=3601 * alarms.LATE, interval_s=3600), State.WARNING),
-        (Known(unseen_s=1e9, interval_s=None), State.OK),  # nothing was asked for
-        (Known(unseen_s=1e9, interval_s=3600, put_off_until="2026-01-06T00:00:00Z"), State.OK),
+        (TableFacts(), MonitoringState.OK),
+        (TableFacts(is_published=False), MonitoringState.UNKNOWN),
+        (TableFacts(failure=failed()), MonitoringState.CRITICAL),
+        (TableFacts(is_published=False, failure=failed()), MonitoringState.CRITICAL),
+        (
+            TableFacts(failure=failed(alarms.FAILURES_MAX - 1, safe_to_retry=True)),
+            MonitoringState.WARNING,
+        ),
+        (
+            TableFacts(failure=failed(alarms.FAILURES_MAX, safe_to_retry=True)),
+            MonitoringState.CRITICAL,
+        ),
+        (TableFacts(damaged=1), MonitoringState.WARNING),
+        (TableFacts(stale="orders was left out"), MonitoringState.WARNING),
+        (TableFacts(unseen_s=3600 * alarms.LATE, interval_s=3600), MonitoringState.OK),
+        (TableFacts(unseen_s=3601 * alarms.LATE, interval_s=3600), MonitoringState.WARNING),
+        (TableFacts(unseen_s=1e9, interval_s=None), MonitoringState.OK),  # nothing was asked for
+        (
+            TableFacts(unseen_s=1e9, interval_s=3600, put_off_until="2026-01-06T00:00:00Z"),
+            MonitoringState.OK,
+        ),
     ],
 )
-def test_the_state_of_a_table(known: Known, state: State) -> None:
+def test_the_state_of_a_table(known: TableFacts, state: MonitoringState) -> None:
     found = alarms.alarms(known)
-    assert alarms.worst([one.state for one in found] or [State.OK]) is state
+    assert alarms.worst([one.state for one in found] or [MonitoringState.OK]) is state
     late = [one.why for one in found if one.why.startswith("late: ")]
     assert late == ([] if (s := alarms.late_s(known)) is None else [alarms.late_text(s)])
 
 
 def test_the_worst_state_counts() -> None:
-    assert alarms.worst([State.OK, State.UNKNOWN]) is State.UNKNOWN
-    assert alarms.worst([State.WARNING, State.UNKNOWN, State.OK]) is State.WARNING
-    assert alarms.worst([State.CRITICAL, State.WARNING]) is State.CRITICAL
-    assert alarms.worst([]) is State.UNKNOWN
-    assert [one.value for one in (State.OK, State.WARNING, State.CRITICAL, State.UNKNOWN)] == [
-        0, 1, 2, 3,
-    ]  # fmt: skip
+    assert alarms.worst([MonitoringState.OK, MonitoringState.UNKNOWN]) is MonitoringState.UNKNOWN
+    assert (
+        alarms.worst([MonitoringState.WARNING, MonitoringState.UNKNOWN, MonitoringState.OK])
+        is MonitoringState.WARNING
+    )
+    assert (
+        alarms.worst([MonitoringState.CRITICAL, MonitoringState.WARNING])
+        is MonitoringState.CRITICAL
+    )
+    assert alarms.worst([]) is MonitoringState.UNKNOWN
+    named = [
+        MonitoringState.OK,
+        MonitoringState.WARNING,
+        MonitoringState.CRITICAL,
+        MonitoringState.UNKNOWN,
+    ]
+    assert [one.value for one in named] == [0, 1, 2, 3]

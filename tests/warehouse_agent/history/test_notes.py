@@ -11,27 +11,27 @@ from typing import Any, cast
 
 import pytest
 from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
-from driftline.relations.activity import Counted, Flagged, NotKnown
+from driftline.relations.activity import CountedActivity, FlaggedActivity, UnknownActivity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.history.marks import Marking
+from warehouse_agent.history.marks import KeptMark
 from warehouse_agent.history.notes import (
-    Checked,
-    Head,
-    Left,
-    Mark,
+    ComparisonNote,
+    HeadNote,
+    MarkNote,
+    NeedNote,
+    NextPartNote,
     Notes,
-    OfVersion,
     Quantiles,
-    Turn,
-    Wish,
+    UncomparedNote,
+    VersionNote,
     note_damage,
 )
-from warehouse_agent.history.view_notes import Current, ViewNotes
+from warehouse_agent.history.view_notes import ValidInputsNote, ViewNotes
 from warehouse_agent.json_values import GREATEST, LEAST
-from warehouse_agent.planning.marker_state import Audit
-from warehouse_agent.planning.prices import Learnt
+from warehouse_agent.planning.marker_state import MarkerAudit
+from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.planning.view_cost import FACTOR_LEAST, FACTOR_MOST, PHASES
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -46,16 +46,16 @@ counts = st.integers(0, 1 << 40)
 moments = st.datetimes(timezones=st.timezones()).map(lambda at: at.isoformat(timespec="seconds"))
 activities = st.one_of(
     st.none(),
-    st.builds(Counted, texts, counts),
-    st.builds(Flagged, texts, texts),
-    st.builds(NotKnown, texts),
+    st.builds(CountedActivity, texts, counts),
+    st.builds(FlaggedActivity, texts, texts),
+    st.builds(UnknownActivity, texts),
 )
 markings = st.builds(
-    Marking,
+    KeptMark,
     st.binary(max_size=9),
     texts,
     st.booleans(),
-    st.none() | st.builds(Audit, texts, st.none() | texts, counts, counts),
+    st.none() | st.builds(MarkerAudit, texts, st.none() | texts, counts, counts),
     counts,
     counts,
     st.tuples(texts),
@@ -66,23 +66,27 @@ positions = st.integers(POSITION_MIN, POSITION_MAX)
 
 
 def of_version(said: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | st.builds(OfVersion, counts, said)
+    return st.none() | st.builds(VersionNote, counts, said)
 
 
 notes = st.builds(
     Notes,
-    checked=of_version(st.builds(Checked, moments, moments, texts, activities, texts)),
-    head=st.none() | st.builds(Head, texts, counts, st.booleans()),
+    checked=of_version(st.builds(ComparisonNote, moments, moments, texts, activities, texts)),
+    head=st.none() | st.builds(HeadNote, texts, counts, st.booleans()),
     damaged=st.dictionaries(texts, texts, max_size=3),
-    part=of_version(st.builds(Left, counts, st.none() | st.floats(0, GREATEST), st.none() | texts)),
-    wish=st.none() | st.builds(Wish, texts, texts),
-    mark=st.none() | st.builds(Mark, counts, texts, markings),
+    part=of_version(
+        st.builds(UncomparedNote, counts, st.none() | st.floats(0, GREATEST), st.none() | texts)
+    ),
+    wish=st.none() | st.builds(NeedNote, texts, texts),
+    mark=st.none() | st.builds(MarkNote, counts, texts, markings),
     marker_time=texts,
     row_security=of_version(policies),
-    prices=st.builds(Learnt, **{one.name: amounts for one in fields(Learnt)}),
+    prices=st.builds(LearntPrices, **{one.name: amounts for one in fields(LearntPrices)}),
     rows_per_s=amounts,
     keys_per_s=amounts,
-    turn=st.builds(Turn, st.none() | positions, st.none() | st.lists(texts).map(tuple), amounts),
+    turn=st.builds(
+        NextPartNote, st.none() | positions, st.none() | st.lists(texts).map(tuple), amounts
+    ),
     quantiles=st.none()
     | st.builds(
         Quantiles, st.lists(positions, min_size=1).map(lambda p: tuple(sorted(p))), counts, texts
@@ -92,10 +96,10 @@ notes = st.builds(
 
 
 @st.composite
-def currents(draw: st.DrawFn) -> Current:
+def currents(draw: st.DrawFn) -> ValidInputsNote:
     inputs = draw(st.dictionaries(texts, counts, max_size=3))
     stamps = {name: draw(texts) for name in inputs}
-    return Current(draw(texts), draw(st.none() | texts), inputs, stamps, draw(counts))
+    return ValidInputsNote(draw(texts), draw(st.none() | texts), inputs, stamps, draw(counts))
 
 
 view_notes = st.builds(
@@ -121,21 +125,21 @@ def test_what_is_written_of_a_view_comes_back(one: ViewNotes) -> None:
 
 
 WHOLE = Notes(
-    checked=OfVersion(3, Checked(AT, LATER, "exact", Counted("ab", 7))),
-    head=Head(TABLE, 3),
+    checked=VersionNote(3, ComparisonNote(AT, LATER, "exact", CountedActivity("ab", 7))),
+    head=HeadNote(TABLE, 3),
     damaged={"data-1/0.parquet": "damaged"},
-    part=OfVersion(3, Left(1234, 5.5, "no scan")),
-    wish=Wish("ab", "cd"),
-    mark=Mark(3, LATER, Marking(b"mark", audit=Audit(AT, None, 3, 1, ("7",), 1))),
+    part=VersionNote(3, UncomparedNote(1234, 5.5, "no scan")),
+    wish=NeedNote("ab", "cd"),
+    mark=MarkNote(3, LATER, KeptMark(b"mark", audit=MarkerAudit(AT, None, 3, 1, ("7",), 1))),
     marker_time="changed_at",
-    row_security=OfVersion(3, PolicyDigests("ab", {("orders", "mine"): "cd"})),
-    prices=Learnt(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 12.0),
+    row_security=VersionNote(3, PolicyDigests("ab", {("orders", "mine"): "cd"})),
+    prices=LearntPrices(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 12.0),
     rows_per_s=7.0,
     keys_per_s=8.0,
-    turn=Turn(17, ("a", "1"), 9.5),
+    turn=NextPartNote(17, ("a", "1"), 9.5),
     quantiles=Quantiles((1, 5, 9), 100, "id"),
 )
-WHOLE_VIEW = ViewNotes("a", Current("a", "17", {"t": 3}, {"t": "x"}, 2), {"join": 2.0})
+WHOLE_VIEW = ViewNotes("a", ValidInputsNote("a", "17", {"t": 3}, {"t": "x"}, 2), {"join": 2.0})
 DAMAGED: st.SearchStrategy[object] = (
     st.sampled_from([0, -1, 1, 3, 64, 1e-300, 1e300, 10**400, math.nan, math.inf, True])
     | st.sampled_from([None, "12", "", [], {}, [None], [3, 2], [1, 2.5], [1 << 70], [1, 5, 9]])
@@ -251,27 +255,27 @@ def version(number: int, table: str = TABLE, **facts: object) -> Snapshot:
 
 def test_when_a_version_was_checked() -> None:
     """By its commit, or by the note of a later refresh that published nothing."""
-    one, first = version(3), Checked(AT, AT, "exact")
+    one, first = version(3), ComparisonNote(AT, AT, "exact")
     assert Notes().comparison(one) == first
-    later = Checked(LATER, LATER, "fuzzy")
-    noted = Notes(checked=OfVersion(3, later), head=Head(TABLE, 3))
+    later = ComparisonNote(LATER, LATER, "fuzzy")
+    noted = Notes(checked=VersionNote(3, later), head=HeadNote(TABLE, 3))
     assert noted.comparison(one) == later
-    assert replace(noted, checked=OfVersion(2, later)).comparison(one) == first
+    assert replace(noted, checked=VersionNote(2, later)).comparison(one) == first
 
 
 def test_what_is_said_of_another_version_or_table_says_nothing() -> None:
     security = PolicyDigests("ab", {("orders", "mine"): "cd"})
-    assert WHOLE.left(version(3)) == Left(1234, 5.5, "no scan")
+    assert WHOLE.left(version(3)) == UncomparedNote(1234, 5.5, "no scan")
     assert WHOLE.policies(version(3)) == security
     assert WHOLE.marking(version(3)).mark == b"mark"
     assert WHOLE.comparison(version(3)).checked_at == LATER
     for other in (version(4), version(2), version(3, "of another table")):
         assert WHOLE.left(other) is None
         assert WHOLE.policies(other) is None
-        assert WHOLE.marking(other) == Marking()
+        assert WHOLE.marking(other) == KeptMark()
         assert WHOLE.comparison(other).checked_at == AT
     again = version(3, published_at="2026-01-03T00:00:00Z")
-    assert WHOLE.marking(again) == Marking()
+    assert WHOLE.marking(again) == KeptMark()
 
 
 def test_a_head_that_is_older_than_noted() -> None:
@@ -286,10 +290,10 @@ def test_notes_of_a_version_that_is_published_again() -> None:
     moved = WHOLE.moved(version(3), after)
     assert moved.comparison(after) == WHOLE.comparison(version(3))
     assert moved.marking(after) == WHOLE.marking(version(3))
-    assert (moved.left(after), moved.head) == (WHOLE.left(version(3)), Head(TABLE, 7))
+    assert (moved.left(after), moved.head) == (WHOLE.left(version(3)), HeadNote(TABLE, 7))
     assert WHOLE.moved(version(2), after) == WHOLE
-    halfway = replace(WHOLE, head=Head(TABLE, 3, is_renumbered=True))
-    assert halfway.moved(version(3), after).head == Head(TABLE, 7), "7 was never given out"
+    halfway = replace(WHOLE, head=HeadNote(TABLE, 3, is_renumbered=True))
+    assert halfway.moved(version(3), after).head == HeadNote(TABLE, 7), "7 was never given out"
 
 
 def test_numbers_that_are_given_out_again_take_what_others_noted_of_them(
@@ -299,7 +303,7 @@ def test_numbers_that_are_given_out_again_take_what_others_noted_of_them(
     monkeypatch.setattr(Store, "has_locks", False)
     store, before = Store(str(tmp_path)), replace(WHOLE, checked=None)
     WHOLE.write(store, "t", Notes())
-    for head in (Head(TABLE, 3, is_renumbered=True), None):
+    for head in (HeadNote(TABLE, 3, is_renumbered=True), None):
         ours = replace(before.unchecked(), head=head)
         assert ours.write(store, "t", before).checked is None
         WHOLE.write(store, "t", Notes())

@@ -23,13 +23,13 @@ from warehouse_agent.history.record import (
     note_line,
     pasts,
 )
-from warehouse_agent.history.refresh_history import History, read
-from warehouse_agent.planning.change_forecast import Run
+from warehouse_agent.history.refresh_history import RefreshHistory, read
+from warehouse_agent.planning.change_forecast import PastRefresh
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.timetable.retry import COUNTED, Failed
-from warehouse_agent.transport.channel import Link, Stream
+from warehouse_agent.timetable.retry import COUNTED, FailureStreak
+from warehouse_agent.transport.channel import SourceChannel, Stream
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -46,14 +46,14 @@ def said(**facts: object) -> str:
     return dataclasses.replace(report, **facts).to_json()  # type: ignore[arg-type]
 
 
-def parse(body: bytes) -> list[Run]:
+def parse(body: bytes) -> list[PastRefresh]:
     """The runs of a history, the oldest line first."""
     return history(*body.split(b"\n")).runs
 
 
-def history(*lines: bytes) -> History:
+def history(*lines: bytes) -> RefreshHistory:
     found = (lines_.parse(line) for line in reversed(lines))
-    return History(tuple(line for line in found if line is not None))
+    return RefreshHistory(tuple(line for line in found if line is not None))
 
 
 def test_only_refreshes_that_went_well_count() -> None:
@@ -105,7 +105,7 @@ def test_a_line_that_cannot_be_is_an_ordinary_one(tmp_path: Path, damaged: objec
     store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
     assert line(store, source, None) == Line()
     measured = Measured(source, 0.2, 1000.0)
-    note_line(store, cast("Link", measured), cast("Stream", measured))
+    note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
     assert line(store, source, None) == Line(rtt_s=0.2, bytes_per_s=1000.0)
 
 
@@ -114,7 +114,7 @@ def test_a_round_trip_measured_in_the_future_is_measured_again(tmp_path: Path) -
     noted = {"rtt_s": 0.9, "rtt_at": time.time() + 86_400, "address": source.address}
     store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
     measured = Measured(source, 0.2, None)
-    note_line(store, cast("Link", measured), cast("Stream", measured))
+    note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
     assert line(store, source, None).rtt_s == 0.2
 
 
@@ -148,10 +148,10 @@ def test_failures_since_a_refresh_that_went_well(tmp_path: Path) -> None:
         ([said()], None),
         ([said(), none], None),
         ([newest, said()], None),
-        ([said(), *skipped, newest, *skipped], Failed(1, at, "SHRANK", 6)),
-        ([said(), older, *skipped, older, newest], Failed(3, at, "SHRANK", 6)),
+        ([said(), *skipped, newest, *skipped], FailureStreak(1, at, "SHRANK", 6)),
+        ([said(), older, *skipped, older, newest], FailureStreak(3, at, "SHRANK", 6)),
         ([older, said(error=failure, put_off_until="2026-01-06T00:00:00Z")], None),
-        ([older] * 20 + [newest], Failed(COUNTED, at, "SHRANK", 6)),
+        ([older] * 20 + [newest], FailureStreak(COUNTED, at, "SHRANK", 6)),
     ):
         store.write("\n".join(lines).encode(), PRIVATE, "runs", "orders.jsonl")
         assert read(store, "orders").failed == found
@@ -245,7 +245,7 @@ def test_what_is_expected_follows_from_the_history() -> None:
 def test_the_refresh_whose_changes_were_most_alike_tells_if_spark_is_needed() -> None:
     """A bulk change needed it, and small ones since then do not."""
 
-    def runs(*updated: int) -> list[Run]:
+    def runs(*updated: int) -> list[PastRefresh]:
         lines = [said(previous_version=None, checked_at="2026-01-01T00:00:00Z")]
         for day, rows in enumerate(updated):
             at, place = f"2026-01-{day + 2:02}T00:00:00Z", "spark" if rows > 1000 else "driver"
@@ -288,7 +288,7 @@ def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
 
     def note(rtt_s: float | None, bytes_per_s: float | None) -> Line:
         measured = Measured(source, rtt_s, bytes_per_s)
-        note_line(store, cast("Link", measured), cast("Stream", measured))
+        note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
         return line(store, source, None)
 
     assert note(None, None) == Line(objective=Objective.BYTES)
@@ -300,7 +300,7 @@ def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
     moved = Source("erp", "erp:2", objective=Objective.BYTES)
     assert line(store, moved, None) == Line(objective=Objective.BYTES)
     measured = Measured(moved, 0.7, 500.0)
-    note_line(store, cast("Link", measured), cast("Stream", measured))
+    note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
     assert line(store, moved, None) == Line(0.7, 500.0, Objective.BYTES)
 
 
@@ -311,7 +311,7 @@ def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:
     assert line(store, source, None) == Line(bytes_per_s=5_000, rows_per_s=10_000)
     assert line(store, source, 9_000.0).rows_per_s == 9_000
     measured = Measured(source, 0.2, 4_000.0)
-    note_line(store, cast("Link", measured), cast("Stream", measured))
+    note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
     assert line(store, source, None) == Line(0.2, 4_000, rows_per_s=10_000)
     note_limits(store, source, pb.Description())
     assert line(store, source, None) == Line(0.2, 4_000)

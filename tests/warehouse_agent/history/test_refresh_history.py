@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.harness import forks
-from warehouse_agent.failpoints import Point
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import refresh_history
 from warehouse_agent.history.history_lines import SuccessLine, parse
 from warehouse_agent.history.refresh_history import Histories, append, read, shortened
@@ -38,7 +38,7 @@ from warehouse_agent.history.totals import (
     OLDER,
     TOTALS_BYTES_MAX,
     Bins,
-    Folded,
+    OlderTotals,
     Totals,
 )
 from warehouse_agent.report import Report
@@ -82,7 +82,7 @@ def totals(lines: Sequence[str]) -> Totals:
 def split(body: bytes) -> tuple[Totals, list[str]]:
     """Totals and lines of a file."""
     lines = body.decode(errors="replace").split("\n")
-    folded = [found for line in lines if (found := Folded.from_line(line.encode()))]
+    folded = [found for line in lines if (found := OlderTotals.from_line(line.encode()))]
     whole = reduce(Totals.plus, (one.whole for one in folded), Totals())
     return whole, [line for line in lines if parse(line.encode())]
 
@@ -101,7 +101,11 @@ LINES = st.one_of(
     st.builds(failed, st.integers(0, 99), put_off_until=st.just("2026-01-01T00:00:00Z")),
     st.sampled_from([failed(0), *DAMAGE]),
 )
-STEPS = (Point.SMALL_FILE_WRITING, Point.SMALL_FILE_WRITTEN, Point.SMALL_FILE_NAMED)
+STEPS = (
+    WarehouseFailpoint.SMALL_FILE_WRITING,
+    WarehouseFailpoint.SMALL_FILE_WRITTEN,
+    WarehouseFailpoint.SMALL_FILE_NAMED,
+)
 
 
 @settings(max_examples=50, deadline=None)
@@ -111,7 +115,7 @@ STEPS = (Point.SMALL_FILE_WRITING, Point.SMALL_FILE_WRITTEN, Point.SMALL_FILE_NA
     st.integers(0, 6000),
 )
 def test_each_line_is_kept_or_counted_once(
-    lines: list[tuple[str, Point | str | None]], kept: int, more: int
+    lines: list[tuple[str, WarehouseFailpoint | str | None]], kept: int, more: int
 ) -> None:
     """Wherever lines are added up, a write ends, or a line is cut."""
     written: list[str] = []
@@ -119,7 +123,7 @@ def test_each_line_is_kept_or_counted_once(
     with small(kept, kept + more) as store:
         for line, step in lines:
             before = store.read(*PLACE)
-            arm(f"{step.value}:raise" if isinstance(step, Point) else None)
+            arm(f"{step.value}:raise" if isinstance(step, WarehouseFailpoint) else None)
             try:
                 append(store, "orders", line)
             except RuntimeError:
@@ -166,14 +170,14 @@ def test_two_commands_at_once_lose_no_line_and_count_none_twice(tmp_path: Path) 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("nth", [1, 3])
 def test_a_command_that_is_killed_loses_its_own_line_at_most(
-    tmp_path: Path, step: Point, nth: int
+    tmp_path: Path, step: WarehouseFailpoint, nth: int
 ) -> None:
     more = {**os.environ, "DRIFTLINE_FAILPOINT": f"{step.value}:kill:{nth}"}
     ended = forks.run(["-c", WRITER, tmp_path, "40", "RECIPE"], cwd=ROOT, env=more)
     assert ended.returncode == -signal.SIGKILL
     told = ended.stdout.count("\n")
     counted, newest = split(Store(str(tmp_path)).read(*PLACE) or b"")
-    is_named = step is Point.SMALL_FILE_NAMED
+    is_named = step is WarehouseFailpoint.SMALL_FILE_NAMED
     assert counted.attempts + len(newest) == told + is_named
     append(Store(str(tmp_path)), "orders", failed(0))
     counted, newest = split(Store(str(tmp_path)).read(*PLACE) or b"")
@@ -198,7 +202,7 @@ def test_a_history_of_four_mebibytes_is_added_up_without_loss(tmp_path: Path) ->
 
 def test_totals_are_bounded_whatever_the_lines_say() -> None:
     """Hours of a hundred years, of a wrong clock, and amounts of all sizes."""
-    folded = Folded()
+    folded = OlderTotals()
     for n in range(1500):
         spent = {"seconds": {"a": 1.2 ** (n % 150)}, "bytes_sent": int(1.3 ** (n % 100))}
         folded = folded.plus(parse(refreshed(n * 34_000.0, n * n, **spent).encode()))  # type: ignore[arg-type]
@@ -210,7 +214,7 @@ def test_totals_are_bounded_whatever_the_lines_say() -> None:
     assert by[len("2026-01-31")] <= DAYS_MAX
     assert by[len("2026-01")] <= MONTHS_MAX
     assert len(folded.to_line()) <= TOTALS_BYTES_MAX
-    again = Folded.from_line(folded.to_line())
+    again = OlderTotals.from_line(folded.to_line())
     assert again is not None
     assert again.whole.changed == folded.whole.changed
     assert again.whole.attempts == 1500

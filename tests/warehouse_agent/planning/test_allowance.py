@@ -16,7 +16,7 @@ from warehouse_agent.config import Fragment, Proof, Source
 from warehouse_agent.history.forecast_inputs import rows_of_part
 from warehouse_agent.planning.candidates import Allowance
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tiling import Incremental, Tiled
+from warehouse_agent.planning.tiling import PassSettings, Tiled
 from warehouse_agent.transport.channel import allowances
 
 NOW = known().now
@@ -66,7 +66,7 @@ def test_a_part_needs_no_scan(limit: int | None) -> None:
 def test_tiles(tiles: int, limit: int | None, kind: type[Exception] | None) -> None:
     """Refused only if some tile is surely too large, or if there is one without bounds."""
     allowance = Allowance(scan=False, begins=TONIGHT, rows_by_key=limit)
-    refusal = known(tiled=Tiled(Incremental(), tiles), allowance=allowance).refusal
+    refusal = known(tiled=Tiled(PassSettings(), tiles), allowance=allowance).refusal
     assert refusal is None if kind is None else isinstance(refusal, kind)
 
 
@@ -98,7 +98,7 @@ def test_the_rows_of_a_part(
         ({"proof": Proof.PART, "read_at_most": 1000}, 1000),
         ({"proof": Proof.PART, "method": Method.GROUP}, 5000),
         ({"proof": Proof.PART, "method": Method.SKETCH}, None),
-        ({"proof": Proof.PART, "incremental": Incremental()}, None),
+        ({"proof": Proof.PART, "incremental": PassSettings()}, None),
         ({"proof": Proof.KEYS}, None),
         ({}, None),
     ],

@@ -23,27 +23,34 @@ from benchmarks.decisions.expect import (
     score,
 )
 from tests.harness.histories import DATA, available
-from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect
+from warehouse_agent.planning.change_forecast import (
+    HISTORY_MAX,
+    ChangeForecast,
+    RefreshOutcome,
+    expect,
+)
 
 DAY_S = 86_400.0
 BULK = 20_000
 
 counts = st.one_of(st.just(0), st.integers(0, 50), st.integers(0, 10**9))
 seconds = st.floats(0, 1e10)
-histories = st.lists(st.builds(Past, seconds, counts, counts, counts, counts), max_size=30)
+histories = st.lists(
+    st.builds(RefreshOutcome, seconds, counts, counts, counts, counts), max_size=30
+)
 tables = st.integers(0, 10**12)
 small = st.lists(st.integers(1, 30), min_size=20, max_size=60)
 
 
-def past(changed: int, elapsed_s: float = DAY_S, rows: int = 50_000) -> Past:
-    return Past(elapsed_s, rows, 0, changed, 0)
+def past(changed: int, elapsed_s: float = DAY_S, rows: int = 50_000) -> RefreshOutcome:
+    return RefreshOutcome(elapsed_s, rows, 0, changed, 0)
 
 
-def daily(changes: list[int]) -> Expected:
+def daily(changes: list[int]) -> ChangeForecast:
     return expect([past(changed) for changed in changes], rows=50_000, elapsed_s=DAY_S)
 
 
-def spread(found: Expected) -> float:
+def spread(found: ChangeForecast) -> float:
     """Return σ: (1 + σ)·median is the quantile one standard deviation above the median."""
     return (found.quantile(NormalDist().cdf(1)) - found.median) / max(found.median, 1)
 

@@ -21,7 +21,7 @@ from tests.samples.prices import flat
 from warehouse_agent.methods.registry import offers
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import sketch_size
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     Choice,
     Costs,
@@ -36,7 +36,7 @@ from warehouse_agent.planning.choice import (
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import (
-    Sample,
+    CellSample,
     Sketch,
     Stall,
     cells_for,
@@ -174,7 +174,7 @@ N = 750_000
 BOUNDS = (1, 3_000_000)
 
 
-def opened(expected: Expected | None, **facts: Any) -> Sketch:
+def opened(expected: ChangeForecast | None, **facts: Any) -> Sketch:
     said: dict[str, Any] = {"rows": N, "bounds": BOUNDS, "prices": flat(24.0), "line": LINE}
     said |= facts
     return open_sketch(expected=expected, **said)
@@ -274,12 +274,12 @@ def test_most_rows_changed_is_everything(changed: int) -> None:
     assert decided(touched(stall.sketch, changed), stall=stall).method is Method.FULL
 
 
-def sample_of(sketch: Sketch, changed: int, off: float = 0.0) -> Sample | None:
+def sample_of(sketch: Sketch, changed: int, off: float = 0.0) -> CellSample | None:
     """What a verdict samples of so many changes, off by so many standard deviations."""
     differing = touched(sketch, changed)
     count, share = sampled(differing, sketch.cells), differing / sketch.cells
     found = count * share * 255 / 256 + off * math.sqrt(count * share * (1 - share))
-    return Sample(count, min(round(found), count)) if count else None
+    return CellSample(count, min(round(found), count)) if count else None
 
 
 @pytest.mark.parametrize("noise", [0.88, 1.0, 1.12])
@@ -337,7 +337,7 @@ def test_half_of_a_table_is_a_sketch_where_a_sample_tells_how_many() -> None:
             assert choice.grid is not None
             assert cells_for(half) <= len(choice.grid) <= 1.15 * cells_for(half)
         # Nothing is known of all rows but that they are many.
-        known = replace(stall, sample=Sample(8192, 8192))
+        known = replace(stall, sample=CellSample(8192, 8192))
         assert decided(sketch.cells, stall=known).method is Method.FULL
 
 

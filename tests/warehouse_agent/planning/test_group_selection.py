@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from driftline.arrays import Floats
 from driftline.reconciliation.sketches import Embedding
-from driftline.rows.digests import Digest, Mixed, Salt, mix
+from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix
 from driftline.values.types import Column, Recipe, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,21 +21,21 @@ from tests.reference.group_selection import Entry, Phi, Synchronization
 from tests.reference.selected_groups import UNGROUPED, cost_bytes, is_full, n_g, select_groups
 from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, UPDATES, lay_out
 from warehouse_agent.methods.groups.assignment import (
-    InPositions,
     PartRows,
+    RowsInPositions,
     assign,
     histogram,
     window_end,
 )
-from warehouse_agent.methods.groups.exchange import Grouped
+from warehouse_agent.methods.groups.exchange import GroupedRows
 from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import (
     A_MAX,
     GROUP_ROWS_MAX,
     REFINED_BYTES,
+    ByteSizes,
     GroupPlan,
     Histogram,
-    Sizes,
     class_of,
     expected_benefit,
     exponents,
@@ -46,14 +46,19 @@ from warehouse_agent.planning.group_selection import (
     n_star,
     plan_groups,
 )
-from warehouse_agent.planning.update_probability import DAY_S, Clock, Outlook, probability
+from warehouse_agent.planning.update_probability import (
+    DAY_S,
+    ChangeOutlook,
+    VersionClock,
+    probability,
+)
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.steps import Steps
 
-PAPER = Sizes(100, 10, 20)
+PAPER = ByteSizes(100, 10, 20)
 NO_DELETION = [Synchronization(tno=1000, dno=0)]
 SIZES = st.builds(
-    Sizes,
+    ByteSizes,
     st.sampled_from([25.0, 33.0, 100.0, 300.0]),
     st.sampled_from([0.0, 0.3, 1.0, 10.0]),
     st.sampled_from([8.0, 9.5, 20.0]),
@@ -63,15 +68,15 @@ PROBABILITIES = st.one_of(
 )
 
 
-def phi(sizes: Sizes) -> Phi:
+def phi(sizes: ByteSizes) -> Phi:
     return Phi(sizes.phi_t, sizes.phi_k, sizes.phi_h)
 
 
-def least(a: np.ndarray, sizes: Sizes) -> float:
+def least(a: np.ndarray, sizes: ByteSizes) -> float:
     return reference.optimum(np.sort(a).tolist(), phi(sizes))
 
 
-def per_row(n: np.ndarray, a: np.ndarray, sizes: Sizes) -> np.ndarray:
+def per_row(n: np.ndarray, a: np.ndarray, sizes: ByteSizes) -> np.ndarray:
     """Bytes sent for a row of a group of n like rows."""
     return sizes.phi_t - expected_benefit(n, n * a, sizes) / n
 
@@ -89,7 +94,7 @@ def test_the_worked_example() -> None:
 
 
 @given(st.integers(1, 500), st.floats(1e-9, 1), SIZES)
-def test_benefit_is_that_of_the_paper(n: int, p: float, sizes: Sizes) -> None:
+def test_benefit_is_that_of_the_paper(n: int, p: float, sizes: ByteSizes) -> None:
     expected = reference.eb(reference.Eta(0, n, p), phi(sizes))
     assert float(expected_benefit(n, -np.log(p), sizes)) == pytest.approx(expected, abs=1e-6)
 
@@ -106,12 +111,12 @@ def entries(counts: dict[tuple[int, int], int]) -> list[Entry]:
     return [Entry(tid, tno, uno) for tid, (uno, tno) in enumerate(kinds)]
 
 
-def printed(omega: list[Entry], sizes: Sizes) -> list[int]:
+def printed(omega: list[Entry], sizes: ByteSizes) -> list[int]:
     """Sizes of the groups that Algorithm 1 puts out."""
     return [len(g) for g in reference.group_selection(omega, NO_DELETION, phi(sizes))]
 
 
-def repaired(omega: list[Entry], sizes: Sizes) -> list[int]:
+def repaired(omega: list[Entry], sizes: ByteSizes) -> list[int]:
     a = exponents(np.array([reference.p_update(t) for t in omega]), 0.0)
     labels = select_groups(a, sizes)
     return np.bincount(labels[labels != UNGROUPED]).tolist()
@@ -127,7 +132,7 @@ def test_flaw_1_the_hottest_row_comes_first_and_ends_everything() -> None:
 
 
 def test_flaw_2_a_group_of_one_is_judged() -> None:
-    sizes = Sizes(25, 10, 20)
+    sizes = ByteSizes(25, 10, 20)
     assert expected_benefit(1, 0.0, sizes) == -5
     assert expected_benefit(100, 0.0, sizes) == 1480
     # The last of 101 has to be hotter, or no group would be put out (flaw 4).
@@ -190,7 +195,7 @@ def test_the_paper_s_criterion_sends_several_times_the_optimum() -> None:
 
 def test_groups_refined_by_row_hashes() -> None:
     """A row hash of 8 bytes and 0.29 of its key; a group's digest 9.5 with its bounds; no keys."""
-    refined = Sizes(8.29, 0.0, 9.5)
+    refined = ByteSizes(8.29, 0.0, 9.5)
     p = P_UPDATE[[0, 1, 2, 3, 5]]
     a = exponents(p, 0.0)
     n = group_rows(a, refined)
@@ -201,7 +206,7 @@ def test_groups_refined_by_row_hashes() -> None:
 
 
 def test_ranges_without_keys() -> None:
-    ranges = Sizes(33, 0.0, 9.5)
+    ranges = ByteSizes(33, 0.0, 9.5)
     a = exponents(np.array([1e-3, 1e-2]), 0.0)
     n = group_rows(a, ranges)
     assert n.tolist() == [17, 6]  # 5.5 before rounding; five cost 0.3 % more
@@ -212,10 +217,10 @@ def test_ranges_without_keys() -> None:
 def test_closed_forms() -> None:
     a = np.array([1e-6, 1e-4, 0.01])
     for ratio, identical in ((0.1, 0.458), (0.0, 1 / np.e)):
-        sizes = Sizes(100, 100 * ratio, 20)
+        sizes = ByteSizes(100, 100 * ratio, 20)
         assert np.exp(-a * n_g(a, sizes)) == pytest.approx([identical] * 3, abs=5e-4)
     assert n_star(a, PAPER) == pytest.approx(np.sqrt(0.2 / a), rel=0.03)
-    assert (n_star(a, PAPER) == n_star(a, Sizes(100, 1, 20))).all()
+    assert (n_star(a, PAPER) == n_star(a, ByteSizes(100, 1, 20))).all()
     last = 4 * 100 / (np.e**2 * 20)
     found = n_star(np.array([0.0, last * 0.999, last * 1.001]), PAPER)
     assert found[0] == np.inf
@@ -256,7 +261,7 @@ def test_the_heterogeneous_example() -> None:
     assert 0.1 + (1 - np.exp(-a)).mean() == pytest.approx(0.126, abs=5e-4)
 
 
-def bare_rule(a: np.ndarray, sizes: Sizes) -> float:
+def bare_rule(a: np.ndarray, sizes: ByteSizes) -> float:
     """Bytes of groups closed where the rule says so, without looking back, in the order given."""
     saved, n, big_a = 0.0, 0, 0.0
     for j, a_j in enumerate(a.tolist()):
@@ -269,14 +274,14 @@ def bare_rule(a: np.ndarray, sizes: Sizes) -> float:
 
 # The optimum.
 @given(st.lists(PROBABILITIES, min_size=1, max_size=7), SIZES)
-def test_the_optimum_is_the_least_of_all_groupings(p: list[float], sizes: Sizes) -> None:
+def test_the_optimum_is_the_least_of_all_groupings(p: list[float], sizes: ByteSizes) -> None:
     a = exponents(np.array(p), 0.0)
     expected = reference.least_of_all_groupings(a.tolist(), phi(sizes))
     assert least(a, sizes) == pytest.approx(expected, abs=1e-6)
 
 
 @given(st.lists(PROBABILITIES, max_size=60), st.sampled_from([0.0, 0.01]), SIZES)
-def test_a_selection(p: list[float], p_delete: float, sizes: Sizes) -> None:
+def test_a_selection(p: list[float], p_delete: float, sizes: ByteSizes) -> None:
     a = exponents(np.array(p), p_delete)
     labels = select_groups(a, sizes)
     assert len(labels) == len(a)
@@ -303,11 +308,11 @@ FAMILIES = {
 }
 
 
-def drawn(family: str, seed: int, n: int) -> tuple[np.ndarray, float, Sizes]:
+def drawn(family: str, seed: int, n: int) -> tuple[np.ndarray, float, ByteSizes]:
     """P({±t}) of n rows, P({−t}), sizes."""
     draw = np.random.default_rng([seed, list(FAMILIES).index(family)])
     p = np.minimum(FAMILIES[family](draw, n), 1.0)
-    sizes = Sizes(
+    sizes = ByteSizes(
         float(draw.choice([25, 33, 100, 300])),
         float(draw.choice([0.3, 1, 8, 10])),
         float(draw.choice([8, 9.5, 20])),
@@ -340,7 +345,7 @@ def test_a_selection_from_few_rows_is_close_on_average() -> None:
 
 
 @given(st.lists(st.floats(0, 4), min_size=1, max_size=20), SIZES)
-def test_the_best_size_is_the_best_of_all_sizes(found: list[float], sizes: Sizes) -> None:
+def test_the_best_size_is_the_best_of_all_sizes(found: list[float], sizes: ByteSizes) -> None:
     a = np.array(found)
     n = np.arange(1, GROUP_ROWS_MAX + 1)
     for a_i, rows in zip(a, group_rows(a, sizes), strict=True):
@@ -367,7 +372,7 @@ def test_extremes() -> None:
     assert select_groups(np.full(5, A_MAX), PAPER).tolist() == [UNGROUPED] * 5
     assert group_rows(np.array([0.0, A_MAX]), PAPER).tolist() == [GROUP_ROWS_MAX, 0]
     # Keys as wide as rows: nothing can be saved.
-    assert group_rows(np.array([0.0, 0.01]), Sizes(10, 10, 20)).tolist() == [0, 0]
+    assert group_rows(np.array([0.0, 0.01]), ByteSizes(10, 10, 20)).tolist() == [0, 0]
 
 
 # Classes instead of an order.
@@ -431,7 +436,7 @@ def test_buckets_by_hash_cost_more() -> None:
 def test_the_cheaper_of_whole_and_refined(p: list[float], row_bytes: float, wait: float) -> None:
     counted = Histogram.of(np.array(p))
     plan = grouping(counted, row_bytes=row_bytes, key_bytes=0.3, wait_bytes=wait)
-    whole = plan_groups(counted, Sizes(row_bytes, 0.3, 8), 0.0)
+    whole = plan_groups(counted, ByteSizes(row_bytes, 0.3, 8), 0.0)
     assert plan.bytes_expected <= whole.bytes_expected
     if wait == 1e9:
         assert plan.rows.tolist() == whole.rows.tolist()
@@ -505,8 +510,8 @@ RECIPE = Recipe(
 )
 LAYOUT = lay_out(RECIPE, {}, where="t")
 # Versions 0 to 63, a day each; some 2 % of the rows change between two of them.
-CLOCK = Clock(tuple(range(64)), tuple(1e9 + DAY_S * i for i in range(64)))
-OUTLOOK = Outlook(CLOCK, 0.02, CLOCK.seconds[-1] + DAY_S, DAY_S)
+CLOCK = VersionClock(tuple(range(64)), tuple(1e9 + DAY_S * i for i in range(64)))
+OUTLOOK = ChangeOutlook(CLOCK, 0.02, CLOCK.seconds[-1] + DAY_S, DAY_S)
 
 
 def named_rows(folder: Path, files: int) -> tuple[list[DataFile], pa.Table]:
@@ -559,7 +564,7 @@ def test_rows_in_units(steps: Steps, tmp_path: Path, hashed: bool) -> None:
 
     # Every k once, in a unit or in none; the digests are of the rows below it.
     ks, _ = embedding.embed(ids, SALT)
-    sums = Grouped(embedding, found.pieces, found.ungrouped, 1, 1).sums()
+    sums = GroupedRows(embedding, found.pieces, found.ungrouped, 1, 1).sums()
     assert sorted([*sums.all_ks(), *found.ungrouped]) == np.unique(ks).tolist()
     sums.add(ks, mixed.m0)
     sent = np.concatenate([np.frombuffer(piece.digests, "<u8") for piece in found.pieces])
@@ -578,11 +583,13 @@ def test_a_part_of_the_rows(steps: Steps, tmp_path: Path) -> None:
     counted = histogram(steps, files, LAYOUT, OUTLOOK)
     plan = plan_groups(counted, PAPER, 0.0)
     plan = replace(plan, rows=np.maximum(plan.rows, 1))
-    part = PartRows(most_likely(counted, 3000), InPositions(100, 399))
+    part = PartRows(most_likely(counted, 3000), RowsInPositions(100, 399))
     found = assign(steps, files, LAYOUT, OUTLOOK, plan, embedding, SALT, part=part)
     p, ids = probabilities(table), table["id"].to_numpy()
     mixed = mix(SALT, *(table[name].to_numpy().view(np.uint64) for name in (HI, LO)))
-    keys = Grouped(embedding, found.pieces, found.ungrouped, 1, 1).sums().all_ks() + np.uint64(7)
+    keys = GroupedRows(embedding, found.pieces, found.ungrouped, 1, 1).sums().all_ks() + np.uint64(
+        7
+    )
     assert set(range(100, 400)) <= set(keys.tolist())
     assert 2900 < len(keys) < 3500
     chosen = np.isin(ids, keys.astype(np.int64))
@@ -591,7 +598,7 @@ def test_a_part_of_the_rows(steps: Steps, tmp_path: Path) -> None:
     assert p[~chosen].max() <= 2**0.5 * p[chosen & ~inside].min()
     assert len(found.ungrouped) == 0
     assert found.compared + found.rest == mixed.digest()
-    assert found.compared == Mixed(mixed.m0[chosen], mixed.m1[chosen]).digest()
+    assert found.compared == MixedFingerprints(mixed.m0[chosen], mixed.m1[chosen]).digest()
 
 
 def test_rows_of_which_nothing_is_known_are_alike(steps: Steps, tmp_path: Path) -> None:

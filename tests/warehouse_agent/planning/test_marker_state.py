@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from warehouse_agent.planning.marker_state import AUDITS_MISSED, Audit, MarkerState
+from warehouse_agent.planning.marker_state import AUDITS_MISSED, MarkerAudit, MarkerState
 
 NOW = datetime(2026, 5, 10, tzinfo=UTC)
-AUDIT = Audit("2026-05-09T00:00:00Z", "2026-05-02T00:00:00Z", 48_210, 12, ("1", "2"), 1)
+AUDIT = MarkerAudit("2026-05-09T00:00:00Z", "2026-05-02T00:00:00Z", 48_210, 12, ("1", "2"), 1)
 STATE = MarkerState(b"mark", "", hashes=True, audit=AUDIT, audit_s=7 * 86_400, is_known=True)
 
 
@@ -26,12 +26,12 @@ def test_a_marker_is_used_until_an_audit_is_due() -> None:
 
 
 def test_an_audit_is_kept_as_json() -> None:
-    assert Audit.from_json(AUDIT.to_json()) == AUDIT
+    assert MarkerAudit.from_json(AUDIT.to_json()) == AUDIT
 
 
 @pytest.mark.parametrize(
     "change", [{"at": None}, {"missed": -1}, {"changes": "3"}, {"keys": "1"}, {"in_row": None}]
 )
 def test_a_damaged_note_is_no_audit(change: dict[str, object]) -> None:
-    assert Audit.from_json(AUDIT.to_json() | change) is None
-    assert Audit.from_json([]) is None
+    assert MarkerAudit.from_json(AUDIT.to_json() | change) is None
+    assert MarkerAudit.from_json([]) is None

@@ -16,7 +16,7 @@ from warehouse_agent.planning.prices import (
     FRAME_BYTES,
     LEVELS,
     MANY,
-    Learnt,
+    LearntPrices,
     Prices,
     from_notes,
     new_notes,
@@ -24,19 +24,19 @@ from warehouse_agent.planning.prices import (
 from warehouse_agent.planning.sketch_size import Stall, cells_for, open_sketch
 
 
-def known(learnt: Learnt, columns: int = 9, level: int = LOAD_LEVEL) -> Prices:
+def known(learnt: LearntPrices, columns: int = 9, level: int = LOAD_LEVEL) -> Prices:
     return from_notes(learnt, columns, level=level)
 
 
 def told(
-    learnt: Learnt,
+    learnt: LearntPrices,
     *,
     frame_bytes: int,
     shipped: int,
     changed: int = 0,
     copy: bool = False,
     level: int = LOAD_LEVEL,
-) -> Learnt:
+) -> LearntPrices:
     return new_notes(
         learnt,
         frame_bytes=frame_bytes,
@@ -57,19 +57,21 @@ def test_few_rows_cost_more_each() -> None:
 
 def test_before_anything_was_shipped() -> None:
     guess = replace(flat(72.0), guessed=True)
-    assert known(Learnt(), 9) == guess
-    assert known(Learnt(few_bytes=300.0, few_rows=6.0), 9) == flat(50.0), "what one price tells"
+    assert known(LearntPrices(), 9) == guess
+    assert known(LearntPrices(few_bytes=300.0, few_rows=6.0), 9) == flat(50.0), (
+        "what one price tells"
+    )
 
 
 def test_a_load_is_the_price_of_everything_until_there_is_another() -> None:
-    learnt = told(Learnt(), frame_bytes=17_000, shipped=1000, changed=1000, copy=True)
+    learnt = told(LearntPrices(), frame_bytes=17_000, shipped=1000, changed=1000, copy=True)
     assert known(learnt) == Prices(17.0, 17.0, 17.0, 1000)
     learnt = told(learnt, frame_bytes=2_400, shipped=100, changed=105)
     assert known(learnt) == Prices(24.0, 24.0, 17.0, 1000)
 
 
 def test_one_of_few_costs_what_it_did_in_the_mean() -> None:
-    learnt = Learnt(row_bytes=20.0)
+    learnt = LearntPrices(row_bytes=20.0)
     assert told(learnt, frame_bytes=0, shipped=0) == learnt
     for _ in range(60):
         learnt = told(learnt, frame_bytes=FRAME_BYTES + 40 * 10, shipped=10, changed=10)
@@ -85,7 +87,7 @@ def test_one_of_few_costs_what_it_did_in_the_mean() -> None:
 @pytest.mark.parametrize("copy", [False, True])
 def test_rows_that_are_gone_make_no_row_cheap(shipped: int, copy: bool) -> None:
     """A purge ships next to nothing, and a full copy after it is as dear as before."""
-    learnt = Learnt(row_bytes=20.0, copied_row_bytes=20.0)
+    learnt = LearntPrices(row_bytes=20.0, copied_row_bytes=20.0)
     size = FRAME_BYTES + 20 * shipped
     found = known(told(learnt, frame_bytes=size, shipped=shipped, changed=10_000, copy=copy), 9)
     assert found.copied == pytest.approx(20.0, rel=0.1)
@@ -95,7 +97,7 @@ def test_rows_that_are_gone_make_no_row_cheap(shipped: int, copy: bool) -> None:
 @pytest.mark.parametrize("level", [REFRESH_LEVEL, METERED_LEVEL])
 def test_a_load_is_of_a_coarser_level_than_a_refresh(level: int) -> None:
     """Priced too low rather than too high: a copy that seems dear is never made, nor learnt of."""
-    learnt = told(Learnt(), frame_bytes=2_000_000, shipped=100_000, copy=True)
+    learnt = told(LearntPrices(), frame_bytes=2_000_000, shipped=100_000, copy=True)
     found = known(learnt, level=level)
     assert found.copied == LEVELS[level] * 20 < 20
     assert found.row == 20.0, "changed rows have fewer around them to be compressed against"
@@ -107,14 +109,14 @@ def test_a_load_is_of_a_coarser_level_than_a_refresh(level: int) -> None:
 
 def test_a_copy_draws_the_price_of_a_changed_row_half_way() -> None:
     """In proportion: what it costs is between what rows took before and what the copy's took."""
-    learnt = told(Learnt(), frame_bytes=40 * 1000, shipped=1000, changed=1000)
+    learnt = told(LearntPrices(), frame_bytes=40 * 1000, shipped=1000, changed=1000)
     assert known(learnt).row == 40.0
     learnt = told(learnt, frame_bytes=10 * 1000, shipped=1000, copy=True)
     assert known(learnt).row == pytest.approx(20.0)
 
 
 def test_a_copy_of_few_rows_tells_little_of_one_of_many() -> None:
-    learnt = told(Learnt(), frame_bytes=100 * 35, shipped=100, copy=True)
+    learnt = told(LearntPrices(), frame_bytes=100 * 35, shipped=100, copy=True)
     assert known(learnt).copy(100) == pytest.approx(100 * 35)
     assert 20 < known(learnt).copy(1_000_000) / 1_000_000 < 24
     assert known(learnt).copy(10**6) / 10**6 == known(learnt).copy(MANY) / MANY
@@ -137,7 +139,7 @@ def test_rows_at_worst_cost_what_any_row_does() -> None:
 ROWS, TRUE = 1_000_000, 32.0
 
 
-def refreshed(learnt: Learnt, changed: int) -> tuple[Learnt, Method, float]:
+def refreshed(learnt: LearntPrices, changed: int) -> tuple[LearntPrices, Method, float]:
     """One refresh of a table whose rows cost the same under any level, and its frames' bytes."""
     line = Line()
     costs = known(learnt, level=line.level(ROWS))
@@ -170,7 +172,7 @@ def refreshed(learnt: Learnt, changed: int) -> tuple[Learnt, Method, float]:
 @pytest.mark.parametrize("changed", [20_000, 200_000])
 def test_a_price_that_was_learnt_of_odd_rows_is_forgotten(wrong: float, changed: int) -> None:
     """Seventy rows once; then ordinary ones every night, which no price may turn into copies."""
-    learnt = told(Learnt(), frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
+    learnt = told(LearntPrices(), frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
     learnt = told(
         learnt, frame_bytes=round(wrong * 70), shipped=70, changed=70, level=REFRESH_LEVEL
     )
@@ -186,7 +188,7 @@ def test_a_price_that_was_learnt_of_odd_rows_is_forgotten(wrong: float, changed:
 @pytest.mark.parametrize("changed", [100, 1_000, 8_000])
 def test_a_price_that_was_learnt_of_a_few_odd_rows_is_forgotten(changed: int) -> None:
     """Five of 1 MB once, after which nothing but many rows comes."""
-    learnt = told(Learnt(), frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
+    learnt = told(LearntPrices(), frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
     learnt = told(learnt, frame_bytes=round(TRUE * 2000), shipped=2000, level=REFRESH_LEVEL)
     learnt = told(learnt, frame_bytes=5_000_000, shipped=5, changed=5, level=REFRESH_LEVEL)
     methods = []
@@ -199,7 +201,7 @@ def test_a_price_that_was_learnt_of_a_few_odd_rows_is_forgotten(changed: int) ->
 @pytest.mark.parametrize("wrong", [0.3, 3.0, 300.0, 3_000.0])
 def test_a_copy_that_was_learnt_of_odd_rows_is_forgotten(wrong: float) -> None:
     """The table was loaded when it was short, or before its widest column was filled or emptied."""
-    learnt = told(Learnt(), frame_bytes=round(wrong * 100), shipped=100, copy=True)
+    learnt = told(LearntPrices(), frame_bytes=round(wrong * 100), shipped=100, copy=True)
     for _ in range(6):
         learnt, method, _ = refreshed(learnt, ROWS)
     assert method is Method.FULL

@@ -7,19 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from driftline.reconciliation.sketches import PRIME
-from driftline.rows.digests import Digest, Mixed
+from driftline.rows.digests import Digest, MixedFingerprints
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from warehouse_agent.planning.proof_diagnosis import Parts, diagnose, is_missed_update, reads_differ
+from warehouse_agent.planning.proof_diagnosis import (
+    StepDigests,
+    diagnose,
+    is_missed_update,
+    reads_differ,
+)
 
 SUMS = st.builds(Digest, st.integers(0, 1000), st.integers(0, 2**128 - 1))
 ROW = Digest(1, 12345)
 
 
-def sound(came: Digest, stayed: Digest, gone: Digest) -> Parts:
+def sound(came: Digest, stayed: Digest, gone: Digest) -> StepDigests:
     """All links hold."""
-    return Parts(
+    return StepDigests(
         theirs=came + stayed,
         ours=stayed + gone,
         came=came,
@@ -54,7 +59,7 @@ def test_each_link(came: Digest, stayed: Digest, gone: Digest, is_known: bool) -
 
 
 def digest(m0: int, m1: int) -> Digest:
-    return Mixed(np.array([m0], np.uint64), np.array([m1], np.uint64)).digest()
+    return MixedFingerprints(np.array([m0], np.uint64), np.array([m1], np.uint64)).digest()
 
 
 @given(SUMS, SUMS, SUMS, *[st.integers(0, 2**64 - 1)] * 3, st.data())

@@ -9,7 +9,7 @@ import pytest
 from driftline.limits import RANGES_MAX
 from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN, RangeSums
 from driftline.rows.digests import Digest, Salt, mix
-from driftline.rows.key_order import Keys, key_bytes
+from driftline.rows.key_order import KeyBuffer, key_bytes
 from driftline.values.types import Column, DeclaredType, Recipe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.reference import digests as reference
 from warehouse_agent.planning import tiling as tiles
 from warehouse_agent.planning.tiling import (
-    Incremental,
+    PassSettings,
     PassSums,
     PositionTiling,
     count_for,
@@ -25,7 +25,7 @@ from warehouse_agent.planning.tiling import (
     pass_cost,
     tiling,
 )
-from warehouse_agent.tasks.difference import Emptied
+from warehouse_agent.tasks.difference import EmptiedZones
 
 KEYS = st.integers(-60, 60) | st.integers(POSITION_MIN, POSITION_MAX)
 SALT = Salt(0x0123456789ABCDEF, 0xFEDCBA9876543210)
@@ -99,7 +99,7 @@ def test_what_tiles_empty_is_what_lies_in_them(
     cut, keys = made
     some = data.draw(st.lists(st.integers(0, len(cut) - 1), min_size=1, unique=True).map(sorted))
     zones = list(map(cut.bounds, some))
-    emptied = Emptied.of(zones, 0)
+    emptied = EmptiedZones.of(zones, 0)
     named = [any(a <= k <= b for a, b in zones) for k in keys]
     assert emptied.holds(np.array(keys, np.int64)).tolist() == named
     first, last = sorted(data.draw(st.tuples(*[st.sampled_from(keys) | KEYS] * 2)))
@@ -119,12 +119,12 @@ def test_sums_of_another_size_are_no_sums() -> None:
     [(1, 100, 1), (100, 100, 1), (101, 100, 2), (10**9, 100_000, 10_000), (10**9, 1, 1 << 14)],
 )
 def test_how_many(rows: int, wanted: int, count: int) -> None:
-    assert count_for(rows, Incremental(rows=wanted)) == count
+    assert count_for(rows, PassSettings(rows=wanted)) == count
 
 
 def test_rows_that_are_expected_behind_the_last_key() -> None:
     """Tiles as wide as the others, so that many new rows are no long tile."""
-    wanted = Incremental(rows=100)
+    wanted = PassSettings(rows=100)
     assert tiles.tail_for([], wanted) == 0
     assert tiles.tail_for([5, 49, 0], wanted) == 0
     assert tiles.tail_for([5, 250, 0], wanted) == 3
@@ -149,7 +149,7 @@ def test_a_large_copy_stays_within_its_limits() -> None:
 def test_what_a_pass_costs() -> None:
     """Nothing changed: an opening and an end for each tile; then three round trips where rows did,
     and never more hashes than rows."""
-    wanted = Incremental(rows=1000)
+    wanted = PassSettings(rows=1000)
     still, trips = pass_cost(100_000, 0, 40.0, wanted)
     assert (100 * 300 < still < 100 * 500, trips) == (True, 100)
     one, trips = pass_cost(100_000, 1, 40.0, wanted)
@@ -200,7 +200,7 @@ def test_tiles_between_keys(data: st.DataObject) -> None:
     hi, lo = where.view(np.uint64) * np.uint64(3), where.view(np.uint64) + np.uint64(1)
     mixed = mix(SALT, hi, lo)
     sums = PassSums(cut)
-    sums.add(where, mixed, Keys.of_bytes(encoded))
+    sums.add(where, mixed, KeyBuffer.of_bytes(encoded))
     assert PassSums.from_bytes(sums.to_bytes(), cut).ranges.total == mixed.digest()
     for tile in range(len(cut)):
         inside = np.array([i for i, tiles in enumerate(tile_of) if tiles == [tile]], np.int64)

@@ -13,13 +13,13 @@ from benchmarks.decisions.expect import HISTORIES, Schedule
 from benchmarks.decisions.expect_rows import Score, score
 from tests.harness.histories import DATA, available
 from tests.reference import update_probability as reference
-from warehouse_agent.planning.change_forecast import Past
+from warehouse_agent.planning.change_forecast import RefreshOutcome
 from warehouse_agent.planning.update_probability import (
     DAY_S,
     KNOTS_MAX,
     TAU_S,
-    Clock,
-    Outlook,
+    ChangeOutlook,
+    VersionClock,
     probability,
     update_weight,
     updates_expected,
@@ -33,18 +33,18 @@ ROWS = 40_000
 gaps = st.lists(st.floats(0, 40 * DAY_S), min_size=1, max_size=120)
 
 
-def clock_of(gaps_s: list[float]) -> Clock:
-    clock, at_s = Clock(), START_S
+def clock_of(gaps_s: list[float]) -> VersionClock:
+    clock, at_s = VersionClock(), START_S
     for version, gap in enumerate(gaps_s):
         clock, at_s = clock.after(version, at_s + gap), at_s + gap
     return clock
 
 
-def view_of(clock: Clock, share: float = 1e-4, elapsed_s: float = DAY_S) -> Outlook:
-    return Outlook(clock, share, clock.seconds[-1] + elapsed_s, elapsed_s)
+def view_of(clock: VersionClock, share: float = 1e-4, elapsed_s: float = DAY_S) -> ChangeOutlook:
+    return ChangeOutlook(clock, share, clock.seconds[-1] + elapsed_s, elapsed_s)
 
 
-def at(view: Outlook, first: float, changed: float, rate: float) -> float:
+def at(view: ChangeOutlook, first: float, changed: float, rate: float) -> float:
     return float(probability(view, *(np.array([x]) for x in (first, changed, rate)))[0])
 
 
@@ -59,7 +59,7 @@ def test_a_clock_is_bounded_monotone_and_near(gaps_s):
     assert (np.diff(found) >= 0).all()
     if len(gaps_s) <= KNOTS_MAX:
         assert found == pytest.approx(exact)
-    assert Clock.from_json(json.loads(json.dumps(clock.to_json()))) == clock
+    assert VersionClock.from_json(json.loads(json.dumps(clock.to_json()))) == clock
 
 
 def test_a_thinned_clock_is_near_in_proportion_to_the_age():
@@ -71,7 +71,7 @@ def test_a_thinned_clock_is_near_in_proportion_to_the_age():
 
 
 def test_a_clock_that_is_set_back_stands_still():
-    clock = Clock().after(0, START_S).after(1, START_S - 10).after(2, START_S + 5)
+    clock = VersionClock().after(0, START_S).after(1, START_S - 10).after(2, START_S + 5)
     assert clock.seconds == (START_S, START_S, START_S + 5)
 
 
@@ -115,7 +115,7 @@ def test_a_row_that_is_updated_every_day_is_expected_every_day():
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 5_000), max_size=40), st.floats(60, 100 * DAY_S))
 def test_the_mean_is_that_of_the_bounded_forecast(updated, elapsed_s):
-    history = [Past(DAY_S, ROWS, 3, d, 1) for d in updated]
+    history = [RefreshOutcome(DAY_S, ROWS, 3, d, 1) for d in updated]
     found = updates_expected(history, rows=ROWS, elapsed_s=elapsed_s)
     most = usual_most(found)
     slow = sum(found.survival(k) for k in range(most)) if most < 20_000 else None
@@ -126,8 +126,8 @@ def test_the_mean_is_that_of_the_bounded_forecast(updated, elapsed_s):
 
 
 def test_a_bulk_change_says_next_to_nothing():
-    usual = [Past(DAY_S, ROWS, 0, d, 0) for d in [3, 5, 4, 6, 2, 5] * 5]
-    bulk = [*usual[:20], Past(DAY_S, ROWS, 0, 15_000, 0), *usual[20:]]
+    usual = [RefreshOutcome(DAY_S, ROWS, 0, d, 0) for d in [3, 5, 4, 6, 2, 5] * 5]
+    bulk = [*usual[:20], RefreshOutcome(DAY_S, ROWS, 0, 15_000, 0), *usual[20:]]
     shares = [
         usual_share(updates_expected(past, rows=ROWS, elapsed_s=DAY_S), ROWS) * ROWS
         for past in (usual, bulk)
@@ -153,7 +153,10 @@ def test_it_is_the_formula_row_by_row() -> None:
         )
         for row in zip(first, changed, rate, strict=True)
     ]
-    for view in (view_of(clock), Outlook(Clock().after(3, START_S), 1e-12, START_S, 1.0)):
+    for view in (
+        view_of(clock),
+        ChangeOutlook(VersionClock().after(3, START_S), 1e-12, START_S, 1.0),
+    ):
         slow = [reference.probability(view, *row) for row in rows]
         assert probability(view, first, changed, rate) == pytest.approx(slow, rel=1e-9)
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from driftline.errors import Locked
-from driftline.relations.activity import Counted
+from driftline.relations.activity import CountedActivity
 from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tiling import Incremental, PassSums, tiling
+from warehouse_agent.planning.tiling import PassSettings, PassSums, tiling
 from warehouse_agent.refresh.auxiliary_table import (
     FOLDER,
     Pass,
@@ -25,7 +25,7 @@ from warehouse_agent.refresh.auxiliary_table import (
 )
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.tasks.difference import Equal, Everything, ListedRows, Outcome
+from warehouse_agent.tasks.difference import AllRows, ListedRows, NoDifference, Outcome
 from warehouse_agent.tasks.digests import Listing
 
 NONE = ListedRows(Listing.joined(()))
@@ -36,7 +36,7 @@ SOME = Listing(
     np.array([0, 5], np.int32),
 )
 FOUND = Outcome(
-    Equal(),
+    NoDifference(),
     Method.RANGE,
     theirs=Digest(3, 2**100),
     as_of="2026-01-01T00:00:00Z",
@@ -46,7 +46,7 @@ FOUND = Outcome(
     vouched=False,
     frame_bytes=77,
     row_security=PolicyDigests("ab", {("t", "p"): "cd"}),
-    activity=Counted("ef", 340),
+    activity=CountedActivity("ef", 340),
 )
 
 
@@ -55,7 +55,7 @@ SALT = Salt.fresh()
 
 def begun(tmp_path: Path) -> Pass:
     sums = PassSums(tiling([1, 10, 20, 30, 40], 40))
-    return Pass(Store(str(tmp_path)), "orders", Incremental(10), SALT, sums)
+    return Pass(Store(str(tmp_path)), "orders", PassSettings(10), SALT, sums)
 
 
 def finish(tiles: Pass, tile: int, found: Outcome = FOUND) -> str:
@@ -78,7 +78,7 @@ def stored(tmp_path: Path, found: Outcome) -> bytes:
     ("found", "arrays"),
     [
         pytest.param(FOUND, 1, id="equal"),
-        pytest.param(replace(FOUND, difference=Everything()), 1, id="everything"),
+        pytest.param(replace(FOUND, difference=AllRows()), 1, id="everything"),
         pytest.param(replace(FOUND, difference=ListedRows(SOME)), 4, id="listed"),
         pytest.param(replace(FOUND, difference=NONE), 4, id="inserted-only"),
         pytest.param(replace(FOUND, difference=NONE, method=Method.FULL), 1, id="empty-tile"),
@@ -100,7 +100,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, found: Outcome, arra
     assert kept is not None
     again, frames = kept
     assert (frames.folder[:12], frames.files) == ("pass/000001-", 1)
-    assert replace(again, difference=Equal()) == replace(found, difference=Equal())
+    assert replace(again, difference=NoDifference()) == replace(found, difference=NoDifference())
     assert type(again.difference) is type(found.difference)
     if isinstance(found.difference, ListedRows) and isinstance(again.difference, ListedRows):
         ours, theirs = found.difference.rows, again.difference.rows

@@ -25,10 +25,10 @@ from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import ProvenEqual, ProvenVersion, write_and_prove
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.prepare import Prepared, PreparedWhole, prepare
-from warehouse_agent.refresh.whole import Compared, exchange
+from warehouse_agent.refresh.whole import ComparisonResult, exchange
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import Store
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 ROWS = 600
 NAME = "orders"
@@ -62,14 +62,14 @@ def job_of(pair: Pair) -> Job:
 
 
 def prepared(job: Job) -> Prepared:
-    with Link(job.fragment.source) as link:
+    with SourceChannel(job.fragment.source) as link:
         return prepare(job, link.describe)
 
 
-def compared(job: Job, p: Prepared) -> tuple[Compared, int]:
+def compared(job: Job, p: Prepared) -> tuple[ComparisonResult, int]:
     """What the exchange found, and how many bytes came."""
     assert isinstance(p, PreparedWhole)
-    with Link(job.fragment.source) as link, link.stream() as stream:
+    with SourceChannel(job.fragment.source) as link, link.stream() as stream:
         found = exchange(job, p, stream)
         return found, link.bytes_received
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warehouse_agent.config import Fragment, Source
-from warehouse_agent.planning.tiling import Incremental
+from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.refresh.order import SourceSchedule, expected_s, in_time, schedule
 
 ERP, CRM = Source("erp", "erp:1"), Source("crm", "crm:1")
@@ -20,7 +20,7 @@ NOW = datetime(2026, 7, 1, tzinfo=UTC)
 def fragment(
     name: str, source: Source = ERP, priority: int = 0, *, tiled: bool = False
 ) -> Fragment:
-    incremental = Incremental() if tiled else None
+    incremental = PassSettings() if tiled else None
     return Fragment(name, source, name, incremental=incremental, priority=priority)
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tiling import Incremental, PassSums, tiling
+from warehouse_agent.planning.tiling import PassSettings, PassSums, tiling
 from warehouse_agent.refresh import reporting
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.difference import Equal, Outcome
+from warehouse_agent.tasks.difference import NoDifference, Outcome
 
 
 def outcome(rows: int) -> Outcome:
     """Return what a tile of so many rows found."""
     return Outcome(
-        Equal(),
+        NoDifference(),
         Method.RANGE,
         theirs=Digest(rows),
         as_of="2026-01-01T00:00:00Z",
@@ -35,7 +35,7 @@ def outcome(rows: int) -> Outcome:
 def test_tiles_of_this_attempt_are_added_and_earlier_ones_are_not(tmp_path: Path) -> None:
     """A tile that an earlier attempt finished took nothing now."""
     sums = PassSums(tiling([1, 10, 20, 30, 40], 40))
-    tiles = Pass(Store(str(tmp_path)), "orders", Incremental(10), Salt.fresh(), sums)
+    tiles = Pass(Store(str(tmp_path)), "orders", PassSettings(10), Salt.fresh(), sums)
     tiles.outcomes[0], tiles.resumed_at = outcome(5), 1
     report = Report("orders", tiles=4, tiles_done=1, round_trips=1, source_rows_read=5)
     tiles.outcomes[1] = outcome(10)

@@ -8,7 +8,7 @@ from driftline.rows.digests import Digest
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.refresh.whole import ROWS_TIMED, rows_per_s
-from warehouse_agent.tasks.difference import Equal, Outcome
+from warehouse_agent.tasks.difference import NoDifference, Outcome
 
 LINE = Line(rtt_s=0.1, bytes_per_s=1_000_000)
 
@@ -16,7 +16,7 @@ LINE = Line(rtt_s=0.1, bytes_per_s=1_000_000)
 def outcome(rows_read: int) -> Outcome:
     """Return what an exchange found that read so many rows in ten round trips."""
     return Outcome(
-        Equal(),
+        NoDifference(),
         Method.SKETCH,
         theirs=Digest(),
         as_of="",

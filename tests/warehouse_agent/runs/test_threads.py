@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
+from warehouse_agent.runs.threads import CommandStopped, SourceSlot, SourceSlots, Threads
 
 S_MAX = 30.0
 
@@ -18,7 +18,7 @@ class Unforeseen(Exception):
 
 
 def test_places_are_given_in_order() -> None:
-    places = Places(2)
+    places = SourceSlots(2)
     asked = [places.ask() for _ in range(4)]
     assert [given.is_set() for given in asked] == [True, True, False, False]
     ahead = places.ask(first=True)
@@ -35,7 +35,7 @@ def test_who_pauses_leaves_the_place_and_is_the_next() -> None:
     order: list[str] = []
     in_other, may_end = threading.Event(), threading.Event()
 
-    class Watched(Places):
+    class Watched(SourceSlots):
         """Places that the others hold until somebody asks to be the next."""
 
         def ask(self, *, first: bool = False) -> threading.Event:
@@ -45,7 +45,7 @@ def test_who_pauses_leaves_the_place_and_is_the_next() -> None:
             return given
 
     places = Watched(1)
-    one, other, third = Place(places), Place(places), Place(places)
+    one, other, third = SourceSlot(places), SourceSlot(places), SourceSlot(places)
 
     def serve_other() -> None:
         with other.held():
@@ -73,13 +73,13 @@ def test_who_pauses_leaves_the_place_and_is_the_next() -> None:
 
 
 def test_an_exception_in_a_pause_leaves_the_place() -> None:
-    places = Places(1)
-    place = Place(places)
+    places = SourceSlots(1)
+    place = SourceSlot(places)
 
     def sleep(_seconds: float) -> None:
-        raise Stopped
+        raise CommandStopped
 
-    with pytest.raises(Stopped), place.held():
+    with pytest.raises(CommandStopped), place.held():
         place.pause(sleep, 1.0)
     assert places.ask().is_set()
     assert not places.ask().is_set(), "it was left once"
@@ -98,7 +98,7 @@ def test_threads_end_together() -> None:
     assert sorted(done) == ["inner", "outer"]
 
 
-@pytest.mark.parametrize("why", [Stopped, Unforeseen])
+@pytest.mark.parametrize("why", [CommandStopped, Unforeseen])
 def test_the_first_exception_is_raised(why: type[BaseException]) -> None:
     """Also that a thread stopped: the others may wait for what only the command can end."""
     threads, has_ended = Threads(), threading.Event()

@@ -85,7 +85,7 @@ def test_a_fit_of_claimed_times(pair: Pair, tmp_path: Path) -> None:
     assert "cannot be written" in f"{lost.exception}{lost.output}"
 
 
-def decision(pair: Pair, lines: str, hours: float = 1.0) -> timetable.Scheduled:
+def decision(pair: Pair, lines: str, hours: float = 1.0) -> timetable.FragmentDecision:
     pair.fragment_lines = {"orders": lines}
     config, now = pair.config(), datetime.now(UTC) + timedelta(hours=hours)
     return timetable.scheduled(

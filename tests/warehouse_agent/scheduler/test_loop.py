@@ -18,7 +18,7 @@ from tests.harness.forks import WAREHOUSE, Fork
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
-from warehouse_agent.scheduler.loop import LOOK_S, Looked, Loop
+from warehouse_agent.scheduler.loop import LOOK_S, Looked, ScheduleLoop
 from warehouse_agent.timetable.retry import RETRY_S, RETRY_S_MAX
 
 END = 6 * 3600.0
@@ -49,7 +49,7 @@ class Simulated:
         return self.now >= END
 
     def run(self) -> None:
-        Loop(self.look, self.refresh, lambda: self.now, self.wait).run()
+        ScheduleLoop(self.look, self.refresh, lambda: self.now, self.wait).run()
 
     def times(self, name: str) -> list[float]:
         return [at for at, one in self.refreshed if one == name]
@@ -79,7 +79,7 @@ def test_a_fragment_that_fails_waits_longer_each_time() -> None:
 
 def test_a_fragment_that_recovers_waits_no_longer() -> None:
     world = Simulated({"down": 60.0}, broken=["down"])
-    loop = Loop(world.look, world.refresh, lambda: world.now, world.wait)
+    loop = ScheduleLoop(world.look, world.refresh, lambda: world.now, world.wait)
     loop.turn()
     assert loop.failed["down"] == (1, 1 + RETRY_S)
     assert loop.turn() == RETRY_S
@@ -97,7 +97,7 @@ def test_two_loops_on_one_warehouse() -> None:
         assert locked == list(names)
         return [Locked.exit_code for _ in names]
 
-    second = Loop(world.look, second_refresh, lambda: world.now, world.wait)
+    second = ScheduleLoop(world.look, second_refresh, lambda: world.now, world.wait)
 
     def first_refresh(names: Sequence[str]) -> list[int]:
         locked[:] = names
@@ -105,7 +105,7 @@ def test_two_loops_on_one_warehouse() -> None:
         locked.clear()
         return world.refresh(names)
 
-    first = Loop(world.look, first_refresh, lambda: world.now, world.wait)
+    first = ScheduleLoop(world.look, first_refresh, lambda: world.now, world.wait)
     first.turn()
     assert second.failed == {"orders": (1, RETRY_S)}
     world.now += RETRY_S
@@ -122,7 +122,7 @@ def test_a_quiet_hour_at_the_source_ends() -> None:
             return [NotNow.exit_code for _ in names]
         return world.refresh(names)
 
-    Loop(world.look, refresh, lambda: world.now, world.wait).run()
+    ScheduleLoop(world.look, refresh, lambda: world.now, world.wait).run()
     times = world.times("orders")
     assert quiet_until <= times[0] <= quiet_until + RETRY_S_MAX
     assert all(600 <= b - a <= 610 for a, b in pairwise(times))
@@ -137,7 +137,9 @@ def test_what_is_asked_to_end_starts_nothing() -> None:
         is_asked = True
         return world.look(now)
 
-    loop = Loop(look, world.refresh, lambda: world.now, lambda _: is_asked, lambda: is_asked)
+    loop = ScheduleLoop(
+        look, world.refresh, lambda: world.now, lambda _: is_asked, lambda: is_asked
+    )
     loop.run()
     assert world.refreshed == []
 

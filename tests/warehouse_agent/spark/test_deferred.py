@@ -24,7 +24,7 @@ from tests.harness.agents import configuration, make_orders
 from tests.harness.pair import environment
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import driver_errors, mistake
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.tasks.steps import Steps
 
 pytestmark = pytest.mark.starts
@@ -68,7 +68,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
         one.goes_on.set()
 
 
-def failed(deferred: Deferred) -> DriftlineError:
+def failed(deferred: DeferredSession) -> DriftlineError:
     with pytest.raises(DriftlineError) as caught:
         deferred.get()
     return caught.value
@@ -76,7 +76,7 @@ def failed(deferred: Deferred) -> DriftlineError:
 
 def test_a_start_goes_on_beside_other_work(starting: Starting) -> None:
     found = object()
-    one, shared = starting(found), Deferred({})
+    one, shared = starting(found), DeferredSession({})
     for _ in range(3):
         shared.begin()  # and nobody waits
     assert one.has_begun.wait(S_MAX)
@@ -96,7 +96,10 @@ def test_a_start_goes_on_beside_other_work(starting: Starting) -> None:
 
 def test_whoever_needs_a_session_that_does_not_start_is_told(starting: Starting) -> None:
     """Each with an error of its own, as a step adds to it; the start is not tried again."""
-    one, shared = starting(ConfigurationError("No such master.", where="[spark]")), Deferred({})
+    one, shared = (
+        starting(ConfigurationError("No such master.", where="[spark]")),
+        DeferredSession({}),
+    )
     steps = Steps(shared, small_bytes=1000)
     steps.expect(1000)
     assert not one.threads
@@ -119,7 +122,7 @@ def test_whoever_needs_a_session_that_does_not_start_is_told(starting: Starting)
 
 def test_a_start_whose_jvm_was_lost_is_tried_again(starting: Starting) -> None:
     found = object()
-    one, shared = starting(SparkLost("It was killed."), found), Deferred({})
+    one, shared = starting(SparkLost("It was killed."), found), DeferredSession({})
     one.goes_on.set()
     assert failed(shared).is_retryable
     assert shared.get() is found
@@ -133,7 +136,7 @@ def test_without_a_java_nothing_is_begun(
         raise ConfigurationError("There is no Java.", where="JAVA_HOME")
 
     monkeypatch.setattr(session, "ensure_java", absent)
-    one, shared = starting(object()), Deferred({})
+    one, shared = starting(object()), DeferredSession({})
     with pytest.raises(ConfigurationError, match="no Java"):
         shared.begin()
     assert failed(shared).where == "JAVA_HOME"
@@ -149,7 +152,7 @@ def test_a_start_without_a_thread_is_tried_again(
         raise RuntimeError("can't start new thread")
 
     found = object()
-    one, shared = starting(found), Deferred({})
+    one, shared = starting(found), DeferredSession({})
     one.goes_on.set()
     with monkeypatch.context() as without:
         without.setattr(threading.Thread, "start", refuse)
@@ -163,7 +166,7 @@ def test_a_start_without_a_thread_is_tried_again(
 def test_any_failure_of_a_session_that_was_replaced_is_its_loss(starting: Starting) -> None:
     """Another thread may have noticed first, and PySpark then asserts, or knows no object."""
     first, second = object(), object()
-    one, shared = starting(SparkLost("It was killed."), second), Deferred({}, first)  # type: ignore[arg-type]
+    one, shared = starting(SparkLost("It was killed."), second), DeferredSession({}, first)  # type: ignore[arg-type]
     steps = Steps(shared)
     assert steps.spark(1) is first
     assert steps.mistake(AssertionError("of ours"), "orders").code == "INTERNAL"
@@ -216,9 +219,9 @@ def wait_until(condition: Callable[[], bool], says: Callable[[], object] = lambd
 
 KILLED = """
 import time
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 
-shared = Deferred({"spark.master": "local[1]", "spark.driver.memory": "1g"})
+shared = DeferredSession({"spark.master": "local[1]", "spark.driver.memory": "1g"})
 shared.begin()
 first = shared._start
 while first._java is None:
@@ -259,7 +262,7 @@ def reaped(*limits):
         shared._start._java.wait()  # then its exit code is known
 
 session.limited_start = reaped
-shared = session.Deferred({"spark.master": "spark://127.0.0.1:9"}, wait_s=1.0)
+shared = session.DeferredSession({"spark.master": "spark://127.0.0.1:9"}, wait_s=1.0)
 try:
     shared.get()
 except ConfigurationError as error:
@@ -284,9 +287,9 @@ def test_a_master_that_does_not_answer_is_no_lost_jvm() -> None:
 UNNEEDED = """
 import sys, time
 from pathlib import Path
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 
-shared = Deferred({"spark.master": "local[1]", "spark.driver.memory": "1g"})
+shared = DeferredSession({"spark.master": "local[1]", "spark.driver.memory": "1g"})
 shared.begin()
 if sys.argv[1] == "launched":
     while shared._start._java is None:
@@ -349,10 +352,10 @@ def test_ctrl_c_while_spark_starts_or_works(tmp_path: Path, process: str) -> Non
 
 TWO = """
 import json, os, signal, threading
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.tasks.steps import Steps
 
-shared = Deferred({"spark.master": "local[2]", "spark.driver.memory": "1g"})
+shared = DeferredSession({"spark.master": "local[2]", "spark.driver.memory": "1g"})
 works, found = threading.Barrier(3, timeout=120), []
 
 def work():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from warehouse_agent.planning.update_probability import Clock
+from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.storage.table import OlderRecord, VersionRecord
 
 OLDER = Path(__file__).resolve().parents[2] / "golden" / "warehouse" / "warehouse"
@@ -23,7 +23,7 @@ RECORD = VersionRecord(
     rows=3,
     published_at="p",
     method="full",
-    clock=Clock((0, 2), (1.5, 2e9)),
+    clock=VersionClock((0, 2), (1.5, 2e9)),
 )
 # Keys that may be missing: left out where they are None.
 LATER = {"clock", "row_security", "restored", "report", "inputs", "checked", "made_of"} | {

@@ -27,7 +27,7 @@ from tests.harness.pair import Pair
 from tests.warehouse_agent.storage.manifest_log import ManifestLog
 from warehouse_agent import changes
 from warehouse_agent.columns.layout import Layout, lay_out
-from warehouse_agent.planning.update_probability import Clock
+from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.storage import formats, log_trial
 from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.delta_log import DeltaLog
@@ -61,7 +61,7 @@ RECORD = VersionRecord(
     repaired_files=4,
     repaired_rows=5,
     method="sketch",
-    clock=Clock((0, 2), (1.5, 1e9 + 0.1)),
+    clock=VersionClock((0, 2), (1.5, 1e9 + 0.1)),
     row_security={"digest": "00", "policies": [["t", "p", "01"]]},
     restored=7,
     report={"version": 1, "seconds": {"apply": 0.5}},

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driftline.relations.activity import Counted
+from driftline.relations.activity import CountedActivity
 from driftline.rows.digests import MASK128, Digest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.storage.row_security import PolicyDigests
-from warehouse_agent.tasks.difference import Equal, Outcome, joined
+from warehouse_agent.tasks.difference import NoDifference, Outcome, joined
 
 DIGESTS = st.builds(Digest, st.integers(0, 1 << 40), st.integers(0, MASK128))
 INSTANTS = st.integers(0, 59).map(lambda second: f"2026-01-01T00:00:{second:02}Z")
@@ -19,7 +19,7 @@ COUNTS = st.integers(0, 1 << 40)
 SECONDS = st.integers(0, 1 << 40).map(float)  # whole ones, whose sums are exact
 OUTCOMES = st.builds(
     Outcome,
-    st.just(Equal()),
+    st.just(NoDifference()),
     st.just(Method.RANGE),
     theirs=DIGESTS,
     as_of=INSTANTS,
@@ -36,13 +36,13 @@ OUTCOMES = st.builds(
     held_back_s=SECONDS,
     snapshot_s=SECONDS,
     row_security=st.none() | st.text("ab", max_size=2).map(lambda text: PolicyDigests(text, {})),
-    activity=st.none() | COUNTS.map(lambda count: Counted("table", count)),
+    activity=st.none() | COUNTS.map(lambda count: CountedActivity("table", count)),
 )
 SEVERAL = st.lists(OUTCOMES, min_size=1, max_size=4)
 
 
 def one(*found: Outcome, is_one_snapshot: bool) -> Outcome:
-    return joined(found, Equal(), Method.RANGE, is_one_snapshot=is_one_snapshot)
+    return joined(found, NoDifference(), Method.RANGE, is_one_snapshot=is_one_snapshot)
 
 
 @given(SEVERAL, SEVERAL, SEVERAL, st.booleans())

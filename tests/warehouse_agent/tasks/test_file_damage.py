@@ -13,12 +13,12 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.staged import KEY, stage
 from tests.samples.rows import recipe
 from warehouse_agent.columns.layout import lay_out
-from warehouse_agent.planning.update_probability import Clock
+from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import file_damage
-from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staging import write_staged
 from warehouse_agent.tasks.steps import Steps
 
@@ -33,7 +33,7 @@ def test_the_place_follows_the_bytes_of_the_rows(tmp_path: Path) -> None:
     store.write(KEY, PRIVATE, "keys", "t.key", private=True)
     key = KeyFile(store.uri(PRIVATE, "keys", "t.key"))
     staged = stage(tmp_path / "staged", "1.frames", ROWS, MADE)
-    stamp = Stamp(0, 1e9, 86_400.0, Clock(), 1, 1.0)
+    stamp = StatisticsStamp(0, 1e9, 86_400.0, VersionClock(), 1, 1.0)
     here = Steps(NoSpark(), 1 << 20)
     (file,) = write_staged(here, store, "t", "data", [staged], LAYOUT, key, stamp)
     assert file.size < 50_000

@@ -253,7 +253,7 @@ def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> N
         pair.check_feed("orders", version)
     pair.check("orders")
     assert len(pair.published("orders")[0]) == 2  # hidden
-    view = update_probability.Outlook(row_statistics.clock_of(snapshot), 1e-3, 2e9, 86_400.0)
+    view = update_probability.ChangeOutlook(row_statistics.clock_of(snapshot), 1e-3, 2e9, 86_400.0)
     rows = rows_of(pair.spark, snapshot.layout, snapshot.uris()).select(FIRST, CHANGED, RATE)
     columns = (column.to_numpy().astype(np.float64) for column in rows.toArrow().columns)
     found = update_probability.probability(view, *columns)
@@ -268,10 +268,10 @@ BEFORE = st.none() | st.tuples(LANES, LANES, MAYBE, MAYBE, MAYBE, st.none() | st
 @given(st.lists(st.tuples(LANES, LANES, BEFORE), max_size=20), st.sampled_from([0.0, 0.25, 1.0]))
 def test_what_is_carried_over(rows: list[Any], counts_as: float) -> None:
     """The four rules, row by row."""
-    clock = update_probability.Clock(
+    clock = update_probability.VersionClock(
         (0, 2, 5), (0.0, 2.5 * update_probability.DAY_S, 5.0 * update_probability.DAY_S)
     )
-    stamp = row_statistics.Stamp(
+    stamp = row_statistics.StatisticsStamp(
         6, 9.0 * update_probability.DAY_S, update_probability.DAY_S, clock, 1, 1.0
     )
     expected = []

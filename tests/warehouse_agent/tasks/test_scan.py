@@ -20,7 +20,7 @@ from tests.harness.no_spark import NoSpark
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import scan
-from warehouse_agent.tasks.scan import Piece, read_batches
+from warehouse_agent.tasks.scan import FilePiece, read_batches
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import Sink, written
 
@@ -36,7 +36,7 @@ def put(folder: Path, name: str, table: pa.Table, group: int) -> DataFile:
     return DataFile(name, f"file://{path}", path.stat().st_size, len(table))
 
 
-def keys(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+def keys(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
     """Return the rows as they come, with their file."""
     for piece in pieces:
         paths = pa.array([piece.file] * len(piece.batch))
@@ -80,7 +80,7 @@ def test_threads_share_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = put(tmp_path, "a.parquet", pa.table([range(100)], schema=KEYS), 30)
     both = threading.Barrier(2)
 
-    def together(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def together(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         both.wait(60)
         yield from keys(pieces)
 
@@ -122,7 +122,7 @@ def test_no_more_is_read_than_a_step_has_taken(
     del values, texts
     before, peaks = pa.total_allocated_bytes(), []
 
-    def taken(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def taken(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             assert piece.batch.nbytes <= 2 << 20
             peaks.append(pa.total_allocated_bytes() - before)

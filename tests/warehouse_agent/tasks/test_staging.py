@@ -70,7 +70,7 @@ def test_what_unfinished_exchanges_are_taken_up(tmp_path: Path) -> None:
     theirs = staging.Staging(Store(str(tmp_path)), "orders")
     elsewhere = replace(ORDERS, address="erp:2")
 
-    def stage(exchange: staging.Exchange) -> str:
+    def stage(exchange: staging.ExchangeIdentity) -> str:
         writer = theirs.begin(exchange)
         writer.add(b"frame")
         writer.flush()
@@ -84,4 +84,4 @@ def test_what_unfinished_exchanges_are_taken_up(tmp_path: Path) -> None:
     assert theirs.leftovers(ORDERS, anywhere=True) == [first, second]
     assert theirs.leftovers(ORDERS) == [first]
     assert theirs.store.folders(PRIVATE, "staging", "orders") == [first]
-    assert staging.Exchange.from_json(ORDERS.to_json()) == ORDERS
+    assert staging.ExchangeIdentity.from_json(ORDERS.to_json()) == ORDERS

@@ -4,45 +4,50 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from driftline.relations.activity import Activity, Counted, Flagged, NotKnown
+from driftline.relations.activity import Activity, CountedActivity, FlaggedActivity, UnknownActivity
 from hypothesis import given
 from hypothesis import strategies as st
 
 from warehouse_agent.timetable.activity_change import (
     ALARMS_MAX,
     CONTRADICTIONS_MAX,
-    Refreshed,
+    FullRefresh,
     change_since,
     compare,
     contradictions,
     false_alarms,
 )
-from warehouse_agent.timetable.probe import Answer, Probe
+from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult
 
-A, B = Counted("aa", 5), Counted("bb", 5)
-UNCHANGED = Probe(Answer.UNCHANGED)
+A, B = CountedActivity("aa", 5), CountedActivity("bb", 5)
+UNCHANGED = ProbeResult(ProbeAnswer.UNCHANGED)
 
 
 def test_counts_are_subtracted() -> None:
-    assert compare(A, Counted("aa", 345)) == Probe(Answer.CHANGED, 340)
+    assert compare(A, CountedActivity("aa", 345)) == ProbeResult(ProbeAnswer.CHANGED, 340)
     assert compare(A, A) == UNCHANGED
 
 
 def test_a_flag_says_only_whether() -> None:
-    assert compare(Flagged("aa", "01"), Flagged("aa", "01")) == UNCHANGED
-    assert compare(Flagged("aa", "01"), Flagged("aa", "02")) == Probe(Answer.CHANGED)
+    assert compare(FlaggedActivity("aa", "01"), FlaggedActivity("aa", "01")) == UNCHANGED
+    assert compare(FlaggedActivity("aa", "01"), FlaggedActivity("aa", "02")) == ProbeResult(
+        ProbeAnswer.CHANGED
+    )
 
 
 def test_another_identity_or_a_smaller_count_says_nothing() -> None:
-    for later in (B, Counted("aa", 4), Flagged("aa", "05")):
-        assert compare(A, later).answer is Answer.UNKNOWN
-    assert compare(Flagged("aa", "01"), Flagged("bb", "01")).answer is Answer.UNKNOWN
+    for later in (B, CountedActivity("aa", 4), FlaggedActivity("aa", "05")):
+        assert compare(A, later).answer is ProbeAnswer.UNKNOWN
+    assert (
+        compare(FlaggedActivity("aa", "01"), FlaggedActivity("bb", "01")).answer
+        is ProbeAnswer.UNKNOWN
+    )
 
 
 def test_what_is_not_known_says_why() -> None:
-    assert compare(A, NotKnown("a view")) == Probe(why="a view")
-    assert compare(NotKnown("a standby"), A) == Probe(why="a standby")
-    assert compare(None, A).answer is Answer.UNKNOWN
+    assert compare(A, UnknownActivity("a view")) == ProbeResult(why="a view")
+    assert compare(UnknownActivity("a standby"), A) == ProbeResult(why="a standby")
+    assert compare(None, A).answer is ProbeAnswer.UNKNOWN
 
 
 @dataclass
@@ -60,15 +65,15 @@ class Table:
 
     @property
     def activity(self) -> Activity:
-        return Counted("aa", self.counter)
+        return CountedActivity("aa", self.counter)
 
-    def refresh(self, between: int) -> Refreshed:
+    def refresh(self, between: int) -> FullRefresh:
         """Read the activity, then write what commits before the snapshot, then compare."""
         said = self.activity
         self.write(between)
         found = self.truth - (self.versions[-1] if self.versions else 0)
         self.versions.append(self.truth)
-        return Refreshed(said, found if len(self.versions) > 1 else 0)
+        return FullRefresh(said, found if len(self.versions) > 1 else 0)
 
 
 WORK = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=12)
@@ -87,7 +92,7 @@ def test_an_honest_counter_is_never_contradicted(work: list[tuple[int, int]], af
     # Never "unchanged" when something changed since the version.
     assert found.is_known
     assert not (found == UNCHANGED and after)
-    assert (found.answer is Answer.CHANGED) == bool(after + work[-1][1])
+    assert (found.answer is ProbeAnswer.CHANGED) == bool(after + work[-1][1])
 
 
 @given(WORK)
@@ -102,36 +107,36 @@ def test_a_stuck_counter_is_contradicted_by_each_refresh_that_finds_changes(
     assert contradictions(history, table.activity) == caught
     assert contradictions(history) == sum(r.changed > 0 for r in history[1:-1])
     found = change_since(history[-1].activity, table.activity, history)
-    assert (found.answer is Answer.CONTRADICTED) == (caught >= CONTRADICTIONS_MAX)
+    assert (found.answer is ProbeAnswer.CONTRADICTED) == (caught >= CONTRADICTIONS_MAX)
 
 
 def test_what_the_refresh_itself_read_contradicts_nothing() -> None:
-    history = [Refreshed(A, 0), Refreshed(A, 7)]
+    history = [FullRefresh(A, 0), FullRefresh(A, 7)]
     assert contradictions(history) == 0
-    assert contradictions(history, Counted("aa", 12)) == 0
+    assert contradictions(history, CountedActivity("aa", 12)) == 0
     assert contradictions(history, A) == 1
 
 
 def test_refreshes_without_an_activity_contradict_nothing() -> None:
-    history = [Refreshed(None, 0), Refreshed(A, 7), Refreshed(None, 7), Refreshed(None, 7)]
-    assert contradictions(history, NotKnown("gone")) == 0
+    history = [FullRefresh(None, 0), FullRefresh(A, 7), FullRefresh(None, 7), FullRefresh(None, 7)]
+    assert contradictions(history, UnknownActivity("gone")) == 0
 
 
 @given(st.lists(st.integers(0, 1), max_size=8))
 def test_a_heartbeat_is_told_from_changes(found: list[int]) -> None:
     """A counter that moves before each refresh, of which the newest ones found nothing."""
-    history = [Refreshed(A, 0)]
-    history += [Refreshed(Counted("aa", 6 + n), c) for n, c in enumerate(found)]
+    history = [FullRefresh(A, 0)]
+    history += [FullRefresh(CountedActivity("aa", 6 + n), c) for n, c in enumerate(found)]
     in_vain = next((n for n, c in enumerate(reversed(found)) if c), len(found))
     assert false_alarms(history) == in_vain
-    kept, now = history[-1].activity, Counted("aa", 99)
-    is_heartbeat = change_since(kept, now, history).answer is Answer.HEARTBEAT
+    kept, now = history[-1].activity, CountedActivity("aa", 99)
+    is_heartbeat = change_since(kept, now, history).answer is ProbeAnswer.HEARTBEAT
     assert is_heartbeat == (in_vain >= ALARMS_MAX)
-    assert change_since(now, now, [*history, Refreshed(now, 0)]) == UNCHANGED
+    assert change_since(now, now, [*history, FullRefresh(now, 0)]) == UNCHANGED
 
 
 def test_a_quiet_table_is_no_heartbeat() -> None:
     """Refreshes at the longest interval find nothing, and the counter says so: it is believed."""
-    history = [Refreshed(A, 0)] * 9
+    history = [FullRefresh(A, 0)] * 9
     assert false_alarms(history) == 0
-    assert change_since(A, Counted("aa", 6), history) == Probe(Answer.CHANGED, 1)
+    assert change_since(A, CountedActivity("aa", 6), history) == ProbeResult(ProbeAnswer.CHANGED, 1)

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from driftline.relations.activity import Counted
+from driftline.relations.activity import CountedActivity
 from driftline.settings.hours import WeekSpan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,11 +20,11 @@ from tests.warehouse_agent.change_models.weeks import HOUR, MONDAY, OFFICE, ever
 from warehouse_agent.change_models.fit import KNOWN_MIN, fit
 from warehouse_agent.change_models.memory import Interval, Memory
 from warehouse_agent.change_models.week import HOUR_S, HOURS
-from warehouse_agent.timetable.activity_change import ALARMS_MAX, Refreshed, change_since
+from warehouse_agent.timetable.activity_change import ALARMS_MAX, FullRefresh, change_since
 from warehouse_agent.timetable.decision import ASK_S, Circumstances, Decision, decide
-from warehouse_agent.timetable.probe import Answer, Probe, pending, pending_enough
-from warehouse_agent.timetable.retry import Failed
-from warehouse_agent.timetable.timing import Policy, Timing
+from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult, pending, pending_enough
+from warehouse_agent.timetable.retry import FailureStreak
+from warehouse_agent.timetable.timing import Timing, TimingPolicy
 
 DAY_S = 86_400
 FLAT = remembered(np.full(HOURS, 2.0), every(24), np.random.default_rng(1))
@@ -48,7 +48,7 @@ def test_never_refreshed() -> None:
 
 def test_what_failed_is_due_after_its_wait() -> None:
     """And when its source reads; a failure that lies in the future shows that a clock was set."""
-    twice = Failed(2, LAST + 30 * HOUR_S, "SHRANK", 6)
+    twice = FailureStreak(2, LAST + 30 * HOUR_S, "SHRANK", 6)
     early, at = decided(30, failed=twice)
     assert not early.due
     assert at == pytest.approx(30 + 2 / 60)
@@ -87,17 +87,17 @@ def test_freshness_counts_the_time_of_a_refresh() -> None:
 
 def test_a_refresh_is_worth_its_price() -> None:
     """√(2m/λ): 576 row-hours at 2 rows an hour are a day."""
-    timing = Timing(refresh_worth=576, policy=Policy.FIXED, interval_max_s=9 * DAY_S)
+    timing = Timing(refresh_worth=576, policy=TimingPolicy.FIXED, interval_max_s=9 * DAY_S)
     assert decided(1, timing)[1] == pytest.approx(24, rel=0.1)
 
 
 def test_the_source_says_that_nothing_changed() -> None:
-    found, at = decided(30, probe=Probe(Answer.UNCHANGED))
+    found, at = decided(30, probe=ProbeResult(ProbeAnswer.UNCHANGED))
     assert not found.due
     assert at == 96
     assert "nothing changed" in found.why
     assert "longest interval is 4.0 days" in found.why
-    assert decided(96, probe=Probe(Answer.UNCHANGED))[0].due
+    assert decided(96, probe=ProbeResult(ProbeAnswer.UNCHANGED))[0].due
 
 
 def test_the_source_counts_changes() -> None:
@@ -106,24 +106,24 @@ def test_the_source_counts_changes() -> None:
     assert model is not None
     enough = pending_enough(DAILY.price(model), 1.0, model)
     assert enough == pytest.approx(48 - model.batch, rel=0.15)
-    few, at = decided(5, probe=Probe(Answer.CHANGED, 20))
+    few, at = decided(5, probe=ProbeResult(ProbeAnswer.CHANGED, 20))
     assert not few.due
     assert at == pytest.approx(5 + (enough - 20) / model.mean)
-    assert decided(5, probe=Probe(Answer.CHANGED, math.ceil(enough)))[0].due
+    assert decided(5, probe=ProbeResult(ProbeAnswer.CHANGED, math.ceil(enough)))[0].due
 
 
 def test_the_source_says_that_something_changed() -> None:
-    found, at = decided(5, probe=Probe(Answer.CHANGED))
+    found, at = decided(5, probe=ProbeResult(ProbeAnswer.CHANGED))
     assert found.why.startswith("about 10 rows changed")
     assert at > 5
-    assert decided(5, memory=Memory(), probe=Probe(Answer.CHANGED))[0].due
+    assert decided(5, memory=Memory(), probe=ProbeResult(ProbeAnswer.CHANGED))[0].due
     timing = Timing(freshness_s=2 * 3600)
-    assert decided(1, timing, probe=Probe(Answer.CHANGED))[1] == 2
-    assert decided(3, timing, probe=Probe(Answer.CHANGED))[0].due
-    unchanged, at = decided(3, timing, probe=Probe(Answer.UNCHANGED))
+    assert decided(1, timing, probe=ProbeResult(ProbeAnswer.CHANGED))[1] == 2
+    assert decided(3, timing, probe=ProbeResult(ProbeAnswer.CHANGED))[0].due
+    unchanged, at = decided(3, timing, probe=ProbeResult(ProbeAnswer.UNCHANGED))
     assert not unchanged.due
     assert at == 5  # when it is asked again: what changes right now is then two hours old
-    slow = decided(3, timing, probe=Probe(Answer.UNCHANGED), duration_s=3 * HOUR_S)
+    slow = decided(3, timing, probe=ProbeResult(ProbeAnswer.UNCHANGED), duration_s=3 * HOUR_S)
     assert not slow[0].due
     assert slow[1] == pytest.approx(3 + ASK_S / HOUR_S)
 
@@ -131,40 +131,43 @@ def test_the_source_says_that_something_changed() -> None:
 def test_a_source_that_was_asked_too_recently_is_asked_again() -> None:
     """Also where the last refresh is older than the interval: nothing says that anything changed.
     Only a wait that the freshness does not leave, or the longest interval, ends that."""
-    refused = Probe(Answer.PUT_OFF, why="too recently", wait_s=600.0)
+    refused = ProbeResult(ProbeAnswer.PUT_OFF, why="too recently", wait_s=600.0)
     for timing in (DAILY, Timing(freshness_s=7200, interval_max_s=4 * DAY_S)):
         found, at = decided(90, timing, probe=refused)
         assert (found.due, found.why) == (False, "too recently")
         assert at == pytest.approx(90 + 1 / 6)
         assert decided(96, timing, probe=refused)[0].due
     assert decided(90, Timing(freshness_s=7200), probe=refused, duration_s=6900.0)[0].due
-    assert decided(25, replace(DAILY, policy=Policy.FIXED), probe=refused)[0].due
+    assert decided(25, replace(DAILY, policy=TimingPolicy.FIXED), probe=refused)[0].due
 
 
-@pytest.mark.parametrize("answer", list(Answer))
-def test_a_last_refresh_in_the_future_is_repeated(answer: Answer) -> None:
+@pytest.mark.parametrize("answer", list(ProbeAnswer))
+def test_a_last_refresh_in_the_future_is_repeated(answer: ProbeAnswer) -> None:
     """The clock of the warehouse was set back: nobody knows how long ago it was."""
-    found, at = decided(-48, probe=Probe(answer))
+    found, at = decided(-48, probe=ProbeResult(answer))
     assert (found.due, at) == (True, -48)
     assert "the clock of the warehouse was set" in found.why
-    assert not decided(-0.01, probe=Probe(answer, wait_s=60.0, rows=1))[0].due
+    assert not decided(-0.01, probe=ProbeResult(answer, wait_s=60.0, rows=1))[0].due
 
 
 @settings(max_examples=50)
 @given(
-    st.sampled_from(Answer),
+    st.sampled_from(ProbeAnswer),
     st.floats(0, 1e9),
     st.builds(Timing, freshness_s=st.integers(1200, DAY_S)) | st.just(DAILY),
 )
 def test_what_a_standby_shows_is_not_due_again_at_once(
-    answer: Answer, behind_s: float, timing: Timing
+    answer: ProbeAnswer, behind_s: float, timing: Timing
 ) -> None:
     """A primary that rests, or a wrong clock: no refresh shows anything newer."""
-    probe = Probe(answer, rows=1.0 if answer is Answer.CHANGED else None, wait_s=60.0)
+    probe = ProbeResult(answer, rows=1.0 if answer is ProbeAnswer.CHANGED else None, wait_s=60.0)
     memory = FLAT if timing is DAILY else Memory()
     found, at = decided(0, timing, memory, probe=probe, behind_s=behind_s, duration_s=60.0)
     assert not found.due
-    if timing.freshness_s is not None and answer not in {Answer.UNCHANGED, Answer.PUT_OFF}:
+    if timing.freshness_s is not None and answer not in {
+        ProbeAnswer.UNCHANGED,
+        ProbeAnswer.PUT_OFF,
+    }:
         interval_h = (timing.freshness_s - 60) / HOUR_S
         assert at == pytest.approx(max(interval_h - behind_s / HOUR_S, interval_h / 2))
 
@@ -174,20 +177,24 @@ def test_a_state_that_is_too_old_for_its_freshness_is_told() -> None:
     assert "takes 1 min, of a state 30 min old by its source: the best is 32 min" in why
 
 
-@pytest.mark.parametrize("answer", [Answer.UNKNOWN, Answer.CONTRADICTED])
-def test_a_source_that_is_not_believed(answer: Answer) -> None:
-    found, at = decided(1, probe=Probe(answer))
+@pytest.mark.parametrize("answer", [ProbeAnswer.UNKNOWN, ProbeAnswer.CONTRADICTED])
+def test_a_source_that_is_not_believed(answer: ProbeAnswer) -> None:
+    found, at = decided(1, probe=ProbeResult(answer))
     assert at == 24
-    assert ("not believed" in found.why) == (answer is Answer.CONTRADICTED)
+    assert ("not believed" in found.why) == (answer is ProbeAnswer.CONTRADICTED)
 
 
 def test_pending_rows_of_a_flag() -> None:
     """E[D | D > 0]: at least a batch."""
     model = fit(FLAT, "UTC")
     assert model is not None
-    assert pending(Probe(Answer.CHANGED), 1e-6, model) == pytest.approx(model.batch, rel=0.01)
-    assert pending(Probe(Answer.CHANGED), 100, model) == pytest.approx(model.mean * 100, rel=0.01)
-    assert pending(Probe(Answer.UNCHANGED), 100, model) == 0
+    assert pending(ProbeResult(ProbeAnswer.CHANGED), 1e-6, model) == pytest.approx(
+        model.batch, rel=0.01
+    )
+    assert pending(ProbeResult(ProbeAnswer.CHANGED), 100, model) == pytest.approx(
+        model.mean * 100, rel=0.01
+    )
+    assert pending(ProbeResult(ProbeAnswer.UNCHANGED), 100, model) == 0
 
 
 def test_the_model_where_a_replay_says_that_it_gains() -> None:
@@ -196,14 +203,16 @@ def test_the_model_where_a_replay_says_that_it_gains() -> None:
     assert "less in a replay" in found.why
     assert OFFICE[(int(found.at - MONDAY) // 3600 - 1) % HOURS]  # right after office hours
     assert decided(1, memory=FLAT)[0].policy == "fixed"
-    assert decided(1, replace(DAILY, policy=Policy.FIXED), OFFICE_ONLY)[0].policy == "fixed"
+    assert decided(1, replace(DAILY, policy=TimingPolicy.FIXED), OFFICE_ONLY)[0].policy == "fixed"
 
 
-@pytest.mark.parametrize("policy", [Policy.OPTIMAL, Policy.THRESHOLD, Policy.FIRST_ALTERATION])
-def test_policies_that_are_named(policy: Policy) -> None:
+@pytest.mark.parametrize(
+    "policy", [TimingPolicy.OPTIMAL, TimingPolicy.THRESHOLD, TimingPolicy.FIRST_ALTERATION]
+)
+def test_policies_that_are_named(policy: TimingPolicy) -> None:
     """Also against a probe: who names a policy gets it."""
     timing = replace(DAILY, policy=policy)
-    found, _ = decided(1, timing, OFFICE_ONLY, probe=Probe(Answer.UNCHANGED))
+    found, _ = decided(1, timing, OFFICE_ONLY, probe=ProbeResult(ProbeAnswer.UNCHANGED))
     assert found.policy == policy.value
 
 
@@ -226,21 +235,23 @@ def test_allowed_hours() -> None:
 
 @given(st.floats(1e-6, 20))
 def test_many_changes_are_due_at_any_moment(days: float) -> None:
-    assert decided(days * 24, probe=Probe(Answer.CHANGED, 1e6))[0].due
+    assert decided(days * 24, probe=ProbeResult(ProbeAnswer.CHANGED, 1e6))[0].due
 
 
-@pytest.mark.parametrize("answer", list(Answer))
-def test_without_a_goal_the_longest_interval_is_what_was_asked_for(answer: Answer) -> None:
-    found, at = decided(5, Timing(), probe=Probe(answer, 1e6))
+@pytest.mark.parametrize("answer", list(ProbeAnswer))
+def test_without_a_goal_the_longest_interval_is_what_was_asked_for(answer: ProbeAnswer) -> None:
+    found, at = decided(5, Timing(), probe=ProbeResult(answer, 1e6))
     assert (found.due, at) == (False, 24)
 
 
 @settings(max_examples=20)
-@given(st.floats(0, 10), st.sampled_from([FLAT, OFFICE_ONLY, Memory()]), st.sampled_from(Answer))
+@given(
+    st.floats(0, 10), st.sampled_from([FLAT, OFFICE_ONLY, Memory()]), st.sampled_from(ProbeAnswer)
+)
 def test_a_decision_is_the_same_without_what_is_expected(
-    days: float, memory: Memory, answer: Answer
+    days: float, memory: Memory, answer: ProbeAnswer
 ) -> None:
-    given, now = Circumstances(LAST, Probe(answer)), LAST + days * DAY_S
+    given, now = Circumstances(LAST, ProbeResult(answer)), LAST + days * DAY_S
     found = decide(memory, [DAILY], given, now)
     alone = decide(memory, [DAILY], given, now, expects=False)
     assert alone == replace(found, rows=None, row_hours=None, stale_hours=None, untold="")
@@ -251,15 +262,17 @@ timings = st.builds(
     refreshes_per_day=st.floats(0.05, 500),
     interval_min_s=st.integers(0, 7200),
     interval_max_s=st.integers(7200, 10 * DAY_S),
-    policy=st.sampled_from(Policy),
+    policy=st.sampled_from(TimingPolicy),
 )
-probes = st.builds(Probe, st.sampled_from(Answer), st.none() | st.integers(0, 1000).map(float))
+probes = st.builds(
+    ProbeResult, st.sampled_from(ProbeAnswer), st.none() | st.integers(0, 1000).map(float)
+)
 
 
 @settings(max_examples=40)
 @given(timings, probes, st.floats(0, 20), st.sampled_from([FLAT, OFFICE_ONLY, Memory()]))
 def test_limits_hold_whatever_is_said(
-    timing: Timing, probe: Probe, days: float, memory: Memory
+    timing: Timing, probe: ProbeResult, days: float, memory: Memory
 ) -> None:
     found, at = decided(days * 24, timing, memory, probe=probe)
     now = days * 24
@@ -328,7 +341,7 @@ def test_weights_move_a_refresh_before_the_hours_that_count() -> None:
     """Of changes in the night, with readers in office hours."""
     span = WeekSpan.parse("Mon-Fri 09:00-18:00")
     assert span is not None
-    timing = replace(DAILY, policy=Policy.OPTIMAL, weights=((span, 20.0),))
+    timing = replace(DAILY, policy=TimingPolicy.OPTIMAL, weights=((span, 20.0),))
     assert timing.hourly_weights().tolist() == np.where(OFFICE, 20.0, 1.0).tolist()
     rates, rng = np.where(HOUR % 24 < 6, 4.0, 0.0), np.random.default_rng(3)
     nights = remembered(rates, every(3, weeks=16), rng)
@@ -339,24 +352,24 @@ def test_weights_move_a_refresh_before_the_hours_that_count() -> None:
 def test_a_heartbeat_waits_for_the_longest_interval() -> None:
     """A source that says "changed" each minute while refreshes find nothing, for a week."""
     silent, timing = Memory(), replace(DAILY, refreshes_per_day=24, interval_max_s=2 * DAY_S)
-    history, last, refreshes = [Refreshed(Counted("aa", 0), 0)], LAST, []
+    history, last, refreshes = [FullRefresh(CountedActivity("aa", 0), 0)], LAST, []
     for minute in range(7 * 24 * 60):
-        now, said = LAST + minute * 60, Counted("aa", minute + 1)
+        now, said = LAST + minute * 60, CountedActivity("aa", minute + 1)
         probe = change_since(history[-1].activity, said, history)
         if decide(silent, [timing], Circumstances(last, probe), now, expects=False).due:
             silent = silent.plus(Interval(last, now + 1, 0, 0, 0, 45_000))
-            history.append(Refreshed(said, 0))
+            history.append(FullRefresh(said, 0))
             last = now
             refreshes.append(minute)
     assert refreshes[:ALARMS_MAX] == list(range(ALARMS_MAX))
     assert np.diff(refreshes[ALARMS_MAX - 1 :]).tolist() == [2 * 24 * 60] * 3
-    beat = Probe(Answer.HEARTBEAT, why="again")
+    beat = ProbeResult(ProbeAnswer.HEARTBEAT, why="again")
     assert decided(5, Timing(freshness_s=3600 * 6), probe=beat)[1] == 6
 
 
 def test_half_of_a_table_changes_at_once() -> None:
     """One bulk change among small ones moves the interval, but not to where it fits neither."""
-    timing = Timing(refresh_worth=576, policy=Policy.FIXED, interval_max_s=9 * DAY_S)
+    timing = Timing(refresh_worth=576, policy=TimingPolicy.FIXED, interval_max_s=9 * DAY_S)
     bulk = replace(FLAT.recent[40], inserted=0.0, updated=22_500.0)
     shaken = replace(FLAT, recent=(*FLAT.recent[:40], bulk, *FLAT.recent[41:]))
     ratio = decided(1, timing, shaken)[1] / decided(1, timing)[1]
@@ -365,8 +378,8 @@ def test_half_of_a_table_changes_at_once() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 60])
-@pytest.mark.parametrize("policy", Policy)
-def test_a_history_without_changes(count: int, policy: Policy) -> None:
+@pytest.mark.parametrize("policy", TimingPolicy)
+def test_a_history_without_changes(count: int, policy: TimingPolicy) -> None:
     """Nothing is divided by what never happened; what was asked for is kept."""
     silent = remembered(np.zeros(HOURS), every(24)[: count + 1], np.random.default_rng(1))
     found, at = decided(1, replace(DAILY, policy=policy), silent)

@@ -89,7 +89,7 @@ def test_the_cost_of_refreshes() -> None:
     hours = replay.hours_of(Week(), ONES)
     at, rows = np.array([1.0, 2.0, 6.0]) * HOUR_S, np.array([5.0, 1.0, 3.0])
     found = replay.cost([3 * HOUR_S], at, rows, end=10 * HOUR_S, weighted=hours)
-    assert found == replay.Cost(1, 5 * 2 + 1 + 3 * 4, 2 + 4)
+    assert found == replay.ReplayCost(1, 5 * 2 + 1 + 3 * 4, 2 + 4)
     assert found.total(100.0) == 123
     weighted = replay.hours_of(Week(), np.where(HOUR >= 0, WEIGHTS, 0))
     monday = MONDAY + np.array([8.0]) * HOUR_S

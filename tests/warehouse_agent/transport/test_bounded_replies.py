@@ -14,7 +14,7 @@ from tests.harness.raw_server import served
 from warehouse_agent.config import Source
 from warehouse_agent.transport import bounded_replies
 from warehouse_agent.transport.bounded_replies import parser
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 pytestmark = pytest.mark.starts
 MANY = b"\x0a\x00" * COUNTED_BYTES_MIN  # an empty string, or an empty message, again and again
@@ -36,7 +36,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Source, list[bytes
         yield made, said
 
 
-CALLS: dict[str, Callable[[Link], object]] = {
+CALLS: dict[str, Callable[[SourceChannel], object]] = {
     "Describe": lambda link: link.describe(""),
     "Activity": lambda link: link.activity(["orders"]),
     "Exchange": lambda link: link.stream().receive(),
@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[[Link], object]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_replies_of_many_parts_are_refused(source: tuple[Source, list[bytes]], call: str) -> None:
     peer, said = source
-    with Link(peer) as link:
+    with SourceChannel(peer) as link:
         with pytest.raises(MalformedMessage, match="has more than 1,000 parts"):
             CALLS[call](link)
         said.append(ORDERS.SerializeToString())

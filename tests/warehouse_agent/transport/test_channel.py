@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from driftline.limits import LINE_HELD_BYTES_MAX, NO_PROGRESS_S
-from driftline.relations.activity import NotKnown
+from driftline.relations.activity import UnknownActivity
 
 from source_agent.server import transport
 from source_agent.server.acceptor import UNACKNOWLEDGED_MS_MAX
@@ -49,10 +49,10 @@ def test_a_source_that_is_older_than_a_question() -> None:
     server.start()
     try:
         source = Source("erp", f"127.0.0.1:{port}", insecure=True)
-        with channel.Link(source) as link:
+        with channel.SourceChannel(source) as link:
             said = link.activity(["orders", "items"])
     finally:
         server.stop(None).wait()
     assert said == dict.fromkeys(
-        ("orders", "items"), NotKnown("the source is older than this question")
+        ("orders", "items"), UnknownActivity("the source is older than this question")
     )

@@ -14,7 +14,7 @@ from driftline.wire.negotiation import FOLLOWING
 from source_agent.server.service import start
 from tests.harness.agents import configuration, make_orders, opening
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 
 @pytest.mark.starts
@@ -33,7 +33,7 @@ def test_the_first_opening_names_what_follows(
     server = start(configuration(tmp_path, tmp_path / "orders.db", certs=None, relations=relations))
     many = [f"r{number}" for number in range(FOLLOWING_RELATIONS_MAX + 9)]
     try:
-        with Link(Source("erp", f"127.0.0.1:{server.port}", insecure=True)) as link:
+        with SourceChannel(Source("erp", f"127.0.0.1:{server.port}", insecure=True)) as link:
             for named in ([], ["orders", "orders"], ["orders", "more", "orders"], [*many, "more"]):
                 sent = [opening(bytes(16)), opening(bytes(16))]
                 with link.stream(named) as stream:

@@ -30,15 +30,15 @@ from tests.harness.rogue import line_to
 from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe
 from warehouse_agent.methods import conversation
-from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.methods.conversation import RelationExchange
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.storage import store
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.staging import FILE_BYTES, Staging
 from warehouse_agent.transport import channel, throughput
-from warehouse_agent.transport.frame_admission import FrameAdmission, Room
-from warehouse_agent.transport.throughput import Advance
+from warehouse_agent.transport.frame_admission import FrameAdmission, StagingRoom
+from warehouse_agent.transport.throughput import ProgressCheck
 
 MADE = recipe(["int8", "text"])
 REPLIES_MAX = 5_000  # of a source that never ends: the tests end before
@@ -58,7 +58,7 @@ def frame(rows: int = 3, *, columns: int = 2, salt: Salt = SALT) -> bytes:
     return frames.encode(data, made, salt, digest, level=1)
 
 
-def admitting(room: Room | None = None) -> FrameAdmission:
+def admitting(room: StagingRoom | None = None) -> FrameAdmission:
     return FrameAdmission(MADE, SALT, room=room)
 
 
@@ -113,7 +113,7 @@ def test_no_number_of_rows_is_refused_before_a_verdict() -> None:
 def test_bytes_beyond_the_room_are_refused(is_set: bool) -> None:
     """What earlier exchanges staged counts; a verdict makes no more room."""
     made = frame(100)
-    admits = admitting(Room(5 * len(made), staged=2 * len(made), is_set=is_set))
+    admits = admitting(StagingRoom(5 * len(made), staged=2 * len(made), is_set=is_set))
     admits.announce(10**6)
     for _ in range(3):
         admits.admit(made)
@@ -130,15 +130,15 @@ def test_the_room_is_half_of_what_is_free(tmp_path: Path, monkeypatch: pytest.Mo
     reserve, object stores and disks of unknown size only the setting."""
     staging, free = Staging(Store(str(tmp_path)), "orders"), 1 << 40
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(2 * free, free))
-    assert staging.room(None) == Room(free // 2)
+    assert staging.room(None) == StagingRoom(free // 2)
     writer = staging.begin(ORDERS)
     writer.add(bytes(10_000))
     writer.flush()
     free -= (staged := staging.frame_bytes())
-    assert staging.room(None) == Room((free + staged) // 2, staged)
-    assert staging.room(1 << 30) == Room(1 << 30, staged, is_set=True)
+    assert staging.room(None) == StagingRoom((free + staged) // 2, staged)
+    assert staging.room(1 << 30) == StagingRoom(1 << 30, staged, is_set=True)
     free = 1 << 20
-    assert staging.room(None) == Room(stage.ROOM_BYTES_MIN, staged)
+    assert staging.room(None) == StagingRoom(stage.ROOM_BYTES_MIN, staged)
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(0, 0))
     assert staging.room(None) is None
 
@@ -169,7 +169,9 @@ def ours(rows: int) -> Ours:
     return Ours(data.rows(), MADE, uniform(4))
 
 
-def converse(over: channel.Link, of: Ours, writer: object, room: Room | None = None) -> Talk:
+def converse(
+    over: channel.SourceChannel, of: Ours, writer: object, room: StagingRoom | None = None
+) -> RelationExchange:
     stream = over.stream()
     talk = of.talk(stream, writer.add, room=room)  # type: ignore[attr-defined]
     try:
@@ -207,7 +209,7 @@ def test_endless_frames_of_a_first_load(tmp_path: Path) -> None:
         line_to(tmp_path, lambda requests: endless(requests, [])) as over,
         pytest.raises(LimitExceeded, match=f"{most:,} may be staged: `staging_at_most`"),
     ):
-        converse(over, ours(0), writer, Room(most, is_set=True))
+        converse(over, ours(0), writer, StagingRoom(most, is_set=True))
     assert sum(len(piece) for piece in writer._pieces) <= most
 
 
@@ -277,7 +279,7 @@ def test_progress_that_counts_rows_for_ever(
 
 
 def test_progress_means_rows() -> None:
-    advance = Advance(0.0)
+    advance = ProgressCheck(0.0)
     limit = NO_ADVANCE_S
 
     def progress(rows: int) -> pb.Reply:

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from driftline.relations.activity import NotKnown
+from driftline.relations.activity import UnknownActivity
 
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 
 @pytest.mark.starts
@@ -18,8 +18,8 @@ def test_a_source_without_the_call_says_nothing_of_activity() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with Link(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link:
+        with SourceChannel(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link:
             said = link.activity(["orders"])
     finally:
         server.stop(None)
-    assert said == {"orders": NotKnown("the source is older than this question")}
+    assert said == {"orders": UnknownActivity("the source is older than this question")}

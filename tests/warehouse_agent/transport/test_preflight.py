@@ -27,10 +27,10 @@ from warehouse_agent.cli.plan import forecast
 from warehouse_agent.config import Fragment, Source, select
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport import preflight
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 pytestmark = pytest.mark.slow  # starts processes, waits for a deadline
 
@@ -39,10 +39,10 @@ FORKS = 200
 FORKING = """
 import subprocess, sys
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 ended = set()
-with Link(Source("local", sys.argv[1], insecure=True)) as link:
+with SourceChannel(Source("local", sys.argv[1], insecure=True)) as link:
     for number in range(int(sys.argv[2])):
         if number % 10 == 0:
             link.describe("")
@@ -82,7 +82,7 @@ def test_a_firewall_that_drops_packets_is_asked_once(
             preflight.reach(source)
         (looked,) = examine_source(source)
         planned = forecast(Store(str(tmp_path)), Fragment("orders", source, "orders"))
-        with Link(source) as link, pytest.raises(SourceUnreachable, match="in time"):
+        with SourceChannel(source) as link, pytest.raises(SourceUnreachable, match="in time"):
             list(offers(link))
         assert time.monotonic() - began < CONTROL_S / 2
     assert planned.source_error == caught.value.message
@@ -105,7 +105,7 @@ def test_metadata_of_a_newer_release_is_of_its_fragment(
         rewrite(pair, "a", lambda meta: json.dumps({**meta, "layout": {"format": 2}}))
         rewrite(pair, "b", lambda meta: "{cut off")
         config = pair.config()
-        runner = Runner(Deferred({}, spark), config)
+        runner = Runner(DeferredSession({}, spark), config)
         reports = {r.name: r for r in runner.refresh(select(config, [], True), Options())}
     assert reports["a"].error is not None
     assert reports["a"].error["code"] == "WAREHOUSE"

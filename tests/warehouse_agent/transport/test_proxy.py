@@ -15,7 +15,7 @@ from warehouse_agent.cli.doctor import examine_source
 from warehouse_agent.config import select
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.transport.handshake import proxy_of
 
 NAMES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy")
@@ -71,7 +71,7 @@ def test_a_source_behind_a_proxy(
             bare.setenv("https_proxy", proxy.url)
             pair.dial("db.invalid:7443", more=['server_name = "127.0.0.1"'])
             config = pair.config()
-            runner = Runner(Deferred({}, spark), config, attempts=1)
+            runner = Runner(DeferredSession({}, spark), config, attempts=1)
             (report,) = runner.refresh(select(config, ["orders"], False), Options())
             assert report.error is None
             pair.check("orders")

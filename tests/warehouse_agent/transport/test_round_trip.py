@@ -15,7 +15,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import SourceChannel
 
 WAY_S = 0.025  # each way, behind what accepts
 
@@ -60,7 +60,7 @@ def test_behind_a_tunnel_the_call_is_timed_and_not_the_connection(
 ) -> None:
     times = {}
     for place in (address, tunnel):
-        with Link(Source("erp", place, insecure=True)) as link:
+        with SourceChannel(Source("erp", place, insecure=True)) as link:
             times[place] = link.round_trip_s() or 0.0
     assert times[tunnel] >= 2 * WAY_S
     assert 0 < times[address] < times[tunnel]
@@ -68,5 +68,5 @@ def test_behind_a_tunnel_the_call_is_timed_and_not_the_connection(
 
 @pytest.mark.starts
 def test_a_source_that_does_not_answer_has_no_round_trip() -> None:
-    with Link(Source("erp", "127.0.0.1:9", insecure=True)) as link:
+    with SourceChannel(Source("erp", "127.0.0.1:9", insecure=True)) as link:
         assert link.round_trip_s() is None

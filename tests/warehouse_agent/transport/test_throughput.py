@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from driftline import wire_pb2 as pb
 
-from warehouse_agent.transport.throughput import METERED_BYTES_MIN, Meter
+from warehouse_agent.transport.throughput import METERED_BYTES_MIN, ThroughputMeter
 
 FRAME = pb.Reply(rows=pb.Rows(frame=bytes(900_000)))
 END, VERDICT = pb.Reply(finished=pb.Finished()), pb.Reply(verdict=pb.Verdict())
@@ -14,7 +14,7 @@ BUSY = pb.Reply(progress=pb.Progress(phase="ship"))
 
 def rate(*heard: tuple[float, pb.Reply]) -> float | None:
     """After these replies, each so many seconds after the one before."""
-    meter, now = Meter(), 5.0
+    meter, now = ThroughputMeter(), 5.0
     for waited, reply in heard:
         now += waited
         meter.add(reply, now)

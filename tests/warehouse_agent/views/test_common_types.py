@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException, ArithmeticException
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.views.common_types import DOUBLE_DIGITS, rounded
 from warehouse_agent.views.evaluate import (
-    Input,
+    PinnedInput,
     evaluated_over,
     lineage_names,
     recipe_of,
@@ -117,7 +117,7 @@ def test_a_join_of_decimals(spark: SparkSession, condition: str, place: str | No
     for name, type, values in (("x", "numeric(38,0)", "1 2"), ("y", "numeric(10,2)", "1.1 1.49 2")):
         columns = (Column("id", parse_type("int4")), Column(name, parse_type(type), ordinal=1))
         layout = lay_out(Recipe(columns, 1), {}, where="r")
-        inputs.append(Input(f"erp.{name}", 0, layout, ()))
+        inputs.append(PinnedInput(f"erp.{name}", 0, layout, ()))
         listed = ", ".join(f"({i}, {value}, {i}L)" for i, value in enumerate(values.split()))
         cast = f"CAST(v AS {type.replace('numeric', 'DECIMAL')}) AS {name}"
         key = f"k AS {lineage_names(inputs[-1])[0]}"

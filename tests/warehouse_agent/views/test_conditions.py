@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from driftline.relations.derivations import Comparable, Part, Predicate
+from driftline.relations.derivations import Comparable, DerivablePart, Predicate
 from driftline.values.types import Column, Recipe, parse_type
 from pyspark.sql import SparkSession
 
 from tests.reference.predicates import keeps
 from warehouse_agent.decomposition.conditions import Conjunction, Disjunction, Negation
-from warehouse_agent.decomposition.view_needs import Offer, united
+from warehouse_agent.decomposition.view_needs import DerivationOffer, united
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.evaluate import _PINNED
 from warehouse_agent.views.query import read_query
@@ -57,8 +57,11 @@ COLUMNS = tuple(
     Column(name, parse_type(kind), ordinal=i)
     for i, (name, (kind, _, _)) in enumerate(VALUES.items())
 )
-OFFER = Offer(
-    Recipe(COLUMNS, 1), tuple(VALUES), dict.fromkeys(VALUES, Comparable.ORDER), frozenset(Part)
+OFFER = DerivationOffer(
+    Recipe(COLUMNS, 1),
+    tuple(VALUES),
+    dict.fromkeys(VALUES, Comparable.ORDER),
+    frozenset(DerivablePart),
 )
 TYPES = {column.name: column.type for column in COLUMNS}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driftline.relations.derivations import Comparison, Derivation, Operator
+from driftline.relations.derivations import ColumnPredicate, Derivation, Operator
 from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.columns.layout import derived, lay_out
 from warehouse_agent.columns.view_layout import ViewRecipe
-from warehouse_agent.views.evaluate import Input, changed_recipe, has_inputs_of, lacking
+from warehouse_agent.views.evaluate import PinnedInput, changed_recipe, has_inputs_of, lacking
 from warehouse_agent.views.query import read_query, resolve
 
 TYPES = {"id": "int4", "a": "numeric(8,2)", "b": "date", "t": "text"}
@@ -21,28 +21,28 @@ WHOLE = lay_out(
 QUERY = read_query("SELECT x.a, t FROM erp.r x WHERE x.a > 3", where="v")
 
 
-def recipe(one: Input) -> ViewRecipe:
+def recipe(one: PinnedInput) -> ViewRecipe:
     used = resolve(QUERY, [one.layout.data_names], where="v")
     return ViewRecipe(QUERY.text, (one.identity(used.used[0]),), {}, "4.1")
 
 
 def test_a_recipe_has_the_columns_that_are_used() -> None:
-    whole = Input("erp.r", 0, WHOLE, ())
+    whole = PinnedInput("erp.r", 0, WHOLE, ())
     assert recipe(whole).inputs == (("erp.r", "`a` decimal(8,2), `t` string; bigint"),)
-    some = Input("erp.r", 1, derived(WHOLE, Derivation(("a", "t"))), ())
+    some = PinnedInput("erp.r", 1, derived(WHOLE, Derivation(("a", "t"))), ())
     assert recipe(some) == recipe(whole)
     assert has_inputs_of(recipe(whole), QUERY, [some])
 
 
 def test_older_recipes_have_all_columns() -> None:
-    whole = Input("erp.r", 0, WHOLE, ())
+    whole = PinnedInput("erp.r", 0, WHOLE, ())
     old = replace(
         recipe(whole),
         inputs=(("erp.r", f"{', '.join(WHOLE.data_ddl)}; bigint"),),
     )
     assert changed_recipe(old, recipe(whole)) == []
     assert has_inputs_of(
-        old, QUERY, [Input("erp.r", 1, derived(WHOLE, Derivation(("a", "t"))), ())]
+        old, QUERY, [PinnedInput("erp.r", 1, derived(WHOLE, Derivation(("a", "t"))), ())]
     )
     for other in ("`a` decimal(9,2), `t` string; bigint", "`a` decimal(8,2); bigint",
                   "`a` decimal(8,2), `t` string; binary"):  # fmt: skip
@@ -53,16 +53,16 @@ def test_older_recipes_have_all_columns() -> None:
 
 
 def test_versions_that_lack_something() -> None:
-    rows = Comparison("a", Operator.GREATER, ("3.00",))
+    rows = ColumnPredicate("a", Operator.GREATER, ("3.00",))
 
     def missing(chosen: Derivation | None, text: str = QUERY.text) -> str | None:
         query = read_query(text, where="v")
-        one = Input("erp.r", 0, derived(WHOLE, chosen), ())
+        one = PinnedInput("erp.r", 0, derived(WHOLE, chosen), ())
         return lacking("v", query, [one] * len(query.occurrences))
 
     assert missing(None) is missing(Derivation(("a", "t"), rows)) is None
     assert missing(None, "SELECT nowhere FROM r") is None  # no column of the relation at all
-    some = Input("erp.r", 0, derived(WHOLE, Derivation(("a",))), ())
+    some = PinnedInput("erp.r", 0, derived(WHOLE, Derivation(("a",))), ())
     typo = read_query("SELECT nowhere FROM r", where="v")
     assert lacking("v", typo, [some]) is not None
     assert lacking("v", typo, [some], {"erp.r": {*TYPES}}) is None

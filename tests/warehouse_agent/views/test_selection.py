@@ -14,7 +14,7 @@ from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.storage.store import Store
 from warehouse_agent.views import component_graph
 from warehouse_agent.views.inputs import inputs_of, load
-from warehouse_agent.views.selection import Selection, of_fragments, select
+from warehouse_agent.views.selection import TableSelection, of_fragments, select
 
 HEAD = """
 [warehouse]
@@ -93,7 +93,7 @@ def test_a_relation_of_two_fragments(tmp_path: Path) -> None:
     assert config.views["v"].inputs == ("again",)
 
 
-def names(found: Selection) -> tuple[list[str], list[str], list[str]]:
+def names(found: TableSelection) -> tuple[list[str], list[str], list[str]]:
     return (
         sorted(f.name for f in found.fragments),
         [v.name for v in found.views],
@@ -214,4 +214,4 @@ def test_fragments_bring_their_views(tmp_path: Path) -> None:
     assert caught.value.remedy == "Read the file by `warehouse_agent.views.inputs.load`."
     (tmp_path / "warehouse.toml").write_text(HEAD)
     plain = configure.load(config.file)
-    assert of_fragments(plain, [orders]) == Selection((orders,))
+    assert of_fragments(plain, [orders]) == TableSelection((orders,))

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from warehouse_agent.visible_versions.members import Kind, Member, moved, overtaken
+from warehouse_agent.visible_versions.members import Member, MemberKind, moved, overtaken
 
 T0, T1 = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 
 
 def fragment(name: str, version: int, at: str = T0) -> Member:
-    return Member(name, Kind.FRAGMENT, name, version, at, "exact", "total", at)
+    return Member(name, MemberKind.FRAGMENT, name, version, at, "exact", "total", at)
 
 
 def view(name: str, version: int, **inputs: int) -> Member:
-    return Member(name, Kind.VIEW, name, version, T0, "exact", "total", T0, "total", inputs)
+    return Member(name, MemberKind.VIEW, name, version, T0, "exact", "total", T0, "total", inputs)
 
 
 BEFORE = {m.name: m for m in (fragment("a", 3), fragment("b", 1), view("v", 7, a=3, b=1))}

@@ -22,7 +22,7 @@ import pyarrow as pa
 from driftline.arrays import U64, Bools, Floats, Integers
 from driftline.reconciliation.groups import UnitRun, UnitSums
 from driftline.reconciliation.sketches import Embedding
-from driftline.rows.digests import Digest, Mixed, Salt, mix, xx_array
+from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix, xx_array
 
 from warehouse_agent.columns.layout import CHANGED, FIRST, RATE, Layout
 from warehouse_agent.methods.groups.exchange import UnitPiece
@@ -30,12 +30,12 @@ from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import (
     GroupPlan,
     Histogram,
-    Selection,
+    PartSelection,
     class_of,
 )
-from warehouse_agent.planning.update_probability import Outlook, probability
+from warehouse_agent.planning.update_probability import ChangeOutlook, probability
 from warehouse_agent.tasks.digests import Files, Inside, numbers, tasks_for
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 
 _OMEGA = (FIRST, CHANGED, RATE)
@@ -59,13 +59,13 @@ class PartRows:
     `within`: of these, only the rows of a shard; None: all.
     """
 
-    likeliest: Selection
+    likeliest: PartSelection
     inside: Inside
     within: Inside | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class InPositions:
+class RowsInPositions:
     """Rows in a window of positions, both ends inclusive."""
 
     first: int
@@ -91,7 +91,9 @@ class AssignedRows:
     updates_left: float
 
 
-def histogram(steps: Steps, files: Files, layout: Layout, outlook: Outlook | None) -> Histogram:
+def histogram(
+    steps: Steps, files: Files, layout: Layout, outlook: ChangeOutlook | None
+) -> Histogram:
     """Count the rows of files by their probability of an update; one step.
 
     Args:
@@ -128,7 +130,7 @@ def assign(
     steps: Steps,
     files: Files,
     layout: Layout,
-    outlook: Outlook | None,
+    outlook: ChangeOutlook | None,
     plan: GroupPlan,
     embedding: Embedding,
     salt: Salt,
@@ -162,8 +164,8 @@ def assign(
     return AssignedRows(tuple(pieces), np.sort(np.concatenate(ungrouped)), compared, rest, left)
 
 
-def _histogram(outlook: Outlook | None) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+def _histogram(outlook: ChangeOutlook | None) -> Function:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         total = Histogram.of(np.empty(0))
         for piece in pieces:
             total += Histogram.of(probabilities(piece.batch, outlook))
@@ -176,7 +178,7 @@ def _histogram(outlook: Outlook | None) -> Function:
 
 
 def _least(start: int, count: int) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         lowest = np.zeros(0, np.int64)
         for piece in pieces:
             where = numbers(piece.batch, 0)
@@ -196,9 +198,9 @@ def _assign(
     embedding: Embedding,
     salt: Salt,
     part: PartRows | None,
-    outlook: Outlook | None,
+    outlook: ChangeOutlook | None,
 ) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         ks, hashes, likely = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
         compared, rest, left = Digest(), Digest(), 0.0
         for batch in (piece.batch for piece in pieces):
@@ -206,7 +208,9 @@ def _assign(
             p = probabilities(batch, outlook)
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
             chosen = chosen_rows(part, batch, p, salt)
-            inside, outside = (Mixed(mixed.m0[at], mixed.m1[at]) for at in (chosen, ~chosen))
+            inside, outside = (
+                MixedFingerprints(mixed.m0[at], mixed.m1[at]) for at in (chosen, ~chosen)
+            )
             compared += inside.digest()
             rest += outside.digest()
             ks.append(embedding.embed(where[chosen], salt)[0])
@@ -278,7 +282,7 @@ def tasks_of(files: Files) -> int:
     return sum(f.rows for f in files) // ROWS_PER_TASK + 1
 
 
-def probabilities(batch: pa.RecordBatch, outlook: Outlook | None) -> Floats:
+def probabilities(batch: pa.RecordBatch, outlook: ChangeOutlook | None) -> Floats:
     """Return P({±t}) of the rows of a batch, float64 [rows]."""
     if outlook is None:
         return np.full(len(batch), CHANGE_SHARE)

@@ -24,8 +24,8 @@ from driftline.reconciliation.sketches import unpack
 from driftline.rows.digests import Digest
 from driftline.rows.key_order import KeyRange
 
-from warehouse_agent.history.notes import Turn
-from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.history.notes import NextPartNote
+from warehouse_agent.methods.conversation import RelationExchange
 from warehouse_agent.methods.interface import Lister, Step
 from warehouse_agent.methods.ranges import (
     Receive,
@@ -61,7 +61,7 @@ class NamedPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyPartOf:
+class KeyPartLimits:
     """The limits of a part whose rows are named by keys: ranges of keys to be read beside these,
     ascending, and the most rows that may be read, named ones included."""
 
@@ -70,7 +70,7 @@ class KeyPartOf:
 
 
 @dataclass(frozen=True, slots=True)
-class PartOf:
+class PartLimits:
     """The limits of a part beside the named keys.
 
     Attributes:
@@ -84,7 +84,7 @@ class PartOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class GroupedRows:
     """Our rows in units.
 
     Attributes:
@@ -98,12 +98,12 @@ class Grouped:
     ungrouped: U64
     row_bytes: int
     wait_bytes: int
-    part: PartOf | KeyPartOf | None = None
+    part: PartLimits | KeyPartLimits | None = None
 
     def described(self) -> pb.Grouping:
         """Return the description for the opening."""
         said = pb.Grouping(row_bytes=self.row_bytes, wait_bytes=self.wait_bytes)
-        if isinstance(self.part, KeyPartOf):
+        if isinstance(self.part, KeyPartLimits):
             said.rows_max = self.part.rows_max
             said.keys.SetInParent()  # also of no range
             for within in self.part.ranges:
@@ -152,19 +152,19 @@ class GroupSide:
     """Our side in units. `compared` is the digest of our rows that may be replaced, `rest` that of
     all others, which only a part has; `updates_left` of these are expected to have been updated."""
 
-    grouped: Grouped
+    grouped: GroupedRows
     compared: Digest
     lister: Lister
     rest: Digest = field(default_factory=Digest)
-    turn: Turn = field(default_factory=Turn)
+    turn: NextPartNote = field(default_factory=NextPartNote)
     updates_left: float = 0.0
 
-    def open(self, talk: Talk) -> Step:
+    def open(self, talk: RelationExchange) -> Step:
         """Open with units, and compare those that differ row by row."""
         outcome = self.compare(talk)
         return outcome if self.grouped.part is None else outcome.beside(self.rest)
 
-    def compare(self, talk: Talk) -> Outcome:
+    def compare(self, talk: RelationExchange) -> Outcome:
         """Return the outcome of the rows that are compared."""
         grouped = self.grouped
         difference: ListedRows | BelowKeys | None = None
@@ -187,7 +187,9 @@ class GroupSide:
         return talk.finished(reply, difference, Method.GROUP)
 
 
-def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) -> ListedRows:
+def regroup(
+    grouped: GroupedRows, talk: RelationExchange, *, first: pb.Reply, lister: Lister
+) -> ListedRows:
     """Compare the units that differ row by row, until the wanted rows are on their way.
 
     Args:
@@ -238,7 +240,7 @@ def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) ->
     return ListedRows(some(listed, removed))
 
 
-def gone_of(grouped: Grouped, reply: pb.Reply) -> U64:
+def gone_of(grouped: GroupedRows, reply: pb.Reply) -> U64:
     """Return the k, uint64 [n], for which the source has no row. Raises MalformedMessage."""
     if reply.WhichOneof("message") != "deleted":
         raise MalformedMessage("The deleted keys were expected.")

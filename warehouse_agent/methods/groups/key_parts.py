@@ -28,22 +28,27 @@ from driftline.limits import NAMED_BODY_BYTES_SENT, NAMED_BYTES_MAX, UNIT_KEYS_P
 from driftline.reconciliation import named_keys
 from driftline.reconciliation.named_keys import Ranks
 from driftline.reconciliation.ranges import short_digests
-from driftline.rows.digests import Digest, Mixed, Salt, mix
-from driftline.rows.key_order import Key, KeyOrder, KeyRange, Keys, key_bytes, key_text
+from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix
+from driftline.rows.key_order import Key, KeyBuffer, KeyOrder, KeyRange, key_bytes, key_text
 from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY
-from warehouse_agent.history.notes import Turn
+from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.groups import assignment
 from warehouse_agent.methods.groups.assignment import PartRows
-from warehouse_agent.methods.groups.exchange import Grouped, GroupSide, KeyPartOf, NamedPiece
+from warehouse_agent.methods.groups.exchange import (
+    GroupedRows,
+    GroupSide,
+    KeyPartLimits,
+    NamedPiece,
+)
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning.group_selection import GroupPlan, class_of
 from warehouse_agent.planning.group_shards import LENGTH_BYTES
-from warehouse_agent.planning.update_probability import Outlook
+from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.report import counted
-from warehouse_agent.tasks.digests import InKeyTiles, keys_of, numbers, tasks_for, with_keys
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.digests import RowsInKeyTiles, keys_of, numbers, tasks_for, with_keys
+from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import size_of_digests
 
 KEYS_IN_TURN_MAX = 1 << 16  # sorted by a task, each with as many bytes as the longest
@@ -67,12 +72,12 @@ class KeyWindow:
     with which the next turn begins, None: the least."""
 
     ranges: tuple[KeyRange, ...]
-    inside: InKeyTiles
+    inside: RowsInKeyTiles
     following: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class NamedRows:
     """Named rows in units, and digests as in `assignment.AssignedRows`. `key_bytes` is the
     size of all keys before compression."""
 
@@ -115,9 +120,11 @@ def reduce(
     size = sum(len(piece.keys) for piece in assigned.pieces)
     recipe = copy.layout.recipe
     following = () if window.following is None else key_text(window.following, recipe)
-    turn = Turn(key=tuple(following), key_bytes=size / max(assigned.compared.count, 1))
+    turn = NextPartNote(key=tuple(following), key_bytes=size / max(assigned.compared.count, 1))
     none = np.zeros(0, np.uint64)
-    grouped = Grouped(ranks, assigned.pieces, none, *costs, KeyPartOf(window.ranges, rows_max))
+    grouped = GroupedRows(
+        ranks, assigned.pieces, none, *costs, KeyPartLimits(window.ranges, rows_max)
+    )
     return GroupSide(grouped, assigned.compared, copy, assigned.rest, turn, assigned.updates_left)
 
 
@@ -140,14 +147,14 @@ def window_of(copy: WorkingCopy, rows: int) -> KeyWindow:
     # Between the bounds, in their order, the rows of a range and of none alternate.
     inside = tuple((i + (start is None)) % 2 == 1 for i in range(len(bounds) + 1))
     following = None if len(ends) == 1 else upper
-    return KeyWindow(ranges, InKeyTiles(recipe, tuple(bounds), inside), following)
+    return KeyWindow(ranges, RowsInKeyTiles(recipe, tuple(bounds), inside), following)
 
 
 def _text(key: bytes | None, recipe: Recipe) -> Key | None:
     return None if key is None else key_text(key, recipe)
 
 
-def _begin(turn: Turn, recipe: Recipe) -> bytes | None:
+def _begin(turn: NextPartNote, recipe: Recipe) -> bytes | None:
     """Return the key with which this turn begins; None: the least, or no key of this recipe."""
     try:
         return key_bytes(turn.key, recipe) if turn.key else None
@@ -173,13 +180,13 @@ def _lowest(copy: WorkingCopy, start: bytes | None, count: int) -> tuple[list[by
 
 
 def _sorted(order: KeyOrder, keys: list[bytes]) -> list[bytes]:
-    return [keys[at] for at in order.sorted(Keys.of_bytes(keys)).tolist()] if keys else []
+    return [keys[at] for at in order.sorted(KeyBuffer.of_bytes(keys)).tolist()] if keys else []
 
 
 def _lowest_of(recipe: Recipe, start: bytes | None, count: int) -> Function:
-    bounds = Keys.of_bytes([] if start is None else [start])
+    bounds = KeyBuffer.of_bytes([] if start is None else [start])
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         order, held, ends = KeyOrder(recipe), pa.array([], pa.binary()), list[bytes]()
         for piece in pieces:
             if not len(piece.batch):
@@ -200,7 +207,7 @@ def _lowest_of(recipe: Recipe, start: bytes | None, count: int) -> Function:
     return run
 
 
-def _assign(copy: WorkingCopy, plan: GroupPlan, part: PartRows) -> Assigned:
+def _assign(copy: WorkingCopy, plan: GroupPlan, part: PartRows) -> NamedRows:
     rows = scan(
         copy.steps,
         copy.files,
@@ -223,13 +230,13 @@ def _assign(copy: WorkingCopy, plan: GroupPlan, part: PartRows) -> Assigned:
             rest += assignment.digest_of(row["rest"])
             left += row["updates_left"]
             size += row["key_bytes"]
-    return Assigned(tuple(pieces), compared, rest, left, size)
+    return NamedRows(tuple(pieces), compared, rest, left, size)
 
 
 def _assigned(
-    plan: GroupPlan, recipe: Recipe, salt: Salt, part: PartRows, outlook: Outlook | None
+    plan: GroupPlan, recipe: Recipe, salt: Salt, part: PartRows, outlook: ChangeOutlook | None
 ) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         where, hashes, likely = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
         keys = [pa.array([], pa.binary())]
         compared, rest, left = Digest(), Digest(), 0.0
@@ -238,7 +245,9 @@ def _assigned(
             p = assignment.probabilities(batch, outlook)
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
             chosen = assignment.chosen_rows(part, batch, p, salt)
-            inside, outside = (Mixed(mixed.m0[some], mixed.m1[some]) for some in (chosen, ~chosen))
+            inside, outside = (
+                MixedFingerprints(mixed.m0[some], mixed.m1[some]) for some in (chosen, ~chosen)
+            )
             compared += inside.digest()
             rest += outside.digest()
             where.append(at[chosen])

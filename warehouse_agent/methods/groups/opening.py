@@ -13,16 +13,23 @@ import numpy as np
 from driftline.errors import LimitExceeded
 from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
 
-from warehouse_agent.history.notes import Turn
+from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.groups import assignment, key_parts
 from warehouse_agent.methods.groups import shards as sharded
-from warehouse_agent.methods.groups.assignment import InPositions, PartRows
-from warehouse_agent.methods.groups.exchange import Grouped, GroupSide, PartOf
-from warehouse_agent.methods.groups.shards import Chosen, ShardedSide
+from warehouse_agent.methods.groups.assignment import PartRows, RowsInPositions
+from warehouse_agent.methods.groups.exchange import GroupedRows, GroupSide, PartLimits
+from warehouse_agent.methods.groups.shards import ShardedSide, ShardScope
 from warehouse_agent.methods.interface import Offers, Priced, WorkingCopy
 from warehouse_agent.planning import group_selection, group_shards, sketch_size
-from warehouse_agent.planning.candidates import Known, Part, Whole, in_groups, in_part, p_delete
-from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.candidates import (
+    Part,
+    PlanInputs,
+    Whole,
+    in_groups,
+    in_part,
+    p_delete,
+)
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.storage import data_files
 
@@ -34,11 +41,11 @@ class GroupOpening:
 
     method, stalls = Method.GROUP, False
 
-    def supports(self, known: Known) -> bool:
+    def supports(self, known: PlanInputs) -> bool:
         return bool(known.rows) and isinstance(known.scope, Whole | Part)
 
     def price(
-        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+        self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> Priced:
         ours, scope = known.rows or 0, known.scope
         if isinstance(scope, Part):
@@ -49,7 +56,7 @@ class GroupOpening:
             group_selection.refuse_too_many(known.name, ours)
         return in_groups(known, expected, changed), NAMES[self.method]
 
-    def plan(self, known: Known, expected: Expected | None) -> UnitsPlan:
+    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> UnitsPlan:
         scope = known.scope
         rows_max = scope.rows_max if isinstance(scope, Part) else None
         wait_bytes, deleted = known.line.round_trip_bytes, p_delete(known, expected)
@@ -101,11 +108,11 @@ class UnitsPlan:
             p_delete=self.p_delete,
         )
         costs = round(self.row_bytes), round(self.wait_bytes)
-        part, part_of, turn = None, None, Turn()
+        part, part_of, turn = None, None, NextPartNote()
         if self.rows_max is None:
             if is_sharded:
                 grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
-                return sharded.reduce(copy, grouping, Chosen(), costs, rows_max=self.limit)
+                return sharded.reduce(copy, grouping, ShardScope(), costs, rows_max=self.limit)
             group_selection.refuse_too_many(copy.name, copy.rows)
         else:
             in_turn, likely = (int(share * self.rows_max) for share in (IN_TURN, LIKELIEST))
@@ -120,28 +127,28 @@ class UnitsPlan:
                     with contextlib.suppress(LimitExceeded):  # their keys are too long
                         limit = self.rows_max
                         return key_parts.reduce(copy, grouping, part, near, costs, rows_max=limit)
-                chosen = Chosen(part, near)
+                chosen = ShardScope(part, near)
                 return sharded.reduce(copy, grouping, chosen, costs, rows_max=self.rows_max)
             assert bounds is not None, "keys embed from a base only where all files have bounds"
             window, following = _window(copy, bounds, in_turn)
-            turn = Turn(position=following)
+            turn = NextPartNote(position=following)
             likeliest = group_selection.most_likely(counted, likely)
             part, part_of = (
-                PartRows(likeliest, InPositions(*window)),
+                PartRows(likeliest, RowsInPositions(*window)),
                 _part_of(window, bounds, self.rows_max),
             )
         assigned = assignment.assign(*place, grouping, embedding, copy.salt, part=part)
-        grouped = Grouped(embedding, assigned.pieces, assigned.ungrouped, *costs, part_of)
+        grouped = GroupedRows(embedding, assigned.pieces, assigned.ungrouped, *costs, part_of)
         return GroupSide(
             grouped, assigned.compared, copy, assigned.rest, turn, assigned.updates_left
         )
 
 
-def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartOf:
+def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartLimits:
     """Return the positions that a part reads: the window, and all after the largest key."""
     zones = [window, (bounds[1] + 1, POSITION_MAX)] if bounds[1] < POSITION_MAX else [window]
     first, last = (np.array(ends, np.int64) for ends in zip(*zones, strict=True))
-    return PartOf(first, last, rows_max)
+    return PartLimits(first, last, rows_max)
 
 
 def _window(copy: WorkingCopy, bounds: tuple[int, int], count: int) -> tuple[tuple[int, int], int]:

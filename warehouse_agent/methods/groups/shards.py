@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 from driftline.arrays import Integers
 from driftline.errors import LimitExceeded, MalformedMessage, SnapshotLost
 from driftline.reconciliation.named_keys import Ranks
-from driftline.rows.digests import Digest, Mixed, mix
-from driftline.rows.key_order import KeyOrder, KeyRange, Keys, key_text
+from driftline.rows.digests import Digest, MixedFingerprints, mix
+from driftline.rows.key_order import KeyBuffer, KeyOrder, KeyRange, key_text
 
 from warehouse_agent.columns.layout import KEY
-from warehouse_agent.history.notes import Turn
-from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.history.notes import NextPartNote
+from warehouse_agent.methods.conversation import RelationExchange
 from warehouse_agent.methods.groups import assignment, key_parts
 from warehouse_agent.methods.groups.assignment import PartRows
 from warehouse_agent.methods.groups.exchange import GroupSide
@@ -35,17 +35,24 @@ from warehouse_agent.methods.groups.key_parts import KeyWindow
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning import group_shards as planning
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.group_selection import CLASS_EDGES, GroupPlan, Selection
+from warehouse_agent.planning.group_selection import CLASS_EDGES, GroupPlan, PartSelection
 from warehouse_agent.report import counted
-from warehouse_agent.tasks.difference import EXACT, BelowKeys, Equal, ListedRows, Outcome, joined
-from warehouse_agent.tasks.digests import InKeyTiles, keys_of, numbers, tasks_for, with_keys
+from warehouse_agent.tasks.difference import (
+    EXACT,
+    BelowKeys,
+    ListedRows,
+    NoDifference,
+    Outcome,
+    joined,
+)
+from warehouse_agent.tasks.digests import RowsInKeyTiles, keys_of, numbers, tasks_for, with_keys
 from warehouse_agent.tasks.quantiles import sample_keys
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import size_of_digests
 
 SAMPLES_MIN = 4096  # of keys, from which the bounds of shards are taken
 ROWS_MAX = 1 << 62  # that the shards of all rows may read: no limit
-NOBODY = Selection(len(CLASS_EDGES) + 2, 0.0)  # no row is chosen for being likely
+NOBODY = PartSelection(len(CLASS_EDGES) + 2, 0.0)  # no row is chosen for being likely
 _COUNTED = pa.schema(
     [
         *((name, pa.binary()) for name in ("counts", "sizes", "compared", "rest")),
@@ -65,7 +72,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ShardScope:
     """The rows that are compared: `part`, in the ranges of `window` and besides; None: all rows."""
 
     part: PartRows | None = None
@@ -79,7 +86,7 @@ class Shards:
 
     copy: WorkingCopy = field(repr=False)
     plan: GroupPlan
-    chosen: Chosen
+    chosen: ShardScope
     costs: tuple[int, int]
     rows_max: int
     each: tuple[Shard, ...]
@@ -91,14 +98,14 @@ class Shards:
             LimitExceeded: its keys have more bytes than a source holds.
         """
         shard, recipe = self.each[number], self.copy.layout.recipe
-        whole = InKeyTiles(recipe, (), (True,))
+        whole = RowsInKeyTiles(recipe, (), (True,))
         part = self.chosen.part or PartRows(NOBODY, whole)
         inside = whole if self.chosen.window is None else self.chosen.window.inside
         ranges = tuple(
             KeyRange(*(None if key is None else key_text(key, recipe) for key in ends))
             for ends in clipped(inside, shard.lower, shard.upper)
         )
-        within = InKeyTiles.between(recipe, shard.lower, shard.upper)
+        within = RowsInKeyTiles.between(recipe, shard.lower, shard.upper)
         window = KeyWindow(ranges, inside, None)
         part = replace(part, within=within)
         return key_parts.reduce(self.copy, self.plan, part, window, self.costs, rows_max=rows_max)
@@ -117,10 +124,10 @@ class ShardedSide:
     first: GroupSide
     compared: Digest
     rest: Digest
-    turn: Turn
+    turn: NextPartNote
     updates_left: float
 
-    def open(self, talk: Talk) -> Outcome:
+    def open(self, talk: RelationExchange) -> Outcome:
         """Compare one shard after the other.
 
         Raises:
@@ -145,7 +152,7 @@ class ShardedSide:
 def reduce(
     copy: WorkingCopy,
     plan: GroupPlan,
-    chosen: Chosen,
+    chosen: ShardScope,
     costs: tuple[int, int],
     *,
     rows_max: int = ROWS_MAX,
@@ -189,13 +196,13 @@ def reduce(
 
 
 def clipped(
-    inside: InKeyTiles, lower: bytes | None, upper: bytes | None
+    inside: RowsInKeyTiles, lower: bytes | None, upper: bytes | None
 ) -> list[tuple[bytes | None, bytes | None]]:
     """Return the chosen ranges of keys that lie between two keys, ascending; None: no bound."""
     order, ranges = KeyOrder(inside.recipe), list[tuple[bytes | None, bytes | None]]()
 
     def is_less(one: bytes, other: bytes) -> bool:
-        return order.ascends(Keys.of_bytes([one, other]))
+        return order.ascends(KeyBuffer.of_bytes([one, other]))
 
     edges = (None, *inside.bounds, None)
     for begin, end, is_chosen in zip(edges[:-1], edges[1:], inside.chosen, strict=True):
@@ -211,7 +218,7 @@ def clipped(
 def _bounds(copy: WorkingCopy, keys: Sequence[bytes], count: int) -> list[bytes]:
     """Return at most count − 1 distinct keys of a sample, which divide it evenly, ascending."""
     order, distinct = KeyOrder(copy.layout.recipe), [*dict.fromkeys(keys)]
-    at = order.sorted(Keys.of_bytes(distinct))
+    at = order.sorted(KeyBuffer.of_bytes(distinct))
     places = np.unique(np.arange(1, count) * len(at) // count)
     return [distinct[int(at[place])] for place in places if place]
 
@@ -244,15 +251,17 @@ def _count(
 def _counted(copy: WorkingCopy, part: PartRows | None, bounds: tuple[bytes, ...]) -> Function:
     recipe, salt, outlook = copy.layout.recipe, copy.salt, copy.outlook
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        order, edges = KeyOrder(recipe), Keys.of_bytes(bounds)
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
+        order, edges = KeyOrder(recipe), KeyBuffer.of_bytes(bounds)
         counts, sizes = (np.zeros(len(bounds) + 1, np.int64) for _ in range(2))
         compared, rest, left = Digest(), Digest(), 0.0
         for batch in (piece.batch for piece in pieces):
             hi, lo = (numbers(batch, i).view(np.uint64) for i in (1, 2))
             p, mixed = assignment.probabilities(batch, outlook), mix(salt, hi, lo)
             chosen = assignment.chosen_rows(part, batch, p, salt)
-            inside, outside = (Mixed(mixed.m0[some], mixed.m1[some]) for some in (chosen, ~chosen))
+            inside, outside = (
+                MixedFingerprints(mixed.m0[some], mixed.m1[some]) for some in (chosen, ~chosen)
+            )
             compared += inside.digest()
             rest += outside.digest()
             left += float(p[~chosen].sum())
@@ -278,15 +287,15 @@ def _check_snapshot(first: Outcome, latest: Outcome) -> None:
 
 def _joined(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcomes of all shards as one."""
-    difference: Equal | BelowKeys = Equal()
-    if not all(isinstance(outcome.difference, Equal) for outcome in outcomes):
+    difference: NoDifference | BelowKeys = NoDifference()
+    if not all(isinstance(outcome.difference, NoDifference) for outcome in outcomes):
         difference = _below(np.unique(np.concatenate([_replaced(outcome) for outcome in outcomes])))
     return joined(outcomes, difference, Method.GROUP, is_one_snapshot=True)
 
 
 def _replacing(outcome: Outcome) -> Outcome:
     """Return the outcome of a shard, which holds no more of our rows than those to be replaced."""
-    if isinstance(outcome.difference, Equal):
+    if isinstance(outcome.difference, NoDifference):
         return outcome
     return replace(outcome, difference=_below(np.sort(_replaced(outcome))))
 
@@ -299,7 +308,7 @@ def _below(positions: Integers) -> BelowKeys:
 def _replaced(outcome: Outcome) -> Integers:
     """Return the positions of our rows that a shard replaces or deletes, int64 [n]."""
     match outcome.difference:
-        case Equal():
+        case NoDifference():
             return np.zeros(0, np.int64)
         case ListedRows(rows):
             return rows.positions

@@ -23,8 +23,8 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.tasks.digests import list_rows
 from warehouse_agent.tasks.key_lookup import fits
-from warehouse_agent.tasks.rewrites.replaced_rows import ByPosition, files_holding, rewrite
-from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.rewrites.replaced_rows import RowsByPosition, files_holding, rewrite
+from warehouse_agent.tasks.row_statistics import StatisticsStamp
 
 Parts = tuple[list[DataFile], list[DataFile]]
 # Returns files without the rows that a folder newer than this number has, and files with only
@@ -33,7 +33,11 @@ Replaced = Callable[[Sequence[DataFile], int], Parts]
 
 
 def merge(
-    job: Job, files: Sequence[DataFile], layout: Layout, folders: Sequence[str], stamp: Stamp
+    job: Job,
+    files: Sequence[DataFile],
+    layout: Layout,
+    folders: Sequence[str],
+    stamp: StatisticsStamp,
 ) -> tuple[DataFile, ...]:
     """Return files of the working copy with the rows of staged folders, the oldest folder first.
 
@@ -67,7 +71,7 @@ def _by_position(job: Job, came: Sequence[Sequence[DataFile]], layout: Layout) -
         gone = positions[newest > number]
         if not files or not len(gone):
             return list(files), []
-        removal, ends = ByPosition(gone), (int(gone[0]), int(gone[-1]))
+        removal, ends = RowsByPosition(gone), (int(gone[0]), int(gone[-1]))
         hit = files_holding(job.steps, [f for f in files if f.meets(*ends)], layout, removal)
         if not hit:
             return list(files), []

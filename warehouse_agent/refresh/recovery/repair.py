@@ -34,7 +34,7 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage, quantiles
-from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.tasks.quantiles import Samples
 from warehouse_agent.tasks.steps import Steps
 
@@ -153,7 +153,7 @@ def positions(steps: Steps, base: Snapshot, samples: int) -> Samples:
     return quantiles.joined(sampled)
 
 
-def without_feed(store: Store, name: str, feed: Feed, base: Snapshot) -> Feed:
+def without_feed(store: Store, name: str, feed: VersionFeed, base: Snapshot) -> VersionFeed:
     """Remove the feed of a version that lost files; return the changes that are certain.
 
     In `feed` each lost row that came again is an insert. So at least the inserts above the number
@@ -164,7 +164,7 @@ def without_feed(store: Store, name: str, feed: Feed, base: Snapshot) -> Feed:
             store.remove(PRIVATE, "changes", name, *feed.folder.split("/"))
     new = feed.counts.get("insert", 0) - base.rows_lost
     gone = feed.counts.get("delete", 0) - min(new, 0)
-    return Feed(counts=feed.counts | {"insert": max(new, 0), "delete": gone})
+    return VersionFeed(counts=feed.counts | {"insert": max(new, 0), "delete": gone})
 
 
 def _refuse_many(name: str, base: Snapshot, wrong: dict[str, str]) -> None:

@@ -35,8 +35,8 @@ from dataclasses import replace
 from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
 from driftline.rows.digests import Digest, Salt
 
-from warehouse_agent.failpoints import Point
-from warehouse_agent.history.notes import Head
+from warehouse_agent.failpoints import WarehouseFailpoint
+from warehouse_agent.history.notes import HeadNote
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import KeyFile
@@ -45,17 +45,17 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, OtherVersion, Snapshot
 from warehouse_agent.tasks import digests, file_damage
-from warehouse_agent.tasks.proof import Total, fingerprinted, read_back
+from warehouse_agent.tasks.proof import VersionTotal, fingerprinted, read_back
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.steps import Steps
 
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
 
 
-def left(job: Job, base: Snapshot | None, version: int) -> Head:
+def left(job: Job, base: Snapshot | None, version: int) -> HeadNote:
     """Return the note of the newest version after a refresh, for `checked`."""
     newest = base or _newest(job)
-    return Head(newest.table, version)
+    return HeadNote(newest.table, version)
 
 
 def refuse(name: str, head: Snapshot, noted: int) -> None:
@@ -94,7 +94,7 @@ def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
     if noted is None:
         return head
     job.staging.clear()  # compared with versions that are gone
-    again = replace(job.notes.unchecked(), head=Head(head.table, noted, is_renumbered=True))
+    again = replace(job.notes.unchecked(), head=HeadNote(head.table, noted, is_renumbered=True))
     job.notes = job.notes.unchecked() if noted < head.version else again
     job.write_notes()
     return head if noted < head.version else _numbered(job, head, upto=noted)
@@ -173,7 +173,7 @@ def _taken_up(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot:
     job.notes = job.notes.unchecked()
     job.write_notes()
     formats.put_back(job.store, job.name, head)
-    Point.VERSION_REPUBLISHED.reach()
+    WarehouseFailpoint.VERSION_REPUBLISHED.reach()
     return _newest(job)
 
 
@@ -199,7 +199,7 @@ def _adopted(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot | str:
     base = replace(head, version=other.version, files=other.files, pin=other.pin, other=None)
     theirs = _theirs(head, other)
     formats.commit(job.store, job.name, NewVersion(base, head.layout, written, theirs, record))
-    Point.VERSION_REPUBLISHED.reach()
+    WarehouseFailpoint.VERSION_REPUBLISHED.reach()
     newest = _newest(job)
     job.notes = job.notes.moved(head, newest)
     job.write_notes()
@@ -233,13 +233,13 @@ def _read(
     def stored(files: Sequence[DataFile], salt: Salt) -> Digest:
         return digests.total(steps, files, head.layout, salt) if files else Digest()
 
-    known = Total.from_json(head.record.total)
+    known = VersionTotal.from_json(head.record.total)
     try:
         if known is None:  # the release of the golden warehouse noted none
             if file_damage.absent(store, name, head.files):
                 return "an older release published it, and its files are gone: nobody can compare"
             salt = Salt.fresh()
-            known = Total(salt, stored(head.files, salt))
+            known = VersionTotal(salt, stored(head.files, salt))
         digest = stored(kept, known.salt)
         if theirs:
             digest += digest_of(theirs, known.salt)
@@ -259,7 +259,7 @@ def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
         record = formats.same_rows(newest.record, restored=head.version)
         new = NewVersion(newest, newest.layout, added=(), removed=(), record=record)
         formats.commit(job.store, job.name, new)
-        Point.VERSION_REPUBLISHED.reach()
+        WarehouseFailpoint.VERSION_REPUBLISHED.reach()
         newest = _newest(job)
     return newest
 

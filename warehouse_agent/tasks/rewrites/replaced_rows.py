@@ -25,9 +25,9 @@ from driftline.rows.digests import Salt, mix
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.difference import BelowKeys, Emptied
+from warehouse_agent.tasks.difference import BelowKeys, EmptiedZones
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -43,7 +43,7 @@ Removal = Callable[[Integers, Integers, Integers], Bools]
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class RewrittenFiles:
     """The files of the next version.
 
     Attributes:
@@ -66,7 +66,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class ByHash:
+class RowsByHash:
     """Rows by row hash, uint64 [n] ascending, and position, int64 [n]."""
 
     hashes: U64
@@ -91,7 +91,7 @@ class ByHash:
 
 
 @dataclass(frozen=True, slots=True)
-class ByK:
+class RowsByK:
     """Rows below these k, uint64 [n] ascending, that a sketch decoded."""
 
     ks: U64
@@ -109,7 +109,7 @@ class ByK:
 
 
 @dataclass(frozen=True, slots=True)
-class ByPosition:
+class RowsByPosition:
     """Rows at these positions, int64 [n] ascending, n > 0."""
 
     positions: Integers
@@ -126,11 +126,11 @@ class ByPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class InTiles:
+class RowsInTiles:
     """Every row in emptied zones, and listed rows of other tiles."""
 
-    emptied: Emptied
-    listed: ByHash
+    emptied: EmptiedZones
+    listed: RowsByHash
 
     def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools:
         is_gone: Bools = self.emptied.holds(where) | self.listed(where, hi, lo)
@@ -163,7 +163,7 @@ def touched_files(files: Sequence[DataFile], hit: Sequence[DataFile]) -> list[Da
 def files_holding(steps: Steps, files: Files, layout: Layout, removal: Removal) -> list[DataFile]:
     """Return the files that hold rows to remove; one step."""
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         paths: set[str] = set()
         for piece in pieces:
             lanes = (numbers(piece.batch, i) for i in range(3))
@@ -211,7 +211,7 @@ def _rewrite(folder: str, layout: Layout, removal: Removal | None) -> Function:
     names = layout.file_schema.names
     lanes = [names.index(name) for name in layout.lane_schema.names]
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         schema, key = layout.file_schema, layout.integer_key
         with Sink(folder, "kept", schema, key) as kept, Sink(folder, _GONE, schema, key) as before:
             for piece in pieces:

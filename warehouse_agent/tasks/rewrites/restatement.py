@@ -16,7 +16,7 @@ from warehouse_agent.columns.layout import STATISTICS, Layout
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -65,7 +65,7 @@ def _kept(old: Layout, new: Layout) -> list[str | None]:
 def _restate(folder: str, sources: Sequence[str | None], layout: Layout, key: KeyFile) -> Function:
     data = [layout.file_schema.field(name) for name in layout.data_names]
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         fingerprints = key.fingerprints(layout.recipe)
         seed = key.position_seed()
         with Sink(folder, "restated", layout.file_schema, layout.integer_key) as out:

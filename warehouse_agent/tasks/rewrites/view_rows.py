@@ -23,10 +23,10 @@ from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import change_feed
-from warehouse_agent.tasks.change_feed import OPERATIONS, Feed
+from warehouse_agent.tasks.change_feed import OPERATIONS, VersionFeed
 from warehouse_agent.tasks.digests import check_rows
 from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER, touched_files
-from warehouse_agent.tasks.scan import Function, Piece, read_batches, scan
+from warehouse_agent.tasks.scan import FilePiece, Function, read_batches, scan
 from warehouse_agent.tasks.steps import DIGESTS_FACTOR, Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -57,7 +57,7 @@ class AffectedLineage:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemainingFiles:
     """Files of a view after its affected rows went.
 
     Attributes:
@@ -80,7 +80,7 @@ def remove(
     files: Sequence[DataFile],
     layout: ViewLayout,
     affected: AffectedLineage,
-) -> Removed:
+) -> RemainingFiles:
     """Write the files that hold affected rows again without them, into a new folder.
 
     Raises:
@@ -91,7 +91,7 @@ def remove(
         hit = _holding(steps, files, layout, affected)
     touched = touched_files(files, hit)
     if not touched:
-        return Removed(tuple(files), (), (), ())
+        return RemainingFiles(tuple(files), (), (), ())
     store.make_folder(name, folder, BEFORE_FOLDER)
     function = _remove(store.uri(name, folder), layout, affected)
     size = steps.size_of_rows(touched)
@@ -100,7 +100,7 @@ def remove(
     check_rows(touched, sum(f.rows for f in new_files))
     out = set(touched)
     before = f"{folder}/{_GONE}"
-    return Removed(
+    return RemainingFiles(
         tuple(f for f in files if f not in out),
         tuple(touched),
         tuple(f for f in new_files if not f.path.startswith(before)),
@@ -109,7 +109,7 @@ def remove(
 
 
 def _remove(folder: str, layout: ViewLayout, affected: AffectedLineage) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         schema = layout.arrow_schema
         with Sink(folder, "kept", schema) as kept, Sink(folder, _GONE, schema) as gone:
             for batch in (piece.batch for piece in pieces):
@@ -129,7 +129,7 @@ def _holding(
     names = [name for columns, keys in affected.keys if len(keys) for name in columns]
     read = pa.schema([layout.arrow_schema.field(name) for name in names])
 
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         paths: set[str] = set()
         for piece in pieces:
             if piece.file not in paths and affected.holds(piece.batch).any():
@@ -143,7 +143,7 @@ def _holding(
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class RowPairs:
     """Affected rows before and after, paired by lineage: indices of rows, int64 [n] each.
 
     `updated` are rows whose values differ: in order, index before and index after.
@@ -177,7 +177,7 @@ def have_own_lineage(rows: pa.Table, layout: ViewLayout) -> bool:
     return bool(lineage.group_by([*layout.lineage_names]).aggregate([]).num_rows == len(rows))
 
 
-def paired(before: pa.Table, after: pa.Table, layout: ViewLayout) -> Pairs:
+def paired(before: pa.Table, after: pa.Table, layout: ViewLayout) -> RowPairs:
     """Match rows before and after; each lineage occurs once on a side (`have_own_lineage`)."""
     keys = [*layout.lineage_names]
     sides = [
@@ -196,7 +196,7 @@ def paired(before: pa.Table, after: pa.Table, layout: ViewLayout) -> Pairs:
     differ = np.zeros(len(old), np.bool_)
     for column in layout.data_names:
         differ |= ~_same(before[column].take(pa.array(old)), after[column].take(pa.array(new)))
-    return Pairs(
+    return RowPairs(
         before,
         after,
         np.sort(at["before"][~is_there["after"]]),
@@ -224,7 +224,9 @@ def _same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Bools:
     return is_equal
 
 
-def write_feed(store: Store, name: str, version: int, pairs: Pairs, layout: ViewLayout) -> Feed:
+def write_feed(
+    store: Store, name: str, version: int, pairs: RowPairs, layout: ViewLayout
+) -> VersionFeed:
     """Write the change feed of a version: `_op`, the data columns, and the lineage.
 
     Raises:
@@ -246,7 +248,7 @@ def write_feed(store: Store, name: str, version: int, pairs: Pairs, layout: View
             for batch in images.add_column(0, "_op", ops).combine_chunks().to_batches():
                 sink.add(batch.cast(schema))
         files = [row["path"][0].as_py() for row in sink.finish()]
-    return Feed(folder, tuple(files), pairs.counts)
+    return VersionFeed(folder, tuple(files), pairs.counts)
 
 
 def feed_schema(layout: ViewLayout) -> pa.Schema:

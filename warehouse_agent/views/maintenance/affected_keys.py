@@ -9,7 +9,7 @@ feeds see no column that is not theirs. The feed of a view has the lineage besid
 A subset would be wrong, and silently so. Therefore feeds serve only if it is certain that they are
 all: the version that the view was made of is still the one in the log (its stamp), every version
 after it names a feed whose files are there, and the images in it are as many as its record says.
-Else the answer is `NoFeed`, with the reason, and the view is recomputed.
+Else the answer is `MissingFeed`, with the reason, and the view is recomputed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import VersionRecord
 from warehouse_agent.tasks.change_feed import OPERATIONS
 from warehouse_agent.tasks.scan import read_batches
-from warehouse_agent.tasks.semi_join import LINEAGE_PART, ChangedKeys, Selected
-from warehouse_agent.views.evaluate import Input, stamp_of
+from warehouse_agent.tasks.semi_join import LINEAGE_PART, ChangedKeys, SelectedRows
+from warehouse_agent.views.evaluate import PinnedInput, stamp_of
 
 CHANGED_ROWS_MAX = 4_000_000  # of an input: their keys are held in memory, and go to every task
 VERSIONS_MAX = 1_000  # between two; each is a file of the log
@@ -38,7 +38,7 @@ _INSERT, _, _UPDATE, _ = OPERATIONS
 
 
 @dataclass(frozen=True, slots=True)
-class NoFeed:
+class MissingFeed:
     """The changed keys cannot be known. `why`: a phrase for a person."""
 
     why: str
@@ -54,7 +54,7 @@ class FeedFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class InputChanges:
     """The rows of an input that changed since a version.
 
     Attributes:
@@ -86,7 +86,9 @@ def made_of(store: Store, inputs: Mapping[str, int]) -> dict[str, str]:
     }
 
 
-def feeds_since(store: Store, one: Input, record: VersionRecord) -> tuple[FeedFiles, ...] | NoFeed:
+def feeds_since(
+    store: Store, one: PinnedInput, record: VersionRecord
+) -> tuple[FeedFiles, ...] | MissingFeed:
     """Return the feeds between the version that a view was made of and the version now.
 
     Args:
@@ -94,22 +96,24 @@ def feeds_since(store: Store, one: Input, record: VersionRecord) -> tuple[FeedFi
     """
     since, stamp = (record.inputs or {}).get(one.name), (record.made_of or {}).get(one.name)
     if since is None or stamp is None:
-        return NoFeed(f"which version of {one.name} the view was made of is not recorded")
+        return MissingFeed(f"which version of {one.name} the view was made of is not recorded")
     if since == one.version and one.stamp == stamp:
         return ()
     if one.version <= since:
-        return NoFeed(f"{one.name} began anew")
+        return MissingFeed(f"{one.name} began anew")
     if one.version - since > VERSIONS_MAX:
-        return NoFeed(f"{one.name} has {one.version - since:,} versions since")
+        return MissingFeed(f"{one.name} has {one.version - since:,} versions since")
     try:
         base = formats.any_head(store, one.name, version=since)
         if base is None or stamp_of(base) != stamp:
-            return NoFeed(f"version {since} of {one.name} is not the one that the view was made of")
+            return MissingFeed(
+                f"version {since} of {one.name} is not the one that the view was made of"
+            )
         feeds: list[FeedFiles] = []
         version = one.version
         while version > since:
             feed = _feed(store, one, version)
-            if isinstance(feed, NoFeed):
+            if isinstance(feed, MissingFeed):
                 return feed
             if isinstance(feed, int):  # what lies between is another program's maintenance
                 version = feed
@@ -117,13 +121,13 @@ def feeds_since(store: Store, one: Input, record: VersionRecord) -> tuple[FeedFi
             feeds.insert(0, feed)
             version -= 1
     except DriftlineError as error:
-        return NoFeed(f"the log of {one.name} cannot be read: {error.message}")
+        return MissingFeed(f"the log of {one.name} cannot be read: {error.message}")
     if (rows := sum(feed.rows for feed in feeds)) > CHANGED_ROWS_MAX:
-        return NoFeed(f"{counted(rows, 'row')} of {one.name} changed")
+        return MissingFeed(f"{counted(rows, 'row')} of {one.name} changed")
     return tuple(feeds)
 
 
-def changes_in(feeds: Sequence[FeedFiles], form: Selected) -> Changes | NoFeed:
+def changes_in(feeds: Sequence[FeedFiles], form: SelectedRows) -> InputChanges | MissingFeed:
     """Read feeds: the keys of all changed rows, and columns of their images.
 
     Args:
@@ -137,17 +141,19 @@ def changes_in(feeds: Sequence[FeedFiles], form: Selected) -> Changes | NoFeed:
         for feed in feeds:
             some = [batch for uri in feed.uris for batch in read_batches(uri, wanted)]
             if sum(map(len, some)) != feed.images:
-                return NoFeed("a change feed has not the number of images that its version says")
+                return MissingFeed(
+                    "a change feed has not the number of images that its version says"
+                )
             batches += some
     except DriftlineError as error:
-        return NoFeed(f"a change feed cannot be read: {error.message}")
+        return MissingFeed(f"a change feed cannot be read: {error.message}")
     images = pa.Table.from_batches(batches, wanted).combine_chunks()
     (batch,) = images.to_batches() or [_empty(wanted)]
     lineage = form.lineage(batch)
     keys = _searched(batch, form.identifying, KeySet.of(lineage))
     is_after = pc.is_in(images["_op"], value_set=pa.array([_INSERT, _UPDATE]))
     after = images.filter(is_after).select([*form.columns])
-    return Changes(keys, _distinct(lineage), after)
+    return InputChanges(keys, _distinct(lineage), after)
 
 
 def _searched(batch: pa.RecordBatch, key: tuple[str, ...], keys: KeySet) -> ChangedKeys:
@@ -172,7 +178,7 @@ def _distinct(lineage: Sequence[pa.Array]) -> pa.RecordBatch:
     return batch
 
 
-def _feed(store: Store, one: Input, version: int) -> FeedFiles | NoFeed | int:
+def _feed(store: Store, one: PinnedInput, version: int) -> FeedFiles | MissingFeed | int:
     """Return the feed of a version of an input; or the earlier version that has the same rows."""
     if version == one.version and one.feed is not None:
         counts = one.feed.counts
@@ -181,17 +187,17 @@ def _feed(store: Store, one: Input, version: int) -> FeedFiles | NoFeed | int:
     else:
         snapshot = formats.any_head(store, one.name, version=version)
         if snapshot is None:
-            return NoFeed(f"the log of {one.name} has no version {version}")
+            return MissingFeed(f"the log of {one.name} has no version {version}")
         record = snapshot.record
         if record.adopted is not None:
             return record.adopted
         updated, inserted, deleted = record.rows_updated, record.rows_inserted, record.rows_deleted
         folder, files = record.changes, record.changes_files
     if folder is None or (inserted + updated + deleted and not all(files)):
-        return NoFeed(f"version {version} of {one.name} has no change feed")
+        return MissingFeed(f"version {version} of {one.name} has no change feed")
     place = (PRIVATE, "changes", one.name, *folder.split("/"))
     if not {*files} <= {file for file, _ in store.files(*place)}:
-        return NoFeed(f"the change feed of version {version} of {one.name} was removed")
+        return MissingFeed(f"the change feed of version {version} of {one.name} was removed")
     uris = tuple(store.uri(*place, file) for file in files)
     return FeedFiles(uris, inserted + 2 * updated + deleted, inserted + updated + deleted)
 

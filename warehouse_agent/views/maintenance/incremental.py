@@ -41,20 +41,20 @@ from warehouse_agent.report import counted
 from warehouse_agent.storage.data_files import DataFile, written_files
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks import semi_join
-from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.tasks.rewrites import view_rows
 from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER
 from warehouse_agent.tasks.rewrites.view_rows import (
     PAIRED_BYTES_MAX,
     AffectedLineage,
-    Removed,
+    RemainingFiles,
     have_own_lineage,
 )
 from warehouse_agent.tasks.scan import read_batches
-from warehouse_agent.tasks.semi_join import CHANGED, FOUND_BY, Condition, Selected
+from warehouse_agent.tasks.semi_join import CHANGED, FOUND_BY, CodeCondition, SelectedRows
 from warehouse_agent.tasks.write import Sink
 from warehouse_agent.views.evaluate import (
-    Input,
+    PinnedInput,
     evaluated_over,
     java_of,
     lineage_names,
@@ -64,16 +64,21 @@ from warehouse_agent.views.evaluate import (
     session_of,
 )
 from warehouse_agent.views.maintenance import join_graph, pairing, slice_proof
-from warehouse_agent.views.maintenance.affected_keys import Changes, FeedFiles, NoFeed, changes_in
+from warehouse_agent.views.maintenance.affected_keys import (
+    FeedFiles,
+    InputChanges,
+    MissingFeed,
+    changes_in,
+)
 from warehouse_agent.views.maintenance.join_graph import (
-    FromChanges,
-    Message,
-    Probe,
+    ChangesStep,
+    EdgeMessage,
+    ProbeStep,
     Reduction,
-    Select,
+    SelectionStep,
 )
 from warehouse_agent.views.maintenance.next_version import (
-    Checked,
+    CheckedRows,
     Computed,
     NextVersion,
     UnchangedView,
@@ -81,14 +86,14 @@ from warehouse_agent.views.maintenance.next_version import (
 from warehouse_agent.views.maintenance.pairing import REPORT
 from warehouse_agent.views.maintenance.recompute import refuse_changed
 from warehouse_agent.views.maintenance.view_job import ViewJob
-from warehouse_agent.views.query import Query, Resolved, resolve
+from warehouse_agent.views.query import Query, ResolvedColumns, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
-class Feasible:
+class MaintainableView:
     """A view that can be maintained by affected keys.
 
     Attributes:
@@ -101,7 +106,7 @@ class Feasible:
     """
 
     base: ViewSnapshot
-    forms: tuple[Selected, ...]
+    forms: tuple[SelectedRows, ...]
     feeds: Mapping[str, tuple[FeedFiles, ...]]
     reduction: Reduction | None
     slice: int
@@ -116,16 +121,16 @@ class Feasible:
 def feasible(
     name: str,
     query: Query,
-    inputs: Sequence[Input],
+    inputs: Sequence[PinnedInput],
     base: ViewSnapshot,
     feeds: Mapping[str, tuple[FeedFiles, ...]],
     slice_: int,
     java: str | None,
-) -> Feasible:
+) -> MaintainableView:
     """Decide how a view is maintained by affected keys, without reading rows.
 
     Args:
-        slice_, java: as in `Feasible`.
+        slice_, java: as in `MaintainableView`.
     """
     where = f"views.{name}.query"
     resolved = resolve(query, [i.layout.data_names for i in inputs], where=where)
@@ -134,15 +139,15 @@ def feasible(
     reduction = None
     if any(one.is_changed for one in occurrences):
         reduction = join_graph.reduction(_edges(resolved, occurrences), occurrences)
-    return Feasible(base, forms, feeds, reduction, slice_, java)
+    return MaintainableView(base, forms, feeds, reduction, slice_, java)
 
 
 def graph_of(
-    inputs: Sequence[Input], changed: Mapping[str, bool]
-) -> tuple[join_graph.Occurrence, ...]:
+    inputs: Sequence[PinnedInput], changed: Mapping[str, bool]
+) -> tuple[join_graph.OccurrenceFacts, ...]:
     """Return the occurrences of a join graph; `changed`: by name of input."""
     return tuple(
-        join_graph.Occurrence(
+        join_graph.OccurrenceFacts(
             _types(one.layout),
             one.layout.integer_key,
             sum(f.rows for f in one.files),
@@ -152,7 +157,7 @@ def graph_of(
     )
 
 
-def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
+def maintain(job: ViewJob, plan: MaintainableView) -> Computed | MissingFeed:
     """Compute the next version of a view from the rows that changed.
 
     Returns:
@@ -175,13 +180,15 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
     java = java_of(spark)
     if java is None or java != plan.java:
         was = f"by Java {plan.java}" if plan.java else "by a Java that is not known"
-        return NoFeed(f"it was computed {was}, and this is Java {java}, whose texts may differ")
+        return MissingFeed(
+            f"it was computed {was}, and this is Java {java}, whose texts may differ"
+        )
     attempt = f"data-{uuid.uuid4().hex[:12]}"
     temporary, folders = f"{attempt}-reduced", (f"{attempt}-kept", f"{attempt}-view")
     try:
         with job.phase("reduce"):
             changes = _changes(job, plan)
-            if isinstance(changes, NoFeed):
+            if isinstance(changes, MissingFeed):
                 return changes
             selected = _Reducer(job, plan, changes, temporary).run(plan.reduction)
         with job.phase("join"):
@@ -203,8 +210,8 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
     return computed
 
 
-def _form(one: Input, used: frozenset[str]) -> Selected:
-    return Selected(one.layout, tuple(n for n in one.layout.data_names if n in used))
+def _form(one: PinnedInput, used: frozenset[str]) -> SelectedRows:
+    return SelectedRows(one.layout, tuple(n for n in one.layout.data_names if n in used))
 
 
 def _types(layout: Layout | ViewLayout) -> dict[str, str]:
@@ -214,24 +221,24 @@ def _types(layout: Layout | ViewLayout) -> dict[str, str]:
 
 
 def _edges(
-    resolved: Resolved, occurrences: Sequence[join_graph.Occurrence]
-) -> tuple[join_graph.Edge, ...]:
+    resolved: ResolvedColumns, occurrences: Sequence[join_graph.OccurrenceFacts]
+) -> tuple[join_graph.JoinEdge, ...]:
     return join_graph.edges(resolved.equalities, occurrences)
 
 
-def _changes(job: ViewJob, plan: Feasible) -> list[Changes] | NoFeed:
+def _changes(job: ViewJob, plan: MaintainableView) -> list[InputChanges] | MissingFeed:
     """Return the changes of each occurrence."""
     all_changes = []
     for one, form in zip(job.inputs, plan.forms, strict=True):
         changes = changes_in(plan.feeds[one.name], form)
-        if isinstance(changes, NoFeed):
+        if isinstance(changes, MissingFeed):
             return changes
         all_changes.append(changes)
     return all_changes
 
 
 def _affected(
-    inputs: Sequence[Input], layout: ViewLayout, changes: Sequence[Changes]
+    inputs: Sequence[PinnedInput], layout: ViewLayout, changes: Sequence[InputChanges]
 ) -> AffectedLineage:
     """Return which rows of the view were made of a changed row."""
     names = iter(layout.lineage_names)
@@ -245,33 +252,33 @@ class _Reducer:
     """Carries out a `Reduction`; keeps the messages that were sent."""
 
     def __init__(
-        self, job: ViewJob, plan: Feasible, changes: Sequence[Changes], folder: str
+        self, job: ViewJob, plan: MaintainableView, changes: Sequence[InputChanges], folder: str
     ) -> None:
         """`folder`: of the view's table, for the selected rows."""
         self._job, self._plan, self._changes, self._folder = job, plan, changes, folder
-        self._sent: dict[Message, CodeSet] = {}
+        self._sent: dict[EdgeMessage, CodeSet] = {}
 
     def run(self, reduction: Reduction) -> list[list[DataFile] | None]:
         """Return the files of the selected rows of each occurrence; None: it is needed whole."""
         selected: list[list[DataFile] | None] = [None] * len(self._job.inputs)
         for step in reduction.steps:
             match step:
-                case FromChanges(sends):
+                case ChangesStep(sends):
                     columns = sends.edge.of(sends.sender)
                     self._send(sends, self._changes[sends.sender].codes(columns))
-                case Probe():
+                case ProbeStep():
                     self._probe(step)
-                case Select():
+                case SelectionStep():
                     selected[step.occurrence] = self._select(step)
         return selected
 
-    def _send(self, message: Message, code_set: CodeSet) -> None:
+    def _send(self, message: EdgeMessage, code_set: CodeSet) -> None:
         self._sent[message] = code_set
 
-    def _conditions(self, end: int, messages: Sequence[Message]) -> list[Condition]:
-        return [Condition(m.edge.of(end), self._sent[m]) for m in messages]
+    def _conditions(self, end: int, messages: Sequence[EdgeMessage]) -> list[CodeCondition]:
+        return [CodeCondition(m.edge.of(end), self._sent[m]) for m in messages]
 
-    def _probe(self, step: Probe) -> None:
+    def _probe(self, step: ProbeStep) -> None:
         sender, columns = step.sends.sender, step.sends.edge.of(step.sends.sender)
         code_set = semi_join.matching_codes(
             self._job.steps,
@@ -284,7 +291,7 @@ class _Reducer:
             code_set = CodeSet.of(code_set.codes, self._changes[sender].codes(columns).codes)
         self._send(step.sends, code_set)
 
-    def _select(self, step: Select) -> list[DataFile]:
+    def _select(self, step: SelectionStep) -> list[DataFile]:
         job, end = self._job, step.occurrence
         files = semi_join.select(
             job.steps,
@@ -300,11 +307,11 @@ class _Reducer:
             self._send_on(step, files)
         return files
 
-    def _send_on(self, step: Select, files: Sequence[DataFile]) -> None:
+    def _send_on(self, step: SelectionStep, files: Sequence[DataFile]) -> None:
         """Send values of selected rows, but for those that came along the same edge alone."""
         form = self._plan.forms[step.occurrence]
         bits = {message.edge: 1 << i for i, message in enumerate(step.messages)}
-        parts: dict[Message, list[np.ndarray]] = {message: [] for message in step.sends}
+        parts: dict[EdgeMessage, list[np.ndarray]] = {message: [] for message in step.sends}
         for file in files:
             for batch in read_batches(file.uri, form.schema):
                 found_by = batch.column(FOUND_BY).to_numpy()
@@ -322,8 +329,8 @@ class _Reducer:
 def _joined(
     job: ViewJob,
     own: SparkSession,
-    plan: Feasible,
-    changes: Sequence[Changes],
+    plan: MaintainableView,
+    changes: Sequence[InputChanges],
     selected: Sequence[list[DataFile] | None],
     folders: tuple[str, str],
 ) -> list[DataFile]:
@@ -350,7 +357,9 @@ def _joined(
     return written_files(job.store, job.name, folders[1], layout)
 
 
-def _whole(job: ViewJob, own: SparkSession, one: Input, changes: Changes, folder: str) -> DataFrame:
+def _whole(
+    job: ViewJob, own: SparkSession, one: PinnedInput, changes: InputChanges, folder: str
+) -> DataFrame:
     """Return all rows of an input, with the flag of those that changed."""
     from pyspark.sql import functions as F
 
@@ -370,7 +379,7 @@ def _whole(job: ViewJob, own: SparkSession, one: Input, changes: Changes, folder
 
 def _applied(
     job: ViewJob,
-    plan: Feasible,
+    plan: MaintainableView,
     affected: AffectedLineage,
     added: Sequence[DataFile],
     folders: tuple[str, str],
@@ -402,12 +411,14 @@ def _applied(
         removed.replaced,
         changes,
         folders,
-        Checked.SLICE,
+        CheckedRows.SLICE,
         plan.java,
     )
 
 
-def _feed(job: ViewJob, base: ViewSnapshot, removed: Removed, added: Sequence[DataFile]) -> Feed:
+def _feed(
+    job: ViewJob, base: ViewSnapshot, removed: RemainingFiles, added: Sequence[DataFile]
+) -> VersionFeed:
     """Write the feed: affected rows before and after, paired by lineage."""
     store, name, layout = job.store, job.name, base.layout
     both = (*removed.gone, *added)
@@ -426,7 +437,7 @@ def _feed(job: ViewJob, base: ViewSnapshot, removed: Removed, added: Sequence[Da
     if counts["insert"] - counts["delete"] != len(after) - len(before):
         raise _not_whole(name, f"{len(before):,} and {len(after):,} rows give {counts}")
     if not any(counts.values()):
-        return Feed(None, (), counts)
+        return VersionFeed(None, (), counts)
     return view_rows.write_feed(store, name, base.version + 1, pairs, layout)
 
 

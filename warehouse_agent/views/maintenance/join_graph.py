@@ -29,7 +29,7 @@ _OF_KEY, _OF_OTHER = 1, 10  # weights of an edge: one side is a key, so few rows
 
 
 @dataclass(frozen=True, slots=True)
-class Occurrence:
+class OccurrenceFacts:
     """The facts about an occurrence on which the decision depends.
 
     Attributes:
@@ -46,7 +46,7 @@ class Occurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class JoinEdge:
     """Equalities between two occurrences, by number; `columns` has those of `ends` in order."""
 
     ends: tuple[int, int]
@@ -62,42 +62,42 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class EdgeMessage:
     """Values that an occurrence sends along an edge."""
 
     sender: int
-    edge: Edge
+    edge: JoinEdge
 
 
 @dataclass(frozen=True, slots=True)
-class FromChanges:
+class ChangesStep:
     """The values of changed rows are sent; no file of the relation is read."""
 
-    sends: Message
+    sends: EdgeMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeStep:
     """Values of changed rows, and of rows that the messages select, are sent."""
 
-    messages: tuple[Message, ...]
-    sends: Message
+    messages: tuple[EdgeMessage, ...]
+    sends: EdgeMessage
     has_changes: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class SelectionStep:
     """Rows of an occurrence are selected for the query: changed rows, and those that the messages
     select. Of the selected, values are sent along each of `sends`, without those that are selected
     because of what came along the same edge."""
 
     occurrence: int
-    messages: tuple[Message, ...]
+    messages: tuple[EdgeMessage, ...]
     has_changes: bool
-    sends: tuple[Message, ...]
+    sends: tuple[EdgeMessage, ...]
 
 
-Step = FromChanges | Probe | Select
+Step = ChangesStep | ProbeStep | SelectionStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ Side = tuple[int, str]  # an occurrence, and one of its columns
 
 
 def edges(
-    equalities: Sequence[tuple[Side, Side]], occurrences: Sequence[Occurrence]
-) -> tuple[Edge, ...]:
+    equalities: Sequence[tuple[Side, Side]], occurrences: Sequence[OccurrenceFacts]
+) -> tuple[JoinEdge, ...]:
     """Return the edges of the join graph, those between the same two occurrences as one."""
     by_ends: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for left, right in equalities:
@@ -125,12 +125,12 @@ def edges(
         if (one, other) not in pairs:
             pairs.append((one, other))
     return tuple(
-        Edge(ends, (tuple(a for a, _ in pairs), tuple(b for _, b in pairs)))
+        JoinEdge(ends, (tuple(a for a, _ in pairs), tuple(b for _, b in pairs)))
         for ends, pairs in by_ends.items()
     )
 
 
-def reduction(edges: Sequence[Edge], occurrences: Sequence[Occurrence]) -> Reduction:
+def reduction(edges: Sequence[JoinEdge], occurrences: Sequence[OccurrenceFacts]) -> Reduction:
     """Return how the rows that the query needs are found. Some occurrence must have changed."""
     changed = {i for i, one in enumerate(occurrences) if one.is_changed}
     tree = _spanning(edges, occurrences)
@@ -145,10 +145,12 @@ def reduction(edges: Sequence[Edge], occurrences: Sequence[Occurrence]) -> Reduc
     return Reduction(tuple(steps), whole)
 
 
-def _spanning(edges: Sequence[Edge], occurrences: Sequence[Occurrence]) -> tuple[Edge, ...]:
+def _spanning(
+    edges: Sequence[JoinEdge], occurrences: Sequence[OccurrenceFacts]
+) -> tuple[JoinEdge, ...]:
     """Return a spanning forest of least weight (Kruskal)."""
 
-    def weight(edge: Edge) -> int:
+    def weight(edge: JoinEdge) -> int:
         is_key = any(occurrences[end].key in edge.of(end) for end in edge.ends)
         return _OF_KEY if is_key else _OF_OTHER
 
@@ -162,7 +164,7 @@ def _spanning(edges: Sequence[Edge], occurrences: Sequence[Occurrence]) -> tuple
     return tuple(chosen)
 
 
-def _components(tree: Sequence[Edge], count: int) -> list[set[int]]:
+def _components(tree: Sequence[JoinEdge], count: int) -> list[set[int]]:
     parts = [{i} for i in range(count)]
     for edge in tree:
         a, b = (next(p for p in parts if end in p) for end in edge.ends)
@@ -170,7 +172,7 @@ def _components(tree: Sequence[Edge], count: int) -> list[set[int]]:
     return parts
 
 
-def _root(part: set[int], tree: Sequence[Edge], occurrences: Sequence[Occurrence]) -> int:
+def _root(part: set[int], tree: Sequence[JoinEdge], occurrences: Sequence[OccurrenceFacts]) -> int:
     """Return the largest occurrence with several edges, which the root alone reads once; else the
     largest."""
     degree = {i: sum(i in edge.ends for edge in tree) for i in part}
@@ -181,41 +183,41 @@ def _root(part: set[int], tree: Sequence[Edge], occurrences: Sequence[Occurrence
 class _Passes:
     """The passes over one tree."""
 
-    tree: Sequence[Edge]
-    occurrences: Sequence[Occurrence]
+    tree: Sequence[JoinEdge]
+    occurrences: Sequence[OccurrenceFacts]
     changed: set[int]
 
     def steps(self, root: int) -> Iterator[Step]:
         yield from self._up(root, None)
         yield from self._down(root, None)
 
-    def _others(self, end: int, but: Edge | None) -> list[Edge]:
+    def _others(self, end: int, but: JoinEdge | None) -> list[JoinEdge]:
         return [edge for edge in self.tree if end in edge.ends and edge is not but]
 
-    def _sends(self, sender: int, edge: Edge) -> bool:
+    def _sends(self, sender: int, edge: JoinEdge) -> bool:
         """Return True if some row on the sender's side of an edge changed."""
         if sender in self.changed:
             return True
         return any(self._sends(e.other(sender), e) for e in self._others(sender, edge))
 
-    def _received(self, end: int, edges: Sequence[Edge]) -> tuple[Message, ...]:
-        return tuple(Message(e.other(end), e) for e in edges if self._sends(e.other(end), e))
+    def _received(self, end: int, edges: Sequence[JoinEdge]) -> tuple[EdgeMessage, ...]:
+        return tuple(EdgeMessage(e.other(end), e) for e in edges if self._sends(e.other(end), e))
 
-    def _up(self, end: int, above: Edge | None) -> Iterator[Step]:
+    def _up(self, end: int, above: JoinEdge | None) -> Iterator[Step]:
         below = self._others(end, above)
         for edge in below:
             yield from self._up(edge.other(end), edge)
         if above is None or not self._sends(end, above):
             return
         if messages := self._received(end, below):
-            yield Probe(messages, Message(end, above), end in self.changed)
+            yield ProbeStep(messages, EdgeMessage(end, above), end in self.changed)
         else:
-            yield FromChanges(Message(end, above))
+            yield ChangesStep(EdgeMessage(end, above))
 
-    def _down(self, end: int, above: Edge | None) -> Iterator[Step]:
+    def _down(self, end: int, above: JoinEdge | None) -> Iterator[Step]:
         below = self._others(end, above)
         messages = self._received(end, self._others(end, None))
-        sends = tuple(Message(end, edge) for edge in below if self._sends(end, edge))
-        yield Select(end, messages, end in self.changed, sends)
+        sends = tuple(EdgeMessage(end, edge) for edge in below if self._sends(end, edge))
+        yield SelectionStep(end, messages, end in self.changed, sends)
         for edge in below:
             yield from self._down(edge.other(end), edge)

@@ -21,15 +21,20 @@ from dataclasses import dataclass, replace
 from driftline.errors import DriftlineError, ProofFailed, RecipeChanged, ViewFailed
 
 from warehouse_agent.config import Maintain
-from warehouse_agent.history.view_notes import Current, ViewNotes
+from warehouse_agent.history.view_notes import ValidInputsNote, ViewNotes
 from warehouse_agent.planning import view_cost
 from warehouse_agent.planning.view_cost import ViewChoice, ViewMethod, ViewWork
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
-from warehouse_agent.views.evaluate import Input, stamp_of
+from warehouse_agent.views.evaluate import PinnedInput, stamp_of
 from warehouse_agent.views.maintenance import incremental
-from warehouse_agent.views.maintenance.affected_keys import FeedFiles, NoFeed, feeds_since, made_of
-from warehouse_agent.views.maintenance.incremental import Feasible
+from warehouse_agent.views.maintenance.affected_keys import (
+    FeedFiles,
+    MissingFeed,
+    feeds_since,
+    made_of,
+)
+from warehouse_agent.views.maintenance.incremental import MaintainableView
 from warehouse_agent.views.maintenance.next_version import Computed, UnchangedView
 from warehouse_agent.views.maintenance.recompute import recompute
 from warehouse_agent.views.maintenance.view_job import ViewJob
@@ -37,7 +42,7 @@ from warehouse_agent.views.query import Query
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class MaintenanceChoice:
     """The way in which a view is computed, and why.
 
     Attributes:
@@ -46,7 +51,7 @@ class Chosen:
     """
 
     why: str
-    plan: Feasible | None = None
+    plan: MaintainableView | None = None
     prices: ViewChoice | None = None
 
     @property
@@ -85,7 +90,7 @@ def maintain(
     )
     before = dict(job.report.seconds)
     job.report.method, job.report.method_why = chosen.method.value, chosen.why
-    computed: Computed | NoFeed = NoFeed(chosen.why)
+    computed: Computed | MissingFeed = MissingFeed(chosen.why)
     if chosen.plan is not None:
         try:
             computed = incremental.maintain(job, chosen.plan)
@@ -93,7 +98,7 @@ def maintain(
             if _is_ours(job, problem):
                 _distrust(job, chosen.plan.base, notes)
             raise
-    if isinstance(computed, NoFeed):
+    if isinstance(computed, MissingFeed):
         job.report.method, job.report.method_why = ViewMethod.RECOMPUTE.value, computed.why
         job.steps.spark(job.input_bytes)  # its start is no part of the phase's price
         with job.phase("evaluate"):
@@ -115,7 +120,7 @@ def choose(
     store: Store,
     name: str,
     query: Query,
-    inputs: Sequence[Input],
+    inputs: Sequence[PinnedInput],
     base: ViewSnapshot | None,
     asked: Maintain,
     notes: ViewNotes,
@@ -123,7 +128,7 @@ def choose(
     accept_schema: bool = False,
     anew: bool = False,
     changed_rows_least: int = 0,
-) -> Chosen:
+) -> MaintenanceChoice:
     """Choose how a view is computed, without reading rows.
 
     Args:
@@ -131,34 +136,37 @@ def choose(
         changed_rows_least: changed rows that are priced at least, for a forecast.
     """
     if base is None:
-        return Chosen("it is the first version")
+        return MaintenanceChoice("it is the first version")
     if anew:
-        return Chosen("its published rows are not to be trusted")
+        return MaintenanceChoice("its published rows are not to be trusted")
     if asked is Maintain.RECOMPUTE:
-        return Chosen("`maintain` says so")
+        return MaintenanceChoice("`maintain` says so")
     if accept_schema:
-        return Chosen("the view may mean something else now")
+        return MaintenanceChoice("the view may mean something else now")
     if notes.distrusted == stamp_of(base):
-        return Chosen("its last incremental maintenance failed")
+        return MaintenanceChoice("its last incremental maintenance failed")
     record, feeds = notes.record(base.record, stamp_of(base)), dict[str, tuple[FeedFiles, ...]]()
     for one in inputs:
         if one.name not in feeds:
             own_feeds = feeds_since(store, one, record)
-            if isinstance(own_feeds, NoFeed):
-                return Chosen(own_feeds.why)
+            if isinstance(own_feeds, MissingFeed):
+                return MaintenanceChoice(own_feeds.why)
             feeds[one.name] = own_feeds
     number = base.version + 1 + notes.times_current
     plan = incremental.feasible(name, query, inputs, base, feeds, number, record.java)
     work = _work(inputs, base, plan, changed_rows_least)
     prices = view_cost.choose(work, notes.factors)
     if asked is Maintain.INCREMENTAL:
-        return Chosen("`maintain` says so", plan, prices)
+        return MaintenanceChoice("`maintain` says so", plan, prices)
     is_cheaper = prices.method is ViewMethod.INCREMENTAL
-    return Chosen(prices.why, plan if is_cheaper else None, prices)
+    return MaintenanceChoice(prices.why, plan if is_cheaper else None, prices)
 
 
 def _work(
-    inputs: Sequence[Input], base: ViewSnapshot, plan: Feasible | None, changed_rows_least: int = 0
+    inputs: Sequence[PinnedInput],
+    base: ViewSnapshot,
+    plan: MaintainableView | None,
+    changed_rows_least: int = 0,
 ) -> ViewWork:
     """Return the amounts by which the methods are priced."""
     rows = [sum(f.rows for f in one.files) for one in inputs]
@@ -182,7 +190,7 @@ def note_current(store: Store, name: str, view: UnchangedView, inputs: Mapping[s
     with contextlib.suppress(DriftlineError):  # a note that cannot be written is lost
         before, stamps = ViewNotes.read(store, name), made_of(store, inputs)
         times = before.times_current + 1
-        current = Current(stamp_of(view.base), view.java, dict(inputs), stamps, times)
+        current = ValidInputsNote(stamp_of(view.base), view.java, dict(inputs), stamps, times)
         replace(before, current=current, distrusted=None).write(store, name, before)
 
 
@@ -201,7 +209,7 @@ def _distrust(job: ViewJob, base: ViewSnapshot, notes: ViewNotes) -> None:
 
 
 def _learn(
-    job: ViewJob, plan: Feasible | None, before: Mapping[str, float], notes: ViewNotes
+    job: ViewJob, plan: MaintainableView | None, before: Mapping[str, float], notes: ViewNotes
 ) -> None:
     """Note what the phases took, if there was a version to compare with."""
     if (base := job.base) is None:

@@ -8,10 +8,10 @@ from enum import StrEnum
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.table import ViewSnapshot
-from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.change_feed import VersionFeed
 
 
-class Checked(StrEnum):
+class CheckedRows(StrEnum):
     """The rows of a version that were checked: all were computed again, or one slice of 16."""
 
     TOTAL = "total"
@@ -46,9 +46,9 @@ class NextVersion:
     added: tuple[DataFile, ...]
     kept: tuple[DataFile, ...]
     removed: tuple[DataFile, ...]
-    changes: Feed
+    changes: VersionFeed
     folders: tuple[str, ...]
-    checked: Checked
+    checked: CheckedRows
     java: str | None
 
     @property

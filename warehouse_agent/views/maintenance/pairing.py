@@ -18,7 +18,7 @@ from warehouse_agent.report import counted
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import change_feed
-from warehouse_agent.tasks.change_feed import OPERATIONS, Feed
+from warehouse_agent.tasks.change_feed import OPERATIONS, VersionFeed
 from warehouse_agent.views.evaluate import query_errors
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SHOWN = 5  # lineages of rows that differ, in an error
 
 
 @dataclass(frozen=True, slots=True)
-class Differences:
+class ViewDifferences:
     """Numbers of rows that differ from what the query gives, and lineages of some of them."""
 
     missing: int
@@ -56,7 +56,9 @@ class Differences:
         return {**numbers, "lineage": "; ".join(self.shown)}
 
 
-def differences(ours: DataFrame, right: DataFrame, layout: ViewLayout, name: str) -> Differences:
+def differences(
+    ours: DataFrame, right: DataFrame, layout: ViewLayout, name: str
+) -> ViewDifferences:
     """Compare rows of a view with those that are right.
 
     Raises:
@@ -71,7 +73,7 @@ def differences(ours: DataFrame, right: DataFrame, layout: ViewLayout, name: str
             counts["extra" if not after else "missing" if not before else "different"] = number
         if any(counts.values()):
             shown = tuple(str(row[0]) for row in wrong.select("_key").limit(SHOWN).collect())
-    return Differences(**counts, shown=shown)
+    return ViewDifferences(**counts, shown=shown)
 
 
 def pair(old: DataFrame, new: DataFrame, layout: ViewLayout) -> DataFrame:
@@ -120,7 +122,7 @@ def write_changes(
     layout: ViewLayout,
     before: Sequence[DataFile],
     after: Sequence[DataFile],
-) -> Feed:
+) -> VersionFeed:
     """Write the change feed between two sets of a view's files; count the rows of both.
 
     Its columns are `_op`, the data columns, and the lineage.
@@ -165,8 +167,8 @@ def write_changes(
     files = tuple(file for file, _ in store.files(*place) if file.endswith(".parquet"))
     if not any(counts.values()):
         store.remove(*place)
-        return Feed(folder, (), counts)
-    return Feed(folder, files, counts)
+        return VersionFeed(folder, (), counts)
+    return VersionFeed(folder, files, counts)
 
 
 def check_lineage(

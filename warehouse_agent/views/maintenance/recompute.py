@@ -19,16 +19,16 @@ from warehouse_agent.spark.executors import DATA_FILE
 from warehouse_agent.storage.data_files import rows_of, written_files
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
-from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.views.evaluate import (
-    Input,
+    PinnedInput,
     changed_recipe,
     evaluated,
     java_of,
     query_errors,
 )
 from warehouse_agent.views.maintenance.next_version import (
-    Checked,
+    CheckedRows,
     Computed,
     NextVersion,
     UnchangedView,
@@ -45,7 +45,7 @@ def recompute(
     store: Store,
     name: str,
     query: Query,
-    inputs: Sequence[Input],
+    inputs: Sequence[PinnedInput],
     base: ViewSnapshot | None,
     *,
     accept_schema: bool = False,
@@ -73,7 +73,7 @@ def recompute(
         with query_errors(name):
             rows.write.option("compression", "zstd").parquet(store.uri(name, folder))
         added = tuple(written_files(store, name, folder, layout))
-        changes = Feed()
+        changes = VersionFeed()
         if base is None or base.layout != layout or anew:
             check_lineage(spark, name, layout, added)
         else:
@@ -87,7 +87,9 @@ def recompute(
         store.remove(name, folder)
         return UnchangedView(base, java)
     removed = base.files if base is not None else ()
-    return NextVersion(base, layout, added, (), removed, changes, (folder,), Checked.TOTAL, java)
+    return NextVersion(
+        base, layout, added, (), removed, changes, (folder,), CheckedRows.TOTAL, java
+    )
 
 
 def refuse_changed(name: str, before: ViewLayout, now: ViewLayout) -> None:
@@ -104,7 +106,11 @@ def refuse_changed(name: str, before: ViewLayout, now: ViewLayout) -> None:
 
 
 def verified(
-    spark: SparkSession, name: str, query: Query, inputs: Sequence[Input], published: ViewSnapshot
+    spark: SparkSession,
+    name: str,
+    query: Query,
+    inputs: Sequence[PinnedInput],
+    published: ViewSnapshot,
 ) -> int:
     """Recompute a published version from its inputs and compare every row; return their number.
 

@@ -25,13 +25,13 @@ from warehouse_agent.tasks.rewrites.view_rows import (
     paired,
 )
 from warehouse_agent.views.evaluate import (
-    Input,
+    PinnedInput,
     evaluated_over,
     lineage_names,
     query_errors,
     rows_in,
 )
-from warehouse_agent.views.maintenance.pairing import REPORT, SHOWN, Differences, differences
+from warehouse_agent.views.maintenance.pairing import REPORT, SHOWN, ViewDifferences, differences
 from warehouse_agent.views.maintenance.view_job import ViewJob
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def check(
         )
 
 
-def _anchor(inputs: Sequence[Input]) -> int:
+def _anchor(inputs: Sequence[PinnedInput]) -> int:
     """Return the occurrence with most rows, the first of several: few keys fill few slices."""
     return max(range(len(inputs)), key=lambda i: sum(f.rows for f in inputs[i].files))
 
@@ -101,7 +101,9 @@ def _fits(job: ViewJob, files: Sequence[DataFile]) -> bool:
     return size <= SLICES * COLLECTED_BYTES_MAX
 
 
-def _differences(ours: DataFrame, right: DataFrame, layout: ViewLayout, name: str) -> Differences:
+def _differences(
+    ours: DataFrame, right: DataFrame, layout: ViewLayout, name: str
+) -> ViewDifferences:
     """Compare a slice as `pairing.differences` does, in this process: Spark's join would cost more
     than the query.
 
@@ -124,7 +126,7 @@ def _differences(ours: DataFrame, right: DataFrame, layout: ViewLayout, name: st
         for rows, at in wrong
         for row in rows.select([*layout.lineage_names]).take(pa.array(at[:SHOWN])).to_pylist()
     ]
-    return Differences(
+    return ViewDifferences(
         missing=len(pairs.inserted),
         extra=len(pairs.deleted),
         different=len(pairs.updated[0]),

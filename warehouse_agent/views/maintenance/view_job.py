@@ -10,7 +10,7 @@ from warehouse_agent.report import Report
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks.steps import Phases, Steps
-from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.query import Query
 
 
@@ -26,7 +26,7 @@ class ViewJob:
 
     name: str
     query: Query
-    inputs: Sequence[Input]
+    inputs: Sequence[PinnedInput]
     base: ViewSnapshot | None
     store: Store
     steps: Steps

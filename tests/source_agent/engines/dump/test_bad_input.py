@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from driftline import errors
-from driftline.relations.activity import NotKnown
+from driftline.relations.activity import UnknownActivity
 
 from source_agent.engines.conformance.reads import flat
 from source_agent.engines.dump import blocks, streams
@@ -282,7 +282,7 @@ def test_no_activity_is_told_of_files(tmp_path: Path) -> None:
     accounts = Accounts(tmp_path)
     engine = connect(f"dump:///{tmp_path}", None, Limits())
     with closing(engine.open([accounts.relation])) as session:
-        assert session.activities == {"accounts": NotKnown("files keep no counters")}
+        assert session.activities == {"accounts": UnknownActivity("files keep no counters")}
 
 
 SETTINGS = (

@@ -13,7 +13,7 @@ import pytest
 from source_agent.engines.dump import values
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits
-from source_agent.engines.own_values.comparison import Comparison, compare
+from source_agent.engines.own_values.comparison import ValueComparison, compare
 from source_agent.engines.own_values.reading import own_values_of
 from source_agent.engines.registry import connect
 from tests.source_agent.engines.dump.folders import Accounts
@@ -45,7 +45,7 @@ ROWS = """-5;é ;-0,01;1,10;0,30000000000000004;0,1;ja;00ff;0001-01-01;2024-10-2
 """
 
 
-def compared(accounts: Accounts, rows: int = 100) -> Comparison:
+def compared(accounts: Accounts, rows: int = 100) -> ValueComparison:
     engine = connect(f"dump:///{accounts.folder}", None, Limits())
     with closing(engine.open()) as session:
         own = own_values_of(engine, session)

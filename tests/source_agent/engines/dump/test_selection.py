@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from driftline import errors
 from driftline.relations.derivations import (
+    AndPredicate,
+    ColumnPredicate,
     Comparable,
-    Comparison,
     Derivation,
-    Every,
-    Negated,
+    NotPredicate,
     Operator,
+    OrPredicate,
     Predicate,
-    Some,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,15 +70,15 @@ def comparisons(draw: st.DrawFn) -> Predicate:
     column = draw(columns())
     operator = draw(st.sampled_from(list(Operator)))
     if operator is Operator.IS_NULL:
-        return Comparison(column, operator)
+        return ColumnPredicate(column, operator)
     count = draw(st.integers(1, 3)) if operator is Operator.IN else 1
     values = [draw(st.sampled_from(LITERALS[column])) for _ in range(count)]
-    return Comparison(column, operator, tuple(values))
+    return ColumnPredicate(column, operator, tuple(values))
 
 
 def _deeper(parts: st.SearchStrategy[Predicate]) -> st.SearchStrategy[Predicate]:
     some = st.lists(parts, min_size=1, max_size=3).map(tuple)
-    return parts.map(Negated) | some.map(Every) | some.map(Some)
+    return parts.map(NotPredicate) | some.map(AndPredicate) | some.map(OrPredicate)
 
 
 PREDICATES = st.recursive(comparisons(), _deeper, max_leaves=6)
@@ -139,7 +139,7 @@ def test_columns_and_rows_are_chosen_together(tmp_path: Path) -> None:
     accounts.put(
         b"id,name,balance\n" + b"".join(b"%d,n%d,%d.50\n" % (i, i % 3, i) for i in range(30))
     )
-    derivation = Derivation(("name",), Comparison("balance", Operator.LESS, ("20.50",)))
+    derivation = Derivation(("name",), ColumnPredicate("balance", Operator.LESS, ("20.50",)))
     engine = connect(f"dump:///{tmp_path}", None, Limits())
     with closing(engine.open()) as session:
         whole = session.describe(accounts.relation)
@@ -162,7 +162,7 @@ def test_types_that_spark_compares_otherwise_are_refused(tmp_path: Path) -> None
         for name in ("ratio", "free"):
             assert by_name.pop(name) is Comparable.NOTHING
             with pytest.raises(errors.DerivationRefused, match=f"'{name}'"):
-                session.derive(shape, Derivation(None, Comparison(name, Operator.IS_NULL)))
+                session.derive(shape, Derivation(None, ColumnPredicate(name, Operator.IS_NULL)))
         assert set(by_name.values()) == {Comparable.ORDER}
 
 
@@ -187,6 +187,6 @@ def test_rows_of_parquet_are_chosen_too(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "a-1.parquet")
     _, found = chosen(
-        accounts, Derivation(None, Negated(Comparison("n", Operator.IN, ("1", "3", "5"))))
+        accounts, Derivation(None, NotPredicate(ColumnPredicate("n", Operator.IN, ("1", "3", "5"))))
     )
     assert [row[0] for row in found] == ["2", "6", "7", "9"]

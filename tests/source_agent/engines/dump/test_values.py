@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.engines.dump import values
-from source_agent.engines.dump.formats import Format
+from source_agent.engines.dump.formats import FileFormat
 from source_agent.engines.encoding.plain_values import joined
 from source_agent.engines.encoding.rows import from_text
 
-FORMAT = Format("a.toml", "csv", ("id",), (parse_type("int8"),))
+FORMAT = FileFormat("a.toml", "csv", ("id",), (parse_type("int8"),))
 UNFIT = (ValueDoesNotFit, ValueError, OverflowError, TypeError, struct.error)  # as of `joined`
 DIGITS = st.from_regex(r"-?\d{1,19}", fullmatch=True)
 NUMBERS = st.from_regex(r"-?\d{0,14}(\.\d{1,3})?", fullmatch=True)

@@ -23,14 +23,14 @@ from tests.samples.rows import recipe
 from warehouse_agent.columns.layout import CHANGED, FIRST, UPDATES, lay_out
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.planning.update_probability import Clock
+from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import leftovers
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import key_lookup
 from warehouse_agent.tasks.rewrites.replaced_rows import Removal, rewrite
-from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.steps import Steps
 
 Rows = dict[int, str]
@@ -45,8 +45,8 @@ KINDS: dict[str, tuple[Recipe, RowOf]] = {
         lambda key, text: [f"ä{key}".encode(), struct.pack(">h", key % 7), text.encode()],
     ),
 }
-FIRST_STAMP = Stamp(0, 1e9, 86_400.0, Clock(), 1, 1.0)
-STAMP = Stamp(1, 1e9 + 60, 60.0, Clock().after(0, 1e9), 1, 0.1)
+FIRST_STAMP = StatisticsStamp(0, 1e9, 86_400.0, VersionClock(), 1, 1.0)
+STAMP = StatisticsStamp(1, 1e9 + 60, 60.0, VersionClock().after(0, 1e9), 1, 0.1)
 PUBLISHED: list[Rows] = [dict.fromkeys(range(at, at + 200), "old") for at in (0, 200, 400)]
 OLDER = dict.fromkeys((5, 6, 250, 1000, 1001), "older")
 NEWER = dict.fromkeys((6, 7, 1001, 1002), "newer")

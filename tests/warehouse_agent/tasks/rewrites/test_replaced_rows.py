@@ -25,13 +25,13 @@ from warehouse_agent.tasks import scan as read_scan
 from warehouse_agent.tasks import write
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.tasks.rewrites.replaced_rows import (
-    ByHash,
-    ByK,
     Removal,
+    RowsByHash,
+    RowsByK,
     files_holding,
     rewrite,
 )
-from warehouse_agent.tasks.scan import Piece, read_batches, scan
+from warehouse_agent.tasks.scan import FilePiece, read_batches, scan
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import Sink
 
@@ -90,7 +90,7 @@ def test_rows_by_hash(where: list[int], hi: list[int], named: list[int]) -> None
     some = np.array([i % max(n, 1) for i in named if n], np.int64)
     none = np.zeros(len(some), np.int64)
     shuffled = np.roll(hashes[some], 1)  # pairs that may be of no row
-    removal = ByHash.of(Listing(none, at[some], shuffled, none.astype(np.int32)), SALT)
+    removal = RowsByHash.of(Listing(none, at[some], shuffled, none.astype(np.int32)), SALT)
     pairs = set(zip(at[some].tolist(), shuffled.tolist(), strict=True))
     expected = [pair in pairs for pair in zip(at.tolist(), hashes.tolist(), strict=True)]
     assert removal(at, lane, lane).tolist() == expected
@@ -105,7 +105,7 @@ def test_rows_below_k(where: list[int], named: list[int], hashed: bool) -> None:
     found, inside = embedding.embed(at, SALT)
     expected = [i and k in set(ks.tolist()) for i, k in zip(inside, found.tolist(), strict=True)]
     zero = np.zeros(len(at), np.int64)
-    assert ByK(ks, embedding, SALT)(at, zero, zero).tolist() == expected
+    assert RowsByK(ks, embedding, SALT)(at, zero, zero).tolist() == expected
 
 
 def test_a_sink_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
@@ -201,12 +201,12 @@ def test_files_are_written_again(
         }.items()
     ]
     gone = [3, 50, 150, 99999]
-    removal: Removal = ByK(np.array(gone, np.uint64), Embedding(1 << 20, 0), SALT)
+    removal: Removal = RowsByK(np.array(gone, np.uint64), Embedding(1 << 20, 0), SALT)
     if by_hash:
         lanes = (np.array(gone, np.uint64) * np.uint64(n) for n in (31, 37))
         none = np.zeros(len(gone), np.int64)
         listed = Listing(none, np.array(gone), mix(SALT, *lanes).m0, none.astype(np.int32))
-        removal = ByHash.of(listed, SALT)
+        removal = RowsByHash.of(listed, SALT)
     assert files_holding(steps, files, LAYOUT, removal) == files[:2]
     stays, before = rewrite(steps, store, "t", "new", files, LAYOUT, removal=removal)
     assert keys_in(before) == [3, 50, 150]
@@ -278,7 +278,7 @@ def test_not_a_number_is_found_by_every_reader(
         assert duckdb.execute(query).fetchall() == [(20,)], where
 
 
-def _count(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+def _count(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
     rows = sum(len(piece.batch) for piece in pieces)
     yield pa.RecordBatch.from_pydict({"n": pa.array([rows], pa.int32())})
 

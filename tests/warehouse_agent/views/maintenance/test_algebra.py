@@ -20,11 +20,11 @@ import pytest
 from warehouse_agent.columns.view_layout import LINEAGE
 from warehouse_agent.views.maintenance import join_graph
 from warehouse_agent.views.maintenance.join_graph import (
-    FromChanges,
-    Message,
-    Occurrence,
-    Probe,
-    Select,
+    ChangesStep,
+    EdgeMessage,
+    OccurrenceFacts,
+    ProbeStep,
+    SelectionStep,
 )
 from warehouse_agent.views.query import Query, read_query, resolve
 
@@ -113,7 +113,7 @@ class Reduced:
     changed: dict[str, set[int]]
 
     def __post_init__(self) -> None:
-        self.sent: dict[Message, set[tuple[int, ...]]] = {}
+        self.sent: dict[EdgeMessage, set[tuple[int, ...]]] = {}
 
     def run(self, reduction: join_graph.Reduction) -> list[set[int]]:
         """Return the keys of the rows of each occurrence that the query gets."""
@@ -121,14 +121,14 @@ class Reduced:
                 for i, t in enumerate(self.tables)]  # fmt: skip
         for step in reduction.steps:
             match step:
-                case FromChanges(sends):
+                case ChangesStep(sends):
                     self.send(sends, self.rows_changed(sends.sender))
-                case Probe(messages, sends, has_changes):
+                case ProbeStep(messages, sends, has_changes):
                     rows = self.matched(sends.sender, messages)
                     self.send(
                         sends, rows | (self.rows_changed(sends.sender) if has_changes else set())
                     )
-                case Select(end, messages, _, sent):
+                case SelectionStep(end, messages, _, sent):
                     keys[end] = self.rows_changed(end) | self.matched(end, messages)
                     for one in sent:
                         others = [m for m in messages if m.edge is not one.edge]
@@ -138,7 +138,7 @@ class Reduced:
     def rows_changed(self, end: int) -> set[int]:
         return self.changed[self.tables[end]] & self.state[self.tables[end]].keys()
 
-    def matched(self, end: int, messages: Sequence[Message]) -> set[int]:
+    def matched(self, end: int, messages: Sequence[EdgeMessage]) -> set[int]:
         return {
             key
             for message in messages
@@ -146,7 +146,7 @@ class Reduced:
             if self.values(end, key, message.edge.of(end)) in self.sent[message]
         }
 
-    def send(self, message: Message, keys: set[int]) -> None:
+    def send(self, message: EdgeMessage, keys: set[int]) -> None:
         columns = message.edge.of(message.sender)
         found = {self.values(message.sender, key, columns) for key in keys}
         self.sent[message] = {values for values in found if values is not None}
@@ -167,7 +167,7 @@ def affected_rows(
 ) -> list[tuple[int, ...]]:
     """What was made of a changed row, by the rows that the reduction selects alone."""
     resolved = resolve(query, [("k", *COLUMNS)] * len(tables), where="v")
-    occurrences = [Occurrence(types[t], "k", len(state[t]), bool(changed[t])) for t in tables]
+    occurrences = [OccurrenceFacts(types[t], "k", len(state[t]), bool(changed[t])) for t in tables]
     if not any(one.is_changed for one in occurrences):
         return []
     edges = join_graph.edges(resolved.equalities, occurrences)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from warehouse_agent.views.maintenance.join_graph import (
-    Edge,
-    FromChanges,
-    Message,
-    Occurrence,
-    Probe,
-    Select,
+    ChangesStep,
+    EdgeMessage,
+    JoinEdge,
+    OccurrenceFacts,
+    ProbeStep,
+    SelectionStep,
     edges,
     reduction,
 )
 
 
-def relation(rows: int, changed: bool, key: str | None = None, **types: str) -> Occurrence:
-    return Occurrence(types, key, rows, changed)
+def relation(rows: int, changed: bool, key: str | None = None, **types: str) -> OccurrenceFacts:
+    return OccurrenceFacts(types, key, rows, changed)
 
 
 CUSTOMER = relation(100, True, "ck", ck="bigint")
@@ -53,7 +53,7 @@ def test_only_equality_of_values_is_an_edge(left: str, right: str, is_edge: bool
 def test_equalities_of_two_occurrences_are_one_edge() -> None:
     both = [relation(1, True, a="int", b="string"), relation(1, True, a="int", b="string")]
     pairs = [((1, "a"), (0, "a")), ((0, "b"), (1, "b")), ((0, "a"), (1, "a")), ((0, "a"), (0, "b"))]
-    assert edges(pairs, both) == (Edge((0, 1), (("a", "b"), ("a", "b"))),)
+    assert edges(pairs, both) == (JoinEdge((0, 1), (("a", "b"), ("a", "b"))),)
 
 
 def test_a_chain_reads_each_relation_once() -> None:
@@ -61,13 +61,13 @@ def test_a_chain_reads_each_relation_once() -> None:
     found = edges(CHAIN, occurrences)
     customer, lines = found
     plan = reduction(found, occurrences)
-    up = (Message(0, customer), Message(2, lines))
+    up = (EdgeMessage(0, customer), EdgeMessage(2, lines))
     assert plan.steps == (
-        FromChanges(up[0]),
-        FromChanges(up[1]),
-        Select(1, up, True, (Message(1, customer), Message(1, lines))),
-        Select(0, (Message(1, customer),), True, ()),
-        Select(2, (Message(1, lines),), True, ()),
+        ChangesStep(up[0]),
+        ChangesStep(up[1]),
+        SelectionStep(1, up, True, (EdgeMessage(1, customer), EdgeMessage(1, lines))),
+        SelectionStep(0, (EdgeMessage(1, customer),), True, ()),
+        SelectionStep(2, (EdgeMessage(1, lines),), True, ()),
     )
     assert plan.whole == frozenset()
 
@@ -78,10 +78,10 @@ def test_who_did_not_change_sends_only_what_came() -> None:
     found = edges(CHAIN, occurrences)
     plan = reduction(found, occurrences)
     assert plan.steps == (
-        FromChanges(Message(0, found[0])),
-        Select(1, (Message(0, found[0]),), False, (Message(1, found[1]),)),
-        Select(0, (), True, ()),
-        Select(2, (Message(1, found[1]),), False, ()),
+        ChangesStep(EdgeMessage(0, found[0])),
+        SelectionStep(1, (EdgeMessage(0, found[0]),), False, (EdgeMessage(1, found[1]),)),
+        SelectionStep(0, (), True, ()),
+        SelectionStep(2, (EdgeMessage(1, found[1]),), False, ()),
     )
 
 
@@ -95,8 +95,8 @@ def test_a_longer_chain_probes_on_the_way_up() -> None:
     ]
     found = edges([((0, "x"), (1, "x")), ((1, "y"), (2, "y")), ((2, "z"), (3, "z"))], occurrences)
     plan = reduction(found, occurrences)
-    assert Probe((Message(0, found[0]),), Message(1, found[1]), False) in plan.steps
-    assert [s.occurrence for s in plan.steps if isinstance(s, Select)] == [2, 1, 0, 3]
+    assert ProbeStep((EdgeMessage(0, found[0]),), EdgeMessage(1, found[1]), False) in plan.steps
+    assert [s.occurrence for s in plan.steps if isinstance(s, SelectionStep)] == [2, 1, 0, 3]
 
 
 def test_a_cycle_prefers_keys() -> None:
@@ -108,7 +108,7 @@ def test_a_cycle_prefers_keys() -> None:
     ]
     pairs = [((0, "nation"), (2, "nation")), ((0, "c"), (1, "c")), ((1, "s"), (2, "s"))]
     plan = reduction(edges(pairs, occurrences), occurrences)
-    used = {m.edge.columns for s in plan.steps if isinstance(s, Select) for m in s.messages}
+    used = {m.edge.columns for s in plan.steps if isinstance(s, SelectionStep) for m in s.messages}
     assert used == {(("c",), ("c",)), (("s",), ("s",))}
 
 
@@ -116,6 +116,6 @@ def test_what_no_edge_reaches_is_whole() -> None:
     occurrences = [CUSTOMER, relation(5, False, n="double"), relation(5, False, n="double")]
     plan = reduction(edges([((1, "n"), (2, "n"))], occurrences), occurrences)
     assert plan.whole == {1, 2}
-    assert plan.steps == (Select(0, (), True, ()),)
+    assert plan.steps == (SelectionStep(0, (), True, ()),)
     both = [CUSTOMER, relation(5, True, n="double")]
     assert reduction((), both).whole == {0, 1}

@@ -21,7 +21,7 @@ from tests.harness.pair import Pair
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
-from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.maintenance.next_version import Computed, NextVersion, UnchangedView
 from warehouse_agent.views.maintenance.recompute import recompute, verified
 from warehouse_agent.views.query import read_query
@@ -44,7 +44,7 @@ class Loaded:
     def __init__(self, pair: Pair) -> None:
         self.pair, self.store, self.spark = pair, pair.store, pair.spark
 
-    def inputs(self, text: str) -> list[Input]:
+    def inputs(self, text: str) -> list[PinnedInput]:
         query = read_query(text, where="v")
         found = []
         for occurrence in query.occurrences:
@@ -52,7 +52,7 @@ class Loaded:
             view = formats.view_head(self.store, name) if name == "v" else None
             head = view or formats.head(self.store, name)
             assert head is not None
-            found.append(Input.published(name, head))
+            found.append(PinnedInput.published(name, head))
         return found
 
     def recompute(
