@@ -31,7 +31,7 @@ import click
 import psycopg
 
 from benchmarks import tpch
-from source_agent.engines.conformance.reads import decoded, flat
+from source_agent.engines.conformance.reads import decoded, flat, markers_of
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Mark, Marker
@@ -225,7 +225,7 @@ def late_commits(server: PostgreSQL, seconds: float) -> None:
             rows = None
             for name, relation in rules.items():
                 shape = session.describe(relation)
-                now = session.mark(shape)
+                now = markers_of(session).mark(shape)
                 later = _values(session, shape, marks.get(name))
                 if rows is None:
                     rows = _values(session, shape, None)
@@ -253,7 +253,9 @@ def _is_new(name: str, at: str, mark: Mark) -> bool:
 
 
 def _values(session: Session, shape: Shape, mark: Mark | None) -> dict[str, tuple[str, str]]:
-    rows = flat(session.scan(shape) if mark is None else session.read_marked(shape, mark))
+    rows = flat(
+        session.scan(shape) if mark is None else markers_of(session).read_marked(shape, mark)
+    )
     read = (decoded(row, shape) for row in rows)
     return {str(row[0]): (str(row[1]), str(row[2])) for row in read}
 

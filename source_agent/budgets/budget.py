@@ -17,18 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
+from typing import Concatenate, ParamSpec, TypeVar
 
-import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Positions
 from driftline.errors import QUIET_UNTIL, NotNow
-from driftline.relations.activity import Activity
-from driftline.relations.derivations import ColumnPredicate, Derivation
-from driftline.relations.references import Reference
-from driftline.rows.key_order import Key, KeyRange
+from driftline.relations.derivations import Derivation
 from driftline.settings.hours import Hours
-from driftline.values.types import Column
 
 from source_agent.budgets.allowance import instant
 from source_agent.budgets.crowding import REST_S_MAX, Brakes, Crowding, CrowdingRests
@@ -39,17 +36,23 @@ from source_agent.budgets.watch import SessionWatch
 from source_agent.config.file import Budget
 from source_agent.config.scan_hours import ScanHours
 from source_agent.engines.interface import (
+    Capabilities,
     DatabaseTime,
+    HashKeys,
     Limits,
     MarkedRead,
+    MarkerReads,
     Pulse,
     Rows,
+    ServerFacts,
     Session,
+    SnapshotState,
     Split,
+    SplitScan,
     TimeLimit,
 )
-from source_agent.engines.relations.markers import Mark, RunningTransactions
-from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
+from source_agent.engines.relations.markers import Mark
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.processors import ProcessorUsage, usage
@@ -66,6 +69,8 @@ _READS_END = frozenset(
 SWITCH_LOOK_S = 1.0  # the longest time until a scan notices the pause file
 
 Held = AbstractContextManager[Place]  # until it is left
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ExchangeStopped(Exception):
@@ -224,44 +229,46 @@ class GovernedSession:
         self._limits, self._on_held = limits or Limits(), on_held
         self.watch = SessionWatch(session, self._limits)
         self._looked = governor.clock()
-        self.backend = 0 if governor.crowding is None else session.backend
-        governor.others.add_backend(self.backend)
+        self._backend = 0 if governor.crowding is None else session.server.backend
+        governor.others.add_backend(self._backend)
 
     @property
-    def consistency(self) -> Consistency:
-        return self._session.consistency
+    def server(self) -> ServerFacts:
+        return self._session.server
 
     @property
-    def as_of(self) -> str:
-        return self._session.as_of
+    def snapshot(self) -> SnapshotState:
+        return self._session.snapshot
 
     @property
-    def activities(self) -> Mapping[str, Activity]:
-        return self._session.activities
-
-    @property
-    def holds_back(self) -> str:
-        return self._session.holds_back
-
-    @property
-    def release(self) -> str:
-        return self._session.release
-
-    @property
-    def pooler(self) -> str:
-        return self._session.pooler
-
-    @property
-    def generation(self) -> int:
-        return self._session.generation
+    def pulse(self) -> Pulse:
+        return self._session.pulse
 
     @property
     def time_limits(self) -> Sequence[TimeLimit]:
         return self._session.time_limits
 
     @property
-    def pulse(self) -> Pulse:
-        return self._session.pulse
+    def capabilities(self) -> Capabilities:
+        """Return those of the session, within the budget."""
+        own = self._session.capabilities
+        # The database would read all keys at once.
+        hash_keys = None if self.counts_rows else own.hash_keys
+        return replace(
+            own,
+            markers=None if own.markers is None else GovernedMarkers(own.markers, self),
+            running=self._waited(own.running),
+            read_between=self._read("between", own.read_between),
+            read_keys=self._read("keys", own.read_keys),
+            hash_keys=None if hash_keys is None else partial(self._hash_keys, hash_keys),
+            split=None if own.split is None else partial(self._split, own.split),
+            references=self._waited(own.references),
+        )
+
+    @property
+    def counts_rows(self) -> bool:
+        """True if the rows that the database reads are limited (`rows_per_second`)."""
+        return self._governor.budget.rows_per_second is not None
 
     def answers(self, within_s: float) -> bool:
         return self._session.answers(within_s)
@@ -274,23 +281,18 @@ class GovernedSession:
         with self.watch.waiting():
             return self._session.derive(shape, derivation)
 
-    def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
-        with self.watch.waiting():
-            return self._session.references(shape, published)
-
-    def compare(self, comparison: ColumnPredicate, column: Column, place: str) -> Condition:
-        return self._session.compare(comparison, column, place)
-
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         brakes = self._brakes("scan", shape, rows=shape.rows_expected)
         return self.governed(self._session.scan(shape, ordered=ordered), brakes)
 
-    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
+    def _split(
+        self, divide: SplitScan, shape: Shape, *, rows_max: int | None = None
+    ) -> Split | None:
         rate = self._governor.budget.rows_per_second
         if rate is not None:  # rows of other processes are counted part by part
             rows_max = min(rows_max or sys.maxsize, max(int(rate * PART_S), 1))
         with self.watch.waiting():
-            split = self._session.split(shape, rows_max=rows_max)
+            split = divide(shape, rows_max=rows_max)
         if split is None:
             return None
         return GovernedSplit(
@@ -298,65 +300,41 @@ class GovernedSession:
         )
 
     def read_ranges(
-        self,
-        shape: Shape,
-        first: npt.NDArray[np.int64],
-        last: npt.NDArray[np.int64],
-        *,
-        rows_max: int | None = None,
+        self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
         brakes = self._brakes("ranges", shape)
-        return self.governed(
-            self._session.read_ranges(shape, first, last, rows_max=rows_max), brakes
-        )
+        found = self._session.read_ranges(shape, first, last, rows_max=rows_max)
+        return self.governed(found, brakes)
 
-    def read_between(
-        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
-    ) -> Iterator[Rows]:
-        brakes = self._brakes("between", shape)
-        return self.governed(self._session.read_between(shape, within, rows_max=rows_max), brakes)
-
-    def identity(self) -> Mapping[str, str]:
+    def _hash_keys(self, hash_keys: HashKeys, shape: Shape, seed: int) -> tuple[int, int]:
         with self.watch.waiting():
-            return self._session.identity()
-
-    def marked_read(self, shape: Shape) -> MarkedRead | None:
-        with self.watch.waiting():
-            return self._session.marked_read(shape)
-
-    def running(self) -> RunningTransactions | None:
-        with self.watch.waiting():
-            return self._session.running()
-
-    def count_future(self, shape: Shape) -> int:
-        if self._governor.budget.rows_per_second is not None:
-            return 0  # a warning less: the database would read all rows at once
-        with self.watch.waiting():
-            count = self._session.count_future(shape)
+            found = hash_keys(shape, seed)
         self.note(0)
-        return count
+        return found
 
-    def mark(self, shape: Shape) -> Mark:
-        with self.watch.waiting():
-            return self._session.mark(shape)
+    def _read(
+        self, kind: str, read: Callable[Concatenate[Shape, P], Iterator[Rows]] | None
+    ) -> Callable[Concatenate[Shape, P], Iterator[Rows]] | None:
+        """Return a read of an engine within the budget; None: it has none."""
+        if read is None:
+            return None
 
-    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
-        brakes = self._brakes("marked", shape)
-        return self.governed(self._session.read_marked(shape, mark), brakes)
+        def governed(shape: Shape, /, *given: P.args, **options: P.kwargs) -> Iterator[Rows]:
+            brakes = self._brakes(kind, shape)
+            return self.governed(read(shape, *given, **options), brakes)
 
-    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
-        if self._governor.budget.rows_per_second is not None:
-            return None  # the database would read all keys at once
-        with self.watch.waiting():
-            count_and_sum = self._session.hash_keys(shape, seed)
-        self.note(0)
-        return count_and_sum
+        return governed
 
-    def read_keys(
-        self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
-    ) -> Iterator[Rows]:
-        brakes = self._brakes("keys", shape)
-        return self.governed(self._session.read_keys(shape, keys, rows_max=rows_max), brakes)
+    def _waited(self, ask: Callable[P, T] | None) -> Callable[P, T] | None:
+        """Return a question to the database that `watch` waits for; None: there is none."""
+        if ask is None:
+            return None
+
+        def waited(*given: P.args, **options: P.kwargs) -> T:
+            with self.watch.waiting():
+                return ask(*given, **options)
+
+        return waited
 
     def pause(self) -> None:
         with self.watch.waiting():
@@ -364,7 +342,7 @@ class GovernedSession:
 
     def close(self) -> None:
         """Close the session."""
-        self._governor.others.drop_backend(self.backend)
+        self._governor.others.drop_backend(self._backend)
         self._session.close()
 
     def interrupt(self) -> None:
@@ -434,6 +412,37 @@ class GovernedSession:
             ends_s.append(self._governor.until_quiet_s())
         most_s = held_s_max(*ends_s)
         return HoldLimit(most_s), HoldLimit(min(most_s, REST_S_MAX))
+
+
+class GovernedMarkers:
+    """Reads by markers within the budget."""
+
+    def __init__(self, markers: MarkerReads, session: GovernedSession) -> None:
+        self._markers, self._session = markers, session
+
+    def identity(self) -> Mapping[str, str]:
+        with self._session.watch.waiting():
+            return self._markers.identity()
+
+    def mark(self, shape: Shape) -> Mark:
+        with self._session.watch.waiting():
+            return self._markers.mark(shape)
+
+    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
+        brakes = self._session._brakes("marked", shape)
+        return self._session.governed(self._markers.read_marked(shape, mark), brakes)
+
+    def marked_read(self, shape: Shape) -> MarkedRead | None:
+        with self._session.watch.waiting():
+            return self._markers.marked_read(shape)
+
+    def count_future(self, shape: Shape) -> int:
+        if self._session.counts_rows:
+            return 0  # a warning less: the database would read all rows at once
+        with self._session.watch.waiting():
+            found = self._markers.count_future(shape)
+        self._session.note(0)
+        return found
 
 
 class GovernedSplit:

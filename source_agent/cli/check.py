@@ -149,11 +149,11 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
     relations = [published.relation for published in config.relations.values()]
     session = engine.open()
     try:
-        as_of, consistency = session.as_of, session.consistency.value
+        as_of, consistency = session.snapshot.as_of, session.snapshot.consistency.value
         identity = _identity(session)
         limits = [_limit(limit) for limit in session.time_limits]
         snapshot = _snapshot(config, session)
-        release, pooler = session.release, session.pooler
+        release, pooler = session.server.release, session.server.pooler
         reports = []
         for name in config.relations:
             reports.append(_relation(config, engine, session, name))
@@ -194,8 +194,9 @@ def _privileges(engine: Engine, relations: list[Relation]) -> list[Privilege]:
 
 def _identity(session: Session) -> dict[str, str]:
     """Return what a mark carries of the database; nothing if the login may not ask for it."""
+    markers = session.capabilities.markers
     try:
-        return dict(session.identity())
+        return {} if markers is None else dict(markers.identity())
     except DatabaseRefused:
         return {}
 
@@ -203,7 +204,7 @@ def _identity(session: Session) -> dict[str, str]:
 def _snapshot(config: SourceConfig, session: Session) -> SnapshotReport:
     held = recent_snapshots(config.server.audit_file)
     longest_s = max(held, default=None)
-    return SnapshotReport(session.holds_back, longest_s, len(held), config.budget.snapshot_s)
+    return SnapshotReport(session.server.holds_back, longest_s, len(held), config.budget.snapshot_s)
 
 
 def _snapshot_lines(report: SnapshotReport) -> list[str]:
@@ -248,7 +249,8 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
         markers = marker_advice.advice(session, shape)
         cost = engine.scan_cost(shape)
         if config.budget.readers > 1:
-            is_shared = session.split(shape) is not None
+            split = session.capabilities.split
+            is_shared = split is not None and split(shape) is not None
             readers = f"{config.budget.readers} processes read it"
             cost += f"; {readers if is_shared else 'one process reads it'}"
     except DriftlineError as error:

@@ -115,7 +115,8 @@ def _slots(session: Session, shape: Shape, derive: Collection[DerivablePart]) ->
             f"{DERIVATION_VALUES_MAX:,} bound literals of the column's own type;"
             f" {OPERATOR} is = <> < <= > or >=, {EQUALITY} is = or <>"
         )
-        lines += [f"  {form}" for form in comparison_forms(shape, session.compare)]
+        forms = comparison_forms(shape, session.capabilities.compare)
+        lines += [f"  {form}" for form in forms]
     return tuple(lines)
 
 

@@ -115,10 +115,12 @@ def flags(shape: Shape) -> list[str]:
 
 def marked_shape(session: Session, shape: Shape, marker: Marker) -> Shape | None:
     """Return a relation with a marker; None: the engine refuses it."""
+    if (markers := session.capabilities.markers) is None:
+        return None
     try:
         marked = session.describe(replace(shape.relation, marker=marker))
         if not marker.column:
-            session.mark(marked)  # from the catalogue alone
+            markers.mark(marked)  # from the catalogue alone
     except DriftlineError as error:
         if error.is_retryable:
             raise
@@ -137,9 +139,11 @@ def read(session: Session, shape: Shape) -> MarkerReport | None:
     if (marked := shape.marker) is None:
         return None
     text, promise = line(marked.marker), _PROMISES[marked.kind]
+    markers = session.capabilities.markers
+    assert markers is not None, "an engine that describes a marker reads by it"
     try:
         is_scan = marked.kind in _SCANNED
-        way = MarkedRead.SCAN if is_scan else session.marked_read(shape)
+        way = MarkedRead.SCAN if is_scan else markers.marked_read(shape)
     except DriftlineError as error:
         if error.is_retryable:
             raise

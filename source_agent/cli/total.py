@@ -137,7 +137,7 @@ def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> SourceTotal
         for rows in session.scan(shape):
             hi, lo = fingerprints(rows)
             digest += mix(receipt.salt, hi, lo).digest()
-        return SourceTotal(receipt, digest, shape.as_of or session.as_of)
+        return SourceTotal(receipt, digest, shape.as_of or session.snapshot.as_of)
     finally:
         session.close()
 

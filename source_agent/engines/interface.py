@@ -1,4 +1,4 @@
-"""The interface that every database engine implements: `Engine`, `Session` and, if it can, `Split`.
+"""The interface that every database engine implements: `Engine`, `Session` and its `Capabilities`.
 
 An `Engine` opens `Session`s. A session is one read-only snapshot of one database. It yields *row
 bytes* (protocol, section 3) in batches and knows nothing of fingerprints, messages or the network.
@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
 from driftline.arrays import Positions
 from driftline.limits import DATABASE_SILENCE_S
 from driftline.relations.activity import Activity
-from driftline.relations.derivations import ColumnPredicate, Derivation
+from driftline.relations.derivations import Derivation
 from driftline.relations.references import Reference
 from driftline.rows.key_order import Key, KeyRange
-from driftline.values.types import Column
 
 from source_agent.engines.relations.markers import Mark, RunningTransactions
-from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
+from source_agent.engines.relations.predicates import Compare
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 
 # A batch is closed at whichever limit is reached first.
 BATCH_ROWS = 4_096  # numpy is efficient, and the rows stay in the cache
@@ -129,49 +129,169 @@ class MarkedRead(Enum):
     SCAN = "by a scan of the table"
 
 
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """Facts about the server of a session; empty and 0: not known, or there is none.
+
+    `release`: its product and release, such as `MySQL 9.7.4`. `pooler`: the effect of a connection
+    pooler in front of it, as text. `backend`: the number of the process that works for this session
+    alone. `holds_back`: the work that waits for the end of a snapshot, as text.
+    """
+
+    release: str = ""
+    pooler: str = ""
+    backend: int = 0
+    holds_back: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotState:
+    """State of a session's snapshot. The session has another one when that changes.
+
+    `as_of`: its time, ISO 8601, UTC, by the database's clock. `consistency` of everything read so
+    far: FUZZY as soon as one row is from elsewhere. `generation` grows when the session's next
+    reads see other data than the last ones; `as_of` is another one then.
+    """
+
+    as_of: str = ""
+    consistency: Consistency = Consistency.EXACT
+    generation: int = 0
+
+
+class MarkerReads(Protocol):
+    """Reads by markers, for the relations whose shape has one (`engines.markers`)."""
+
+    def identity(self) -> Mapping[str, str]:
+        """Return what tells this database from another one, by names for people; empty: nothing.
+
+        A mark carries it. Raises DatabaseRefused: the login may not ask for it.
+        """
+
+    def mark(self, shape: Shape) -> Mark:
+        """Return the mark of what this snapshot shows of a relation.
+
+        It never passes what a later snapshot may still show for the first time, as far as the
+        marker's promises hold. Raises DatabaseRefused: the login may not ask for it.
+        """
+
+    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
+        """Yield the rows behind a mark, and those without a marker. Raises as `Session.scan`."""
+
+    def marked_read(self, shape: Shape) -> MarkedRead | None:
+        """Return how the rows behind a recent mark would be found, from EXPLAIN, for `check`.
+
+        None: the database does not tell. Raises DatabaseRefused: a column is not granted.
+        """
+
+    def count_future(self, shape: Shape) -> int:
+        """Return the number of rows whose time is later than the snapshot's, by a minute and more.
+
+        Only for a marker that is a time column. Raises as `Session.scan`.
+        """
+
+
+class ReadBetween(Protocol):
+    """A read of ranges of the whole key, for relations that are not `unordered`."""
+
+    def __call__(
+        self, shape: Shape, within: KeyRange, /, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        """Yield the rows whose keys lie in a range, by an index of the whole key.
+
+        The database's own order decides. Ranges that follow each other miss no row: one with a NULL
+        in its key comes with one of them. Raises as `Session.scan`.
+
+        Args:
+            within: bounds in canonical string forms.
+            rows_max: as in `Session.read_ranges`.
+        """
+
+
+class ReadKeys(Protocol):
+    """A read by keys, for relations that are `vouched` and not `unordered`."""
+
+    def __call__(
+        self, shape: Shape, keys: Sequence[Key], /, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        """Yield the rows with these keys, each by a search of an index. Raises as `Session.scan`.
+
+        Where the database takes more values for equal than those of the same bytes, rows with other
+        keys may be among them.
+
+        Args:
+            keys: in canonical string forms, none twice.
+            rows_max: as in `Session.read_ranges`.
+        """
+
+
+class HashKeys(Protocol):
+    """Hashes of all keys, by the database, for relations whose plan has a `key_hash`."""
+
+    def __call__(self, shape: Shape, seed: int, /) -> tuple[int, int]:
+        """Return the number of rows, and the sum modulo 2^64 of the hashes of their keys (protocol,
+        section 6). `seed` has 64 signed bits. Raises DatabaseRefused: the login may not hash."""
+
+
+class SplitScan(Protocol):
+    """A scan in parts."""
+
+    def __call__(self, shape: Shape, /, *, rows_max: int | None = None) -> Split | None:
+        """Return the scan in parts of about `rows_max` rows at most.
+
+        None if only `scan` can read the relation, or if it is too small to be worth it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """List what a session can do beyond `Session`; None: it cannot, and its caller does without.
+    What comes together is one object, the rest are functions.
+
+    An engine names what it has, so it need not follow when a field is added. Shapes promise nothing
+    that is not here; the conformance suite compares them.
+
+    `activities`: the activity of relations, by name, from before the snapshot began
+    (`Engine.open`); empty: none is known. `running`: return the transactions that are open in this
+    snapshot. `references`: return the foreign keys of a described relation to relations of a list,
+    and name nothing else (`foreign_keys`). `compare`: return a comparison of a derivation as SQL.
+    """
+
+    activities: Mapping[str, Activity] = field(default_factory=dict)
+    markers: MarkerReads | None = None
+    running: Callable[[], RunningTransactions] | None = None
+    read_between: ReadBetween | None = None
+    read_keys: ReadKeys | None = None
+    hash_keys: HashKeys | None = None
+    split: SplitScan | None = None
+    references: Callable[[Shape, Sequence[Relation]], tuple[Reference, ...]] | None = None
+    compare: Compare | None = None
+
+
 class Session(Protocol):
-    """One read-only snapshot. Not thread-safe, except `interrupt` and `answers`. Close it."""
+    """One read-only snapshot. Not thread-safe, except `interrupt` and `answers`. Close it.
+
+    These members every engine has. What only some can do is in `capabilities`.
+    """
 
     @property
-    def consistency(self) -> Consistency:
-        """Consistency of everything read so far: FUZZY as soon as one row is from elsewhere."""
+    def server(self) -> ServerFacts:
+        """Facts about the server."""
 
     @property
-    def as_of(self) -> str:
-        """The time of the snapshot: ISO 8601, UTC, by the database's clock. It is another one when
-        `generation` has grown."""
-
-    @property
-    def time_limits(self) -> Sequence[TimeLimit]:
-        """Time limits in force: of each kind the tighter of the login's and source.toml's."""
+    def snapshot(self) -> SnapshotState:
+        """The state of the snapshot now."""
 
     @property
     def pulse(self) -> Pulse:
         """The pulse that beats when the database delivers something."""
 
     @property
-    def activities(self) -> Mapping[str, Activity]:
-        """The activity of relations, by name, from before the snapshot began (`Engine.open`)."""
+    def time_limits(self) -> Sequence[TimeLimit]:
+        """Time limits in force: of each kind the tighter of the login's and source.toml's."""
 
     @property
-    def holds_back(self) -> str:
-        """The work that waits in the database for the end of a snapshot, as text; empty: none."""
-
-    @property
-    def release(self) -> str:
-        """The server's product and release, such as `MySQL 9.7.4`; empty: not known."""
-
-    @property
-    def pooler(self) -> str:
-        """The effect of a connection pooler in front of the database, as text; empty: none is."""
-
-    @property
-    def backend(self) -> int:
-        """The number of the server's process that works for this session alone; 0: not known."""
-
-    @property
-    def generation(self) -> int:
-        """A number that grows when the session's next reads see other data than the last ones."""
+    def capabilities(self) -> Capabilities:
+        """Return what this session can do beyond these members."""
 
     def answers(self, within_s: float) -> bool:
         """Return True if the server answers a new connection within about `within_s` seconds.
@@ -193,22 +313,6 @@ class Session(Protocol):
         Raises:
             DerivationRefused: a column that it lacks, or does not compare so.
             LimitExceeded, MalformedMessage: the derivation is too large, or none.
-        """
-
-    def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
-        """Return the foreign keys of a described relation to relations of `published`.
-
-        Nothing else is named (`foreign_keys`). An engine without foreign keys returns none.
-        """
-
-    def compare(self, comparison: ColumnPredicate, column: Column, place: str) -> Condition:
-        """Return a comparison of a derivation as SQL.
-
-        Args:
-            comparison: one that the shape of the relation says to be comparable.
-            column: the one that it compares.
-            place: the number of its first value among those of the derivation, from 1; an engine
-                whose placeholders have no numbers ignores it.
         """
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
@@ -237,83 +341,10 @@ class Session(Protocol):
                 rows that the caller will not use.
         """
 
-    def read_between(
-        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
-    ) -> Iterator[Rows]:
-        """Yield the rows whose keys lie in a range, by an index of the whole key. Raises as `scan`.
-
-        The database's own order decides. Ranges that follow each other miss no row: one with a NULL
-        in its key comes with one of them.
-
-        Args:
-            shape: a relation that is not `unordered`.
-            within: bounds in canonical string forms.
-            rows_max: as in `read_ranges`.
-        """
-
-    def identity(self) -> Mapping[str, str]:
-        """Return what tells this database from another one, by names for people; empty: nothing.
-
-        A mark carries it. Raises DatabaseRefused: the login may not ask for it.
-        """
-
-    def mark(self, shape: Shape) -> Mark:
-        """Return the mark of what this snapshot shows of a relation with a marker.
-
-        It never passes what a later snapshot may still show for the first time, as far as the
-        marker's promises hold.
-
-        Raises:
-            ConfigurationError: the engine has no markers.
-            DatabaseRefused: the login may not ask for it.
-        """
-
-    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
-        """Yield the rows behind a mark, and those without a marker. Raises as `scan`."""
-
-    def marked_read(self, shape: Shape) -> MarkedRead | None:
-        """Return how the rows behind a recent mark would be found, from EXPLAIN, for `check`.
-
-        None: the database does not tell. Raises DatabaseRefused: a column is not granted.
-        """
-
-    def count_future(self, shape: Shape) -> int:
-        """Return the number of rows whose time is later than the snapshot's, by a minute and more.
-
-        Only for a marker that is a time column. Raises as `scan`.
-        """
-
-    def running(self) -> RunningTransactions | None:
-        """Return the transactions that are open in this snapshot; None: the database hides them."""
-
-    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
-        """Return the number of rows, and the sum modulo 2^64 of the hashes of their keys, which the
-        database makes (protocol, section 6); None: it cannot. `seed` has 64 signed bits."""
-
-    def read_keys(
-        self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
-    ) -> Iterator[Rows]:
-        """Yield the rows with these keys, each by a search of an index. Raises as `scan`.
-
-        Where the database takes more values for equal than those of the same bytes, rows with other
-        keys may be among them.
-
-        Args:
-            shape: a relation that is `vouched` and not `unordered`.
-            keys: in canonical string forms, none twice.
-            rows_max: as in `read_ranges`.
-        """
-
-    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
-        """Return the scan in parts of about `rows_max` rows at most.
-
-        None if only `scan` can read the relation, or if it is too small to be worth it.
-        """
-
     def pause(self) -> None:
         """Prepare for a wait for the network: end the snapshot if readers block writers.
 
-        `generation` grows if the data has changed before the next read.
+        `snapshot.generation` grows if the data has changed before the next read.
         """
 
     def interrupt(self) -> None:

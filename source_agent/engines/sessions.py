@@ -9,8 +9,9 @@ no mistake of ours: a TypeError of a login, a codec, a socket.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from driftline.errors import (
     OPEN,
@@ -20,16 +21,12 @@ from driftline.errors import (
     DriftlineError,
 )
 from driftline.relations.activity import Activity
-from driftline.relations.derivations import ColumnPredicate, Derivation
-from driftline.relations.references import Reference
-from driftline.rows.key_order import Key
-from driftline.values.types import Column
+from driftline.relations.derivations import Derivation
 
-from source_agent.engines.interface import MarkedRead, Pulse, Rows, Split
-from source_agent.engines.relations.markers import Mark, RunningTransactions
+from source_agent.engines.interface import Capabilities, Pulse, ServerFacts, SnapshotState
 from source_agent.engines.relations.predicates import derived
 from source_agent.engines.relations.select import plan_of
-from source_agent.engines.relations.shapes import Condition, Consistency, Relation, Shape
+from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 
 T = TypeVar("T")
 
@@ -78,88 +75,26 @@ def _unforeseen(error: Exception, driver: str) -> DriftlineError:
 class SnapshotSession:
     """Base of a session with one snapshot, read by one connection, whose readers block no writer.
 
-    An engine whose snapshot can change counts `generation` itself.
+    It has no capabilities but the `activities`. An engine whose snapshot can change sets `snapshot`
+    again.
     """
 
-    holds_back: ClassVar[str] = ""
-    pooler = ""
-    release = ""  # an engine whose servers differ by it sets it
-    backend = 0  # the process of the server; an engine that knows it sets it
-    as_of: str  # set by the engine when it has taken the snapshot
+    server = ServerFacts()
+    snapshot: SnapshotState  # set by the engine when it has taken the snapshot
 
     def __init__(self) -> None:
-        self.consistency = Consistency.EXACT
-        self.generation = 0
         self.activities: Mapping[str, Activity] = {}
         self.pulse = Pulse()
         self._is_interrupted = False
 
-    def compare(self, comparison: ColumnPredicate, column: Column, place: str) -> Condition:
-        """Return a comparison as SQL, for an engine that compares columns."""
-        raise NotImplementedError(f"{comparison.operator} of {column.name}, value {place}")
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return none but the activities."""
+        return Capabilities(self.activities)
 
     def derive(self, shape: Shape, derivation: Derivation) -> Shape:
         """Return the shape of a derivation, without asking the database."""
-        return derived(shape, derivation, self.compare)
-
-    def mark(self, shape: Shape) -> Mark:
-        """Refuse: this engine has no markers. Raises ConfigurationError."""
-        raise ConfigurationError(
-            "This engine has no markers.",
-            where=shape.relation.name,
-            abroad=OPEN,
-        )
-
-    def identity(self) -> Mapping[str, str]:
-        """Return nothing: no mark is made that would carry it."""
-        return {}
-
-    def count_future(self, shape: Shape) -> int:
-        """Count rows with a time in the future, for an engine that has markers."""
-        raise NotImplementedError(f"times of {shape.relation.name}")
-
-    def running(self) -> RunningTransactions | None:
-        """Return None: the transactions of others are hidden from a login that may only SELECT."""
-        return None
-
-    def marked_read(self, shape: Shape) -> MarkedRead | None:  # noqa: ARG002
-        """Return None: this engine has no markers."""
-        return None
-
-    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
-        """Read the rows behind a mark, for an engine that has markers."""
-        raise NotImplementedError(f"rows of {shape.relation.name} behind {mark.at}")
-
-    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:  # noqa: ARG002
-        """Return None: the database has no hash that the warehouse can make."""
-        return None
-
-    def references(
-        self,
-        shape: Shape,  # noqa: ARG002 - of engines that know some
-        published: Sequence[Relation],  # noqa: ARG002
-    ) -> tuple[Reference, ...]:
-        """Return no foreign keys: the engine has none."""
-        return ()
-
-    def read_keys(
-        self,
-        shape: Shape,
-        keys: Sequence[Key],  # noqa: ARG002
-        *,
-        rows_max: int | None = None,  # noqa: ARG002
-    ) -> Iterator[Rows]:
-        """Raise ConfigurationError: this engine looks up no key that is not one integer."""
-        raise ConfigurationError(
-            "This database is not asked for rows by keys that are not one integer.",
-            where=shape.relation.name,
-            remedy="Use `incremental`, or ask the DBA for hours in which a scan may begin.",
-            abroad=OPEN,
-        )
-
-    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:  # noqa: ARG002
-        """Return None: two connections cannot read one snapshot."""
-        return None
+        return derived(shape, derivation, self.capabilities.compare)
 
     def pause(self) -> None:
         """Do nothing: readers block no writer."""
@@ -167,7 +102,7 @@ class SnapshotSession:
     def note_consistency(self, shape: Shape) -> None:
         """Note that a relation is about to be read, perhaps without a snapshot."""
         if plan_of(shape).consistency is Consistency.FUZZY:
-            self.consistency = Consistency.FUZZY
+            self.snapshot = replace(self.snapshot, consistency=Consistency.FUZZY)
 
     def refuse_interrupted(self) -> None:
         """Raise DatabaseUnavailable if `interrupt` was called."""

@@ -58,7 +58,7 @@ class Comparison:
         frames = FrameBuilder(shape.recipe, parsed.salt, level=level)
         self._scan = Scan(reader, frames, parsed.ours, pool)
         self._session, self._opening = session, opening
-        self._activity = session.activities.get(shape.relation.name)
+        self._activity = session.capabilities.activities.get(shape.relation.name)
 
     def answer(self, requests: Iterator[pb.Request]) -> Generator[pb.Reply, None, None]:
         """Yield every reply to the opening and to the requests that follow it.

@@ -119,14 +119,25 @@ class KeyPartReader(TileReader[Ranges]):
     def _rows(self) -> Iterator[Rows]:
         self._seen[:] = False
         self._is_in_range = True
+        able = self._session.capabilities
+        assert able.read_between is not None, "a relation that is not `unordered` has ranges"
         for within in self._tile:
-            yield from self._session.read_between(self.shape, within, rows_max=self._limit)
+            yield from able.read_between(self.shape, within, rows_max=self._limit)
         self._is_in_range = False
         left = np.flatnonzero(~self._seen[self._ks])
+        if not len(left):
+            return
+        if able.read_keys is None:
+            raise ConfigurationError(
+                "This database is not asked for rows by keys that are not one integer.",
+                where=self.shape.relation.name,
+                remedy="Use `incremental`, or ask the DBA for hours in which a scan may begin.",
+                abroad=OPEN,
+            )
         for start in range(0, len(left), KEYS_AT_ONCE):
             some = self._named.take(left[start : start + KEYS_AT_ONCE]).rows()
             keys = [key_text(row[2:], self.recipe) for row in some]  # behind the number of columns
-            yield from self._session.read_keys(self.shape, keys, rows_max=self._limit)
+            yield from able.read_keys(self.shape, keys, rows_max=self._limit)
 
     @cached_property
     def _order(self) -> KeyOrder:

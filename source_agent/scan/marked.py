@@ -34,7 +34,7 @@ from driftline.rows.columns import Block, value_spans
 from driftline.rows.digests import MASK64, Digest, Salt
 from driftline.rows.key_digests import checksum_hashes, mixed_keys
 
-from source_agent.engines.interface import Rows, Session
+from source_agent.engines.interface import MarkerReads, Rows, Session
 from source_agent.engines.relations.markers import (
     XIDS_MAX,
     EarlierSnapshot,
@@ -168,13 +168,18 @@ class ExchangeMarker:
         is_checksum = marked is not None and marked.kind is MarkerKind.CHECKSUM
         return marked.marker.column if marked is not None and is_checksum else ""
 
+    @property
+    def _reads(self) -> MarkerReads:
+        markers = None if self._session is None else self._session.capabilities.markers
+        assert markers is not None, "an engine that describes a marker reads by it"
+        return markers
+
     def read(self) -> Batches:
         """Yield the rows behind the mark."""
         assert self.theirs is not None, "a mark that does not fit is not read from"
-        assert self._session is not None
         if self.checksum and self.marked_by is not None and not self.marked_by.nullable:
             return  # every row has one
-        rows = self._session.read_marked(self.reader.shape, self.theirs)
+        rows = self._reads.read_marked(self.reader.shape, self.theirs)
         self.rows = 0  # they may be read again
         for batch in self.reader.batches(rows):
             self.rows += len(batch.positions)
@@ -185,7 +190,7 @@ class ExchangeMarker:
         assert self._session is not None, "a mark that fits is of a session"
         try:
             behind = RowsBehindMark(self)
-            self._generation = self._session.generation
+            self._generation = self._session.snapshot.generation
             return behind
         except TooManyRowsBehind:
             self.theirs, self.rows, self.why = None, 0, _too_many()
@@ -195,12 +200,15 @@ class ExchangeMarker:
         """Return the number of rows, and the sum of the database's hashes of their keys; None if it
         cannot make them. `seed` has 64 signed bits."""
         assert self._session is not None
+        hash_keys, plan = self._session.capabilities.hash_keys, self.reader.shape.plan
+        if hash_keys is None or plan is None or not plan.key_hash:
+            return None
         try:
-            count_and_sum = self._session.hash_keys(self.reader.shape, seed)
+            count_and_sum = hash_keys(self.reader.shape, seed)
         except DatabaseRefused:  # the login may not call the function
             return None
-        self.counted = count_and_sum is not None
-        self.reader.tally.rows_read += 0 if count_and_sum is None else count_and_sum[0]
+        self.counted = True
+        self.reader.tally.rows_read += count_and_sum[0]
         return count_and_sum
 
     def audit(self, behind: Positions) -> None:
@@ -212,9 +220,8 @@ class ExchangeMarker:
 
     def count_future(self) -> None:
         """Count the rows whose time is yet to come: they are read each time, and hide a mistake."""
-        assert self._session is not None
         if self.marked_by is not None and self.marked_by.is_time:
-            self.future = self._session.count_future(self.reader.shape)
+            self.future = self._reads.count_future(self.reader.shape)
 
     def note_sent(self, batch: Batch) -> None:
         """Note rows that are sent in an audit, and are not behind the audited mark."""
@@ -274,7 +281,7 @@ class ExchangeMarker:
         if self._behind is None or self._session is None:
             return False
         is_exact = self.reader.consistency is Consistency.EXACT  # else honest writers are blamed
-        return is_exact and self._session.generation == self._generation
+        return is_exact and self._session.snapshot.generation == self._generation
 
 
 def begin(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
@@ -287,7 +294,7 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
         return ExchangeMarker(reader, key_reader(session, reader, bare), why=why)
     result = ExchangeMarker(reader, key_reader(session, reader), _session=session)
     try:
-        now = session.mark(reader.shape)
+        now = result._reads.mark(reader.shape)
     except DriftlineError as error:
         if error.is_retryable:
             raise
@@ -297,11 +304,12 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
     fits = _fitting(mark, body, reader.shape)
     marked = reader.shape.marker
     assert marked is not None, "a relation without a marker has no mark"
-    if marked.is_time and (running := session.running()) is not None:
+    if marked.is_time and (ask := session.capabilities.running) is not None:
         before = _earlier(mark) if isinstance(fits, Mark) else None
-        since = running.open_since(session.as_of, before)
-        body |= _running(EarlierSnapshot(running, session.as_of, since))
-        result.open_s = _too_long(since, session.as_of, marked)
+        running, as_of = ask(), session.snapshot.as_of
+        since = running.open_since(as_of, before)
+        body |= _running(EarlierSnapshot(running, as_of, since))
+        result.open_s = _too_long(since, as_of, marked)
     result.next = json.dumps(body, separators=(",", ":")).encode()
     if len(result.next) > MARK_BYTES_MAX:
         result.next, result.why = b"", "the mark is too long: the table has too many partitions"
@@ -313,10 +321,10 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
     elif asked.mark:
         result.theirs = fits
     elif reader.consistency is Consistency.EXACT:  # else an audit could blame honest writers
-        rows = session.read_marked(reader.shape.narrow(), fits)
+        rows = result._reads.read_marked(reader.shape.narrow(), fits)
         try:
             result.audit(_gathered(result.keys.batches(rows)))
-            result._generation = session.generation
+            result._generation = session.snapshot.generation
         except TooManyRowsBehind:
             result.why = _too_many()
     if result.theirs is None:

@@ -58,7 +58,7 @@ class Reader:
         self._session, self.shape, self.tally = session, shape, tally
         self.recipe = shape.recipe
         self.fragment_key, self.salt = fragment_key, salt
-        self._generation, self._as_of = session.generation, session.as_of
+        self._snapshot = session.snapshot
         self._has_begun = False
         self._fingerprints = fingerprints(fragment_key, self.recipe)
         self._by_database = self.recipe.fingerprint_version == DATABASE_FINGERPRINT_VERSION
@@ -73,7 +73,8 @@ class Reader:
 
     def split(self) -> Split | None:
         """Return the scan in parts, or None; never if the database makes the hashes."""
-        return None if self._by_database else self._session.split(self.shape)
+        split = None if self._by_database else self._session.capabilities.split
+        return None if split is None else split(self.shape)
 
     def scan_hashes(self) -> Batches:
         """Yield every row once, to be compared and not sent. Raises NullKey, ValueDoesNotFit.
@@ -146,7 +147,7 @@ class Reader:
     @property
     def changed(self) -> bool:
         """True if the session has another snapshot than the exchange began with."""
-        return self._session.generation != self._generation
+        return self._session.snapshot.generation != self._snapshot.generation
 
     @property
     def consistency(self) -> Consistency:
@@ -158,7 +159,7 @@ class Reader:
     @property
     def as_of(self) -> str:
         """Time of the snapshot in which the exchange began, as text: no row is older."""
-        return self.shape.as_of or self._as_of
+        return self.shape.as_of or self._snapshot.as_of
 
     def pause(self) -> None:
         """Release locks that would block writers while the agent waits for the network."""
@@ -202,7 +203,7 @@ class Reader:
         """Take the snapshot of the first row; raise SnapshotLost if it has another shape."""
         self._has_begun = True
         if self.changed:  # since the description: the session paused to wait for cells
-            self._generation, self._as_of = self._session.generation, self._session.as_of
+            self._snapshot = self._session.snapshot
             self.check_snapshot()
             if self._session.describe(self.shape.relation) != self.shape:
                 raise _changed(self.shape)

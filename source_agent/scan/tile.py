@@ -204,7 +204,9 @@ class KeyTileReader(TileReader[KeyRange]):
         return KeyBuffer.of_bytes([key_bytes(key, self.recipe) for key in bounds])
 
     def _rows(self) -> Iterator[Rows]:
-        return self._session.read_between(self.shape, self._tile, rows_max=self.rows_max)
+        read_between = self._session.capabilities.read_between
+        assert read_between is not None, "a relation that is not `unordered` has ranges of keys"
+        return read_between(self.shape, self._tile, rows_max=self.rows_max)
 
     def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
         """Yield the rows as batches. Raises NullKey, and ConfigurationError for a row that the

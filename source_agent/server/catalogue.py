@@ -182,8 +182,9 @@ def referenced(
 
     They serve a forecast, so a database that does not show them stops nothing.
     """
+    references = session.capabilities.references
     try:
-        return session.references(shape, published)
+        return () if references is None else references(shape, published)
     except DatabaseRefused as error:
         _log.debug("no foreign keys of %s: %s", shape.relation.name, error)
         return ()

@@ -198,7 +198,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             with self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S):
                 state.governor.activity_turns.take(client.label)
                 with self._session(context, "", probed) as session:
-                    activities = session.activities
+                    activities = session.capabilities.activities
         whole = [to_message(activities.get(name) or state.unprobed(name, client)) for name in names]
         return pb.ActivityReply(activities=whole)
 

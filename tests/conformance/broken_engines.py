@@ -13,6 +13,7 @@ import pytest
 
 from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.plain_values import BytesEncoder, FixedWidthEncoder
+from source_agent.engines.interface import Capabilities
 from source_agent.engines.sqlite import session, types
 from source_agent.engines.sqlite.values import ENCODERS, read_sql
 from tests.harness.legacies import OfSQLite
@@ -46,6 +47,11 @@ def _without_interrupt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(session.SqliteSession, "interrupt", lambda self: None)
 
 
+def _without_capabilities(patch: pytest.MonkeyPatch) -> None:
+    """The session lacks what its shapes promise."""
+    patch.setattr(session.SqliteSession, "capabilities", Capabilities())
+
+
 BROKEN: dict[str, Break] = {
     "sound": lambda _: None,
     "rounds": _encoding("real", FixedWidthEncoder("float8", convert=lambda v: float(f"{v:.15g}"))),
@@ -56,6 +62,7 @@ BROKEN: dict[str, Break] = {
     "reads_trimmed_text": _expression("text", "rtrim({})"),
     "misses_the_snapshot": _without_snapshot,
     "ignores_interrupt": _without_interrupt,
+    "lacks_what_shapes_promise": _without_capabilities,
 }
 
 

@@ -43,6 +43,7 @@ FAILED = {
         "test_two_scans_of_a_session_are_of_one_instant",
     },
     "ignores_interrupt": {"test_an_interrupted_session_reads_no_more"},
+    "lacks_what_shapes_promise": {"test_shapes_promise_what_the_session_can"},
 }
 
 

@@ -303,7 +303,7 @@ def test_a_writer_between_two_reads_is_no_difference(tmp_path: Path) -> None:
 
         own.rows = rows_after_a_writer  # type: ignore[method-assign]
         found = compare(session, own, shape, 100)
-        assert session.consistency is Consistency.FUZZY
+        assert session.snapshot.consistency is Consistency.FUZZY
         assert written
         assert not found.differs, found
         broken = _broken(shape, FAULTS["sqlite: trimmed text"])

@@ -29,7 +29,14 @@ from driftline.relations.derivations import (
 )
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.conformance.reads import decoded, engine_of, flat, multiset, session_of
+from source_agent.engines.conformance.reads import (
+    decoded,
+    engine_of,
+    flat,
+    multiset,
+    session_of,
+    split_of,
+)
 from source_agent.engines.postgresql import split
 from source_agent.engines.relations.predicates import comparison_forms, slotted
 from source_agent.engines.relations.select import plan_of
@@ -245,7 +252,7 @@ def test_pages_of_a_derivation(
     engine = engine_of(rolled)
     with closing(engine.open()) as session:
         shape = session.describe(relation)
-        forms = comparison_forms(shape, session.compare)
+        forms = comparison_forms(shape, session.capabilities.compare)
         texts = engine.templates([slotted(shape, (DerivablePart.COLUMNS, DerivablePart.ROWS))])
         number = "b" if relation.table == "items" else "id"
         for columns in (("n",), (number, "label"), None):
@@ -285,7 +292,7 @@ def test_what_is_issued_fills_the_slots_of_templates(
     with closing(engine.open()) as session:
         for relation in RELATIONS[:2]:
             shape = session.describe(relation)
-            forms = comparison_forms(shape, session.compare)
+            forms = comparison_forms(shape, session.capabilities.compare)
             reads = list(plan_of(shape).reads)
             for parts in (both[:1], both[1:], both):
                 known += [(t, reads, forms) for t in engine.templates([slotted(shape, parts)])]
@@ -295,7 +302,7 @@ def test_what_is_issued_fills_the_slots_of_templates(
                 flat(session.scan(made))
                 flat(session.scan(made, ordered=True))
                 flat(session.read_ranges(made, *all_keys))
-                session.split(made)
+                split_of(session, made)
     # MariaDB's driver takes a percent sign twice in a text with values, and sends it once.
     issued = [items.general(sql).replace("%%", "%") for sql in issued]
     known = [(items.general(t).replace("%%", "%"), r, f) for t, r, f in known]
@@ -430,7 +437,7 @@ def test_postgresql_splits_a_derived_table(
             equal = ColumnPredicate("v", Operator.EQUAL, ("v1",))
             made = session.derive(shape, Derivation(None, equal))
             assert 8_000 < made.rows_expected < 12_000, "by the planner"
-            cut = session.split(made)
+            cut = split_of(session, made)
             assert cut is not None
             assert cut.parts > 1
             rows = [row for part in range(cut.parts) for row in flat(cut.read(part))]

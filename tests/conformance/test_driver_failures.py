@@ -20,7 +20,14 @@ from driftline.errors import DatabaseRefused, DriftlineError, InternalError
 from driftline.rows.key_order import KeyRange
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.conformance.reads import flat
+from source_agent.engines.conformance.reads import (
+    flat,
+    key_hashes,
+    markers_of,
+    rows_between,
+    rows_by_keys,
+    split_of,
+)
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.relations.markers import Marker
 from source_agent.engines.relations.shapes import Relation, Shape
@@ -64,30 +71,33 @@ def _in_session(use: Callable[[Any, Shape], object]) -> Use:
 
 
 def _split(session: Session, shape: Shape) -> None:
-    if (split := session.split(shape, rows_max=1)) is not None:
+    if (split := split_of(session, shape, rows_max=1)) is not None:
         flat(row for part in range(split.parts) for row in split.read(part))
         split.finish()
 
 
 def _marked(session: Session, shape: Shape) -> None:
-    session.identity()
-    session.running()
-    mark = session.mark(shape)
-    session.marked_read(shape)
-    flat(session.read_marked(shape, mark))
+    markers_of(session).identity()
+    if (running := session.capabilities.running) is not None:
+        running()
+    mark = markers_of(session).mark(shape)
+    markers_of(session).marked_read(shape)
+    flat(markers_of(session).read_marked(shape, mark))
 
 
 RANGE: Final = np.array([1], np.int64), np.array([1], np.int64)
 # What the agent, `check` and `init` ask of a database: each a series of calls of a driver.
 USES: Final[dict[str, Use]] = {
     "scan": _in_session(lambda session, shape: flat(session.scan(shape, ordered=True))),
-    "key": _in_session(lambda session, shape: flat(session.read_keys(shape, [("1",)]))),
+    "key": _in_session(lambda session, shape: flat(rows_by_keys(session, shape, [("1",)]))),
     "keys": _in_session(
-        lambda session, shape: flat(session.read_between(shape, KeyRange(("0",), ("2",))))
+        lambda session, shape: flat(rows_between(session, shape, KeyRange(("0",), ("2",))))
     ),
     "ranges": _in_session(lambda session, shape: flat(session.read_ranges(shape, *RANGE))),
-    "hashes": _in_session(lambda session, shape: session.hash_keys(shape, 7)),
-    "references": _in_session(lambda session, shape: session.references(shape, [shape.relation])),
+    "hashes": _in_session(lambda session, shape: key_hashes(session, shape, 7)),
+    "references": _in_session(
+        lambda session, shape: session.capabilities.references(shape, [shape.relation])
+    ),
     "limits": _in_session(lambda session, _: session.time_limits),
     "parts": _in_session(_split),
     "mark": _in_session(_marked),

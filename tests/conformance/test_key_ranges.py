@@ -20,7 +20,13 @@ from driftline.errors import DriftlineError
 from driftline.rows.key_order import Key, KeyRange
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
+from source_agent.engines.conformance.reads import (
+    decoded,
+    engine_of,
+    flat,
+    rows_between,
+    session_of,
+)
 from source_agent.engines.mysql_family import session as mariadb
 from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.relations.shapes import Relation, Shape
@@ -81,7 +87,7 @@ def text(row: tuple[Any, ...]) -> Key:
 
 
 def read_between(session: Any, shape: Shape, lower: Key | None, upper: Key | None) -> Any:
-    rows = flat(session.read_between(shape, KeyRange(lower, upper)))
+    rows = flat(rows_between(session, shape, KeyRange(lower, upper)))
     return [tuple(decoded(row, shape)[: shape.recipe.key_columns]) for row in rows]
 
 
@@ -115,11 +121,11 @@ def test_a_range_of_keys_may_end_early(legacy: Legacy) -> None:
     with session_of(legacy) as session:
         shape = session.describe(RELATION)
         for within in (KeyRange(), KeyRange(*map(text, bounds))):
-            every = flat(session.read_between(shape, within))
-            some = flat(session.read_between(shape, within, rows_max=20))
+            every = flat(rows_between(session, shape, within))
+            some = flat(rows_between(session, shape, within, rows_max=20))
             assert len(some) == (len(every) if legacy.name == "postgresql" else 21)
             assert set(some) <= set(every)
-            found = session.read_between(shape, within, rows_max=len(every))
+            found = rows_between(session, shape, within, rows_max=len(every))
             assert sorted(flat(found)) == sorted(every)
 
 
@@ -207,7 +213,7 @@ def test_a_tile_changes_no_plan_of_later_reads(legacy: Legacy) -> None:
         shape = session.describe(RELATION)
         read_between(session, shape, None, None)
         assert session.ask(postgresql.SHOW_SEQUENTIAL) == [("on",)]
-        found = session.read_between(shape, KeyRange())
+        found: Any = rows_between(session, shape, KeyRange())
         next(found)
         found.close()  # abandoned
         assert session.ask(postgresql.SHOW_SEQUENTIAL) == [("on",)]

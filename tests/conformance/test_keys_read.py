@@ -15,7 +15,14 @@ import pytest
 from driftline.rows.key_order import Key, KeyRange
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
+from source_agent.engines.conformance.reads import (
+    decoded,
+    engine_of,
+    flat,
+    rows_between,
+    rows_by_keys,
+    session_of,
+)
 from source_agent.engines.mysql_family import session as mariadb
 from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.relations.shapes import Relation, Shape
@@ -34,7 +41,7 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
 
 
 def read_keys(session: Any, shape: Shape, keys: list[Any], **limit: int) -> list[Any]:
-    rows = flat(session.read_keys(shape, keys, **limit))
+    rows = flat(rows_by_keys(session, shape, keys, **limit))
     return [tuple(decoded(row, shape)[: shape.recipe.key_columns]) for row in rows]
 
 
@@ -65,9 +72,9 @@ def test_more_named_rows_than_wanted_show(legacy: Legacy) -> None:
     with session_of(legacy) as session:
         shape = session.describe(RELATION)
         for wanted in (20, len(keys) - 1):
-            some = flat(session.read_keys(shape, keys, rows_max=wanted))
+            some = flat(rows_by_keys(session, shape, keys, rows_max=wanted))
             assert len(some) == (len(keys) if legacy.name == "postgresql" else wanted + 1)
-        assert len(flat(session.read_keys(shape, keys, rows_max=len(keys)))) == len(keys)
+        assert len(flat(rows_by_keys(session, shape, keys, rows_max=len(keys)))) == len(keys)
 
 
 @pytest.mark.parametrize("kind", ["uuid", "bytes", "date", "decimal", "stamp"])
@@ -120,7 +127,7 @@ def test_years_before_the_first(postgresql: PostgreSQL, type: str, values: list[
         for place, key in enumerate(every):
             assert read_keys(session, shape, [key]) == [key]
             for within in (KeyRange(key, None), KeyRange(None, key)):
-                found = flat(session.read_between(shape, within))
+                found = flat(rows_between(session, shape, within))
                 assert len(found) == (place if within.lower is None else len(every) - place)
     legacy.close()
 

@@ -22,7 +22,14 @@ from driftline.rows.key_digests import hash_seed, hashed
 from source_agent.budgets.budget import GovernedSession, Governor
 from source_agent.config.file import Budget
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
+from source_agent.engines.conformance.reads import (
+    decoded,
+    engine_of,
+    flat,
+    key_hashes,
+    markers_of,
+    session_of,
+)
 from source_agent.engines.relations.markers import Mark, Marker, MarkerKind
 from source_agent.engines.relations.predicates import slotted
 from source_agent.engines.relations.shapes import Relation
@@ -63,7 +70,7 @@ def relation(marker: Marker, **more: object) -> Relation:
 def behind(legacy: Legacy, marker: Marker, at: str) -> list[int]:
     with session_of(legacy) as session:
         shape = session.describe(relation(marker))
-        rows = flat(session.read_marked(shape, Mark("", at)))
+        rows = flat(markers_of(session).read_marked(shape, Mark("", at)))
         return sorted(int(decoded(row, shape)[0] or 0) for row in rows)
 
 
@@ -89,16 +96,16 @@ def test_flagged_rows_are_gone(legacy: Legacy) -> None:
 def test_the_mark_of_a_snapshot(legacy: Legacy) -> None:
     filled(legacy)
     with session_of(legacy) as session:
-        times = session.mark(session.describe(relation(BY_TIME)))
-        versions = session.mark(session.describe(relation(BY_VERSION)))
+        times = markers_of(session).mark(session.describe(relation(BY_TIME)))
+        versions = markers_of(session).mark(session.describe(relation(BY_VERSION)))
         assert versions.at == "3"
         assert versions.source == times.source
         # The snapshot's own clock minus `late`, in whole seconds.
-        assert times.at[:10] <= session.as_of[:10]
+        assert times.at[:10] <= session.snapshot.as_of[:10]
         assert len(times.at) == len("2026-03-01 10:00:00")
     legacy.run("DELETE FROM t")
     with session_of(legacy) as session:
-        assert int(session.mark(session.describe(relation(BY_VERSION))).at) == -(2**63)
+        assert int(markers_of(session).mark(session.describe(relation(BY_VERSION))).at) == -(2**63)
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Vienna", "America/St_Johns"])
@@ -117,10 +124,11 @@ def test_times_in_the_future_are_counted_by_the_clock_of_the_writers(
     with session_of(legacy) as session:
         shape = session.describe(relation(marker))
         issued.clear()
-        assert session.count_future(shape) == 2
+        assert markers_of(session).count_future(shape) == 2
         assert issued
         issued.clear()  # all rows at once would be over the rate
-        assert GovernedSession(session, slow, threading.Event()).count_future(shape) == 0
+        governed = GovernedSession(session, slow, threading.Event())
+        assert markers_of(governed).count_future(shape) == 0
         assert not issued
 
 
@@ -155,7 +163,7 @@ def test_a_database_that_hashes_keys_hashes_them_as_we_do(legacy: Legacy) -> Non
     salt = Salt.fresh()
     with session_of(legacy) as session:
         shape = session.describe(Relation("t", table="t", marker=Marker("at")))
-        found = session.hash_keys(shape, hash_seed(salt))
+        found = key_hashes(session, shape, hash_seed(salt))
     if legacy.name != "postgresql":
         assert found is None
         return
@@ -208,13 +216,13 @@ def test_joined_markers(legacy: Legacy) -> None:
         shape = session.describe(JOINED)
 
         def ids(at: str) -> list[int]:
-            rows = flat(session.read_marked(shape, Mark("", at)))
+            rows = flat(markers_of(session).read_marked(shape, Mark("", at)))
             return sorted(int(decoded(row, shape)[0] or 0) for row in rows)
 
         assert ids('["2026-03-01 10:00:01", "100"]') == [2, 3]
         assert ids('["2026-03-01 10:00:02", "1"]') == [1, 2, 3]
         assert shape.marker is not None
-        times, version = session.mark(shape).each(shape.marker)
+        times, version = markers_of(session).mark(shape).each(shape.marker)
         assert (len(times), version) == (len("2026-03-01 10:00:00"), "3")
     late = replace(JOINED, marker=Marker("", joined=(("a", Marker("a_at", zone="UTC")),)))
     with session_of(legacy) as session, pytest.raises(ConfigurationError) as refused:
@@ -240,16 +248,17 @@ def test_what_a_marker_issues_is_a_template(
         legacy.record(patch, issued)
         with closing(engine.open()) as session:
             shape = session.describe(described)
-            mark = session.mark(shape)
-            flat(session.read_marked(shape, mark))
-            flat(session.read_marked(shape.keys(), mark))
+            mark = markers_of(session).mark(shape)
+            flat(markers_of(session).read_marked(shape, mark))
+            flat(markers_of(session).read_marked(shape.keys(), mark))
             flat(session.scan(shape.narrow()))
-            session.hash_keys(shape, 5)
-            session.marked_read(shape)
-            session.running()
-            session.identity()
+            key_hashes(session, shape, 5)
+            markers_of(session).marked_read(shape)
+            if (running := session.capabilities.running) is not None:
+                running()
+            markers_of(session).identity()
             if shape.marker is not None and shape.marker.kind is MarkerKind.TIME:
-                session.count_future(shape)
+                markers_of(session).count_future(shape)
     templates = {legacy.general(sql) for sql in engine.templates([shape])}
     assert {legacy.general(sql) for sql in issued} <= templates
     if legacy.name == "postgresql":  # a command must be answered in seconds, a COPY need not
@@ -303,4 +312,4 @@ def test_a_table_that_is_renamed_has_no_mark(legacy: Legacy) -> None:
             shape = session.describe(relation(marker))
             gone = replace(shape, plan=replace(shape.plan, source='ONLY "nowhere"'))
             with pytest.raises(SnapshotLost, match="nowhere"):
-                session.mark(gone)
+                markers_of(session).mark(gone)

@@ -50,7 +50,7 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
 def found(legacy: Legacy, relation: Relation, *published: Relation) -> set[Reference]:
     with session_of(legacy) as session:
         shape = session.describe(relation)
-        references = session.references(shape, published)
+        references = session.capabilities.references(shape, published)
     assert len(set(references)) == len(references)
     return set(references)
 
@@ -86,7 +86,7 @@ def test_every_statement_is_explained(legacy: Legacy, monkeypatch: pytest.Monkey
     with session_of(legacy) as session:
         shape = session.describe(ORDERS)
         described = len(issued)
-        session.references(shape, (ORDERS, CUSTOMERS, REGIONS))
+        session.capabilities.references(shape, (ORDERS, CUSTOMERS, REGIONS))
     monkeypatch.undo()
     assert len(issued) > described
     engine = engine_of(legacy)
@@ -104,6 +104,7 @@ def test_select_alone_is_enough(legacy: Any) -> None:
     try:
         with closing(engine.open()) as session:
             shape = session.describe(ORDERS)
-            assert session.references(shape, (ORDERS, CUSTOMERS)) == (TO_BUYERS,)
+            assert session.capabilities.references is not None
+            assert session.capabilities.references(shape, (ORDERS, CUSTOMERS)) == (TO_BUYERS,)
     finally:
         legacy.drop_login(login)

@@ -19,7 +19,7 @@ from driftline.relations.derivations import Comparable
 from driftline.rows.key_order import KeyRange
 from driftline.values.types import Column, Recipe, parse_type
 
-from source_agent.engines.interface import Rows, TimeLimit
+from source_agent.engines.interface import Capabilities, Rows, SnapshotState, TimeLimit
 from source_agent.engines.relations.shapes import Consistency, Plan, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession
 from tests.reference.rows import row_bytes
@@ -179,8 +179,12 @@ class Session(SnapshotSession):
         self._engine, self._history = engine, engine.history
         self._state = len(self._history.states) - 1
         self._is_paused = False
-        self.as_of = self._history.as_of()
-        self._history.instants.setdefault(self.as_of, set()).add(self._state)
+        self.snapshot = SnapshotState(self._history.as_of())
+        self._history.instants.setdefault(self.snapshot.as_of, set()).add(self._state)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(read_between=self.read_between)
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -269,7 +273,6 @@ class Session(SnapshotSession):
         if not is_held and newest != self._state:
             self._state = newest
             if isolation is Isolation.PAUSES:
-                self.as_of = self._history.as_of()
-                self._history.instants.setdefault(self.as_of, set()).add(self._state)
-                self.generation += 1
-                self.consistency = Consistency.FUZZY
+                now, generation = self._history.as_of(), self.snapshot.generation + 1
+                self.snapshot = SnapshotState(now, Consistency.FUZZY, generation)
+                self._history.instants.setdefault(now, set()).add(self._state)

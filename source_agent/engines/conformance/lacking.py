@@ -77,7 +77,7 @@ def _no_snapshot(legacy: Legacy) -> None:
     with closing(legacy.connect().open()) as session:
         shape = legacy.described(session, _RELATION)
         assert sum(map(len, session.scan(shape))) == 2
-        assert session.consistency is Consistency.FUZZY
+        assert session.snapshot.consistency is Consistency.FUZZY
 
 
 def _may_write(legacy: Legacy) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import numpy as np
+from driftline.rows.key_order import Key, KeyRange
 from driftline.values.send_format import decode_string
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.interface import Engine, Rows, Session
+from source_agent.engines.interface import Engine, MarkerReads, Rows, Session, Split
+from source_agent.engines.relations.select import plan_of
 from source_agent.engines.relations.shapes import Relation, Shape
 
 ITEMS = """CREATE TABLE "items" (
@@ -48,6 +50,44 @@ def decoded(row: bytes, shape: Shape) -> Read:
             place += length
     assert place == len(row)
     return values
+
+
+def markers_of(session: Session) -> MarkerReads:
+    """Return the reads by markers of a session that has them."""
+    markers = session.capabilities.markers
+    assert markers is not None, "the engine reads by markers"
+    return markers
+
+
+def key_hashes(session: Session, shape: Shape, seed: int) -> tuple[int, int] | None:
+    """Return the database's hashes of all keys, as a comparison asks for them; None: there are
+    none."""
+    hash_keys = session.capabilities.hash_keys
+    return hash_keys(shape, seed) if hash_keys and plan_of(shape).key_hash else None
+
+
+def split_of(session: Session, shape: Shape, *, rows_max: int | None = None) -> Split | None:
+    """Return the scan of a relation in parts; None: one session reads it all."""
+    split = session.capabilities.split
+    return None if split is None else split(shape, rows_max=rows_max)
+
+
+def rows_between(
+    session: Session, shape: Shape, within: KeyRange, *, rows_max: int | None = None
+) -> Iterator[Rows]:
+    """Return the rows of a range of keys, of a session that reads them."""
+    read = session.capabilities.read_between
+    assert read is not None, "the engine reads ranges of the whole key"
+    return read(shape, within, rows_max=rows_max)
+
+
+def rows_by_keys(
+    session: Session, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
+) -> Iterator[Rows]:
+    """Return the rows with these keys, of a session that looks them up."""
+    read = session.capabilities.read_keys
+    assert read is not None, "the engine looks up keys"
+    return read(shape, keys, rows_max=rows_max)
 
 
 def flat(batches: Iterator[Rows]) -> Rows:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import pytest
 from driftline import errors
+from driftline.relations.derivations import Comparable
 
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.lacking import needs
@@ -23,6 +25,8 @@ from source_agent.engines.conformance.reads import (
     session_of,
 )
 from source_agent.engines.interface import BATCH_ROWS
+from source_agent.engines.relations.markers import Marker
+from source_agent.engines.relations.select import plan_of
 from source_agent.engines.relations.shapes import Consistency, Relation
 
 ITEMS: Final = Relation("items", table="items", key=("id",))
@@ -46,8 +50,8 @@ def test_a_snapshot_stays_while_a_writer_writes(legacy: Legacy) -> None:
         assert multiset([decoded(r, shape) for r in rows]) == multiset(expected)
         bounds = np.array([-9], np.int64), np.array([2999], np.int64)
         assert len(flat(session.read_ranges(shape, *bounds))) == 1000
-        assert session.consistency is Consistency.EXACT
-        assert session.generation == 0
+        assert session.snapshot.consistency is Consistency.EXACT
+        assert session.snapshot.generation == 0
     with session_of(legacy) as session:
         assert len(rows_of(session, legacy.described(session, ITEMS))) == BATCH_ROWS + 100 - 999
 
@@ -67,7 +71,7 @@ def test_two_scans_of_a_session_are_of_one_instant(legacy: Legacy) -> None:
 def test_a_session_says_its_time(legacy: Legacy) -> None:
     """Check the form of `as_of`: ISO 8601 in UTC."""
     with session_of(legacy) as session:
-        as_of = session.as_of
+        as_of = session.snapshot.as_of
     assert as_of.startswith("20")
     assert as_of.endswith("Z")
 
@@ -159,3 +163,21 @@ def test_nothing_of_a_closed_session_stays(legacy: Legacy) -> None:
         if was_enabled:
             gc.enable()
     assert not kept
+
+
+def test_shapes_promise_what_the_session_can(legacy: Legacy) -> None:
+    """Check that no relation is said to be read in a way that the session does not offer."""
+    columns = f'"code" {legacy.text_key} NOT NULL PRIMARY KEY, "n" INT'
+    legacy.run(legacy.sql(f'CREATE TABLE "codes" ({columns})'))
+    relation = Relation("codes", table="codes", key=("code",))
+    with session_of(legacy) as session:
+        shape, can = legacy.described(session, relation), session.capabilities
+        assert can.read_between is not None or shape.unordered
+        assert can.read_keys is None or can.read_between is not None
+        assert can.hash_keys is not None or not plan_of(shape).key_hash
+        assert can.compare is not None or set(shape.comparable) == {Comparable.NOTHING}
+        assert can.markers is not None or not shape.marking
+        if can.markers is None:
+            marked = replace(shape.relation, marker=Marker("n"))
+            with pytest.raises(errors.ConfigurationError):
+                session.describe(marked)

@@ -32,7 +32,6 @@ from driftline.errors import (
 from driftline.relations.derivations import ColumnPredicate, Operator
 from driftline.rows.columns import Block as RowBlock
 from driftline.rows.columns import gather
-from driftline.rows.key_order import KeyRange
 from driftline.rows.keys import null_keys, positions
 from driftline.values.types import Column
 
@@ -48,7 +47,14 @@ from source_agent.engines.dump import (
 from source_agent.engines.dump.blocks import FileBlock
 from source_agent.engines.dump.folder import Delivery, DeliveryFolder, DumpFile
 from source_agent.engines.encoding.rows import RowEncoder, row_encoder
-from source_agent.engines.interface import BATCH_ROWS, Limits, Rows, TimeLimit
+from source_agent.engines.interface import (
+    BATCH_ROWS,
+    Capabilities,
+    Limits,
+    Rows,
+    SnapshotState,
+    TimeLimit,
+)
 from source_agent.engines.relations.select import Access, ReadColumn, arrange, plan_of, quote, shape
 from source_agent.engines.relations.shapes import Condition, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession
@@ -106,7 +112,11 @@ class DumpSession(SnapshotSession):
         self._limits = limits
         self._folder = DeliveryFolder(path)
         self._sources: dict[object, _Source] = {}
-        self.as_of = choice.text_of(time.time_ns())
+        self.snapshot = SnapshotState(choice.text_of(time.time_ns()))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self.activities, compare=_compare)
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -154,13 +164,6 @@ class DumpSession(SnapshotSession):
             self.pulse.beat()
         return described
 
-    def compare(self, comparison: ColumnPredicate, column: Column, place: str) -> Condition:  # noqa: ARG002
-        """Return a comparison as it is shown to the DBA; nothing executes it."""
-        shown = ", ".join("?" * len(comparison.values))
-        listed = f" ({shown})" if comparison.operator is Operator.IN else f" {shown}".rstrip()
-        sql = f"{quote(column.name)} {comparison.operator.value}{listed}"
-        return Condition(sql, comparison.values)
-
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         assert not ordered, "no shape of a file is ordered"
         source = self._source(shape.relation)
@@ -189,11 +192,6 @@ class DumpSession(SnapshotSession):
             left -= len(batch)
             if left < 0:
                 return
-
-    def read_between(
-        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
-    ) -> Iterator[Rows]:
-        raise AssertionError(f"{shape.unordered}: {within}, {rows_max}")
 
     def delivery_of(self, shape: Shape) -> Delivery:
         """Return the files that a described relation is read from."""
@@ -259,6 +257,14 @@ class DumpSession(SnapshotSession):
             source.delivery.check()
             raise
         source.delivery.check()
+
+
+def _compare(comparison: ColumnPredicate, column: Column, place: str) -> Condition:  # noqa: ARG001
+    """Return a comparison as it is shown to the DBA; nothing executes it."""
+    shown = ", ".join("?" * len(comparison.values))
+    listed = f" ({shown})" if comparison.operator is Operator.IN else f" {shown}".rstrip()
+    sql = f"{quote(column.name)} {comparison.operator.value}{listed}"
+    return Condition(sql, comparison.values)
 
 
 def _wanted(source: _Source, shape: Shape) -> list[int]:

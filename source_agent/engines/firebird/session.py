@@ -22,7 +22,6 @@ from driftline.arrays import Positions
 from driftline.errors import DatabaseUnavailable, ValueDoesNotFit
 from driftline.limits import ROW_BYTES_MAX
 from driftline.reconciliation.ranges import POSITION_MIN
-from driftline.rows.key_order import KeyRange
 from driftline.values.types import INTEGER_WIDTHS
 from firebird.driver import (
     CancelType,
@@ -44,7 +43,7 @@ from source_agent.engines.firebird.sql import (
     ordered_sql,
     range_sql,
 )
-from source_agent.engines.interface import Limits, Rows, TimeLimit
+from source_agent.engines.interface import Limits, Rows, ServerFacts, SnapshotState, TimeLimit
 from source_agent.engines.relations.select import select_sql
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
@@ -117,7 +116,8 @@ class FirebirdSession(SnapshotSession):
     def __init__(self, connect: FirebirdConnector, limits: Limits) -> None:
         super().__init__()
         self._connect, self._limits = connect, limits
-        self.as_of = f"{dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()}Z"
+        now = dt.datetime.now(dt.UTC).replace(tzinfo=None)
+        self.snapshot = SnapshotState(f"{now.isoformat()}Z")
         self._connection = connect()
         try:
             with foreseen(DRIVER, DatabaseError):
@@ -130,7 +130,7 @@ class FirebirdSession(SnapshotSession):
         try:
             self._version = float(self._connection.info.engine_version)
             self._pin()  # after the owner's triggers on connecting and on this transaction
-            self.release = f"Firebird {self._version:.1f}"
+            self.server = ServerFacts(release=f"Firebird {self._version:.1f}")
             self._shown = settings.shown(self.ask, self._version)
         except DatabaseError as error:
             self.close()
@@ -213,11 +213,6 @@ class FirebirdSession(SnapshotSession):
                 yield batch
             if left <= 0:
                 return
-
-    def read_between(
-        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
-    ) -> Iterator[Rows]:
-        raise NotImplementedError(f"{within} of {shape.relation.name}: it is unordered")
 
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         self.note_consistency(shape)

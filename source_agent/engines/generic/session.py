@@ -15,6 +15,7 @@ import contextlib
 import datetime as dt
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -25,7 +26,6 @@ from driftline.errors import (
     DatabaseUnavailable,
     DriftlineError,
 )
-from driftline.rows.key_order import KeyRange
 from sqlalchemy import Connection, Engine, exc, inspect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
@@ -34,7 +34,7 @@ from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.driver_values import ENCODERS
 from source_agent.engines.generic import types
 from source_agent.engines.generic.dialects import DialectEntry, entry_of
-from source_agent.engines.interface import Rows, TimeLimit
+from source_agent.engines.interface import Rows, SnapshotState, TimeLimit
 from source_agent.engines.relations.select import select_sql
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
@@ -93,14 +93,15 @@ class GenericSession(SnapshotSession):
         """Open a session. Raises sqlalchemy.exc.DBAPIError."""
         super().__init__()
         self._engine = engine
-        self.as_of = f"{dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()}Z"
+        now = dt.datetime.now(dt.UTC).replace(tzinfo=None)
+        self.snapshot = SnapshotState(f"{now.isoformat()}Z")
         with foreseen(_driver(engine), exc.SQLAlchemyError):
             self._connection = engine.connect()
         self._entry: DialectEntry = entry_of(engine.dialect.name)
         if self._entry.snapshot:
             self.ask(self._entry.snapshot)
         else:
-            self.consistency = Consistency.FUZZY
+            self.snapshot = replace(self.snapshot, consistency=Consistency.FUZZY)
         for setting in self._entry.settings:
             self.ask(setting)
 
@@ -158,11 +159,6 @@ class GenericSession(SnapshotSession):
                 yield batch
             if left is not None and left < 0:
                 return
-
-    def read_between(
-        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
-    ) -> Iterator[Rows]:
-        raise NotImplementedError(f"{within} of {shape.relation.name}: the order is not known")
 
     def _key(self, shape: Shape) -> str:
         return self._engine.dialect.identifier_preparer.quote(shape.recipe.columns[0].name)

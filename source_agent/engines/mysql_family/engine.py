@@ -64,14 +64,13 @@ class FamilyEngine:
             raise access.connect_error(self._product, error, self._where) from error
         try:
             self._product, release = self._server(connection)
-            session = FamilySession(
-                self._product, connection, self._limits, self._connect, probed, named
+            release = f"{self._product.name} {release.partition('-')[0]}"
+            return FamilySession(
+                self._product, connection, self._limits, self._connect, probed, named, release
             )
         except BaseException:
             connection.close()
             raise
-        session.release = f"{self._product.name} {release.partition('-')[0]}"
-        return session
 
     def _server(self, connection: pymysql.Connection[Cursor]) -> tuple[Product, str]:
         """Return what the server is, and its release; a proxy may take the comment out."""

@@ -30,7 +30,15 @@ from driftline.rows.key_order import Key, KeyRange
 from pymysql.cursors import Cursor, SSCursor
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.interface import Limits, MarkedRead, Rows, TimeLimit
+from source_agent.engines.interface import (
+    Capabilities,
+    Limits,
+    MarkedRead,
+    Rows,
+    ServerFacts,
+    SnapshotState,
+    TimeLimit,
+)
 from source_agent.engines.mysql_family import (
     access,
     activity,
@@ -75,14 +83,12 @@ from source_agent.engines.relations.select import null_key_sql, null_places, pla
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
 
+_HOLDS_BACK: Final = "the purge of old row versions (history list)"
 LEFT_ROWS_MAX: Final = 1024  # of a scan that is given up: as cheap to read as to end it
 
 
 class FamilySession(SnapshotSession):
-    """Implement `interface.Session`."""
-
-    compare = staticmethod(compare)
-    holds_back = "the purge of old row versions (history list)"
+    """Implement `interface.Session` and `interface.MarkerReads`."""
 
     def __init__(
         self,
@@ -92,16 +98,18 @@ class FamilySession(SnapshotSession):
         connect: FamilyConnector,
         probed: Sequence[Relation] = (),
         named: Sequence[Relation] = (),
+        release: str = "",
     ) -> None:
         super().__init__()
         self.product = product
+        self.server = ServerFacts(release=release, holds_back=_HOLDS_BACK)
         self._connection, self._connect = connection, connect
         self._silence_s, self._answer_s = limits.silence_s, ANSWER_S + limits.lock_s
         self._open_cursor: SSCursor | None = None
         self._shown = settings.pin(self.ask, product, limits)
         self.activities = self._probe(probed)
         begun = innodb.begin(self.ask, named, catalogue_opens=product.catalogue_opens)
-        self.as_of, self._unlocked = begun.as_of, begun.unlocked
+        self.snapshot, self._unlocked = SnapshotState(begun.as_of), begun.unlocked
 
     def _probe(self, probed: Sequence[Relation]) -> Mapping[str, Activity]:
         """Return the activity of relations; it is a hint, so a failure is only told."""
@@ -109,6 +117,17 @@ class FamilySession(SnapshotSession):
             return activity.activities(self.ask, probed)
         except DriftlineError as error:
             return {relation.name: UnknownActivity(error.message_abroad) for relation in probed}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            activities=self.activities,
+            markers=self,
+            read_between=self.read_between,
+            read_keys=self.read_keys,
+            references=self.references,
+            compare=compare,
+        )
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -251,7 +270,9 @@ class FamilySession(SnapshotSession):
 
         # The session's own time zone is UTC, and none is written.
         definition = types.definition(self, shape.relation)
-        return mark_of(source, marked, self.as_of, greatest, definition=definition, zone="")
+        return mark_of(
+            source, marked, self.snapshot.as_of, greatest, definition=definition, zone=""
+        )
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"
@@ -261,7 +282,7 @@ class FamilySession(SnapshotSession):
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"
-        bound = future(shape.marker, self.as_of).removesuffix("+00")
+        bound = future(shape.marker, self.snapshot.as_of).removesuffix("+00")
         return int(self._value(shape, later_sql(shape), bound) or 0)
 
     def _value(self, shape: Shape, sql: str, *values: object) -> bytes | None:
@@ -280,7 +301,7 @@ class FamilySession(SnapshotSession):
             return None
         if self.product.plans_by_running and not innodb.is_stored(self.ask, shape.relation):
             return None
-        bound = latest(marked, self.as_of).removesuffix("+00")
+        bound = latest(marked, self.snapshot.as_of).removesuffix("+00")
         try:
             plan = self.ask(EXPLAIN + marked_sql(shape), *plan_of(shape).values, bound)
         except DatabaseRefused as error:

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from driftline.errors import ConfigurationError, SnapshotLost
 from driftline.relations.references import OnDelete, Reference
 
+from source_agent.engines.interface import SnapshotState
 from source_agent.engines.mysql_family import innodb
 from source_agent.engines.mysql_family.activity import is_created_after
 from source_agent.engines.mysql_family.product import Product
@@ -163,8 +164,8 @@ class FamilyCatalogue(Protocol):
         """The product that the server is."""
 
     @property
-    def as_of(self) -> str:
-        """The time of the snapshot, as in `Session.as_of`."""
+    def snapshot(self) -> SnapshotState:
+        """The state of the snapshot, with its time."""
 
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
         """Return the rows of a catalogue query, as text."""
@@ -194,7 +195,7 @@ class _Index:
 def foreign_keys(
     session: FamilyCatalogue, shape: Shape, published: Sequence[Relation]
 ) -> tuple[Reference, ...]:
-    """Return what `Session.references` returns."""
+    """Return what `Capabilities.references` returns."""
     if shape.relation.table is None or not published:
         return ()
     database = str(session.ask(DATABASE)[0][0])
@@ -222,9 +223,9 @@ def definition(session: FamilyCatalogue, relation: Relation) -> str:
         entries, views = session.ask(ONE_DEFINITION, *tables[0][:2]), list[tuple[str | None, ...]]()
     else:
         entries, views = session.ask(DEFINITIONS), session.ask(VIEW_DEFINITIONS)
-    second = session.as_of[:19].replace("T", " ")
+    second = session.snapshot.as_of[:19].replace("T", " ")
     if not entries or any((row[-1] or "") >= second for row in entries):
-        views = [*views, (session.as_of,)]
+        views = [*views, (session.snapshot.as_of,)]
     return definition_of([*entries, *views])
 
 
@@ -294,7 +295,7 @@ def _described(session: FamilyCatalogue, relation: Relation) -> Shape:
     )
     if (kind or "").upper() == innodb.VERSIONED:
         made = replace(made, notes=(*made.notes, "the server keeps old versions of its rows"))
-    if is_innodb and is_created_after(session.as_of, session.ask(CREATED, schema, name)):
+    if is_innodb and is_created_after(session.snapshot.as_of, session.ask(CREATED, schema, name)):
         raise replaced(session.product, relation)
     return made
 

@@ -209,7 +209,9 @@ class _Tally:
         """Compare what two reads of the same rows give."""
         paired = self._paired(read())
         differences = self._differences(paired)
-        if differences and session.consistency is Consistency.FUZZY:  # or is it a writer's?
+        if (
+            differences and session.snapshot.consistency is Consistency.FUZZY
+        ):  # or is it a writer's?
             again = self._differences(self._paired(read()))
             differences = {k: v for k, v in differences.items() if again.get(k) == v}
         for key, (published, driver) in paired.items():

@@ -21,7 +21,7 @@ from driftline.rows.key_order import Key
 from psycopg import postgres
 from psycopg.types.string import TextLoader
 
-from source_agent.engines.interface import Rows, Session
+from source_agent.engines.interface import ReadKeys, Rows
 from source_agent.engines.own_values.reading import DriverKey, NotComparable, OwnValues, beside_key
 from source_agent.engines.relations.select import plan_of, quote
 from source_agent.engines.relations.shapes import Relation, Shape
@@ -55,7 +55,7 @@ class PostgresqlValues(OwnValues):
     """Read as psycopg does.
 
     Args:
-        session: an `interface.Session` of PostgreSQL.
+        read_keys: that of the session.
         connection: its connection.
         reading: puts a savepoint around a read, and translates errors.
         silence_s: how long a statement may be silent.
@@ -68,13 +68,13 @@ class PostgresqlValues(OwnValues):
 
     def __init__(
         self,
-        session: Session,
+        read_keys: ReadKeys,
         connection: Any,
         reading: Callable[[Relation], AbstractContextManager[None]],
         silence_s: float,
         prepare: Callable[[], None],
     ) -> None:
-        self._session, self._connection, self._reading = session, connection, reading
+        self._read_keys, self._connection, self._reading = read_keys, connection, reading
         self._silence_s, self._prepare = silence_s, prepare
 
     def prepare(self) -> None:
@@ -108,7 +108,7 @@ class PostgresqlValues(OwnValues):
         self, shape: Shape, keys: Sequence[DriverKey], published: Sequence[Key]
     ) -> Iterator[Rows]:
         del keys
-        return self._session.read_keys(shape, published)
+        return self._read_keys(shape, published)
 
     def indexed(self, shape: Shape) -> list[str]:
         if shape.relation.table is None:

@@ -55,7 +55,7 @@ class PostgresqlEngine:
         named: Sequence[Relation] = (),  # noqa: ARG002
     ) -> PostgresqlSession:
         session = PostgresqlSession(self._parameters, self._limits, probed=probed, way=self._way)
-        self._way = ServerPath.POOLED if session.pooler else ServerPath.DIRECT
+        self._way = ServerPath.POOLED if session.server.pooler else ServerPath.DIRECT
         return session
 
     @contextlib.contextmanager
@@ -94,7 +94,7 @@ class PostgresqlEngine:
         """Return what `own_values_of` asks for."""
         together = {"synchronize_seqscans": "off"}
         return PostgresqlValues(
-            session,
+            session.read_keys,
             session._connection,
             session._reading,
             session.limits.silence_s,

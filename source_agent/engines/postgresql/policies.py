@@ -17,6 +17,7 @@ table that a policy's condition reads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import blake3
@@ -25,6 +26,7 @@ from psycopg import Error
 from source_agent.engines.interface import Ask
 from source_agent.engines.postgresql.sql import EXPLAIN
 from source_agent.engines.relations.row_security import Policy, RowSecurity
+from source_agent.engines.relations.shapes import Shape
 
 PROBE: Final = "SAVEPOINT driftline_probe"
 PROBED: Final = "ROLLBACK TO SAVEPOINT driftline_probe"
@@ -113,10 +115,14 @@ def policies(ask: Ask, relation: int | None) -> RowSecurity:
     return RowSecurity(tuple(in_force) or (_UNKNOWN,))
 
 
-def note(security: RowSecurity, *, is_query: bool) -> str:
-    """Return the note on a relation whose rows policies hide: which ones."""
-    tables = dict.fromkeys(policy.table for policy in security.policies)
-    named = [f"{policy.name} of {policy.table}" for policy in security.policies if policy.name]
-    by = f"policies that apply: {', '.join(named)}" if named else "no policy lets it see a row"
+def noted(shape: Shape, found: RowSecurity, *, is_query: bool) -> Shape:
+    """Return the shape of a relation whose rows policies hide, with a note which ones."""
+    tables = dict.fromkeys(policy.table for policy in found.policies)
+    names = [f"{policy.name} of {policy.table}" for policy in found.policies if policy.name]
+    by = f"policies that apply: {', '.join(names)}" if names else "no policy lets it see a row"
     of = f"; every table with policies counts: {', '.join(tables)}" if is_query else ""
-    return f"{NOTE} ({by}{of})"
+    named = f"{NOTE} ({by}{of})"
+    if all(policy.is_own for policy in found.policies):
+        return replace(shape, row_security=found, notes=(*shape.notes, named))
+    local = (*shape.notes_local, named)
+    return replace(shape, row_security=found, notes=(*shape.notes, NOTE), notes_local=local)

@@ -31,7 +31,15 @@ from driftline.rows.digests import MASK64
 from driftline.rows.key_order import Key, KeyRange
 from psycopg import Error, errors, pq
 
-from source_agent.engines.interface import DatabaseTime, Limits, MarkedRead, Rows, TimeLimit
+from source_agent.engines.interface import (
+    Capabilities,
+    DatabaseTime,
+    Limits,
+    MarkedRead,
+    Rows,
+    SnapshotState,
+    TimeLimit,
+)
 from source_agent.engines.postgresql import (
     access,
     activity,
@@ -68,10 +76,7 @@ RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 
 
 class PostgresqlSession(SnapshotSession):
-    """Implement `interface.Session`."""
-
-    compare = staticmethod(compare)
-    holds_back = "vacuum, which keeps all row versions that died since (xmin horizon)"
+    """Implement `interface.Session` and `interface.MarkerReads`."""
 
     def __init__(
         self,
@@ -97,9 +102,7 @@ class PostgresqlSession(SnapshotSession):
         self._parameters, self._described = parameters, dict[str, Shape]()
         self._exported: tuple[str, str] | None = None  # the snapshot's name and transactions
         self.limits, self._connection = limits, waits.connect(parameters, way)
-        self.pooler = settings.POOLED if self._connection.is_pooled else ""
-        self.pulse, self.release = self._connection.pulse, self._connection.release
-        self.backend = self._connection.pgconn.backend_pid
+        self.pulse, self.server = self._connection.pulse, self._connection.facts
         try:
             self._begin(snapshot, probed, held or {})
         except BaseException:
@@ -143,7 +146,8 @@ class PostgresqlSession(SnapshotSession):
 
     def _look_before(self, probed: Sequence[Relation]) -> None:
         """Read what must be older than the snapshot: a standby replays meanwhile."""
-        self.as_of = str(self.ask(sql.AS_OF)[0][0] or self.ask(sql.REPLAYED)[0][0])
+        now = self.ask(sql.AS_OF)[0][0] or self.ask(sql.REPLAYED)[0][0]
+        self.snapshot = SnapshotState(str(now))
         try:
             self.activities = activity.activities(self.ask, probed)
         except Error as error:  # activity is a hint, so a failure is only told
@@ -152,6 +156,20 @@ class PostgresqlSession(SnapshotSession):
 
     def _set(self, statement: str, values: dict[str, str]) -> None:
         self._connection.execute(statement, (list(values), list(values.values())))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            activities=self.activities,
+            markers=self,
+            running=self.running,
+            read_between=self.read_between,
+            read_keys=self.read_keys,
+            hash_keys=self.hash_keys,
+            split=None if self.server.pooler else self.split,  # readers would wait for its places
+            references=self.references,
+            compare=compare,
+        )
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -214,13 +232,7 @@ class PostgresqlSession(SnapshotSession):
         given, way = (self._parameters, self.limits), self._connection.way
         with contextlib.closing(PostgresqlSession(*given, way=way)) as session:
             security = policies.policies(session.ask, relation)
-        named = policies.note(security, is_query=is_query)
-        if all(policy.is_own for policy in security.policies):
-            return replace(shape, row_security=security, notes=(*shape.notes, named))
-        local = (*shape.notes_local, named)
-        return replace(
-            shape, row_security=security, notes=(*shape.notes, policies.NOTE), notes_local=local
-        )
+        return policies.noted(shape, security, is_query=is_query)
 
     def derive(self, shape: Shape, derivation: Derivation) -> Shape:
         made = super().derive(shape, derivation)
@@ -238,8 +250,6 @@ class PostgresqlSession(SnapshotSession):
             self._refuse_changed(shape.relation)
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> PostgresqlSplit | None:
-        if self.pooler:  # further readers would wait for places in the pool
-            return None
         with self._reading(shape.relation):
             self._bind(shape)
             cut = choose(self.ask, shape, rows_max)
@@ -311,7 +321,7 @@ class PostgresqlSession(SnapshotSession):
         assert marked is not None, "a relation without a marker has no mark"
         with self._reading(shape.relation):
             self._bind(shape)
-            server, tables, definition = read_by(self.ask, shape, self.as_of)
+            server, tables, definition = read_by(self.ask, shape, self.snapshot.as_of)
             if marked.kind is MarkerKind.XMIN:
                 at, started = self.ask(sql.XMIN)[0]
                 return Mark(" ".join([server, started, *tables]), at, definition)
@@ -322,7 +332,7 @@ class PostgresqlSession(SnapshotSession):
                 ((row,),) = self._copy(shape, sql.greatest_sql(shape, name))
                 return row[6:].decode() or None  # a count, a length, the text
 
-            return mark_of(source, marked, self.as_of, greatest, definition=definition)
+            return mark_of(source, marked, self.snapshot.as_of, greatest, definition=definition)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         self.note_consistency(shape)
@@ -338,14 +348,14 @@ class PostgresqlSession(SnapshotSession):
             return MarkedRead.SCAN if marked.kind is MarkerKind.XMIN else None
         with self._reading(shape.relation), self._by_index():
             self._bind(shape)
-            self.ask(sql.BOUNDS, latest(marked, self.as_of), "")
+            self.ask(sql.BOUNDS, latest(marked, self.snapshot.as_of), "")
             plan = self.ask(sql.EXPLAIN + sql.marked_sql(shape))[0][0][0]["Plan"]
             return types.marked_read(plan, marked.marker.column)
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"
         with self._reading(shape.relation):
-            self.ask(sql.BOUNDS, future(shape.marker, self.as_of), "")
+            self.ask(sql.BOUNDS, future(shape.marker, self.snapshot.as_of), "")
             # By COPY: without an index it takes as long as a scan.
             ((row,),) = self._copy(shape, sql.later_sql(shape))
         return int(struct.unpack(">hiq", row)[2])
@@ -357,9 +367,7 @@ class PostgresqlSession(SnapshotSession):
             raise translate(error) from error
         return RunningTransactions(int(oldest), int(next_one))
 
-    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
-        if not plan_of(shape).key_hash:
-            return None
+    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int]:
         with self._reading(shape.relation):
             self.ask(hashes.SEED, str(seed))
             # By COPY: an aggregate over all rows may take as long as a scan.

@@ -218,7 +218,7 @@ class _Source:
 def foreign_keys(
     session: PostgresqlCatalogue, shape: Shape, published: Sequence[Relation]
 ) -> tuple[Reference, ...]:
-    """Return what `Session.references` returns."""
+    """Return what `Capabilities.references` returns."""
     tables = {relation.name: name for relation in published if (name := _name_sql(relation))}
     if shape.relation.table is None or not tables:
         return ()

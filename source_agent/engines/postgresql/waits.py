@@ -35,13 +35,14 @@ from driftline.errors import OPEN, ConfigurationError, DatabaseRefused, Database
 from psycopg import Connection, Cursor, Error, OperationalError, errors, pq
 from psycopg.abc import PQGen
 
-from source_agent.engines.interface import Pulse
+from source_agent.engines.interface import Pulse, ServerFacts
 from source_agent.engines.postgresql.access import (
     UNSUPPORTED,
     connect_error,
     error_of,
     no_transactions,
 )
+from source_agent.engines.postgresql.settings import POOLED
 from source_agent.engines.postgresql.sql import (
     BACKEND,
     BEGIN_POOLED,
@@ -122,10 +123,15 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
         return self.way in {ServerPath.DECLARED, ServerPath.POOLED}
 
     @property
-    def release(self) -> str:
-        """The server's product and release."""
+    def facts(self) -> ServerFacts:
+        """Facts about the server, and a pooler in front of it."""
         number = self.info.parameter_status("server_version") or ""
-        return f"PostgreSQL {number.partition(' ')[0]}"
+        return ServerFacts(
+            release=f"PostgreSQL {number.partition(' ')[0]}",
+            pooler=POOLED if self.is_pooled else "",
+            backend=self.pgconn.backend_pid,
+            holds_back="vacuum, which keeps all row versions that died since (xmin horizon)",
+        )
 
     def execute(self, *arguments: Any, **options: Any) -> Cursor[tuple[Any, ...]]:
         with driven():

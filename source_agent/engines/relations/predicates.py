@@ -40,11 +40,15 @@ OPERATOR: Final = "{operator}"
 EQUALITY: Final = "{equality}"
 ANY: Final = "…"  # any number
 
-Compare = Callable[[ColumnPredicate, Column, str], Condition]  # see `Session.compare`
+# Returns a comparison as SQL. The text is the number of its first value among those of the
+# derivation, from 1; an engine whose placeholders have no numbers ignores it.
+Compare = Callable[[ColumnPredicate, Column, str], Condition]
 
 
-def derived(shape: Shape, derivation: Derivation, compare: Compare) -> Shape:
+def derived(shape: Shape, derivation: Derivation, compare: Compare | None) -> Shape:
     """Return the shape of a derivation: fewer columns, and a condition of its own.
+
+    compare: None only for a shape that compares no column.
 
     Raises:
         DerivationRefused: the relation lacks a column, does not compare one, or its database makes
@@ -83,6 +87,7 @@ def derived(shape: Shape, derivation: Derivation, compare: Compare) -> Shape:
     )
     if rows is None:
         return made
+    assert compare is not None, "a column that is compared has a comparison"
     return _restricted(made, condition(rows, {c.name: c for c in recipe.columns}, compare))
 
 
@@ -99,12 +104,14 @@ def slotted(shape: Shape, parts: Collection[DerivablePart]) -> Shape:
     return _restricted(shape, Condition(ROWS)) if DerivablePart.ROWS in parts else shape
 
 
-def comparison_forms(shape: Shape, compare: Compare) -> list[str]:
+def comparison_forms(shape: Shape, compare: Compare | None) -> list[str]:
     """Return what may stand in ROWS, with OPERATOR or EQUALITY in place of an operator.
 
-    An IN that takes one value here takes any number of them.
+    An IN that takes one value here takes any number of them. compare: None: there are none.
     """
-    forms = []
+    forms: list[str] = []
+    if compare is None:
+        return forms
     for column, comparable in zip(shape.recipe.columns, shape.comparable, strict=True):
         operators = [
             operator

@@ -36,7 +36,14 @@ from driftline.relations.references import Reference
 from driftline.rows.key_order import Key, KeyRange
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.interface import Limits, MarkedRead, Rows, TimeLimit
+from source_agent.engines.interface import (
+    Capabilities,
+    Limits,
+    MarkedRead,
+    Rows,
+    SnapshotState,
+    TimeLimit,
+)
 from source_agent.engines.relations.markers import (
     ORDERED,
     Mark,
@@ -142,9 +149,7 @@ def _connect(path: Path, lock_s: float) -> sqlite3.Connection:
 
 
 class SqliteSession(SnapshotSession):
-    """Implement `interface.Session`."""
-
-    compare = staticmethod(compare)
+    """Implement `interface.Session` and `interface.MarkerReads`."""
 
     def __init__(
         self,
@@ -166,7 +171,7 @@ class SqliteSession(SnapshotSession):
             self.encoding = str(self.ask(ENCODING)[0][0])
             self._connection.set_authorizer(_authorize)
             self._connection.set_progress_handler(self._is_over, _INSTRUCTIONS_PER_TICK)
-            self.as_of = str(self.ask(AS_OF)[0][0])
+            self.snapshot = SnapshotState(str(self.ask(AS_OF)[0][0]))
             self._begin()
             if header is not None and probed:
                 self.activities = self._probe(header, probed)
@@ -183,6 +188,17 @@ class SqliteSession(SnapshotSession):
             said = error.strerror if isinstance(error, OSError) else error.message_abroad
             why = UnknownActivity(f"the file's header cannot be read: {said}")
             return {relation.name: why for relation in probed}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            activities=self.activities,
+            markers=self,
+            read_between=self.read_between,
+            read_keys=self.read_keys,
+            references=self.references,
+            compare=compare,
+        )
 
     @property
     def time_limits(self) -> list[TimeLimit]:  # those of source.toml; a file has none
@@ -278,7 +294,7 @@ class SqliteSession(SnapshotSession):
 
         self._begin()
         definition = definition_of([*self.ask(sql.SCHEMA_VERSION), *self.ask(sql.SCHEMA)])
-        return mark_of(source, marked, self.as_of, greatest, definition=definition)
+        return mark_of(source, marked, self.snapshot.as_of, greatest, definition=definition)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"
@@ -294,7 +310,7 @@ class SqliteSession(SnapshotSession):
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"
-        count = self._value(shape, later_sql(shape), future(shape.marker, self.as_of))
+        count = self._value(shape, later_sql(shape), future(shape.marker, self.snapshot.as_of))
         return count if isinstance(count, int) else 0
 
     def marked_read(self, shape: Shape) -> MarkedRead | None:
@@ -302,7 +318,7 @@ class SqliteSession(SnapshotSession):
         assert marked is not None, "a relation without a marker has no mark"
         if marked.kind not in ORDERED:
             return None
-        bound = latest(marked, self.as_of)
+        bound = latest(marked, self.snapshot.as_of)
         values = (*plan_of(shape).values, bound if marked.is_time else int(bound))
         steps = [str(row[3]) for row in self.ask(EXPLAIN_PLAN + marked_sql(shape), *values)]
         return access.marked_read(steps, marked.marker.column)
@@ -363,9 +379,8 @@ class SqliteSession(SnapshotSession):
         self.ask(FIRST_READ)
         version = self.ask(DATA_VERSION)[0][0]
         if self._version is not None and version != self._version:
-            self.generation += 1
-            self.consistency = Consistency.FUZZY
-            self.as_of = now
+            generation = self.snapshot.generation + 1
+            self.snapshot = SnapshotState(now, Consistency.FUZZY, generation)
         self._version = version
 
     def _execute(self, sql: str, values: Sequence[object]) -> sqlite3.Cursor:

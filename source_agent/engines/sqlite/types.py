@@ -148,7 +148,7 @@ class _Table:
 def foreign_keys(
     session: SqliteCatalogue, shape: Shape, published: Sequence[Relation]
 ) -> tuple[Reference, ...]:
-    """Return what `Session.references` returns. SQLite enforces them only if a writer asks it to.
+    """Return what `Capabilities.references` does. SQLite enforces them only if a writer asks it to.
 
     Names of columns are those of the tables, which a foreign key may write in another case; one
     that names no columns means the primary key.

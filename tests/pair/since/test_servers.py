@@ -20,6 +20,7 @@ import psycopg
 import pytest
 from driftline.errors import DriftlineError
 
+from source_agent.engines.conformance.reads import markers_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Marker
@@ -90,7 +91,7 @@ def test_a_volume_that_is_put_back_compares_all_rows(primary: PostgreSQL, tmp_pa
 def source(server: PostgreSQL) -> str:
     """Return what tells the table `t` from another one, in a mark."""
     with closing(connect(server.url("postgres", "postgres"), None, Limits()).open()) as session:
-        return session.mark(session.describe(BY_XMIN)).source
+        return markers_of(session).mark(session.describe(BY_XMIN)).source
 
 
 def test_a_server_whose_process_crashed_is_another_source(primary: PostgreSQL) -> None:
@@ -122,7 +123,7 @@ def test_a_standby_is_as_old_as_what_it_has_replayed(primary: PostgreSQL) -> Non
                 """Return as-of, mark and the number of rows."""
                 with closing(connect(url, None, Limits()).open()) as session:
                     shape = session.describe(BY_TIME)
-                    times = (session.as_of, session.mark(shape).at)
+                    times = (session.snapshot.as_of, markers_of(session).mark(shape).at)
                     rows = sum(map(len, session.scan(shape)))
                 as_of, mark = map(datetime.fromisoformat, times)
                 return as_of, mark, rows

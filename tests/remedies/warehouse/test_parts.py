@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from unittest import mock
@@ -10,7 +11,7 @@ from unittest import mock
 import pytest
 from driftline.limits import KEY_BYTES_MAX
 
-from source_agent.engines.sessions import SnapshotSession
+from source_agent.engines.interface import Capabilities
 from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan.reader import Reader
 from tests.remedies.site import Site
@@ -122,7 +123,12 @@ def test_rows_that_no_shard_holds(site: Site, monkeypatch: pytest.MonkeyPatch) -
 def test_an_engine_that_looks_up_no_texts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of another package may be."""
     serve(site, "TEXT PRIMARY KEY NOT NULL", "printf('n%04d', x)")
-    monkeypatch.setattr(SqliteSession, "read_keys", SnapshotSession.read_keys)
+
+    def fewer(session: SqliteSession) -> Capabilities:
+        return replace(every.__get__(session), read_keys=None)
+
+    every = SqliteSession.capabilities
+    monkeypatch.setattr(SqliteSession, "capabilities", property(fewer))
     site.keep(PART.format(1000))
     told(site.fault(), "Use `incremental`, or ask the DBA for hours in which a scan may begin.")
     well(site, TILES.format(1000))

@@ -24,7 +24,14 @@ from source_agent.budgets.budget import GovernedSession, Governor
 from source_agent.budgets.crowding import Brakes, Crowding, CrowdingRests
 from source_agent.budgets.feedback import Feedback, HoldLimit, RecentPast
 from source_agent.config.file import Budget
-from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, TimeLimit
+from source_agent.engines.interface import (
+    DatabaseTime,
+    Limits,
+    Rows,
+    ServerFacts,
+    Session,
+    TimeLimit,
+)
 from source_agent.engines.registry import is_beside
 from source_agent.engines.relations.shapes import Consistency, Plan, Relation, Shape
 from source_agent.scan.database_time import DatabaseTimer
@@ -199,7 +206,7 @@ class Scanned:
 
     def __init__(self, clock: list[float], seconds: float, limits: Sequence[TimeLimit]) -> None:
         self._clock, self._seconds, self.time_limits = clock, seconds, limits
-        self.backend = 0
+        self.server = ServerFacts()
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         for _ in range(round(self._seconds / BATCH_S)):

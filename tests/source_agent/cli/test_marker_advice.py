@@ -15,6 +15,7 @@ from source_agent.cli.explain import explain
 from source_agent.config.file import SourceConfig, load
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import markers_of
 from source_agent.engines.interface import Engine, MarkedRead
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Marker
@@ -138,7 +139,7 @@ def test_the_identity_of_the_database_is_what_marks_carry(
     assert list(report.identity) == names[spelled_as(legacy.name)]
     relation = Relation("kept", table="kept", marker=Marker("row_version"))
     with closing(legacy.connect().open()) as session:
-        mark = session.mark(session.describe(relation))
+        mark = markers_of(session).mark(session.describe(relation))
     # A table of PostgreSQL has a number besides.
     assert mark.source.split(" ")[0] == ":".join(report.identity.values())
     assert "\n  identity " in check.as_text(report)
@@ -171,7 +172,7 @@ def test_what_is_probed_is_explained(
         with closing(engine.open()) as session:
             for published in config.relations.values():
                 marker_advice.advice(session, session.describe(published.relation))
-            session.identity()
+            markers_of(session).identity()
     strangers = {legacy.general(sql.replace("%%", "%")) for sql in issued} - known
     assert strangers == set()
     assert any(sql.startswith("EXPLAIN") for sql in issued)
@@ -217,7 +218,7 @@ def test_what_a_conjunction_of_plans_is(legacy: Legacy) -> None:
     )
     with closing(legacy.connect().open()) as session:
         shape = session.describe(relation)
-        found = session.marked_read(shape)
+        found = markers_of(session).marked_read(shape)
         report = marker_advice.read(session, shape)
     assert report is not None
     if legacy.name == "postgresql":

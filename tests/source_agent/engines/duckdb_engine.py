@@ -35,7 +35,14 @@ from driftline.values.types import DeclaredType
 from sqlalchemy.engine import URL
 
 from source_agent.engines.encoding import rows
-from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
+from source_agent.engines.interface import (
+    Limits,
+    Listed,
+    Privilege,
+    Rows,
+    SnapshotState,
+    TimeLimit,
+)
 from source_agent.engines.own_values.reading import DriverKey, OwnValues
 from source_agent.engines.relations.column_warnings import column_warnings, spark_warning
 from source_agent.engines.relations.select import (
@@ -57,7 +64,7 @@ from source_agent.engines.relations.select import (
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, attempted
 
-ENGINE_API = 2
+ENGINE_API = 3
 
 BEGIN = "BEGIN TRANSACTION READ ONLY"
 AS_OF = "SELECT strftime(now() AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
@@ -146,7 +153,7 @@ class DuckdbSession(SnapshotSession):
             raise DatabaseUnavailable(f"The file {str(path)!r} does not exist.")
         self._connection = duckdb.connect(str(path))
         self._connection.execute(BEGIN)
-        self.as_of = str(self._connection.execute(AS_OF).fetchall()[0][0])
+        self.snapshot = SnapshotState(str(self._connection.execute(AS_OF).fetchall()[0][0]))
         self._connection.execute(TABLES)  # the first read takes the snapshot
 
     def answers(self, within_s: float) -> bool:

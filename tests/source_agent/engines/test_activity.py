@@ -36,7 +36,7 @@ T = Relation("t", table="t")
 
 def probe(engine: Engine, *relations: Relation) -> dict[str, Activity]:
     with closing(engine.open(relations or (T,))) as session:
-        return dict(session.activities)
+        return dict(session.capabilities.activities)
 
 
 def why(found: Activity) -> str:
@@ -223,8 +223,8 @@ def test_postgresql_tells_a_failed_probe_and_opens_the_session(postgres: OfPostg
     postgres.run("CREATE SCHEMA secret", "CREATE TABLE secret.s (id int)")
     watched = Watched(postgres)
     with closing(watched.engine.open((T, Relation("s", table="secret.s")))) as session:
-        assert session.as_of
-        for said in session.activities.values():
+        assert session.snapshot.as_of
+        for said in session.capabilities.activities.values():
             assert "insufficient privilege" in why(said)
             assert "secret" not in why(said)
     postgres.drop_login(watched.login)
@@ -484,4 +484,4 @@ def test_every_statement_of_a_probe_is_explained(
 
 def test_nothing_is_asked_of_a_session_that_probes_nothing(lite: OfSQLite) -> None:
     with closing(connect(lite.url, None, Limits()).open()) as session:
-        assert session.activities == {}
+        assert session.capabilities.activities == {}

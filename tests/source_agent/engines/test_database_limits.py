@@ -16,6 +16,7 @@ from driftline import errors
 
 from source_agent.cli import check
 from source_agent.config.file import load
+from source_agent.engines.conformance.reads import split_of
 from source_agent.engines.interface import Engine, Limits, Session
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
@@ -104,7 +105,7 @@ def test_a_reader_process_keeps_the_limits_of_the_role(
         connection.execute("GRANT SELECT ON wide TO strict")
     try:
         with closing(engine(strict_role).open()) as session:
-            split = session.split(session.describe(Relation("wide", table="wide")))
+            split = split_of(session, session.describe(Relation("wide", table="wide")))
             assert split is not None
             joined = split.join()
             with closing(joined.session) as other:

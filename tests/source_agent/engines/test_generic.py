@@ -67,7 +67,7 @@ def test_without_a_snapshot_statement_a_session_is_fuzzy(
     legacy.run("CREATE TABLE t (id BIGINT)", "INSERT INTO t VALUES (1)")
     with session_of(legacy) as session:
         assert read(session, Relation("t", table="t", key=("id",))) == [["1"]]
-        assert session.consistency is Consistency.FUZZY
+        assert session.snapshot.consistency is Consistency.FUZZY
 
 
 @pytest.mark.parametrize(

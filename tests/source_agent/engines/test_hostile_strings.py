@@ -18,7 +18,7 @@ from driftline.errors import DriftlineError
 from driftline.relations.derivations import ColumnPredicate, Derivation, NotPredicate, Operator
 from driftline.rows.key_order import KeyRange
 
-from source_agent.engines.conformance.reads import decoded, flat
+from source_agent.engines.conformance.reads import decoded, flat, rows_between, rows_by_keys
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
@@ -118,7 +118,7 @@ class Asked:
                 assert self._keys(flat(self._session.scan(made))) == sorted(kept)
 
     def _by_key(self) -> None:
-        found = flat(self._session.read_keys(self._shape, [(k,) for k in self._strings]))
+        found = flat(rows_by_keys(self._session, self._shape, [(k,) for k in self._strings]))
         assert self._keys(found) == sorted(self._present)
 
     def _between_keys(self) -> None:
@@ -126,7 +126,9 @@ class Asked:
         for lower, upper in zip(bounds[::50], bounds[25::50], strict=False):
             within = KeyRange((lower,), (upper,))
             kept = [k for k in self._present if lower.encode() <= k.encode() < upper.encode()]
-            assert self._keys(flat(self._session.read_between(self._shape, within))) == sorted(kept)
+            assert self._keys(flat(rows_between(self._session, self._shape, within))) == sorted(
+                kept
+            )
 
     def _by_name(self) -> None:
         for text in self._strings:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from source_agent.engines.conformance.reads import decoded, flat
+from source_agent.engines.conformance.reads import decoded, flat, markers_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Mark, MarkedBy, Marker, time_mark
@@ -61,7 +61,7 @@ def seen(legacy: OfPostgreSQL, mark: Mark | None) -> tuple[MarkedBy, Rows, Rows]
     """Return the marker, all rows, and those behind a mark; of one snapshot."""
     with closing(connect(legacy.url, None, Limits()).open()) as session:
         shape = session.describe(RELATION)
-        found = [] if mark is None else flat(session.read_marked(shape, mark))
+        found = [] if mark is None else flat(markers_of(session).read_marked(shape, mark))
         every = flat(session.scan(shape))
 
         def values(rows: list[bytes]) -> Rows:
@@ -173,7 +173,9 @@ def test_each_version_has_a_mark_of_its_own(legacy: OfPostgreSQL) -> None:
     with closing(connect(legacy.url, None, Limits()).open()) as session:
         shape = session.describe(relation)
         assert str(shape.marker) == "the version column o_changed or the version column c_changed"
-        mark = session.mark(shape)
+        mark = markers_of(session).mark(shape)
         assert mark.at == '["7", "70"]'
-        found = [decoded(row, shape)[0] for row in flat(session.read_marked(shape, mark))]
+        found = [
+            decoded(row, shape)[0] for row in flat(markers_of(session).read_marked(shape, mark))
+        ]
         assert sorted(int(id or 0) for id in found) == [3, 5, 15, 25, 35, 45, 55]

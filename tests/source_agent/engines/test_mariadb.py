@@ -12,7 +12,15 @@ import pymysql
 import pytest
 from driftline import errors
 
-from source_agent.engines.conformance.reads import decoded, engine_of, flat, read, session_of
+from source_agent.engines.conformance.reads import (
+    decoded,
+    engine_of,
+    flat,
+    markers_of,
+    read,
+    rows_by_keys,
+    session_of,
+)
 from source_agent.engines.interface import Limits
 from source_agent.engines.mysql_family.types import CREATED
 from source_agent.engines.registry import connect
@@ -26,7 +34,7 @@ def test_tables_without_snapshots_are_fuzzy_and_let_writers_in(maria: OfMariaDB,
     maria.run(f"CREATE TABLE m ({key} NOT NULL PRIMARY KEY, v varchar(2000)) ENGINE=MyISAM")
     maria.insert("m", [(i, "v" * 2000) for i in range(9000)])
     with session_of(maria) as session:
-        assert session.consistency.value == "exact"
+        assert session.snapshot.consistency.value == "exact"
         shape = session.describe(Relation("m", table="m"))
         assert shape.notes
         batches = session.scan(shape)
@@ -34,7 +42,7 @@ def test_tables_without_snapshots_are_fuzzy_and_let_writers_in(maria: OfMariaDB,
         maria.run("SET lock_wait_timeout = 1", "UPDATE m SET v = 'x' WHERE id = 1")
         rows += flat(batches)
         assert len(rows) == len({decoded(r, shape)[0] for r in rows}) == 9000
-        assert session.consistency is Consistency.FUZZY
+        assert session.snapshot.consistency is Consistency.FUZZY
         if shape.recipe.integer_key:
             bounds = np.array([5], np.int64), np.array([9], np.int64)
             assert len(flat(session.read_ranges(shape, *bounds))) == 5
@@ -53,7 +61,7 @@ def test_a_view_of_tables_that_the_login_may_not_see_claims_no_snapshot(maria: O
     with closing(engine.open()) as session:
         shape = session.describe(Relation("shown", table="shown", key=("id",)))
         assert len(flat(session.scan(shape))) == 1
-        assert session.consistency is Consistency.FUZZY
+        assert session.snapshot.consistency is Consistency.FUZZY
     assert shape.notes == ("read without a snapshot: tables unknown",)
     maria.drop_login(login)
 
@@ -323,7 +331,7 @@ def test_an_ignored_index_promises_no_tiles(maria: OfMariaDB) -> None:
     with session_of(maria) as session:
         shape = session.describe(relation)
         assert not shape.not_by_key
-        assert len(flat(session.read_keys(shape, [("a",)]))) == 1
+        assert len(flat(rows_by_keys(session, shape, [("a",)]))) == 1
     maria.run(f"ALTER TABLE t ALTER INDEX uk {IGNORED[maria.name]}")
     with session_of(maria) as session:
         shape = session.describe(relation)
@@ -370,14 +378,14 @@ def test_a_query_is_read_as_its_own_tables_allow(
     with session_of(maria) as session:
         shape = session.describe(query)
         assert len(flat(session.scan(shape))) == 1
-        assert session.consistency is consistency
+        assert session.snapshot.consistency is consistency
 
 
 def test_a_query_of_the_servers_own_tables_has_no_snapshot(maria: OfMariaDB) -> None:
     query = "SELECT table_name AS id FROM information_schema.tables WHERE table_schema = DATABASE()"
     with session_of(maria) as session:
         flat(session.scan(session.describe(Relation("q", query=query, key=("id",)))))
-        assert session.consistency is Consistency.FUZZY
+        assert session.snapshot.consistency is Consistency.FUZZY
 
 
 def test_a_view_is_checked_by_the_login_that_may_read_nothing_else(maria: OfMariaDB) -> None:
@@ -394,7 +402,7 @@ def test_a_view_is_checked_by_the_login_that_may_read_nothing_else(maria: OfMari
     with closing(engine.open()) as session:
         shape = session.describe(relation)
         assert "does not show how it is read" in engine.scan_cost(shape)
-        assert session.marked_read(shape) is None
+        assert markers_of(session).marked_read(shape) is None
         assert len(flat(session.scan(shape))) == 1
     maria.drop_login(login)
 

@@ -11,7 +11,16 @@ from driftline import errors
 from driftline.relations.derivations import ColumnPredicate, Derivation, Operator
 from driftline.rows.key_order import KeyRange
 
-from source_agent.engines.conformance.reads import decoded, engine_of, flat, read, session_of
+from source_agent.engines.conformance.reads import (
+    decoded,
+    engine_of,
+    flat,
+    markers_of,
+    read,
+    rows_between,
+    rows_by_keys,
+    session_of,
+)
 from source_agent.engines.interface import Session
 from source_agent.engines.relations.markers import Marker
 from source_agent.engines.relations.shapes import Relation
@@ -45,8 +54,8 @@ BY_KEY = [
     lambda session, shape: session.scan(shape),
     lambda session, shape: session.scan(shape, ordered=True),
     lambda session, shape: session.read_ranges(shape, np.array([5]), np.array([9])),
-    lambda session, shape: session.read_keys(shape, [("7",)]),
-    lambda session, shape: session.read_between(shape, KeyRange(("5",), None)),
+    lambda session, shape: rows_by_keys(session, shape, [("7",)]),
+    lambda session, shape: rows_between(session, shape, KeyRange(("5",), None)),
 ]
 
 
@@ -58,7 +67,10 @@ def test_a_value_beyond_a_packet_is_refused_with_its_place(maria: OfMariaDB, eng
     relation = Relation("t", table="t", as_text=("b",), marker=Marker("at", late_s=1))
     with small_packets(maria) as session:
         shape = session.describe(relation)
-        reads = [*BY_KEY, lambda s, shape: s.read_marked(shape, s.mark(shape))]
+        reads = [
+            *BY_KEY,
+            lambda s, shape: markers_of(s).read_marked(shape, markers_of(s).mark(shape)),
+        ]
         for number, way in enumerate(reads):
             with pytest.raises(errors.ValueDoesNotFit, match="1301") as caught:
                 flat(way(session, shape))

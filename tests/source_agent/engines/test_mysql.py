@@ -13,7 +13,7 @@ import pytest
 from driftline import errors
 from sqlalchemy.engine import make_url
 
-from source_agent.engines.conformance.reads import flat, read
+from source_agent.engines.conformance.reads import flat, read, rows_by_keys
 from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
@@ -51,7 +51,7 @@ def test_a_server_is_opened_by_what_it_is(mariadb: FamilyServer, my: OfMySQL, na
         assert engine.name == named  # until it was opened
         with closing(engine.open()) as session:
             assert engine.name == ("mariadb" if is_mariadb else "mysql")
-            assert session.release.startswith("MariaDB 1" if is_mariadb else "MySQL 9")
+            assert session.server.release.startswith("MariaDB 1" if is_mariadb else "MySQL 9")
             shape = session.describe(T)
             assert read(session, T) == [["1", "0.1"]]
         issued = "\n".join(engine.templates([shape]))
@@ -241,7 +241,7 @@ def test_an_invisible_index_promises_no_tiles(my: OfMySQL) -> None:
     with closing(my.connect().open()) as session:
         shape = session.describe(relation)
         assert not shape.not_by_key
-        assert len(flat(session.read_keys(shape, [("a",)]))) == 1
+        assert len(flat(rows_by_keys(session, shape, [("a",)]))) == 1
     my.run("ALTER TABLE t ALTER INDEX uk INVISIBLE")
     with closing(my.connect().open()) as session:
         shape = session.describe(relation)

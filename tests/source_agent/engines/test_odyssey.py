@@ -70,9 +70,9 @@ def test_it_is_recognised(pg: OfPostgreSQL, pool: Pool, mode: str) -> None:
     engine = engine_of(pool(mode), pg)
     for _ in range(3):
         with closing(engine.open(probed=[T])) as session:
-            assert session.pooler
+            assert session.server.pooler
             assert len(read(session, T)) == 500
-            assert session.split(session.describe(T)) is None
+            assert session.capabilities.split is None
 
 
 def test_pooling_by_statement_is_refused(pg: OfPostgreSQL, pool: Pool) -> None:

@@ -20,6 +20,7 @@ from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFi
 from pyspark.sql import SparkSession
 
 from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import markers_of
 from source_agent.engines.interface import Limits, Rows, Session
 from source_agent.engines.postgresql import values as postgresql_values
 from source_agent.engines.registry import connect
@@ -407,7 +408,7 @@ def test_a_mariadb_function_that_changes_the_session_is_refused(
             flat(session.read_ranges(shape, *EVERY_KEY))
         by_version = session.describe(replace(T, key=("id",), marker=Marker("id")))
         with pytest.raises(DatabaseRefused, match=f"changed {setting} for"):
-            flat(session.read_marked(by_version, Mark("", "0")))
+            flat(markers_of(session).read_marked(by_version, Mark("", "0")))
 
 
 def test_mariadb_sql_mode_of_a_function_ends_with_it(maria: OfMariaDB) -> None:

@@ -61,6 +61,6 @@ def test_a_relay_is_asked_once_what_it_is_and_a_server_never(pg: OfPostgreSQL) -
         engine = connect(direct.replace(place, relay.address), None, Limits())
         for _ in range(2):
             with closing(engine.open()) as session:
-                assert session.pooler == ""
+                assert session.server.pooler == ""
                 assert read(session, T) == [["1"]]
     assert asked() == before + 1

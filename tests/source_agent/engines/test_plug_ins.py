@@ -107,8 +107,9 @@ def test_a_name_of_driftline_is_not_a_plug_ins(install: Install) -> None:
     ("code", "told"),
     [
         ("ENGINE_API = 1\ndef connect(url, password, limits): ...", "version 1 of the interface"),
+        ("ENGINE_API = 2\ndef connect(url, password, limits): ...", "version 2 .* this is 3"),
         ("def connect(url, password, limits): ...", "version None of the interface"),
-        ("ENGINE_API = 2", "cannot be imported"),
+        ("ENGINE_API = 3", "cannot be imported"),
     ],
 )
 def test_what_cannot_be_used_is_named(install: Install, code: str, told: str) -> None:

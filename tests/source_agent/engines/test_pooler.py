@@ -27,7 +27,15 @@ from driftline.rows.key_order import KeyRange
 
 from source_agent.cli import check
 from source_agent.config.file import load
-from source_agent.engines.conformance.reads import flat, read, rows_of
+from source_agent.engines.conformance.reads import (
+    flat,
+    key_hashes,
+    markers_of,
+    read,
+    rows_between,
+    rows_by_keys,
+    rows_of,
+)
 from source_agent.engines.interface import Limits
 from source_agent.engines.postgresql import settings, sql
 from source_agent.engines.postgresql.session import PostgresqlSession
@@ -149,10 +157,10 @@ def test_a_pooler_is_recognised_once(
     engine = engine_of(pooler, pg)
     for _ in range(3):
         with closing(engine.open(probed=[T])) as session:
-            assert session.pooler
-            assert session.activities["t"].changes == 500
+            assert session.server.pooler
+            assert session.capabilities.activities["t"].changes == 500
             assert len(read(session, T)) == 500
-            assert session.split(session.describe(T)) is None
+            assert session.capabilities.split is None
     assert "unsupported startup parameter" not in logged(pooler)
 
 
@@ -179,7 +187,7 @@ def test_a_direct_connection_is_no_pooler(pg: OfPostgreSQL) -> None:
     engine: Any = connect(pg.url, None, Limits())
     with closing(engine.open()) as session:
         assert isinstance(session, PostgresqlSession)
-        assert session.pooler == ""
+        assert session.server.pooler == ""
         ((read_only, source),) = session.ask(
             "SELECT setting, source FROM pg_settings WHERE name = 'default_transaction_read_only'"
         )
@@ -226,16 +234,17 @@ def _scanned(session: PostgresqlSession) -> None:
 
 def _by_key(session: PostgresqlSession) -> None:
     shape = session.describe(T)
-    flat(session.read_between(shape, KeyRange(("3",), ("90",))))
-    flat(session.read_keys(shape, [("5",), ("6",)]))
+    flat(rows_between(session, shape, KeyRange(("3",), ("90",))))
+    flat(rows_by_keys(session, shape, [("5",), ("6",)]))
     flat(session.read_ranges(shape, np.array([1, 9], np.int64), np.array([4, 20], np.int64)))
 
 
 def _marked(session: PostgresqlSession) -> None:
     shape = session.describe(Relation("t", table="t", marker=Marker("")))
-    flat(session.read_marked(shape, session.mark(shape)))
-    session.running()
-    session.hash_keys(shape, 7)
+    flat(markers_of(session).read_marked(shape, markers_of(session).mark(shape)))
+    assert session.capabilities.running is not None
+    session.capabilities.running()
+    key_hashes(session, shape, 7)
 
 
 def _abandoned(session: PostgresqlSession) -> None:
@@ -540,6 +549,6 @@ def test_tls_to_the_pooler(pg: OfPostgreSQL, pool: Pool, tmp_path: Path) -> None
     with closing(
         connect(pooler.url("postgres", pg.database, **trusted), None, Limits()).open()
     ) as session:
-        assert session.pooler
+        assert session.server.pooler
         assert len(read(session, T)) == 500
     assert "tls=TLS" in logged(pooler)

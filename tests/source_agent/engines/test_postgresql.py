@@ -140,11 +140,11 @@ def test_has_no_snapshot_of_foreign_tables(
         near = session.describe(Relation("near", table="near"))
         flat(session.scan(near))
         assert not near.notes
-        assert session.consistency.value == "exact"
+        assert session.snapshot.consistency.value == "exact"
         shape = session.describe(relation)
         assert shape.notes == ("read without a snapshot: a foreign table",)
         flat(session.scan(shape))
-        assert session.consistency is Consistency.FUZZY
+        assert session.snapshot.consistency is Consistency.FUZZY
 
 
 def test_nan_has_one_encoding(pg: OfPostgreSQL) -> None:

@@ -13,6 +13,7 @@ from driftline.rows.key_order import KeyRange
 from psycopg.errors import LockNotAvailable
 
 from source_agent.config.file import load
+from source_agent.engines.conformance.reads import rows_between
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
@@ -130,7 +131,7 @@ def test_whatever_is_read_from_a_table(legacy: OfPostgreSQL, name: str) -> None:
 
 READS = {
     "scan": lambda session, shape: session.scan(shape),
-    "keys": lambda session, shape: session.read_between(shape, KeyRange()),
+    "keys": lambda session, shape: rows_between(session, shape, KeyRange()),
     "ranges": lambda session, shape: session.read_ranges(shape, np.array([0]), np.array([99])),
 }
 

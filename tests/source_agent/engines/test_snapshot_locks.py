@@ -174,7 +174,7 @@ def test_a_query_is_run_by_its_read_alone(family: OfMariaDB, query: str) -> None
         shape = session.describe(relation)
         engine.scan_cost(shape)
         assert time.monotonic() - began < 0.2
-        assert session.consistency is Consistency.EXACT
+        assert session.snapshot.consistency is Consistency.EXACT
         began = time.monotonic()
         list(session.scan(shape))
         assert time.monotonic() - began >= 0.2

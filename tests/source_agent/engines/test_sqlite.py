@@ -54,14 +54,14 @@ def test_without_wal_a_later_snapshot_has_a_later_time(tmp_path: Path) -> None:
     filled(lite, 10)
     items = Relation("items", table="items")
     with session_of(lite) as session:
-        before = session.as_of
+        before = session.snapshot.as_of
         assert len(read(session, items)) == 10
         session.pause()
         time.sleep(0.005)  # SQLite's clock has milliseconds
         lite.run("DELETE FROM items")
         assert read(session, items) == []
-        assert session.generation == 1
-        assert session.as_of > before
+        assert session.snapshot.generation == 1
+        assert session.snapshot.as_of > before
 
 
 def test_without_wal_lets_writers_in_while_paused(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_without_wal_lets_writers_in_while_paused(tmp_path: Path) -> None:
             rows += flat(batches)
             assert len(rows) == len(expected)
             flat(session.scan(shape, ordered=True))
-            assert session.generation == 1
-            assert session.consistency is Consistency.FUZZY
+            assert session.snapshot.generation == 1
+            assert session.snapshot.consistency is Consistency.FUZZY
             bounds = np.array([0], np.int64), np.array([2**40], np.int64)
             for batch in session.read_ranges(shape, *bounds):
                 assert batch
@@ -173,9 +173,9 @@ def test_without_wal_lets_go_of_what_is_copied(tmp_path: Path, how: str) -> None
         lite.run("UPDATE items SET name = name || 1 WHERE id = 3")
         rows += flat(batches)
         assert len(rows) == (2 if "two" in how else len(expected))
-        assert session.consistency.value == "exact", "one statement read it all"
+        assert session.snapshot.consistency.value == "exact", "one statement read it all"
         session.describe(relation)
-        assert session.consistency is Consistency.FUZZY
+        assert session.snapshot.consistency is Consistency.FUZZY
 
 
 def test_a_copy_that_would_never_end_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 from driftline import errors
 from hypothesis import settings
 
-from source_agent.engines.conformance.reads import decoded, flat
+from source_agent.engines.conformance.reads import decoded, flat, rows_by_keys
 from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfSQLite
 
@@ -235,7 +235,8 @@ def test_every_class_in_every_column(tmp_path: Path, encoding: str, journal: str
                 where = f"{declaration} {override}, key {key}, seed {seed}: {value!r}"
                 try:
                     ((_, found),) = [
-                        decoded(row, shape) for row in flat(session.read_keys(shape, [(str(key),)]))
+                        decoded(row, shape)
+                        for row in flat(rows_by_keys(session, shape, [(str(key),)]))
                     ]
                 except errors.ValueDoesNotFit as error:
                     refused.append((said, value, error.where, error.details["key"], key))

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from driftline.errors import ConfigurationError
 
-from source_agent.engines.conformance.reads import decoded, flat
+from source_agent.engines.conformance.reads import decoded, flat, markers_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Mark, MarkedBy, Marker, MarkerKind, time_mark
@@ -54,7 +54,7 @@ def seen(legacy: OfMariaDB, mark: str | None) -> tuple[MarkedBy, Rows, Rows]:
     """Return the marker, all rows, and those behind a mark; of one snapshot."""
     with closing(connect(legacy.url, None, Limits()).open()) as session:
         shape = session.describe(RELATION)
-        found = [] if mark is None else flat(session.read_marked(shape, Mark("", mark)))
+        found = [] if mark is None else flat(markers_of(session).read_marked(shape, Mark("", mark)))
         every = flat(session.scan(shape))
 
         def values(rows: list[bytes]) -> Rows:
@@ -270,4 +270,4 @@ def test_grants_name_what_the_marker_reads(legacy: OfMariaDB) -> None:
     url = legacy.server.url(login, legacy.database)
     with closing(connect(url, password, Limits()).open()) as session:
         shape = session.describe(relation)
-        assert flat(session.read_marked(shape, session.mark(shape))) == []
+        assert flat(markers_of(session).read_marked(shape, markers_of(session).mark(shape))) == []

@@ -10,7 +10,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from source_agent.engines.conformance.reads import decoded, flat
+from source_agent.engines.conformance.reads import decoded, flat, markers_of
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Mark, Marker
@@ -35,8 +35,8 @@ def seen(legacy: OfPostgreSQL, mark: Mark | None) -> tuple[Mark, Rows, Rows]:
     """Return the next mark, all rows, and those behind a mark; of one snapshot."""
     with closing(connect(legacy.url, None, Limits()).open()) as session:
         shape = session.describe(RELATION)
-        now = session.mark(shape)
-        found = [] if mark is None else flat(session.read_marked(shape, mark))
+        now = markers_of(session).mark(shape)
+        found = [] if mark is None else flat(markers_of(session).read_marked(shape, mark))
         every = flat(session.scan(shape))
 
         def values(rows: list[bytes]) -> Rows:
@@ -124,7 +124,7 @@ def test_other_files_are_another_source(legacy: OfPostgreSQL, change: str) -> No
 
     def source() -> str:
         with closing(connect(legacy.url, None, Limits()).open()) as session:
-            return session.mark(session.describe(relation)).source
+            return markers_of(session).mark(session.describe(relation)).source
 
     before = source()
     legacy.run("UPDATE p SET v = 2", "VACUUM p")
@@ -139,7 +139,7 @@ def test_the_login_needs_no_more_than_select(legacy: OfPostgreSQL) -> None:
     legacy.run(f"GRANT SELECT ON t TO {login}")
     url = legacy.server.tcp_url(login, legacy.database)
     with closing(connect(url, password, Limits()).open()) as session:
-        assert int(session.mark(session.describe(RELATION)).at) > 0
+        assert int(markers_of(session).mark(session.describe(RELATION)).at) > 0
     uri = url.replace("+psycopg", "")
     with psycopg.connect(uri, password=password) as reader, pytest.raises(psycopg.Error):
         reader.execute("UPDATE t SET v = 1")
@@ -157,4 +157,4 @@ def test_grants_name_what_the_marker_reads(legacy: OfPostgreSQL) -> None:
     url = legacy.server.tcp_url(login, legacy.database)
     with closing(connect(url, password, Limits()).open()) as session:
         shape = session.describe(relation)
-        assert flat(session.read_marked(shape, session.mark(shape))) == []
+        assert flat(markers_of(session).read_marked(shape, markers_of(session).mark(shape))) == []

@@ -28,6 +28,7 @@ from driftline.wire.negotiation import check_features
 from hypothesis import given
 from hypothesis import strategies as st
 
+from source_agent.engines.interface import Capabilities
 from source_agent.engines.relations.shapes import Relation
 from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.scan import batches, tile
@@ -188,7 +189,7 @@ def test_a_writer_gets_in_while_a_tile_is_answered(count: int, tmp_path: Path) -
         assert kinds[0] == ("verdict" if count else "rows")
         assert kinds[-1] == "finished"
         assert (tally.rows_read, tally.scans) == (20_000, 0)
-        assert session.generation == 0
+        assert session.snapshot.generation == 0
 
 
 def test_a_tile_that_is_not_remembered_must_not_change(
@@ -369,8 +370,9 @@ class Returning:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def read_between(self, *_: Any, **__: Any) -> Any:
-        return iter([self._rows])
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(read_between=lambda *_, **__: iter([self._rows]))
 
 
 def test_only_a_tile_between_keys_asks_for_the_feature(tmp_path: Path) -> None:

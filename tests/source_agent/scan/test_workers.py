@@ -30,6 +30,7 @@ from source_agent.cli.check import check
 from source_agent.cli.explain import explain
 from source_agent.cli.grants import grants
 from source_agent.config.file import Budget, load
+from source_agent.engines.conformance.reads import split_of
 from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, Split
 from source_agent.engines.postgresql import session as postgresql_session
 from source_agent.engines.postgresql import split as postgresql_split
@@ -266,10 +267,10 @@ def test_what_has_no_places_of_its_own_is_read_by_one(
 ) -> None:
     fill_items(pg, 2000)
     with session_of(pg) as session:
-        assert session.split(session.describe(ITEMS)) is not None
+        assert split_of(session, session.describe(ITEMS)) is not None
     pg.run(*statements)
     with session_of(pg) as session:
-        assert session.split(session.describe(ITEMS)) is None
+        assert split_of(session, session.describe(ITEMS)) is None
         found, _ = scanned(session, pool)
         assert found.sums.total.count in {2000, 4000}
     assert not pool._idle
@@ -303,7 +304,7 @@ def test_conditions_and_queries_are_read_by_one(pg: OfPostgreSQL) -> None:
     query = Relation("items", query="SELECT * FROM items", key=("id",))
     with session_of(pg) as session:
         for relation in (filtered, query):
-            assert session.split(session.describe(relation)) is None
+            assert split_of(session, session.describe(relation)) is None
 
 
 def test_column_grants_do_not_cover_places(pg: OfPostgreSQL) -> None:
@@ -315,10 +316,10 @@ def test_column_grants_do_not_cover_places(pg: OfPostgreSQL) -> None:
         url = pg.server.tcp_url(login, pg.database)
         with closing(connect(url, password, Limits()).open()) as session:
             shape = session.describe(ITEMS)
-            assert session.split(shape) is None
+            assert split_of(session, shape) is None
             assert sum(map(len, session.scan(shape))) == 2000
             pg.run(f"GRANT SELECT ON items TO {login}")
-            assert session.split(shape) is not None
+            assert split_of(session, shape) is not None
     finally:
         pg.run(f"DROP OWNED BY {login}", f"DROP ROLE {login}")
 
@@ -327,7 +328,7 @@ def test_the_planner_must_agree(pg: OfPostgreSQL) -> None:
     fill_items(pg, 2000)
     pg.run(f"ALTER DATABASE {pg.database} SET enable_tidscan = off")
     with session_of(pg) as session:
-        assert session.split(session.describe(ITEMS)) is None
+        assert split_of(session, session.describe(ITEMS)) is None
 
 
 def test_every_statement_is_a_template(pg: OfPostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +344,7 @@ def test_every_statement_is_a_template(pg: OfPostgreSQL, monkeypatch: pytest.Mon
     engine = connect(pg.url, None, Limits())
     with closing(engine.open()) as session:
         shape = session.describe(ITEMS)
-        split = session.split(shape)
+        split = split_of(session, shape)
         assert split is not None
         other = split.join()
         with closing(other.session):
@@ -360,7 +361,7 @@ def test_every_statement_is_a_template(pg: OfPostgreSQL, monkeypatch: pytest.Mon
 def test_a_reader_cannot_write(pg: OfPostgreSQL) -> None:
     fill_items(pg, 2000)
     with session_of(pg) as session:
-        split = session.split(session.describe(ITEMS))
+        split = split_of(session, session.describe(ITEMS))
         assert split is not None
         with closing(split.join().session) as other:
             for sql in ("SHOW transaction_read_only", "SHOW default_transaction_read_only"):
@@ -374,7 +375,7 @@ def test_a_reader_cannot_write(pg: OfPostgreSQL) -> None:
 
 def job_of(session: Session, relation: Relation = ITEMS) -> ScanJob:
     shape = session.describe(relation)
-    split = session.split(shape)
+    split = split_of(session, shape)
     assert split is not None
     return ScanJob(split.join, shape, FRAGMENT_KEY, SALT)
 
@@ -509,7 +510,7 @@ def test_what_came_of_a_part_without_its_end_does_not_count(
 def test_a_reader_says_every_row_of_its_parts_and_then_that_it_is_done(pg: OfPostgreSQL) -> None:
     fill_items(pg, 2000)
     with session_of(pg) as session, process() as reader:
-        split = session.split(session.describe(ITEMS))
+        split = split_of(session, session.describe(ITEMS))
         assert split is not None
         reader.pipe.send(job_of(session))
         rows = 0
@@ -680,7 +681,7 @@ def test_an_heir_in_the_middle_is_not_read(pg: OfPostgreSQL, pool: WorkerPool) -
 def test_another_snapshot_of_that_name_is_refused(pg: OfPostgreSQL) -> None:
     fill_items(pg, 2000)
     with session_of(pg) as session:
-        split = session.split(session.describe(ITEMS))
+        split = split_of(session, session.describe(ITEMS))
         assert split is not None
         other = replace(split.join, sees="1:1:")  # type: ignore[type-var]
         with pytest.raises(errors.DatabaseUnavailable, match="another snapshot"):

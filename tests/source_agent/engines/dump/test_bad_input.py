@@ -282,7 +282,9 @@ def test_no_activity_is_told_of_files(tmp_path: Path) -> None:
     accounts = Accounts(tmp_path)
     engine = connect(f"dump:///{tmp_path}", None, Limits())
     with closing(engine.open([accounts.relation])) as session:
-        assert session.activities == {"accounts": UnknownActivity("files keep no counters")}
+        assert session.capabilities.activities == {
+            "accounts": UnknownActivity("files keep no counters")
+        }
 
 
 SETTINGS = (

@@ -170,7 +170,7 @@ def test_the_dba_is_shown_what_may_be_compared(tmp_path: Path) -> None:
     accounts = Accounts(tmp_path)
     accounts.put(b"id,name,balance\n1,x,2.50\n")
     with closing(connect(f"dump:///{tmp_path}", None, Limits()).open()) as session:
-        forms = comparison_forms(session.describe(accounts.relation), session.compare)
+        forms = comparison_forms(session.describe(accounts.relation), session.capabilities.compare)
     assert forms[:3] == ['"id" {operator} ?', '"id" IN (?)', '"id" IS NULL']
 
 
