@@ -170,7 +170,7 @@ class Report:
         until = self.put_off_until
         return until is not None and datetime.fromisoformat(until).timestamp() > now
 
-    def took(self, done: PublishedVersion) -> None:
+    def note_published(self, done: PublishedVersion) -> None:
         """Note the version that readers see now and what it took."""
         self.version, self.rows_total = done.version, done.rows
         self.rows_inserted, self.rows_updated = done.inserted, done.updated
@@ -182,7 +182,7 @@ class Report:
     def with_result(self, done: PublishedVersion) -> Report:
         """Return what this report becomes once `done` is published."""
         report = copy.deepcopy(self)
-        report.took(done)
+        report.note_published(done)
         report.recovered()
         return report
 

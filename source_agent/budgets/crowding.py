@@ -94,7 +94,7 @@ class CrowdingRests:
                 times = self._limit.left_s / to_read_s
         return min(times * spent.read_s, self._limit.left_s)
 
-    def took(self, seconds: float) -> None:
+    def count(self, seconds: float) -> None:
         """Count a rest that was taken."""
         self._limit.take(seconds)
 
@@ -120,5 +120,5 @@ class Brakes:
         slow_s = self.feedback.note(spent) if rest_s < spent.read_s or not rest_s else 0.0
         held_s = self.limit.take(min(max(rest_s, slow_s), HOLD_S_MAX))
         if self.rests is not None and rest_s:
-            self.rests.took(held_s)
+            self.rests.count(held_s)
         return held_s

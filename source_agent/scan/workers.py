@@ -252,10 +252,10 @@ class SharedScan:
         for pipe in wait(list(pipes), timeout_s):
             process = pipes[pipe]  # type: ignore[index]
             process.received_at = time.monotonic()
-            for said in self._said(process):
+            for said in self._messages(process):
                 self._take(process, said)
 
-    def _said(self, process: WorkerProcess) -> Iterator[object]:
+    def _messages(self, process: WorkerProcess) -> Iterator[object]:
         """Yield at least one message of a process, and at most TURN."""
         for _ in range(TURN):
             try:

@@ -248,7 +248,7 @@ def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
         before = Notes.read(store, fragment.name).policies(base)
         told = PolicyDigests.from_message(reply.description)
         row_security.refuse_changed(before, told, fragment.name)
-    taken = derivation.said(layout)
+    taken = derivation.summary(layout)
     said = _described(reply.description) + ("" if taken is None else f"; taken: {taken}")
     return said + _allowed(reply, fragment, base)
 
@@ -256,7 +256,7 @@ def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
 def _allowed(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> str:
     """Return what the source allows to be read, and what it means for a refresh now."""
     allowance, now = allowances(reply).get(fragment.relation), datetime.now(UTC)
-    if allowance is None or not (said := allowance.told(now)):
+    if allowance is None or not (said := allowance.describe(now)):
         return ""
     rows = rows_of_part(fragment, allowance, now) if base is not None and base.rows else None
     if rows is not None:

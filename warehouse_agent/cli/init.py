@@ -100,7 +100,7 @@ def init(path: Path, source: Source | None, *, force: bool) -> int:
     if path.exists() and not force:
         if source is None:
             raise _exists_already(path)
-        return _told(path, source)
+        return _print_lacking(path, source)
     doctor = f"driftline {'' if path == USUAL else f'--config {path} '}doctor"
     if source is None:
         _write(path, TEMPLATE, force=force)
@@ -108,14 +108,14 @@ def init(path: Path, source: Source | None, *, force: bool) -> int:
         return 0
     offered = _asked(source)
     _write(path, text_of(path, source, offered), force=force)
-    good, relations = _said(offered)
+    good, relations = _print_refused(offered)
     print(f"Wrote {path} with {relations} of {source.address}.", file=sys.stderr)
     if good:
         print(f"Now run: {doctor}", file=sys.stderr)
     return 0 if good else 1
 
 
-def _told(path: Path, source: Source) -> int:
+def _print_lacking(path: Path, source: Source) -> int:
     """Print what the file lacks of what a source serves; change nothing.
 
     Raises:
@@ -138,7 +138,7 @@ def _told(path: Path, source: Source) -> int:
     taken = {name.lower() for name in (*known.fragments, *known.views)}
     lines = list(_source_lines(path, source)) if is_new else []
     print("\n".join([*lines, *_tables(source, offered, taken)]).strip("\n"))
-    _, relations = _said(offered)
+    _, relations = _print_refused(offered)
     print(
         f"{path} exists and stays as it is. Add what is printed above, {relations} of"
         f" {source.address}, to it.",
@@ -158,7 +158,7 @@ def _asked(source: Source) -> list[OfferedRelation]:
         raise
 
 
-def _said(offered: Sequence[OfferedRelation]) -> tuple[int, str]:
+def _print_refused(offered: Sequence[OfferedRelation]) -> tuple[int, str]:
     """Say why relations cannot be refreshed; return how many can, and that in words."""
     refused = [offer for offer in offered if offer.description is None]
     for offer in refused:
@@ -263,7 +263,7 @@ def offers(link: SourceChannel) -> Iterator[OfferedRelation]:
             yield OfferedRelation(name, None, f"{error.message} {error.remedy}".strip())
         else:
             allowance = allowances(reply).get(name)
-            told = allowance.told(datetime.now(UTC)) if allowance is not None else ""
+            told = allowance.describe(datetime.now(UTC)) if allowance is not None else ""
             yield OfferedRelation(name, reply.description, allowed=told)
 
 

@@ -358,7 +358,7 @@ def _why(known: PlanInputs, candidates: tuple[Candidate, ...], chosen: str) -> s
         said = known.allowance
         if said is None or said.may_scan(known.now):
             return f"read_at_most = {known.read_at_most}"
-        return f"the source allows {said.told(known.now)} ({PROOF_OF_PART})"
+        return f"the source allows {said.describe(known.now)} ({PROOF_OF_PART})"
     if known.tiled is not None:
         return "incremental"
     if known.forced is not None:

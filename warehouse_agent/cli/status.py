@@ -210,7 +210,7 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
     if any(status.proof == "part" for status in shown):
         lines.append("part: only some rows were compared since the last full comparison")
     lines += [line for status in shown for line in _audit(status, now)]
-    lines += [_left(status.name, status.part) for status in shown if status.part is not None]
+    lines += [_part_line(status.name, status.part) for status in shown if status.part is not None]
     if hidden := [status.name for status in shown if status.row_security]:
         lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
     lines += [f"{s.name}: {s.other}; the next refresh looks at its rows" for s in shown if s.other]
@@ -271,7 +271,7 @@ def _audit(status: Status, now: datetime) -> list[str]:
     return lines
 
 
-def _left(name: str, part: UncomparedNote) -> str:
+def _part_line(name: str, part: UncomparedNote) -> str:
     """Return what the last refresh of a fragment left, and why."""
     said = f"{name}: the last refresh left {counted(part.rows_left, 'row')}"
     if part.updates_left is not None:
@@ -435,7 +435,7 @@ def status_of(store: Store, name: str) -> Status:
         row_security=None if security is None else security.hides,
         audit=None if marking.audit is None else marking.audit.to_json(),
         marker_warnings=list(marking.warnings) or None,
-        part=notes.left(snapshot),
+        part=notes.part_left(snapshot),
         other=None if snapshot.other is None else snapshot.other.text,
         damaged=sum(one.path in notes.damaged for one in snapshot.files) or None,
     )

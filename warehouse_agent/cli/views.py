@@ -169,7 +169,7 @@ def _made_of(store: Store, name: str, published: ViewSnapshot) -> Mapping[str, i
     The version of the warehouse says so: a view that nothing changed in keeps its version while its
     inputs move, and `gc` removes the files of those that it was made of.
     """
-    member = warehouse_versions.given(store, name)
+    member = warehouse_versions.visible_member(store, name)
     if member is None or member.version != published.version:
         return published.record.inputs or {}
     return member.inputs

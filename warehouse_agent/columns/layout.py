@@ -147,7 +147,7 @@ class Layout:
         )
 
     @property
-    def given(self) -> dict[str, str]:
+    def published_names(self) -> dict[str, str]:
         """Each name that was ever published, by the name that its column has at the source."""
         now = zip(self.recipe.columns, self.names, strict=True)
         return {**dict(self.withheld), **{column.name: name for column, name in now}}
@@ -255,8 +255,8 @@ def lay_out(
 ) -> Layout:
     """Return the layout of a recipe with the carriers of the fragment's configuration.
 
-    given: `Layout.given` of the version before. A column keeps its name, and no other one gets it:
-    who reads a name must never find the values of another column under it.
+    given: `Layout.published_names` of the version before. A column keeps its name, and no other one
+    gets it: who reads a name must never find the values of another column under it.
 
     Raises:
         ConfigurationError: a carrier is given for a column that does not exist, or a column has a
@@ -312,7 +312,7 @@ def derived(layout: Layout, derivation: Derivation | None) -> Layout:
         derivation=derivation,
         withheld=tuple(
             (name, published)
-            for name, published in layout.given.items()
+            for name, published in layout.published_names.items()
             if name not in {recipe.columns[i].name for i in kept}
         ),
     )

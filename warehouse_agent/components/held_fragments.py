@@ -78,7 +78,7 @@ class HeldFragment:
         """
         job = self.job
         try:
-            job.report.took(commit(job, self.proven, beside=beside))
+            job.report.note_published(commit(job, self.proven, beside=beside))
             job.report.recovered()
         except Exception as problem:
             job.report.fail(job.steps.mistake(problem, job.name))
@@ -155,7 +155,7 @@ class HeldFragments:
             self._held[job.name] = HeldFragment(job, proven, proven_at)
             self._waiting.discard(job.name)
 
-    def left(self, name: str) -> None:
+    def leave(self, name: str) -> None:
         """Note that a fragment stays where it is: it failed, or was not started."""
         with self._guard:
             self._waiting.discard(name)

@@ -76,7 +76,7 @@ class ComponentState:
         return {name: one.target for name, one in self.fragments.items()}
 
     @property
-    def given(self) -> dict[str, PinnedInput | None]:
+    def visible(self) -> dict[str, PinnedInput | None]:
         """Return the inputs of views as readers are given them."""
         return {name: one.given for name, one in self.fragments.items()}
 

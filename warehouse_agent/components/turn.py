@@ -101,9 +101,9 @@ class ComponentTurn:
         job.report.view_phases = list(self._phases)
         self._held.hold(job, proven, now)
 
-    def left(self, name: str) -> None:
+    def leave(self, name: str) -> None:
         """Note that a fragment stays where it is: it failed, or was not started."""
-        self._held.left(name)
+        self._held.leave(name)
 
     def settle(self) -> None:
         """Do what is due: the last phase when every fragment is proven or has failed, or another
@@ -177,7 +177,7 @@ class ComponentTurn:
         if (ahead := state.ahead) is None or state.is_urgent:
             return True
         # A view that is new, stale or changed is no matter of waiting.
-        given = self._views.decided(state.given, state.members, self._moving(state))
+        given = self._views.decided(state.visible, state.members, self._moving(state))
         if not all(isinstance(one.decision, CurrentView) for one in given):
             return True
         now = time.time()

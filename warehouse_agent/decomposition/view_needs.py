@@ -123,7 +123,7 @@ class Decomposition:
 
 def wish_id(wishes: Iterable[OccurrenceNeed]) -> str:
     """Return a text that differs for wishes with other columns or conditions."""
-    said = sorted({repr(_said(wish)) for wish in wishes})
+    said = sorted({repr(_signature(wish)) for wish in wishes})
     return blake3(repr((RULES, said)).encode()).hexdigest(16)
 
 
@@ -187,7 +187,7 @@ def implies(strong: Predicate, weak: Predicate) -> bool:
     return proven(strong, weak)
 
 
-def _said(wish: OccurrenceNeed) -> tuple[list[str], list[str], list[str]]:
+def _signature(wish: OccurrenceNeed) -> tuple[list[str], list[str], list[str]]:
     conditions = sorted(repr(conjunct.condition) for conjunct in wish.conjuncts)
     return sorted(wish.columns), sorted(wish.unqualified), conditions
 

@@ -48,10 +48,10 @@ def remembered(store: Store, name: str, zone: str, history: RefreshHistory | Non
     new = itertools.takewhile(lambda line: not is_known(line), history.successes)
     known = next(filter(is_known, history.successes), None)
     newest_first = [*new, *([] if known is None else [known])]
-    return memory.after(map(told, reversed(newest_first)))
+    return memory.after(map(observation, reversed(newest_first)))
 
 
-def told(line: SuccessLine) -> RefreshObservation:
+def observation(line: SuccessLine) -> RefreshObservation:
     """Return what a line tells of change."""
     return RefreshObservation(
         as_of=line.as_of,

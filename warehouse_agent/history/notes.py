@@ -223,7 +223,7 @@ class Notes:
         It is recorded in the commit of the version, or noted by a later refresh that published
         nothing.
         """
-        record, noted = version.record, self._said(self.checked, version)
+        record, noted = version.record, self._if_of(self.checked, version)
         if noted is None:
             return ComparisonNote(
                 record.as_of, record.checked_at, record.consistency, proof=record.proof
@@ -238,14 +238,14 @@ class Notes:
             weaker(record.proof, noted.proof),
         )
 
-    def left(self, version: Snapshot) -> UncomparedNote | None:
+    def part_left(self, version: Snapshot) -> UncomparedNote | None:
         """Return what the last refresh left of a version, if it compared a part."""
-        return self._said(self.part, version)
+        return self._if_of(self.part, version)
 
     def policies(self, version: Snapshot) -> PolicyDigests | None:
         """Return the policies under which a version was read; None if the source sent none."""
         kept = PolicyDigests.from_json(version.record.row_security)
-        return self._said(self.row_security, version) if kept is None else kept
+        return self._if_of(self.row_security, version) if kept is None else kept
 
     def marking(self, version: Snapshot | None) -> KeptMark:
         """Return the mark of a version; nothing is known without one."""
@@ -293,7 +293,7 @@ class Notes:
             notes = replace(notes, mark=MarkNote(number, published_at, mark.marking))
         return notes
 
-    def _said(self, noted: VersionNote[T] | None, version: Snapshot) -> T | None:
+    def _if_of(self, noted: VersionNote[T] | None, version: Snapshot) -> T | None:
         if noted is None or noted.version != version.version or not self._is_of(version):
             return None
         return noted.said

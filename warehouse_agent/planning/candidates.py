@@ -94,7 +94,7 @@ class Allowance:
             return read_at_most or min(self.rows_by_key or GROUP_KEYS_MAX, GROUP_KEYS_MAX)
         return None if self.has_hours else read_at_most
 
-    def told(self, now: datetime) -> str:
+    def describe(self, now: datetime) -> str:
         """Return when scans may begin, and the limit of rows by key, for people; empty if nothing
         is limited."""
         scans = ""

@@ -122,7 +122,7 @@ class Pass:
         """Return the digest of all of our rows."""
         return self.sums.ranges.total
 
-    def left(self) -> list[int]:
+    def unfinished(self) -> list[int]:
         """Return the tiles that are not finished, in order."""
         return [tile for tile in range(len(self.tiling)) if tile not in self.outcomes]
 

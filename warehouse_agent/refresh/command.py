@@ -42,7 +42,7 @@ class TurnOfComponent(Protocol):
     def hold(self, job: Job, proven: Proven) -> None:
         """Keep what is proven until the turn is done."""
 
-    def left(self, name: str) -> None:
+    def leave(self, name: str) -> None:
         """Note that a fragment stays where it is."""
 
     def settle(self) -> None:
@@ -105,12 +105,12 @@ class CommandServices:
     def finished(self, report: Report) -> None:
         """Emit the last event of a fragment."""
         self.emit(RefreshFailed(report) if report.error else RefreshCommitted(report))
-        self.left(report.name)
+        self.leave(report.name)
 
-    def left(self, name: str) -> None:
+    def leave(self, name: str) -> None:
         """Tell the turn of a fragment's component that the fragment is done, or stays."""
         if (turn := self.turns.get(name)) is not None:
-            turn.left(name)
+            turn.leave(name)
 
     def settle(self, names: Iterable[str]) -> None:
         """Do the turns of these fragments' components that wait for nothing else."""
@@ -182,7 +182,7 @@ class CommandServices:
         report.not_started = why
         self.published(report, is_ours=False)
         self.emit(RefreshNotStarted(report))
-        self.left(report.name)
+        self.leave(report.name)
 
     def published(self, report: Report, *, is_ours: bool = True) -> None:
         """Note the published version of a fragment that is not worked on.

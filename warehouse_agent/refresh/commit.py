@@ -188,8 +188,8 @@ def _notes(
     return replace(
         notes,
         checked=VersionNote(version, _checked(job, compared)),
-        head=restored.left(job, p.base, version),
-        damaged=repair.left(job, p.base),
+        head=restored.newest_head(job, p.base, version),
+        damaged=repair.damage_left(job, p.base),
         part=part,
         wish=derivation.wish(job, p.layout),
         mark=mark,

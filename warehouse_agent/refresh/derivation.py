@@ -154,15 +154,15 @@ def wish(job: Job, layout: Layout) -> NeedNote | None:
     return NeedNote(wish_id(job.fragment.wishes), layout.recipe.id.hex())
 
 
-def said(layout: Layout) -> str | None:
+def summary(layout: Layout) -> str | None:
     """Return the columns and rows that a table has, for a person; None: the whole relation."""
     if layout.derivation is None:
         return None
-    text = counted(len(layout.names), "column")
+    found = counted(len(layout.names), "column")
     if layout.derivation.columns is not None:
-        text += f" ({', '.join(c.name for c in layout.recipe.published_order)})"
+        found += f" ({', '.join(c.name for c in layout.recipe.published_order)})"
     rows = layout.derivation.rows
-    return text + ("" if rows is None else f", the rows where {text_of(rows)}")
+    return found + ("" if rows is None else f", the rows where {text_of(rows)}")
 
 
 def note_offer(store: Store, fragment: Fragment, reply: pb.DescribeReply) -> None:

@@ -1,7 +1,7 @@
 """Put the results of the steps of a refresh into its report.
 
-The runner adds attempts, bytes and errors, and by `Report.took` the result of `commit`. Seconds are
-measured where they are spent (`Job.phase`).
+The runner adds attempts, bytes and errors, and by `Report.note_published` the result of `commit`.
+Seconds are measured where they are spent (`Job.phase`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def prepared(report: Report, p: Prepared) -> None:
     report.rows_total = base.rows if base else None
     report.repaired_files = len(base.lost) if base else 0
     report.repaired_rows = base.rows_lost if base else 0
-    report.derived = derivation.said(p.layout)
+    report.derived = derivation.summary(p.layout)
     if (allowance := p.known.allowance) is not None:
-        report.allowed = allowance.told(p.known.now) or None
+        report.allowed = allowance.describe(p.known.now) or None
     report.predicted = asdict(predicted(p.known, p.expected))
     if p.changes is not None:
         report.changes_expected = (p.changes.low, p.changes.median, p.changes.high)

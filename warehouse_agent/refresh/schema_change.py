@@ -65,7 +65,7 @@ def whole(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) ->
         recipe_of(reply.description),
         dict(fragment.carriers),
         where=fragment.name,
-        given=None if base is None else base.layout.given,
+        given=None if base is None else base.layout.published_names,
     )
 
 

@@ -66,7 +66,7 @@ def walk(
         DriftlineError: whatever ends an exchange; finished tiles are kept.
     """
     tiles = p.tiles
-    left = deque(tiles.left())
+    left = deque(tiles.unfinished())
     compared, repeated = 0, set[int]()
 
     def rows_of(some: Iterable[int]) -> int:
@@ -96,7 +96,7 @@ def walk(
         except DriftlineError as error:
             if not (advances and error.is_retryable):
                 raise
-            advances, left = False, deque(tiles.left())
+            advances, left = False, deque(tiles.unfinished())
             continue
         if wanted.adapts:
             pause.note(outcome.theirs.count, outcome.answered_s)

@@ -179,7 +179,7 @@ class Attempt:
                     turn.hold(job, proven)
                     self._held.add(job.name)
                     return
-                job.report.took(commit(job, proven))
+                job.report.note_published(commit(job, proven))
                 job.report.recovered()
                 flipped = self._command.flips.committed(job.fragment, job.report.version)
                 job.report.warehouse_version = flipped

@@ -73,7 +73,7 @@ def damaged(
         WarehouseUnavailable: the files cannot be read; or some are damaged and could not be noted.
     """
     try:
-        wrong = damage.found(steps, store, snapshot, name)
+        wrong = damage.find_damage(steps, store, snapshot, name)
     except failures() as error:
         message = f"The files cannot be read: {cause(error)}"
         raise WarehouseUnavailable(message, where=name) from error
@@ -145,7 +145,7 @@ def given_version(store: Store, name: str, newest: int | None) -> str:
     Raises:
         WarehouseUnavailable: files of it are missing. A refresh of a view over it shows the newest.
     """
-    member = warehouse_versions.given(store, name)
+    member = warehouse_versions.visible_member(store, name)
     if member is None or member.version == newest:
         return ""
     given = formats.any_head(store, name, version=member.version)

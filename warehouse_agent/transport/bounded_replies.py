@@ -57,7 +57,7 @@ def parser(kind: type[_M]) -> Callable[[bytes], _M | MalformedMessage]:
     return parsed
 
 
-def given(reply: _M | MalformedMessage) -> _M:
+def unwrap(reply: _M | MalformedMessage) -> _M:
     """Return the reply of a call. Raises MalformedMessage: it was refused."""
     if isinstance(reply, MalformedMessage):
         raise reply

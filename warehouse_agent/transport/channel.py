@@ -44,7 +44,7 @@ from google.protobuf.message import DecodeError
 
 from warehouse_agent.config import Source
 from warehouse_agent.planning.candidates import Allowance
-from warehouse_agent.transport.bounded_replies import BoundedReplies, given
+from warehouse_agent.transport.bounded_replies import BoundedReplies, unwrap
 from warehouse_agent.transport.certificates import certificates
 from warehouse_agent.transport.handshake import diagnose, process_claim, proxy_between
 from warehouse_agent.transport.reply_validation import (
@@ -196,7 +196,7 @@ class SourceChannel:
             is_beside = self._stream is not None and not self._stream.is_abandoned
             wait_s = NO_PROGRESS_S if is_beside else CONTROL_S
             try:
-                reply: pb.DescribeReply = given(self._stub.Describe(request, timeout=wait_s))
+                reply: pb.DescribeReply = unwrap(self._stub.Describe(request, timeout=wait_s))
             except grpc.RpcError as error:
                 raise self._meaning(error, relation) from None
             finally:
@@ -222,7 +222,7 @@ class SourceChannel:
             is_beside = self._stream is not None and not self._stream.is_abandoned
             try:
                 wait_s = NO_PROGRESS_S if is_beside else CONTROL_S
-                reply: pb.ActivityReply = given(self._stub.Activity(request, timeout=wait_s))
+                reply: pb.ActivityReply = unwrap(self._stub.Activity(request, timeout=wait_s))
             except grpc.RpcError as error:
                 if cast("grpc.Call", error).code() is grpc.StatusCode.UNIMPLEMENTED:
                     return dict.fromkeys(relations, _OLDER)

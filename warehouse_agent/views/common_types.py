@@ -84,10 +84,10 @@ def meetings(select: exp.Expr) -> Iterator[ConvertedOperands]:
                 yield from _of_case(node)
             case exp.If() if node.arg_key != "ifs":
                 branches = (node.args["true"], node.args.get("false"))
-                yield ConvertedOperands(node, _given(branches), _common, minimal=False)
+                yield ConvertedOperands(node, _present(branches), _common, minimal=False)
             case exp.Nvl2():
                 branches = (node.args["true"], node.args.get("false"))
-                yield ConvertedOperands(node, _given(branches), _common, minimal=False)
+                yield ConvertedOperands(node, _present(branches), _common, minimal=False)
             case exp.Coalesce() | exp.Greatest() | exp.Least():
                 yield ConvertedOperands(
                     node, (node.this, *node.expressions), _common, minimal=False
@@ -203,7 +203,7 @@ def _loses(whole: int, fraction: int) -> bool:
 def _of_case(node: exp.Case) -> Iterator[ConvertedOperands]:
     branches = [one.args["true"] for one in node.args["ifs"]]
     yield ConvertedOperands(
-        node, _given((*branches, node.args.get("default"))), _common, minimal=False
+        node, _present((*branches, node.args.get("default"))), _common, minimal=False
     )
     if node.this is not None:
         for one in node.args["ifs"]:
@@ -219,7 +219,7 @@ def _of_decode(node: exp.DecodeCase) -> Iterator[ConvertedOperands]:
     yield ConvertedOperands(node, tuple(results), _common, minimal=False)
 
 
-def _given(nodes: Sequence[exp.Expr | None]) -> tuple[exp.Expr, ...]:
+def _present(nodes: Sequence[exp.Expr | None]) -> tuple[exp.Expr, ...]:
     return tuple(node for node in nodes if node is not None)
 
 

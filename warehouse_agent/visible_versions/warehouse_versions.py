@@ -88,14 +88,14 @@ def newest(store: Store) -> WarehouseVersion | None:
     return _opened(store, None)
 
 
-def given(store: Store, name: str) -> Member | None:
+def visible_member(store: Store, name: str) -> Member | None:
     """Return a table as readers are given it; None: no warehouse version names it.
 
     Raises:
         WarehouseUnavailable: as `newest`.
     """
-    version = newest(store) if exists(store) else None
-    return None if version is None else version.members.get(name)
+    found = newest(store) if exists(store) else None
+    return None if found is None else found.members.get(name)
 
 
 def at_version(store: Store, number: int) -> WarehouseVersion:

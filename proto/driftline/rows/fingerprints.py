@@ -100,7 +100,7 @@ def hasher(key: bytes) -> Callable[[Iterable[bytes | memoryview]], tuple[U64, U6
     """Return the function from row bytes to keyed BLAKE3, lanes (hi, lo), uint64 [rows] each."""
     base = blake3(key=key)
 
-    def hash_rows(rows: Iterable[bytes | memoryview]) -> tuple[U64, U64]:
+    def fingerprint(rows: Iterable[bytes | memoryview]) -> tuple[U64, U64]:
         own = base.copy()  # threads may share the function
         update, digest, reset = own.update, own.digest, own.reset
         digests: list[bytes] = []
@@ -112,4 +112,4 @@ def hasher(key: bytes) -> Callable[[Iterable[bytes | memoryview]], tuple[U64, U6
         both = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
         return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
 
-    return hash_rows
+    return fingerprint

@@ -106,8 +106,8 @@ def decode(data: bytes) -> Frame:
     reader = _Reader(body)
     rows = declared.digest.count
     decoded = [_decode_column(reader, rows) for _ in range(declared.columns)]
-    if reader.left:
-        raise FrameDamaged(f"{reader.left} bytes follow the last column of a frame.")
+    if reader.bytes_left:
+        raise FrameDamaged(f"{reader.bytes_left} bytes follow the last column of a frame.")
     return Frame(decoded, declared.salt, declared.digest)
 
 
@@ -187,11 +187,11 @@ class _Reader:
         self._at = 0
 
     @property
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         return len(self._body) - self._at
 
     def take(self, count: int) -> Bytes:
-        if not 0 <= count <= self.left:
+        if not 0 <= count <= self.bytes_left:
             raise FrameDamaged("A frame ends in the middle of a column.")
         piece = np.frombuffer(self._body, np.uint8, count, self._at)
         self._at += count
@@ -213,7 +213,7 @@ def _decode_column(reader: _Reader, rows: int) -> RaggedColumn:
     if int(lengths.min()) < -1 or int(lengths.max()) > ROW_BYTES_MAX:
         raise FrameDamaged("A column has a length that no value has.")
     total = int(np.maximum(lengths, 0).sum(dtype=np.int64))
-    if total > reader.left:
+    if total > reader.bytes_left:
         raise FrameDamaged("A frame ends in the middle of a column.")
     if layout == PLAIN:
         return RaggedColumn(lengths, reader.take(total))

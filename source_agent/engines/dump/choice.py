@@ -67,12 +67,12 @@ class NamePattern:
         """Return the name of a file without the number of its part: all of one are a delivery."""
         if PART not in self.text:
             return name
-        begin, end = self._found(name).span("part")
+        begin, end = self._match(name).span("part")
         return name[:begin] + PART + name[end:]
 
     def part(self, name: str) -> int:
         """Return the number of a part."""
-        return int(self._found(name)["part"])
+        return int(self._match(name)["part"])
 
     def marker(self, files: Files, name: str) -> str | None:
         """Return the name of the marker that completes a file, or None if it needs none."""
@@ -80,13 +80,13 @@ class NamePattern:
             return None
         marker = files.complete.replace(FILE, name)
         return (
-            marker.replace(f"{{{self.time}}}", self._found(name)["time"]) if self.time else marker
+            marker.replace(f"{{{self.time}}}", self._match(name)["time"]) if self.time else marker
         )
 
-    def _found(self, name: str) -> re.Match[str]:
-        match = self.names.fullmatch(name)
-        assert match is not None, "a candidate matches"
-        return match
+    def _match(self, name: str) -> re.Match[str]:
+        found = self.names.fullmatch(name)
+        assert found is not None, "a candidate matches"
+        return found
 
     def matches(self, name: str) -> bool:
         """Return True if a file of this name belongs to the relation."""
@@ -100,7 +100,7 @@ class NamePattern:
         """
         if not self.time:
             return candidate.mtime_ns
-        match = self._found(candidate.name)
+        match = self._match(candidate.name)
         try:
             moment = datetime.strptime(match["time"], self.time).replace(tzinfo=UTC)
         except ValueError:

@@ -68,11 +68,11 @@ def encoders(format: FileFormat) -> Encoders:
 class _Integer(FixedWidthEncoder):
     """Encoder of integers in ASCII; those of a block are read at once."""
 
-    def given(self, values: Values) -> list[Iterable[Any]]:
+    def operands(self, values: Values) -> list[Iterable[Any]]:
         """Return what `form` packs for each row."""
         numbers = _numbers(values, 0)
         if numbers is None:
-            return FixedWidthEncoder.given(self, values)
+            return FixedWidthEncoder.operands(self, values)
         return [repeat(INTEGER_WIDTHS.get(self.kind, OID_BYTES)), numbers.tolist()]
 
 

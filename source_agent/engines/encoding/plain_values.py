@@ -55,7 +55,7 @@ class FixedWidthEncoder:
         """The format of `struct` for a value behind its width."""
         return "i" + _FORMATS[self.kind]
 
-    def given(self, values: Values) -> list[Iterable[Any]]:
+    def operands(self, values: Values) -> list[Iterable[Any]]:
         """Return what `form` packs for each row: the width, and the value."""
         self.check(values)
         width = struct.calcsize(">" + _FORMATS[self.kind])
@@ -119,7 +119,7 @@ def joined(
     for values, encode, is_own in zip(columns, encoders, has_null, strict=True):
         if isinstance(encode, FixedWidthEncoder) and not is_own:
             form += encode.form
-            given += encode.given(values)
+            given += encode.operands(values)
         elif isinstance(encode, BytesEncoder) and not is_own:
             encode.check(values)
             if given:

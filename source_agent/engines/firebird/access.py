@@ -33,7 +33,7 @@ _LOGIN: Final = 335544472
 _SEVERAL_MAPPINGS: Final = 335545083
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return what the database says, on one line."""
     return " ".join(str(error).split())
 
@@ -50,7 +50,7 @@ def translate(
     """Return the error that a user sees for one of the driver's."""
     where = relation.name if relation else ""
     codes = set(getattr(error, "gds_codes", None) or ())
-    text = f"Firebird says: {said(error)}."
+    text = f"Firebird says: {message_of(error)}."
     brief = f"Firebird refuses it ({', '.join(map(str, sorted(codes))) or type(error).__name__})."
     if _SERVER_TIMEOUT in codes or codes & _SESSION_TIMEOUTS:
         of_server = _SERVER_TIMEOUT in codes
@@ -100,7 +100,7 @@ def translate(
 
 def connect_error(error: DatabaseError, database: str) -> DriftlineError:
     """Return the error for a database that could not be opened."""
-    text = f"Firebird says of {database!r}: {said(error)}."
+    text = f"Firebird says of {database!r}: {message_of(error)}."
     codes = set(getattr(error, "gds_codes", None) or ())
     if codes & {_LOGIN, _SEVERAL_MAPPINGS}:
         return DatabaseRefused(
@@ -124,7 +124,7 @@ def begin_error(error: DatabaseError) -> DriftlineError:
     if set(getattr(error, "gds_codes", None) or ()) & _LOST:
         return translate(error)
     return DatabaseRefused(
-        f"Firebird does not begin a transaction: {said(error)}.",
+        f"Firebird does not begin a transaction: {message_of(error)}.",
         remedy="Have a trigger ON TRANSACTION START, if there is one, let the agent pass.",
         abroad="Firebird does not begin a transaction, as where a trigger of the owner refuses it.",
     )

@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
 from source_agent.engines.generic.dialects import entry_of
-from source_agent.engines.generic.session import GenericSession, InspectedCatalogue, said
+from source_agent.engines.generic.session import GenericSession, InspectedCatalogue, message_of
 from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.own_values.generic import GenericValues
 from source_agent.engines.relations.select import join_name, scan_sql
@@ -44,7 +44,7 @@ class GenericEngine:
             return GenericSession(self._connector)
         except exc.SQLAlchemyError as error:
             raise DatabaseUnavailable(
-                f"The database cannot be opened: {said(error)}.", where="database.url"
+                f"The database cannot be opened: {message_of(error)}.", where="database.url"
             ) from error
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002

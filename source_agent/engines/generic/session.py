@@ -44,7 +44,7 @@ _STREAMED: Final = {"stream_results": True, "max_row_buffer": rows.BLOCK_ROWS}
 _FORMATTED: Final = frozenset({"format", "pyformat"})
 
 
-def said(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return what the database says; SQLAlchemy would add the statement and its values."""
     return " ".join(str(getattr(error, "orig", None) or error).split())
 
@@ -130,9 +130,9 @@ class GenericSession(SnapshotSession):
                 return types.describe(InspectedCatalogue(apart), relation)
         except exc.SQLAlchemyError as error:
             if getattr(error, "connection_invalidated", False):
-                raise DatabaseUnavailable(f"The database says: {said(error)}.") from error
+                raise DatabaseUnavailable(f"The database says: {message_of(error)}.") from error
             raise ConfigurationError(
-                f"The database says: {said(error)}.",
+                f"The database says: {message_of(error)}.",
                 where=relation.name,
                 remedy="Correct the relation in the file, or grant SELECT on what it reads.",
             ) from error
@@ -230,7 +230,7 @@ class GenericSession(SnapshotSession):
         where = relation.name if relation else ""
         lost = getattr(error, "connection_invalidated", False)
         kind = DatabaseUnavailable if lost else DatabaseRefused
-        return kind(f"The database says: {said(error)}.", where=where)
+        return kind(f"The database says: {message_of(error)}.", where=where)
 
     def interrupt(self) -> None:
         self._is_interrupted = True

@@ -265,7 +265,7 @@ def scan_cost(product: Product, ask: Ask, shape: Shape) -> str:
             plan = [row for row in ask(EXPLAIN + scan_sql(shape)) if row[2] is not None]
         except DatabaseRefused as error:
             refuse_unhidden(error)
-    warned = warnings.told(ask(warnings.WARNINGS)) if plan else ""
+    warned = warnings.text_of(ask(warnings.WARNINGS)) if plan else ""
     warned = "; ".join(filter(None, (warned, _refuse_too_big(product, ask, shape))))
     # EXPLAIN: id, select_type, table, then in MySQL partitions, type; MySQL has 12 columns.
     shown = ", ".join(f"{row[2]}: {row[4 if len(row) > 10 else 3]}" for row in plan)

@@ -97,10 +97,10 @@ def refuse(session: WarningSession, shape: Shape, count: int) -> None:
         )
 
 
-def told(listed: list[tuple[str | None, ...]]) -> str:
+def text_of(listed: list[tuple[str | None, ...]]) -> str:
     """Return the warnings of a plan, for which constants are evaluated, as text for `check`."""
-    warnings = [(int(n or 0), text or "") for level, n, text in listed if level != "Note"]
-    return f"the server warns: {_shown(warnings)}" if warnings else ""
+    found = [(int(n or 0), text or "") for level, n, text in listed if level != "Note"]
+    return f"the server warns: {_shown(found)}" if found else ""
 
 
 def searches(shape: Shape) -> list[str]:

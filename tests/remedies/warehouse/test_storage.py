@@ -362,7 +362,7 @@ def test_a_data_file_that_is_not_as_it_was_written(
 ) -> None:
     rewrite(site.table, change_of)
     change(site)
-    with mock.patch.object(repair, "found", return_value={}):  # as when the disk reads again
+    with mock.patch.object(repair, "find_damage", return_value={}):  # as when the disk reads again
         told(site.fault(), AGAIN)
     ended = site.driftline("verify", "orders", "--json")
     assert "Data file" in ended.error["message"]

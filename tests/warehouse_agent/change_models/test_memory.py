@@ -21,7 +21,7 @@ from warehouse_agent.change_models.memory import (
     RefreshObservation,
     from_json,
 )
-from warehouse_agent.history.change_memory import told
+from warehouse_agent.history.change_memory import observation
 from warehouse_agent.history.history_lines import SuccessLine, parse
 
 DAY_S = 86_400.0
@@ -47,7 +47,7 @@ def report(day: float, changed: int = 0, **facts: Any) -> RefreshObservation:
     }
     line = parse(json.dumps(body).encode())
     assert isinstance(line, SuccessLine)
-    return told(line)
+    return observation(line)
 
 
 LOAD = report(0, previous_version=None)

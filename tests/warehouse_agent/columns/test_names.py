@@ -19,7 +19,7 @@ def laid_out(names: list[str], before: Layout | None) -> Layout:
         Recipe((KEY, *columns), 1),
         {},
         where="t",
-        given=None if before is None else before.given,
+        given=None if before is None else before.published_names,
     )
 
 
@@ -63,4 +63,4 @@ def test_a_published_name_is_of_one_column_for_good(history: list[list[str]]) ->
         assert len({name.lower() for name in now.values()}) == len(now)
         for source, name in now.items():
             assert owners.setdefault(name.lower(), source) == source
-        assert {name.lower() for name in layout.given.values()} == owners.keys()
+        assert {name.lower() for name in layout.published_names.values()} == owners.keys()

@@ -265,12 +265,12 @@ def test_when_a_version_was_checked() -> None:
 
 def test_what_is_said_of_another_version_or_table_says_nothing() -> None:
     security = PolicyDigests("ab", {("orders", "mine"): "cd"})
-    assert WHOLE.left(version(3)) == UncomparedNote(1234, 5.5, "no scan")
+    assert WHOLE.part_left(version(3)) == UncomparedNote(1234, 5.5, "no scan")
     assert WHOLE.policies(version(3)) == security
     assert WHOLE.marking(version(3)).mark == b"mark"
     assert WHOLE.comparison(version(3)).checked_at == LATER
     for other in (version(4), version(2), version(3, "of another table")):
-        assert WHOLE.left(other) is None
+        assert WHOLE.part_left(other) is None
         assert WHOLE.policies(other) is None
         assert WHOLE.marking(other) == KeptMark()
         assert WHOLE.comparison(other).checked_at == AT
@@ -290,7 +290,7 @@ def test_notes_of_a_version_that_is_published_again() -> None:
     moved = WHOLE.moved(version(3), after)
     assert moved.comparison(after) == WHOLE.comparison(version(3))
     assert moved.marking(after) == WHOLE.marking(version(3))
-    assert (moved.left(after), moved.head) == (WHOLE.left(version(3)), HeadNote(TABLE, 7))
+    assert (moved.part_left(after), moved.head) == (WHOLE.part_left(version(3)), HeadNote(TABLE, 7))
     assert WHOLE.moved(version(2), after) == WHOLE
     halfway = replace(WHOLE, head=HeadNote(TABLE, 3, is_renumbered=True))
     assert halfway.moved(version(3), after).head == HeadNote(TABLE, 7), "7 was never given out"

@@ -122,12 +122,12 @@ def test_plan_says_that_a_key_is_unfit_for_parts(bounds: tuple[int, int] | None)
 
 
 def test_an_allowance_in_words() -> None:
-    assert Allowance(scan=True).told(NOW) == ""
-    assert NEVER.told(NOW) == "no scan"
-    assert LATER.told(NOW) == f"no scan before {AT}"
-    assert LATER.told(TONIGHT) == ""
+    assert Allowance(scan=True).describe(NOW) == ""
+    assert NEVER.describe(NOW) == "no scan"
+    assert LATER.describe(NOW) == f"no scan before {AT}"
+    assert LATER.describe(TONIGHT) == ""
     limited = Allowance(scan=True, rows_by_key=5000, has_hours=True)
-    assert limited.told(NOW) == "scans in some hours, now one of them, 5,000 rows by key"
+    assert limited.describe(NOW) == "scans in some hours, now one of them, 5,000 rows by key"
 
 
 def test_plan_says_why_it_is_a_part() -> None:

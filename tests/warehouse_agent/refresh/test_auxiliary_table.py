@@ -130,9 +130,9 @@ def test_a_tile_is_forgotten_if_one_after_it_says_an_earlier_time(tmp_path: Path
     tiles.resumed_at = 2
     assert tiles.forget_later("2026-01-01T00:00:02.5Z") == []
     assert tiles.forget_later("2026-01-01T00:00:01Z", spared={0}) == [2]
-    assert (tiles.left(), finished(tmp_path), tiles.resumed_at) == ([2, 3], {0, 1}, 1)
+    assert (tiles.unfinished(), finished(tmp_path), tiles.resumed_at) == ([2, 3], {0, 1}, 1)
     assert tiles.forget_later("2025-12-31T23:59:59.999999Z") == [0, 1]
-    assert (tiles.left(), finished(tmp_path), tiles.resumed_at) == ([0, 1, 2, 3], set(), 0)
+    assert (tiles.unfinished(), finished(tmp_path), tiles.resumed_at) == ([0, 1, 2, 3], set(), 0)
 
 
 def test_a_tile_that_is_compared_again_is_not_finished(tmp_path: Path) -> None:

@@ -132,5 +132,5 @@ def test_the_offer_is_noted(tmp_path: object) -> None:
 
 def test_said() -> None:
     layout = derivation.described(reply(), WANTED, None)
-    assert derivation.said(layout) == "3 columns (id, a, t), the rows where \"t\" = 'x'"
-    assert derivation.said(derivation.described(reply(derive=()), WANTED, None)) is None
+    assert derivation.summary(layout) == "3 columns (id, a, t), the rows where \"t\" = 'x'"
+    assert derivation.summary(derivation.described(reply(derive=()), WANTED, None)) is None

@@ -6,7 +6,7 @@ the lost rows beside the changed ones, and the next version no longer names the 
 
  1. A failed read notes damaged files by path in the fragment's notes (`note_failure`). A
     data file never changes, so the note holds for every version that has the file. The files are
-    read again before they are given up, and the note stays until then (`left`).
+    read again before they are given up, and the note stays until then (`damage_left`).
  2. A file that cannot be reached is not lost: storage that refuses ends the refresh
     (`file_damage`). If most files of a version are missing, a disk is probably not mounted: that
     needs a decision (`verify --repair`).
@@ -104,7 +104,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
         return
     try:
         base = formats.head(job.store, job.name)
-        wrong = found(job.steps, job.store, base, job.name) if base else {}
+        wrong = find_damage(job.steps, job.store, base, job.name) if base else {}
         if base is None or wrong.keys() <= job.examined:
             return
         note_damage(job.store, job.name, wrong)
@@ -117,7 +117,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
     error.is_retryable = True
 
 
-def found(steps: Steps, store: Store, version: Snapshot, name: str) -> dict[str, str]:
+def find_damage(steps: Steps, store: Store, version: Snapshot, name: str) -> dict[str, str]:
     """Read all files of a version; return what is wrong with them, by path.
 
     Raises:
@@ -129,7 +129,7 @@ def found(steps: Steps, store: Store, version: Snapshot, name: str) -> dict[str,
     return wrong | file_damage.examine(steps, store, name, version.layout, left)
 
 
-def left(job: Job, base: Snapshot | None) -> dict[str, str]:
+def damage_left(job: Job, base: Snapshot | None) -> dict[str, str]:
     """Return what is known of damage after a refresh, by path: of files of the base that were not
     read again. What others note meanwhile, where storage has no locks, is kept by `Notes.write`."""
     there = {f.path for f in base.files} if base else set()

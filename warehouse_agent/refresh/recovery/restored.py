@@ -52,7 +52,7 @@ from warehouse_agent.tasks.steps import Steps
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
 
 
-def left(job: Job, base: Snapshot | None, version: int) -> HeadNote:
+def newest_head(job: Job, base: Snapshot | None, version: int) -> HeadNote:
     """Return the note of the newest version after a refresh, for `checked`."""
     newest = base or _newest(job)
     return HeadNote(newest.table, version)

@@ -18,4 +18,4 @@ def test_a_table_that_vanished_after_its_commit_is_an_error(tmp_path: Path) -> N
     """The commit suppresses it, because notes may be lost; nothing else fails on it."""
     job = cast("Job", SimpleNamespace(store=Store(str(tmp_path)), name="orders"))
     with pytest.raises(WarehouseUnavailable, match="gone"):
-        restored.left(job, None, 0)
+        restored.newest_head(job, None, 0)
