@@ -102,21 +102,11 @@ def run_diff(
     folder: Path, files: list[str], algorithm: str | None = None, state: Path | None = None
 ) -> str:
     """Run the command; return the algorithm that found the changes."""
-    from warehouse_agent.differential.command import diff
+    from warehouse_agent.differential.command import DiffOptions, diff
 
+    options = DiffOptions(folder / "format.toml", ["id"], algorithm, state, folder / OUTPUT)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        diff(
-            folder / "warehouse.toml",
-            [folder / name for name in files],
-            format=folder / "format.toml",
-            key=["id"],
-            algorithm=algorithm,
-            state=state,
-            output=folder / OUTPUT,
-            whole_rows=False,
-            allow_shrink=False,
-            as_json=False,
-        )
+        diff(folder / "warehouse.toml", [folder / name for name in files], options)
     _end_spark()
     return said.getvalue().splitlines()[-1]
 

@@ -43,7 +43,7 @@ from warehouse_agent.planning.view_cost import ViewMethod
 from warehouse_agent.report import Report
 from warehouse_agent.spark import session
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, NewViewVersion, VersionRecord
 from warehouse_agent.tasks import change_feed
@@ -109,16 +109,14 @@ class Bench:
         formats.commit(self.store, name, NewVersion(None, layout, files, (), record(rows)))
 
     def write(self, name: str, rows: pa.Table, layout: Layout, folder: str) -> list[DataFile]:
-        self.store.make_folder(name, folder)
-        batches = []
+        place, batches = DataFolder(self.store, name, folder), list[pa.RecordBatch]()
+        place.make()
         for start in range(0, len(rows), FILE_ROWS):
-            with Sink(
-                self.store.uri(name, folder), "part", layout.file_schema, layout.integer_key
-            ) as sink:
+            with Sink(place.uri(), "part", layout.file_schema, layout.integer_key) as sink:
                 for batch in rows.slice(start, FILE_ROWS).to_batches(max_chunksize=16_384):
                     sink.add(batch)
                 batches += list(sink.finish())
-        return written(pa.Table.from_batches(batches, WRITTEN), self.store, name, folder)
+        return written(pa.Table.from_batches(batches, WRITTEN), place)
 
     def changed(self, name: str, share: float, seed: int) -> PinnedInput:
         """Return the next version of a table, proven and not committed, with its feed."""
@@ -335,7 +333,7 @@ def measured(bench: Bench, name: str, inputs: dict[str, PinnedInput], rounds: in
         )
     job = view_job(bench, name, inputs, lambda _: None)
     notes = ViewNotes.read(job.store, name)
-    chosen = choose(job.store, name, job.query, job.inputs, job.base, Maintain.AUTO, notes)
+    chosen = choose(job.store, job, Maintain.AUTO, notes)
     took = {
         ViewMethod.RECOMPUTE: median(Maintain.RECOMPUTE, "cpu", "evaluate"),
         ViewMethod.INCREMENTAL: sum(

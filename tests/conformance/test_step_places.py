@@ -182,7 +182,7 @@ def run(steps: Steps, folder: Path, made: Table) -> dict[str, Any]:
     changed = rows_of(made, [n for n in updated if n < made.rows] + [*added], edition=1)
     gone = RowsByPosition(np.sort(positions_of(made, [*updated, *deleted])))
     hit = files_holding(steps, old, layout, gone)
-    kept, before = rewrite(*place, job.folder("kept"), hit, layout, removal=gone)
+    kept, before = rewrite(steps, job.folder("kept"), hit, layout, removal=gone)
     uris = [stage(staged, "new.frames", changed, made.recipe)]
     shipped = job.write_staged("shipped", uris, layout, SECOND, before, 4)
     after = [*(f for f in old if f not in hit), *kept, *shipped]
@@ -231,14 +231,15 @@ def compared(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]
         keys_found = [sorted(sample.keys), sorted(sample.ends.values())]
         tiles = key_tiling(made.recipe, sample.keys, len(sample.keys), 5, sample.ends)
         inside = digests.RowsInKeyTiles.between(made.recipe, *tiles.keys_around(1))
-        rows = digests.list_rows(steps, files, layout, np.zeros_like, SALT, inside=inside)
+        chosen = digests.RowChoice(np.zeros_like, inside)
+        rows = digests.list_rows(steps, files, layout, chosen, SALT)
         keys_found.append(listed(rows))
     return {
         "keys": keys_found,
         "sums": (sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.cells.check),
         "total": digests.total(steps, files, layout, SALT),
-        "listed": listed(digests.list_rows(steps, files, layout, ranges, SALT)),
-        "below": listed(digests.list_rows(steps, files, layout, keys, SALT)),
+        "listed": listed(digests.list_rows(steps, files, layout, digests.RowChoice(ranges), SALT)),
+        "below": listed(digests.list_rows(steps, files, layout, digests.RowChoice(keys), SALT)),
         "tiles": auxiliary_table._reduced(steps, base, tiles, SALT).to_bytes(),
         "quantiles": quantiles.samples_of(steps, files, layout).quantiles([0, 0.25, 0.5, 1]),
     }
@@ -305,7 +306,7 @@ def proven(steps: Steps, folder: Path, files: list[DataFile], made: Table) -> di
         added, kept = files[:1], files[1:]
         proof.prove(
             *(steps, layout, key, SALT),
-            added=added, kept=kept, turn=turn, theirs=digest, name="t",
+            files=proof.ProvenFiles(added, kept, turn), theirs=digest, name="t",
         )  # fmt: skip
     proof.refuse_duplicates(steps, files, layout, name="t", exact=True)
     twice = [f for f in files if f.rows][-1:]
@@ -331,7 +332,7 @@ def restated(steps: Steps, job: Job, files: list[DataFile], made: Table) -> dict
     more = Column("more", parse_type("int8"), True, 99)
     columns = (*left, more, replace(last, type=parse_type("oid")))
     new = lay_out(Recipe(columns, made.recipe.key_columns), {}, where="t")
-    place = (steps, job.store, "t", job.folder("restated"))
+    place = (steps, job.folder("restated"))
     found = restate(*place, files, made.layout, new, job.key_file)
     key = replace(columns[0], name="other")
     without = lay_out(Recipe((key, *columns[1:]), made.recipe.key_columns), {}, where="t")

@@ -26,7 +26,7 @@ from tests import ROOT
 from tests.remedies.told import told
 from warehouse_agent.cli import init as warehouse_init
 from warehouse_agent.config import Source
-from warehouse_agent.differential.command import diff
+from warehouse_agent.differential.command import DiffOptions, diff
 from warehouse_agent.differential.reading import named
 from warehouse_agent.transport.certificates import certificates, context_of
 
@@ -357,10 +357,12 @@ def test_a_differential(tmp_path: Path, case: tuple[str, dict[str, Any], dict[st
         paths = [tmp_path / name for name in given.pop("files")]
         output = tmp_path / given.pop("output")
         state = given.pop("state")
+        state, form = state and tmp_path / state, tmp_path / "f.toml"
         diff(
-            tmp_path / "warehouse.toml", paths, format=tmp_path / "f.toml", output=output,
-            state=state and tmp_path / state, whole_rows=False, as_json=False, **given,
-        )  # fmt: skip
+            tmp_path / "warehouse.toml",
+            paths,
+            DiffOptions(form, output=output, state=state, **given),
+        )
         assert output.exists()
 
     with pytest.raises(DriftlineError) as caught:
@@ -375,11 +377,9 @@ def test_a_value_that_parquet_does_not_hold(tmp_path: Path) -> None:
         (tmp_path / f"{name}.csv").write_text(f"id,d\n1,{day}\n")
 
     def run(output: str) -> None:
-        diff(
-            tmp_path / "w.toml", [tmp_path / "old.csv", tmp_path / "new.csv"],
-            format=tmp_path / "f.toml", key=("id",), algorithm=None, state=None,
-            output=tmp_path / output, whole_rows=False, allow_shrink=False, as_json=False,
-        )  # fmt: skip
+        files = [tmp_path / "old.csv", tmp_path / "new.csv"]
+        options = DiffOptions(tmp_path / "f.toml", ("id",), output=tmp_path / output)
+        diff(tmp_path / "w.toml", files, options)
 
     with pytest.raises(DriftlineError) as caught:
         run("out.parquet")

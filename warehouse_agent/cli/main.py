@@ -423,12 +423,12 @@ def gc(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
 @click.option("--allow-shrink", is_flag=True, help="Accept that more than half the rows are gone.")
 @_json
 @click.pass_obj
-def diff(config: Path, /, files: Sequence[Path], **options: Any) -> None:
+def diff(config: Path, /, files: Sequence[Path], as_json: bool, **options: Any) -> None:
     """Write the changes between two dump files of one relation."""
     from warehouse_agent.differential import command
 
     leave_out_pandas()
-    command.diff(config, files, **options)
+    command.diff(config, files, command.DiffOptions(**options), as_json=as_json)
 
 
 def main(command: click.Command = cli, name: str = "driftline") -> NoReturn:

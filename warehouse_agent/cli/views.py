@@ -26,6 +26,7 @@ from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.inputs import inputs_of, query_of
 from warehouse_agent.views.maintenance.maintain import MaintenanceChoice, choose
 from warehouse_agent.views.maintenance.recompute import verified
+from warehouse_agent.views.maintenance.view_job import ViewAt
 from warehouse_agent.visible_versions import warehouse_versions
 
 REFRESHES = 5  # of a view, whose median seconds are those of the next one
@@ -89,10 +90,7 @@ def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
         usual = sum(one.record.rows_changed for one in heads.values() if one is not None)
         chosen = choose(
             store,
-            view.name,
-            query_of(view),
-            inputs,
-            base,
+            ViewAt(view.name, query_of(view), inputs, base),
             view.maintain,
             ViewNotes.read(store, view.name),
             changed_rows_least=usual,

@@ -81,18 +81,26 @@ class DiffRequest:
     allow_shrink: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DiffOptions:
+    """What the command line says of a comparison: the columns of both files and the key, and how
+    the files are compared, as in `DiffRequest`. None: what the files and the state suggest."""
+
+    format: Path
+    key: Sequence[str]
+    algorithm: str | None = None
+    state: Path | None = None
+    output: Path | None = None
+    whole_rows: bool = False
+    allow_shrink: bool = False
+
+
 def diff(
     config: Path,
     files: Sequence[Path],
+    options: DiffOptions,
     *,
-    format: Path,
-    key: Sequence[str],
-    algorithm: str | None,
-    state: Path | None,
-    output: Path | None,
-    whole_rows: bool,
-    allow_shrink: bool,
-    as_json: bool,
+    as_json: bool = False,
     buffers: WindowBuffers | None = None,
 ) -> None:
     """Write the changes from the first file to the second, and print their counts.
@@ -103,23 +111,23 @@ def diff(
         UsageError: files, key, state and algorithm do not go together.
         DriftlineError: as `by_window` and `by_join` raise.
     """
-    _check(files, key, algorithm, state)
-    target = output or Path(f"{files[-1].name}.changes.parquet")
+    _check(files, options)
+    target = options.output or Path(f"{files[-1].name}.changes.parquet")
     if target.resolve() in [file.resolve() for file in files]:
         raise UsageError(
             f"The changes would replace {target.name!r}, which is compared.",
             remedy="Choose another --output.",
         )
-    snapshots = [named(file, format, tuple(key)) for file in files]
+    snapshots = [named(file, options.format, tuple(options.key)) for file in files]
     request = DiffRequest(
         snapshots[0] if len(files) == 2 else None,
         snapshots[-1],
         target,
-        state,
-        whole_rows,
-        allow_shrink,
+        options.state,
+        options.whole_rows,
+        options.allow_shrink,
     )
-    chosen = algorithm or (WINDOW if state is None else Algorithm.SORT_MERGE)
+    chosen = options.algorithm or (WINDOW if options.state is None else Algorithm.SORT_MERGE)
     if chosen == WINDOW:
         answer = _by_window(request, config, buffers)
     else:
@@ -127,11 +135,9 @@ def diff(
     print(answer.to_json() if as_json else answer.text(), flush=True)
 
 
-def _check(
-    files: Sequence[Path], key: Sequence[str], algorithm: str | None, state: Path | None
-) -> None:
+def _check(files: Sequence[Path], options: DiffOptions) -> None:
     """Raise UsageError if the arguments do not go together."""
-    if not key:
+    if not options.key:
         raise UsageError(
             "No key is named.", remedy="Name the columns that identify a row: --key id."
         )
@@ -139,12 +145,12 @@ def _check(
         raise UsageError(
             f"{counted(len(files), 'file')} are named.", remedy="Name the old file and the new one."
         )
-    if len(files) == 1 and state is None:
+    if len(files) == 1 and options.state is None:
         raise UsageError(
             "One file is named, and no state that stands in for the old one.",
             remedy="Name the old file as well, or --state of the last run.",
         )
-    if state is not None and algorithm == WINDOW:
+    if options.state is not None and options.algorithm == WINDOW:
         raise UsageError(
             "The window reads both files in their own order and keeps no state.",
             remedy=f"Take --algorithm {Algorithm.SORT_MERGE}, or leave --state out.",

@@ -76,16 +76,19 @@ class WorkingCopy:
 
     def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
         place = digests.in_ranges(partition, by, chosen, self.within)
-        copy = (self.steps, self.files, self.layout)
+        choice = digests.RowChoice(place, self.inside, self._is_read)
         with self.phase("list"):
-            return digests.list_rows(
-                *copy, place, self.salt, within=self.within, inside=self.inside, near=self.near
-            )
+            return digests.list_rows(self.steps, self.files, self.layout, choice, self.salt)
 
     def list_keys(self, embedding: KeyMap, ks: U64) -> Listing:
         place = partial(digests.below, embedding=embedding, salt=self.salt, ks=ks)
         with self.phase("list"):
-            return digests.list_rows(self.steps, self.files, self.layout, place, self.salt)
+            choice = digests.RowChoice(place)
+            return digests.list_rows(self.steps, self.files, self.layout, choice, self.salt)
+
+    def _is_read(self, file: DataFile) -> bool:
+        is_near = self.near is None or self.near(file)
+        return is_near and (self.within is None or file.meets(*self.within))
 
 
 class OurSide(Protocol):

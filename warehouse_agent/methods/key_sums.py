@@ -28,9 +28,12 @@ from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import (
     Adder,
+    Adding,
     Listing,
+    OtherHashes,
     PartialSums,
     Place,
+    RowChoice,
     added,
     check_rows,
     keys_of,
@@ -73,11 +76,13 @@ def reduced(
         copy.steps,
         copy.files,
         layout,
-        _sums(_Mixed(layout, copy.salt, checksum), partition, sketch, hashes=hashes),
-        words=words + _WORDS,
-        elements=2 * HASHES * sketch.third + 1,
-        keyed=hashes and not layout.recipe.integer_key,
-        beside=_beside(layout, checksum),
+        Adding(
+            _sums(_Mixed(layout, copy.salt, checksum), partition, sketch, hashes=hashes),
+            words=words + _WORDS,
+            elements=2 * HASHES * sketch.third + 1,
+            keyed=hashes and not layout.recipe.integer_key,
+            beside=_beside(layout, checksum),
+        ),
     )
     check_rows(copy.files, sums.total.count)
     keys, total = _keys_of(sums, words), int(sums.words[-1])
@@ -194,7 +199,7 @@ def replaced(
     """
     place = partial(chosen, positions=positions, embedding=embedding, salt=copy.salt, ks=ks)
     with copy.phase("list"):
-        listing = list_rows(copy.steps, copy.files, copy.layout, place, copy.salt)
+        listing = list_rows(copy.steps, copy.files, copy.layout, RowChoice(place), copy.salt)
         files = [copy.files[i] for i in np.unique(listing.file).tolist()]
         if not files:
             return ReplacedRows(listing)
@@ -224,10 +229,7 @@ def _digests(
         copy.steps,
         files,
         copy.layout,
-        run,
-        words=4,
-        elements=1,
-        beside=_beside(copy.layout, checksum),
+        Adding(run, words=4, elements=1, beside=_beside(copy.layout, checksum)),
     )
     return ReplacedRows(listing, sums.total, _keys_of(sums, 0))
 
@@ -246,8 +248,7 @@ def list_checksums(
         steps,
         files,
         layout,
-        place,
+        RowChoice(place),
         salt,
-        beside=_beside(layout, checksum),
-        mixed=_Mixed(layout, salt, checksum),
+        OtherHashes(_Mixed(layout, salt, checksum), _beside(layout, checksum)),
     )

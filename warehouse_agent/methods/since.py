@@ -37,7 +37,7 @@ from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, S
 from warehouse_agent.methods.key_sums import KeySums
 from warehouse_agent.methods.ranges import RangeSide, bitmap
 from warehouse_agent.methods.sketch import described, sized
-from warehouse_agent.planning.candidates import Candidate, PlanInputs, Whole, priced
+from warehouse_agent.planning.candidates import Candidate, ExchangeWork, PlanInputs, Whole, priced
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     NAMES,
@@ -113,7 +113,8 @@ def _priced(
         came = d + marker.again
         size = fixed + int(known.prices.changes(came))
         what = NAMES[method] if method is not None else "nothing changed"
-        spent = priced(known, what, method, size, 1, 1, known.theirs + came, d)
+        work = ExchangeWork(size, 1, 1, known.theirs + came)
+        spent = priced(known, what, method, work, d)
         took = round(line.seconds(size, 1, known.theirs * share + came), 2)
         candidates.append(replace(spent, exchange_seconds=took))
     return tuple(candidates)

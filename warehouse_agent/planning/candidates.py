@@ -319,7 +319,9 @@ def in_groups(
         choice = _by_groups(known, ours, planned, changed, known.named_key_bytes or key)
         size, rows = _GROUPS_BYTES + choice.bytes_expected, ours + choice.rows_read
         trips, way = choice.round_trips * -(-ours // GROUP_KEYS_MAX), NAMES[Method.GROUP]
-        return unchanged, priced(known, way, Method.GROUP, size, trips, 0, rows, changed)
+        return unchanged, priced(
+            known, way, Method.GROUP, ExchangeWork(size, trips, 0, rows), changed
+        )
     if ours > GROUP_KEYS_MAX:
         return (unchanged,)
     choice = _by_groups(known, ours, planned, changed, key)
@@ -339,7 +341,8 @@ def in_part(
     choice = _by_groups(known, compared, planned, changed, key)
     size, rows = _GROUPS_BYTES + choice.bytes_expected, compared + choice.rows_read
     what = f"{counted(compared, 'row')} of it, by groups"
-    return priced(known, what, Method.GROUP, size, choice.round_trips, 0, rows, changed)
+    work = ExchangeWork(size, choice.round_trips, 0, rows)
+    return priced(known, what, Method.GROUP, work, changed)
 
 
 def p_delete(known: PlanInputs, expected: ChangeForecast | None) -> float:
@@ -353,7 +356,8 @@ def in_tiles(known: PlanInputs, tiled: Tiled, changed: int) -> tuple[tuple[Candi
     pauses_s = (tiled.tiles - 1) * tiled.wanted.pause_s
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
         size, trips = pass_cost(ours, d, known.prices.row, tiled.wanted)
-        candidates.append(priced(known, what, method, size, trips, 0, ours, d, pauses_s))
+        work = ExchangeWork(size, trips, 0, ours, pauses_s)
+        candidates.append(priced(known, what, method, work, d))
     return tuple(candidates), chosen
 
 
@@ -420,27 +424,42 @@ def _candidate(
     theirs = known.theirs
     what = "nothing changed" if method is None else NAMES[method]
     rows, scans = theirs + reread, 1 + (reread >= theirs > 0)
-    candidate = priced(known, what, method, size, trips, scans, rows, changed)
+    candidate = priced(known, what, method, ExchangeWork(size, trips, scans, rows), changed)
     if method is not None and known.prices.guessed:
         return replace(candidate, bytes=None, exchange_seconds=None)
     return candidate
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeWork:
+    """The amounts by which a way to refresh is priced.
+
+    Attributes:
+        size: bytes in both directions.
+        trips: round trips.
+        scans: full scans of the source, which reads `rows`.
+        pauses_s: seconds between tiles.
+    """
+
+    size: int
+    trips: int
+    scans: int
+    rows: int
+    pauses_s: float = 0.0
 
 
 def priced(
     known: PlanInputs,
     what: str,
     method: Method | None,
-    size: int,
-    trips: int,
-    scans: int,
-    rows: int,
+    work: ExchangeWork,
     changed: int,
-    pauses_s: float = 0.0,
 ) -> Candidate:
     """Return a candidate with its times and the bytes that it rewrites."""
-    took = round(known.line.seconds(size, trips, rows) + pauses_s, 2)
+    size, trips, rows = work.size, work.trips, work.rows
+    took = round(known.line.seconds(size, trips, rows) + work.pauses_s, 2)
     again, spent = _rewritten(known, changed), _seconds(known, method)
-    return Candidate(what, size, trips, scans, rows, took, again, spent)
+    return Candidate(what, size, trips, work.scans, rows, took, again, spent)
 
 
 def _rewritten(known: PlanInputs, changed: int) -> int:

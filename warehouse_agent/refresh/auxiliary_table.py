@@ -54,7 +54,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import AllRows, Difference, ListedRows, NoDifference, Outcome
-from warehouse_agent.tasks.digests import Adder, Listing, PartialSums, added, keys_of
+from warehouse_agent.tasks.digests import Adder, Adding, Listing, PartialSums, added, keys_of
 from warehouse_agent.tasks.quantiles import sample_keys
 from warehouse_agent.tasks.scan import FilePiece
 from warehouse_agent.tasks.staging import ExchangeIdentity, FrameWriter, Staging
@@ -365,8 +365,8 @@ def _unpacked(data: bytes, salt: Salt) -> tuple[Outcome, _Frames] | None:
 
 def _reduced(steps: Steps, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSums:
     words, keyed = 2 * (tiling.all_ranges + len(tiling)), isinstance(tiling, KeyTiling)
-    function = _sums(tiling, salt)
-    sums = added(steps, base.sound, base.layout, function, words=words, keyed=keyed)
+    adding = Adding(_sums(tiling, salt), words, keyed=keyed)
+    sums = added(steps, base.sound, base.layout, adding)
     digests.check_rows(base.sound, sums.total.count)
     return PassSums.from_words(sums.total, sums.words, tiling)
 

@@ -215,9 +215,7 @@ def _apply(job: Job, compared: ComparisonResult) -> RewrittenFiles:
     before: list[DataFile] = []
     if touched:
         folder = job.folder("rewritten")
-        rewritten, before = rewrite(
-            job.steps, job.store, job.name, folder, touched, p.layout, removal=removal
-        )
+        rewritten, before = rewrite(job.steps, folder, touched, p.layout, removal=removal)
     shipped = job.write_staged("shipped", staged, p.layout, p.stamp, before, updated)
     published, changed = set(base), set(touched)
     left = [f for f in p.files if f not in changed]
@@ -292,9 +290,7 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: RewrittenFiles) -> None
             p.layout,
             job.key_file,
             p.salt,
-            added=applied.added,
-            kept=applied.kept,
-            turn=p.base.version if p.base else 0,
+            files=proof.ProvenFiles(applied.added, applied.kept, p.base.version if p.base else 0),
             theirs=out.theirs,
             name=job.name,
         )

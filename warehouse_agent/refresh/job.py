@@ -22,7 +22,7 @@ from warehouse_agent.history.refresh_history import Histories
 from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, Snapshot
 from warehouse_agent.tasks import staging as stage
@@ -119,15 +119,15 @@ class Job:
         version = None if base is None else base.version
         return stage.ExchangeIdentity.of(self.fragment, version, layout.recipe)
 
-    def folder(self, part: str) -> str:
+    def folder(self, part: str) -> DataFolder:
         """Name a new folder of the table for data files; `discard` removes it."""
         folder = f"{self._folder}-{part}"
         self._written.append(folder)
-        return folder
+        return DataFolder(self.store, self.name, folder)
 
     def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
         """Write rows as data files in a folder of their own (`write.write_rows`)."""
-        return write_rows(self.store, self.name, self.folder(part), rows, layout)
+        return write_rows(self.folder(part), rows, layout)
 
     def write_staged(
         self,
@@ -139,9 +139,9 @@ class Job:
         updated: int | None = 0,
     ) -> list[DataFile]:
         """Write staged rows as data files in a folder of their own (`staging.write_staged`)."""
-        place = (self.steps, self.store, self.name, self.folder(part))
+        folder, replaced = self.folder(part), stage.RowsBefore(before, updated)
         return stage.write_staged(
-            *place, staged, layout, self.key_file, stamp, before=before, updated=updated
+            self.steps, folder, staged, layout, self.key_file, stamp, replaced
         )
 
     def commit(self, new: NewVersion) -> None:

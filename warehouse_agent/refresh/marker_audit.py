@@ -36,6 +36,7 @@ from warehouse_agent.refresh.prepare import PreparedWhole
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import MarkerUse, Outcome
+from warehouse_agent.tasks.digests import RowChoice
 from warehouse_agent.tasks.scan import read_batches
 
 
@@ -112,7 +113,7 @@ def _missed(job: Job, p: PreparedWhole, used: MarkerUse) -> tuple[int, tuple[str
         at = np.minimum(np.searchsorted(where, positions), len(where) - 1)
         return np.where(where[at] == positions, at, np.int64(-1))
 
-    listing = digests.list_rows(job.steps, p.files, p.layout, place, p.salt)
+    listing = digests.list_rows(job.steps, p.files, p.layout, RowChoice(place), p.salt)
     differs = listing.hashes != hashes[listing.ranges]
     if used.checksum:
         ours = key_sums.list_checksums(job.steps, p.files, p.layout, place, p.salt, used.checksum)

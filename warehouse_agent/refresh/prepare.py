@@ -361,8 +361,8 @@ def _working_copy(
     base = at.base
     files = () if base is None else base.sound
     if base is not None and schema_change.differs(layout, base.layout):
-        place = (job.steps, job.store, job.name, job.folder("restated"))
-        files = tuple(restate(*place, files, base.layout, layout, job.key_file))
+        folder = job.folder("restated")
+        files = tuple(restate(job.steps, folder, files, base.layout, layout, job.key_file))
     is_whole = at.read_at_most is None
     policies = None if is_whole or base is None else job.notes.policies(base)
     if policies is not None and policies.hides:

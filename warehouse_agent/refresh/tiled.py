@@ -44,7 +44,7 @@ from warehouse_agent.tasks.difference import (
     Outcome,
     joined,
 )
-from warehouse_agent.tasks.digests import Listing, RowsInKeyTiles, list_rows
+from warehouse_agent.tasks.digests import Listing, RowChoice, RowsInKeyTiles, list_rows
 from warehouse_agent.tasks.staging import FrameWriter
 from warehouse_agent.transport.channel import SourceChannel, Stream
 
@@ -177,10 +177,8 @@ def _emptied(job: Job, p: PreparedPass, tiles: list[int], listed: Listing) -> Di
             job.steps,
             p.files,
             p.layout,
-            np.zeros_like,
+            RowChoice(np.zeros_like, inside, near=lambda file: _is_near(tiling, file, tiles)),
             p.salt,
-            inside=inside,
-            near=lambda file: _is_near(tiling, file, tiles),
         )
         return ListedRows(Listing.joined([listed, emptied]))
     # By their bounds, not row by row: the driver holds none of these rows.

@@ -41,21 +41,36 @@ class DataFile:
         return self.bounds is None or (self.bounds[0] <= last and first <= self.bounds[1])
 
 
-def written_files(
-    store: Store, name: str, folder: str, layout: Layout | ViewLayout
-) -> list[DataFile]:
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    """A folder for new data files; `path` is relative to the table, as those of its files are."""
+
+    store: Store
+    table: str
+    path: str
+
+    def make(self, *inner: str) -> None:
+        """Make it, and the folder `inner` in it (`Store.make_folder`)."""
+        self.store.make_folder(self.table, self.path, *inner)
+
+    def uri(self, *file: str) -> str:
+        """Return its URI, or that of a file in it."""
+        return self.store.uri(self.table, self.path, *file)
+
+
+def written_files(folder: DataFolder, layout: Layout | ViewLayout) -> list[DataFile]:
     """Return the Parquet files that Spark wrote into a folder of the table, without empty ones."""
     files = []
-    for file, size in store.files(name, folder):
+    for file, size in folder.store.files(folder.table, folder.path):
         if not file.endswith(".parquet"):
             continue
-        uri = store.uri(name, folder, file)
+        uri = folder.uri(file)
         system, path = located(uri)
         with system.open_input_file(path) as source:
             footer = pq.ParquetFile(source).metadata
         if footer.num_rows:
             ends = bounds_in(footer, layout.integer_key)
-            files.append(DataFile(f"{folder}/{file}", uri, size, footer.num_rows, ends))
+            files.append(DataFile(f"{folder.path}/{file}", uri, size, footer.num_rows, ends))
     return files
 
 

@@ -39,7 +39,7 @@ from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import Batches, task, unreadable
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.tasks.scan import FilePiece, Function, scan
+from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
 from warehouse_agent.tasks.steps import DIGEST_BYTES, Steps, size_of_digests
 
 if TYPE_CHECKING:
@@ -196,37 +196,43 @@ def reduced(
         steps,
         files,
         layout,
-        _sums(partition, salt, sketch),
-        words=2 * partition.ranges,
-        elements=2 * HASHES * third + 1,
+        Adding(_sums(partition, salt, sketch), 2 * partition.ranges, 2 * HASHES * third + 1),
     )
     check_rows(files, sums.total.count)
     ranges = RangeSums.from_words(sums.total, sums.words)
     return ComparisonSums(ranges, Cells.from_sums(sums.elements))
 
 
-def added(
-    steps: Steps,
-    files: Sequence[DataFile],
-    layout: Layout,
-    function: Adder,
-    *,
-    words: int,
-    elements: int = 0,
-    keyed: bool = False,
-    beside: Sequence[str] = (),
-) -> PartialSums:
-    """Return the sums over all rows of files; one step.
+@dataclass(frozen=True, slots=True)
+class Adding:
+    """How sums are made of rows.
 
-    Args:
+    Attributes:
         function: adds up the lanes of a task's rows.
         words, elements: numbers of its sums.
         keyed: True if it needs the keys beside the lanes.
         beside: published names of data columns that it needs behind these.
+    """
+
+    function: Adder
+    words: int
+    elements: int = 0
+    keyed: bool = False
+    beside: Sequence[str] = ()
+
+
+def added(
+    steps: Steps,
+    files: Sequence[DataFile],
+    layout: Layout,
+    adding: Adding,
+) -> PartialSums:
+    """Return the sums over all rows of files; one step.
 
     Raises:
         WarehouseUnavailable: a file cannot be read.
     """
+    words, elements, function = adding.words, adding.elements, adding.function
     size, read = 8 * words + 4 * elements, size_of_digests(files)
     tasks, slices = tasks_for(size), 1
     rows = sum(f.rows for f in files)
@@ -242,13 +248,11 @@ def added(
     batches = scan(
         steps,
         files,
-        _with(layout, layout.keyed_schema if keyed else layout.lane_schema, beside),
-        run,
+        _with(layout, layout.keyed_schema if adding.keyed else layout.lane_schema, adding.beside),
+        Divisible(run, partial(_merged, slices=slices) if slices > 1 else None),
         _SLICES,
         size=read,
         tasks_max=tasks,
-        merge=partial(_merged, slices=slices) if slices > 1 else None,
-        in_groups=True,
     ).to_batches()
     sums = _summed(batches.pop() for _ in range(len(batches)))  # each is freed after it was added
     if not sums:
@@ -302,35 +306,44 @@ def in_ranges(
     return place
 
 
+@dataclass(frozen=True, slots=True)
+class RowChoice:
+    """The rows that are listed: those for whose position `place` is not negative.
+
+    Attributes:
+        inside: decides by their keys which of them; None: all.
+        near: decides which files are read; None: all.
+    """
+
+    place: Place
+    inside: Inside | None = None
+    near: Callable[[DataFile], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherHashes:
+    """Hashes in place of those of rows, made by `mixed`, which needs `beside` as in `Adding`."""
+
+    mixed: Mixing
+    beside: Sequence[str]
+
+
 def list_rows(
     steps: Steps,
     files: Files,
     layout: Layout,
-    place: Place,
+    choice: RowChoice,
     salt: Salt,
-    *,
-    within: tuple[int, int] | None = None,
-    inside: Inside | None = None,
-    near: Callable[[DataFile], bool] | None = None,
-    beside: Sequence[str] = (),
-    mixed: Mixing | None = None,
+    hashes: OtherHashes | None = None,
 ) -> Listing:
-    """List the rows for whose position `place` is not negative; one step.
-
-    Args:
-        within: files without keys from `within[0]` to `within[1]` are not read; None reads all.
-        inside: decides by their keys which rows are listed; None: all of these.
-        near: decides which files are read; None: all of these.
-        beside: as in `added`.
-        mixed: makes the hashes that are listed; None: those of the rows.
-    """
+    """List chosen rows with their hashes, or with other ones; one step."""
     numbered = {f.path: i for i, f in enumerate(files)}
-    some = files if near is None else [f for f in files if near(f)]
-    some = some if within is None else [f for f in some if f.meets(*within)]
-    function, size = _list(place, salt, numbered, inside, mixed), size_of_digests(some)
-    lanes = layout.lane_schema if inside is None else layout.keyed_schema
+    some = files if choice.near is None else [f for f in files if choice.near(f)]
+    mixed, beside = (None, ()) if hashes is None else (hashes.mixed, hashes.beside)
+    function, size = _list(choice, salt, numbered, mixed), size_of_digests(some)
+    lanes = layout.lane_schema if choice.inside is None else layout.keyed_schema
     lanes = _with(layout, lanes, beside)
-    table = scan(steps, some, lanes, function, _LISTED, size=size, in_groups=True)
+    table = scan(steps, some, lanes, Divisible(function), _LISTED, size=size)
     return Listing(
         table["range"].to_numpy(),
         table["position"].to_numpy(),
@@ -401,12 +414,10 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Adder:
 
 
 def _list(
-    place: Place,
-    salt: Salt,
-    numbered: dict[str, int],
-    inside: Inside | None,
-    mixed: Mixing | None,
+    choice: RowChoice, salt: Salt, numbered: dict[str, int], mixed: Mixing | None
 ) -> Function:
+    place, inside = choice.place, choice.inside
+
     def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             where, hi, lo = (numbers(piece.batch, i) for i in range(3))

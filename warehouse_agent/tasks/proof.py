@@ -27,7 +27,7 @@ from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.tasks.digests import numbers, total
-from warehouse_agent.tasks.scan import FilePiece, Function, read_batches, scan
+from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, read_batches, scan
 from warehouse_agent.tasks.steps import Steps
 
 if TYPE_CHECKING:
@@ -65,32 +65,48 @@ class VersionTotal:
         return cls(Salt.from_bytes(salt), digest) if len(salt) == len(total) == 16 else None
 
 
+@dataclass(frozen=True, slots=True)
+class ProvenFiles:
+    """The files of a version that is proven.
+
+    Attributes:
+        added: its new files, all read back.
+        kept: its other files; `turn` selects the slice of them to read back.
+    """
+
+    added: Sequence[DataFile]
+    kept: Sequence[DataFile]
+    turn: int
+
+    @property
+    def read(self) -> list[DataFile]:
+        """Return the files that are read back."""
+        return [*self.added, *self.kept[self.turn % SLICES :: SLICES]]
+
+    @property
+    def rest(self) -> list[DataFile]:
+        """Return the files whose stored fingerprints are added up."""
+        return [f for i, f in enumerate(self.kept) if i % SLICES != self.turn % SLICES]
+
+
 def prove(
     steps: Steps,
     layout: Layout,
     key: KeyFile,
     salt: Salt,
     *,
-    added: Sequence[DataFile],
-    kept: Sequence[DataFile],
-    turn: int,
+    files: ProvenFiles,
     theirs: Digest,
     name: str,
 ) -> None:
     """Prove that the files of a version hold exactly what the source has.
 
-    Args:
-        added: its new files, all read back.
-        kept: its other files; `turn` selects the slice of them to read back.
-        theirs: the source's digest under `salt`.
+    theirs: the source's digest under `salt`.
 
     Raises:
         ProofFailed: a row read back differs from its fingerprint, or the totals differ.
     """
-    slice_ = kept[turn % SLICES :: SLICES]
-    rest = [f for i, f in enumerate(kept) if i % SLICES != turn % SLICES]
-    read = [*added, *slice_]
-    ours = Digest()
+    ours, read, rest = Digest(), files.read, files.rest
     if read:
         ours += read_back(steps, read, layout, key, salt, name=name)
     if rest:
@@ -214,7 +230,7 @@ def _digest(
     function = _check(layout, hasher, salt, stored)
     digest, bad = Digest(), 0
     size = steps.size_of_rows(files)
-    rows = scan(steps, files, columns, function, _CHECKED, size=size, in_groups=True)
+    rows = scan(steps, files, columns, Divisible(function), _CHECKED, size=size)
     for row in rows.to_pylist():
         digest += Digest(row["count"], int.from_bytes(row["sum"], "little"))
         bad += row["bad"]

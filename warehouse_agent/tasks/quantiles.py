@@ -27,7 +27,7 @@ from driftline.values.types import Recipe
 from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import keys_of, numbers, with_keys
-from warehouse_agent.tasks.scan import FilePiece, Function, scan
+from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 
 SAMPLES = 2048  # of a file
@@ -125,9 +125,7 @@ def sample_keys(steps: Steps, files: Sequence[DataFile], layout: Layout, every: 
     """
     size = size_of_digests(files)
     function = with_keys(layout.recipe, _keys_sampled(layout.recipe, every))
-    rows = scan(
-        steps, files, layout.key_schema, function, _KEYS, size=size, in_groups=True
-    ).to_pylist()
+    rows = scan(steps, files, layout.key_schema, Divisible(function), _KEYS, size=size).to_pylist()
     order = KeyOrder(layout.recipe)
     ends: dict[str, tuple[bytes, bytes]] = {}
     for row in rows:

@@ -55,6 +55,19 @@ class FilePiece:
 Function = Callable[[Iterator[FilePiece]], Iterator[pa.RecordBatch]]
 OfFiles = Callable[[Iterator[str]], Iterator[pa.RecordBatch]]
 Merge = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True, slots=True)
+class Divisible:
+    """A function that may get the rows of a file in several calls, by row group.
+
+    `merge`: what Spark makes of its rows, in the same schema, before the driver gets them.
+    """
+
+    function: Function
+    merge: Merge | None = None
+
+
 _Part = tuple[str, slice]  # a file by its URI, and which of its row groups
 _WHOLE = slice(None)
 _Work = TypeVar("_Work", str, _Part)
@@ -66,13 +79,11 @@ def scan(
     steps: Steps,
     files: Sequence[DataFile],
     columns: pa.Schema,
-    function: Function,
+    function: Function | Divisible,
     schema: pa.Schema,
     *,
     size: int,
     tasks_max: int | None = None,
-    in_groups: bool = False,
-    merge: Merge | None = None,
 ) -> pa.Table:
     """Return the rows that `function` makes of data files, in one step.
 
@@ -82,16 +93,16 @@ def scan(
         schema: of the rows that it returns.
         size: bytes that the step reads or writes, by which its place is chosen.
         tasks_max: number of Spark's tasks, or of threads, at most; None leaves it to Spark.
-        in_groups: True if the rows of a file may go to several calls of `function`.
-        merge: what Spark makes of the rows, in the same schema, before the driver gets them.
 
     Raises:
         WarehouseUnavailable: a file cannot be read.
     """
     paths = {f.uri: f.path for f in files}
+    asked = function if isinstance(function, Divisible) else Divisible(function)
+    whole, merge, is_divisible = asked.function, asked.merge, asked is function
 
     def run(parts: Iterator[_Part]) -> Iterator[pa.RecordBatch]:
-        yield from function(
+        yield from whole(
             FilePiece(paths[uri], batch)
             for uri, groups in parts
             for batch in read_batches(uri, columns, groups)
@@ -101,7 +112,7 @@ def scan(
         return schema.empty_table()
     if steps.runs_here(size):
         count = min(_threads(size), tasks_max or THREADS_MAX)
-        return _in_threads(_shares(files, count, in_groups), run, schema)
+        return _in_threads(_shares(files, count, is_divisible), run, schema)
     with driver_errors():
         rows = spread_frame(
             steps.spark(size),
@@ -166,16 +177,16 @@ def _threads(size: int) -> int:
     return min(1 + size // THREAD_BYTES, THREADS_MAX)
 
 
-def _shares(files: Sequence[DataFile], count: int, in_groups: bool) -> list[list[_Part]]:
+def _shares(files: Sequence[DataFile], count: int, is_divisible: bool) -> list[list[_Part]]:
     """Divide files into at most `count` shares of neighbours, with about as many rows each.
 
-    A file, or with `in_groups` a row group, is in the share in which its middle row lies. Only
+    A file, or if `is_divisible` a row group, is in the share in which its middle row lies. Only
     files in which two shares meet are opened for it.
     """
     rows, at = max(sum(f.rows for f in files), 1), 0
     shares: list[list[_Part]] = [[] for _ in range(count)]
     for f in files:
-        is_cut = in_groups and at * count // rows != (at + f.rows) * count // rows
+        is_cut = is_divisible and at * count // rows != (at + f.rows) * count // rows
         groups = _group_rows(f) if is_cut else [f.rows]
         ends = at + np.cumsum(groups)
         middles = ends - np.array(groups) / 2

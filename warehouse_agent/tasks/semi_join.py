@@ -20,9 +20,8 @@ from driftline.arrays import Bools
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.columns.row_codes import CodeSet, KeySet, codes
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.scan import FilePiece, Function, scan
+from warehouse_agent.storage.data_files import DataFile, DataFolder
+from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
 from warehouse_agent.tasks.steps import DIGESTS_FACTOR, Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -140,15 +139,13 @@ def matching_codes(
                 row_codes, present = codes([rows.column(name) for name in columns])
                 yield pa.record_batch([pa.array(np.unique(row_codes[present]))], schema=_CODES)
 
-    rows = scan(steps, files, read, run, _CODES, size=_size(files, read), in_groups=True)
+    rows = scan(steps, files, read, Divisible(run), _CODES, size=_size(files, read))
     return CodeSet.of(rows["code"].to_numpy())
 
 
 def select(
     steps: Steps,
-    store: Store,
-    name: str,
-    folder: str,
+    folder: DataFolder,
     files: Sequence[DataFile],
     form: SelectedRows,
     conditions: Sequence[CodeCondition],
@@ -156,17 +153,17 @@ def select(
 ) -> list[DataFile]:
     """Write the rows that changed, or that fulfil one of the conditions; one step.
 
-    `folder` is one of the table `name`. The files have the schema `form.schema`.
+    The files have the schema `form.schema`.
 
     Raises:
         WarehouseUnavailable: a file cannot be read or written.
     """
     read = form.read(conditions, (*form.columns, *form.identifying, *changed.columns))
-    store.make_folder(name, folder)
-    function = _select(store.uri(name, folder), form, conditions, changed)
+    folder.make()
+    function = _select(folder.uri(), form, conditions, changed)
     size = _size(files, read)
-    rows = scan(steps, files, read, function, WRITTEN, size=size, in_groups=True)
-    return written(rows, store, name, folder)
+    rows = scan(steps, files, read, Divisible(function), WRITTEN, size=size)
+    return written(rows, folder)
 
 
 def _select(

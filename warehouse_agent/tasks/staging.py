@@ -25,7 +25,7 @@ from warehouse_agent.columns.row_bytes import join
 from warehouse_agent.config import Fragment
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile, DataFolder, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks import row_statistics
 from warehouse_agent.tasks.key_lookup import KeyedRows, fits
@@ -206,44 +206,57 @@ class FrameWriter:
         self.store.remove(PRIVATE, "staging", self.name, self.folder)
 
 
+@dataclass(frozen=True, slots=True)
+class RowsBefore:
+    """The rows that staged ones replace.
+
+    Attributes:
+        files: of these rows, and perhaps of others; a task holds them all, or Spark joins them if
+            they do not fit.
+        updated: number of updated rows, for `row_statistics.weight`.
+    """
+
+    files: Sequence[DataFile] = ()
+    updated: int | None = 0
+
+    @property
+    def uris(self) -> list[str]:
+        """Return the URIs of the files."""
+        return [f.uri for f in self.files]
+
+
+NO_ROWS = RowsBefore()
+
+
 def write_staged(
     steps: Steps,
-    store: Store,
-    name: str,
-    folder: str,
+    folder: DataFolder,
     staged: Sequence[str],
     layout: Layout,
     key: KeyFile,
     stamp: StatisticsStamp,
-    *,
-    before: Sequence[DataFile] = (),
-    updated: int | None = 0,
+    before: RowsBefore = NO_ROWS,
 ) -> list[DataFile]:
     """Write the rows of staged files, by URI, as data files in a new folder; one step.
-
-    Args:
-        before: files of the rows that these replace, and perhaps of others; a task holds them all,
-            or Spark joins them if they do not fit.
-        updated: number of updated rows, for `row_statistics.weight`.
 
     Raises:
         FrameDamaged: a frame does not verify.
         ValueDoesNotFit: a value does not fit its column.
         WarehouseUnavailable: a file cannot be read or written.
     """
-    size = size_of_rows(staged, steps.small_bytes) + steps.size_of_rows(before)
-    if not fits(steps, before):
+    size = size_of_rows(staged, steps.small_bytes) + steps.size_of_rows(before.files)
+    if not fits(steps, before.files):
         spark = steps.spark(size)
         decode = partial(batches, layout=layout, key=key)
         shipped = spread_frame(spark, staged, decode, layout.decoded_schema)
-        known = rows_of(spark, layout, [f.uri for f in before])
-        joined = row_statistics.joined(shipped, known, layout, stamp, updated=updated)
-        return write_rows(store, name, folder, joined, layout)
-    uri, weight = store.uri(name, folder), row_statistics.weight(stamp, updated)
-    function = _write_decoded(uri, layout, key, stamp, [f.uri for f in before], weight)
-    store.make_folder(name, folder)
+        known = rows_of(spark, layout, before.uris)
+        joined = row_statistics.joined(shipped, known, layout, stamp, updated=before.updated)
+        return write_rows(folder, joined, layout)
+    weight = row_statistics.weight(stamp, before.updated)
+    function = _write_decoded(folder.uri(), layout, key, stamp, before.uris, weight)
+    folder.make()
     rows = spread(steps, staged, function, WRITTEN, size=size)
-    return written(rows, store, name, folder)
+    return written(rows, folder)
 
 
 def _write_decoded(

@@ -20,13 +20,19 @@ from warehouse_agent.columns import parquet
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.data_files import ROW_BYTES, DataFile, bounds_in, written_files
-from warehouse_agent.storage.store import Store, file_errors, located
+from warehouse_agent.storage.data_files import (
+    ROW_BYTES,
+    DataFile,
+    DataFolder,
+    bounds_in,
+    written_files,
+)
+from warehouse_agent.storage.store import file_errors, located
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-GROUP_BYTES = 64 << 20  # of a row group in Arrow, which a task holds for each file
+ROW_GROUP_BYTES = 64 << 20  # of a row group in Arrow, which a task holds for each file
 DICTIONARY_SHARE = 0.5  # of distinct values in a sample: a column with fewer gets a dictionary
 DICTIONARY_VALUE_BYTES = 1024  # mean size; a reader would not see how large the values are
 _CALENDAR = "org.apache.spark.version"  # key of a file's metadata
@@ -82,7 +88,7 @@ class Sink:
             return
         self._held.append(rows)
         self._held_bytes += rows.nbytes
-        if self._held_bytes >= GROUP_BYTES:
+        if self._held_bytes >= ROW_GROUP_BYTES:
             self._write()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -145,23 +151,21 @@ def _writer(
     )
 
 
-def written(rows: pa.Table, store: Store, name: str, folder: str) -> list[DataFile]:
+def written(rows: pa.Table, folder: DataFolder) -> list[DataFile]:
     """Return the files that the tasks of a step wrote into a folder of a table, by path."""
     files = []
     for row in rows.to_pylist():
-        path = f"{folder}/{row['path']}"
+        path, uri = f"{folder.path}/{row['path']}", folder.uri(row["path"])
         ends = None if row["least"] is None else (row["least"], row["greatest"])
-        files.append(DataFile(path, store.uri(name, path), row["size"], row["rows"], ends))
+        files.append(DataFile(path, uri, row["size"], row["rows"], ends))
     return sorted(files, key=lambda file: file.path)
 
 
-def write_rows(
-    store: Store, name: str, folder: str, rows: DataFrame, layout: Layout
-) -> list[DataFile]:
+def write_rows(folder: DataFolder, rows: DataFrame, layout: Layout) -> list[DataFile]:
     """Write rows of Spark as data files of the table, in a new folder."""
     with driver_errors():
-        rows.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(name, folder))
-    return written_files(store, name, folder, layout)
+        rows.write.option("compression", "zstd").mode("overwrite").parquet(folder.uri())
+    return written_files(folder, layout)
 
 
 @functools.cache

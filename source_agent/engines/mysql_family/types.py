@@ -271,7 +271,7 @@ def _described(session: FamilyCatalogue, relation: Relation) -> Shape:
     source = source_of(relation)
     if relation.table is None:
         fields = session.fields(empty_sql(source))
-        return _describe(session, relation, source, _of_metadata(session.product, fields))
+        return _describe(session, relation, source, _Listed(_of_metadata(session.product, fields)))
     parts = split_name(relation.table, MARK)
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigurationError(
@@ -290,9 +290,8 @@ def _described(session: FamilyCatalogue, relation: Relation) -> Shape:
     described = _of_catalogue(session.ask(COLUMNS, schema, name), is_stored=kind != "VIEW")
     indexes = _of_current(_indexes(session.ask(INDEXES, schema, name)), described)
     is_innodb = innodb.is_innodb(engine, kind)
-    made = _describe(
-        session, relation, source, described, indexes, kind or "", engine or "", int(count or 0)
-    )
+    listed = _Listed(described, indexes, kind or "", engine or "", int(count or 0))
+    made = _describe(session, relation, source, listed)
     if (kind or "").upper() == innodb.VERSIONED:
         made = replace(made, notes=(*made.notes, "the server keeps old versions of its rows"))
     if is_innodb and is_created_after(session.snapshot.as_of, session.ask(CREATED, schema, name)):
@@ -312,16 +311,24 @@ def replaced(product: Product, relation: Relation) -> SnapshotLost:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What the catalogue lists of a relation; of a query it has the columns alone."""
+
+    columns: list[FamilyColumn]
+    indexes: Sequence[_Index] = ()
+    kind: str = ""
+    engine: str = ""
+    rows: int = 0
+
+
 def _describe(
     session: FamilyCatalogue,
     relation: Relation,
     source: str,
-    described: list[FamilyColumn],
-    indexes: Sequence[_Index] = (),
-    kind: str = "",
-    engine: str = "",
-    count: int = 0,
+    listed: _Listed,
 ) -> Shape:
+    described, indexes, kind, engine = listed.columns, listed.indexes, listed.kind, listed.engine
     is_innodb = innodb.is_innodb(engine, kind)
     known = [d.name for d in described]
     primary = next((i.columns for i in indexes if i.is_primary), ())
@@ -342,7 +349,7 @@ def _describe(
         indexed=any(i.is_btree and i.is_used and i.columns[0] == order.key[0] for i in indexes),
         key_indexed=any(i.orders(order.key) for i in indexes),
         key_index=next((i.name for i in indexes if i.orders(order.key)), ""),
-        rows_expected=count,
+        rows_expected=listed.rows,
         notes=notes,
         pages=() if is_exact or not engine else pages,
         consistency=Consistency.EXACT if is_exact else Consistency.FUZZY,

@@ -34,6 +34,7 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, NewViewVersion
 from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.maintenance.recompute import recompute
+from warehouse_agent.views.maintenance.view_job import ViewAt
 from warehouse_agent.views.query import read_query
 
 pytestmark = pytest.mark.spark
@@ -215,9 +216,7 @@ def test_a_version_that_lacks_what_a_view_needs(sites: Sites, spark: SparkSessio
     assert found is not None
     given = [PinnedInput.published("erp.items", found)]
     with pytest.raises(DriftlineError) as caught:
-        recompute(
-            spark, store, "more", read_query(text, where="v"), given, None, accept_schema=False
-        )
+        recompute(spark, store, ViewAt("more", read_query(text, where="v"), given, None))
     remedy = told(caught.value, "Refresh what it reads: driftline refresh …")
     sites.views["more"] = text
     sites.well(remedy.rpartition(" ")[2])

@@ -17,7 +17,7 @@ from driftline.errors import (
 
 from tests.harness import forks
 from tests.harness.forks import WAREHOUSE
-from warehouse_agent.differential.command import diff
+from warehouse_agent.differential.command import DiffOptions, diff
 from warehouse_agent.differential.reading import named
 from warehouse_agent.differential.window import WindowBuffers
 
@@ -90,14 +90,11 @@ def run(folder, *names, capsys=None, **options):
     given = {
         "format": folder / "accounts.toml",
         "key": ["id"],
-        "algorithm": None,
-        "state": None,
         "output": folder / "changes.csv",
-        "whole_rows": False,
-        "allow_shrink": False,
-        "as_json": True,
     } | options
-    diff(folder / "warehouse.toml", [folder / name for name in names], **given)
+    files, buffers = [folder / name for name in names], given.pop("buffers", None)
+    asked = DiffOptions(**given)
+    diff(folder / "warehouse.toml", files, asked, as_json=True, buffers=buffers)
     return json.loads(capsys.readouterr().out) if capsys else {}
 
 

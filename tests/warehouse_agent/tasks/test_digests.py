@@ -31,7 +31,7 @@ from warehouse_agent.planning.tiling import tiling
 from warehouse_agent.refresh import auxiliary_table
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests, scan
-from warehouse_agent.tasks.digests import PartialSums
+from warehouse_agent.tasks.digests import Adding, PartialSums, RowChoice
 from warehouse_agent.tasks.steps import Steps
 
 LAYOUT = lay_out(recipe(["int8", "text"]), {}, where="t")
@@ -119,7 +119,7 @@ def test_in_this_process_it_does_not_matter_how_rows_fall(case: Case, threads: i
         steps = Steps(NoSpark(), 1 << 30)
         assert reduced(steps, files) == at_once(case.rows)
         place = digests.in_ranges(CUTS, 0, np.ones(CUTS.ranges, np.bool_), None)
-        listed = digests.list_rows(steps, files, LAYOUT, place, SALT)
+        listed = digests.list_rows(steps, files, LAYOUT, RowChoice(place), SALT)
         paths = [files[at].path for at in listed.file]
         assert paths == sorted(paths), "rows come file by file"
         assert sorted(listed.positions.tolist()) == sorted(row[0] for row in case.rows)
@@ -155,7 +155,7 @@ def test_the_sums_of_a_pass_are_added_in_spark(spark: SparkSession, tmp_path: Pa
     words = 2 * (cut.cuts.ranges + len(cut))
     with merged_in_spark() as counts:
         here, there = (
-            digests.added(steps, files, LAYOUT, adder, words=words)
+            digests.added(steps, files, LAYOUT, Adding(adder, words))
             for steps in (Steps(NoSpark(), 1 << 30), Steps(spark))
         )
     assert len(counts) == 1
@@ -222,8 +222,8 @@ def test_spark_adds_up_what_is_large(
 ) -> None:
     asked = []
 
-    def noted(*_: object, **options: Any) -> pa.Table:
-        merge = options["merge"]
+    def noted(*given: Any, **options: Any) -> pa.Table:
+        merge = given[3].merge
         asked.append((options["tasks_max"], merge.keywords["slices"] if merge else 1))
         return digests._SLICES.empty_table()
 
@@ -231,7 +231,7 @@ def test_spark_adds_up_what_is_large(
     ranges = 1 << 18 if cells else 1
     file = DataFile("f", "file:///f", 1, rows)
     found = digests.added(
-        Steps(NoSpark()), [file], LAYOUT, unread, words=2 * ranges, elements=6 * cells + 1
+        Steps(NoSpark()), [file], LAYOUT, Adding(unread, 2 * ranges, 6 * cells + 1)
     )
     assert asked == [(tasks, slices)]
     assert (found.total, len(found.words)) == (Digest(), 2 * ranges)

@@ -15,7 +15,7 @@ from tests.samples.rows import recipe
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
@@ -35,7 +35,7 @@ def test_the_place_follows_the_bytes_of_the_rows(tmp_path: Path) -> None:
     staged = stage(tmp_path / "staged", "1.frames", ROWS, MADE)
     stamp = StatisticsStamp(0, 1e9, 86_400.0, VersionClock(), 1, 1.0)
     here = Steps(NoSpark(), 1 << 20)
-    (file,) = write_staged(here, store, "t", "data", [staged], LAYOUT, key, stamp)
+    (file,) = write_staged(here, DataFolder(store, "t", "data"), [staged], LAYOUT, key, stamp)
     assert file.size < 50_000
 
     def examined(steps: Steps, one: DataFile) -> dict[str, str]:

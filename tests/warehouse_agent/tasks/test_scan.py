@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.no_spark import NoSpark
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import scan
-from warehouse_agent.tasks.scan import FilePiece, read_batches
+from warehouse_agent.tasks.scan import Divisible, FilePiece, read_batches
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import Sink, written
 
@@ -50,7 +50,7 @@ def keys(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
 )
 @settings(max_examples=40)
 def test_every_row_is_in_one_share(
-    files: list[tuple[int, int]], count: int, in_groups: bool
+    files: list[tuple[int, int]], count: int, is_divisible: bool
 ) -> None:
     """Files of so many rows, in row groups of so many: read once, in order, in even shares."""
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +59,7 @@ def test_every_row_is_in_one_share(
         for rows, group in files:
             table = pa.table([range(first, first := first + rows)], schema=KEYS)
             made.append(put(Path(folder), f"{len(made)}.parquet", table, group))
-        shares = scan._shares(made, count, in_groups)
+        shares = scan._shares(made, count, is_divisible)
         assert 1 <= len(shares) <= count
         read = [
             [batch for uri, groups in share for batch in read_batches(uri, KEYS, groups)]
@@ -67,9 +67,9 @@ def test_every_row_is_in_one_share(
         ]
         rows_of = [sum(map(len, batches)) for batches in read]
         assert [k for b in chain(*read) for k in b["k"].to_pylist()] == list(range(first))
-        most = max((min(g, r) if in_groups else r) for r, g in files)
+        most = max((min(g, r) if is_divisible else r) for r, g in files)
         assert all(rows <= first / count + most for rows in rows_of)
-        if not in_groups:
+        if not is_divisible:
             assert [uri for share in shares for uri, _ in share] == [f.uri for f in made]
 
 
@@ -84,7 +84,7 @@ def test_threads_share_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         both.wait(60)
         yield from keys(pieces)
 
-    found = scan.scan(STEPS, [file], KEYS, together, PATHS, size=2, in_groups=True)
+    found = scan.scan(STEPS, [file], KEYS, Divisible(together), PATHS, size=2)
     assert found["k"].to_pylist() == list(range(100))
     assert scan.scan(STEPS, [file], KEYS, keys, PATHS, size=2)["k"].to_pylist() == list(range(100))
 
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_cut_says_why_when_it_is_read(
     gone = DataFile("c.parquet", f"file://{tmp_path}/c.parquet", 17, 100)
     for file in (bad, gone):
         with pytest.raises(WarehouseUnavailable, match=file.path):
-            scan.scan(STEPS, [good, file], KEYS, keys, PATHS, size=2, in_groups=True)
+            scan.scan(STEPS, [good, file], KEYS, Divisible(keys), PATHS, size=2)
 
 
 @pytest.mark.slow
@@ -118,7 +118,9 @@ def test_no_more_is_read_than_a_step_has_taken(
     schema = pa.schema([("t", pa.string())])
     with Sink(f"file://{tmp_path}", "a", schema) as sink:
         sink.add(pa.record_batch([texts], schema=schema))
-        files = written(pa.Table.from_batches(sink.finish()), Store(str(tmp_path)), ".", "")
+        files = written(
+            pa.Table.from_batches(sink.finish()), DataFolder(Store(str(tmp_path)), ".", "")
+        )
     del values, texts
     before, peaks = pa.total_allocated_bytes(), []
 

@@ -21,7 +21,7 @@ from driftline.rows.digests import Salt
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.storage.data_files import DataFile, rows_of
-from warehouse_agent.tasks.digests import list_rows
+from warehouse_agent.tasks.digests import RowChoice, list_rows
 from warehouse_agent.tasks.key_lookup import fits
 from warehouse_agent.tasks.rewrites.replaced_rows import RowsByPosition, files_holding, rewrite
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
@@ -62,7 +62,7 @@ def _by_position(job: Job, came: Sequence[Sequence[DataFile]], layout: Layout) -
     """Replace rows by position; `came` has the files of each folder."""
     numbers = np.array([n for n, taken in enumerate(came, 1) for _ in taken], np.int64)
     every = [f for taken in came for f in taken]
-    listed = list_rows(job.steps, every, layout, _all, Salt.fresh())
+    listed = list_rows(job.steps, every, layout, RowChoice(_all), Salt.fresh())
     positions, at = np.unique(listed.positions, return_inverse=True)
     newest = np.zeros(len(positions), np.int64)
     np.maximum.at(newest, at, numbers[listed.file])
@@ -75,8 +75,8 @@ def _by_position(job: Job, came: Sequence[Sequence[DataFile]], layout: Layout) -
         hit = files_holding(job.steps, [f for f in files if f.meets(*ends)], layout, removal)
         if not hit:
             return list(files), []
-        place = (job.steps, job.store, job.name, job.folder(f"superseded-{number}"))
-        kept, before = rewrite(*place, hit, layout, removal=removal)
+        folder = job.folder(f"superseded-{number}")
+        kept, before = rewrite(job.steps, folder, hit, layout, removal=removal)
         return [*(f for f in files if f not in hit), *kept], before
 
     return replaced

@@ -41,7 +41,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, OtherVersion, Snapshot
 from warehouse_agent.tasks import digests, file_damage
@@ -186,10 +186,11 @@ def _adopted(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot | str:
     if other.differs is not None:
         return other.differs
     folder = f"data-{uuid.uuid4().hex[:12]}-adopted"  # none of the attempt's, which are removed
-    place, written = (job.steps, job.store, job.name, folder), list[DataFile]()
+    place, written = DataFolder(job.store, job.name, folder), list[DataFile]()
 
     def write(files: Sequence[DataFile], salt: Salt) -> Digest:
-        written.extend(restate(*place, files, head.layout, head.layout, job.key_file))
+        layout = head.layout
+        written.extend(restate(job.steps, place, files, layout, layout, job.key_file))
         return read_back(job.steps, written, head.layout, job.key_file, salt, name=job.name)
 
     if (why := _read(job.steps, job.store, job.name, head, other, write)) is not None:

@@ -23,11 +23,10 @@ from driftline.reconciliation.named_keys import KeyMap, Ranks
 from driftline.rows.digests import Salt, mix
 
 from warehouse_agent.columns.layout import Layout
-from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.difference import BelowKeys, EmptiedZones
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
-from warehouse_agent.tasks.scan import FilePiece, Function, scan
+from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -172,16 +171,14 @@ def files_holding(steps: Steps, files: Files, layout: Layout, removal: Removal) 
         yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(paths), pa.string())})
 
     size, lanes = size_of_digests(files), layout.lane_schema
-    rows = scan(steps, files, lanes, run, _PATHS, size=size, in_groups=True)
+    rows = scan(steps, files, lanes, Divisible(run), _PATHS, size=size)
     hit = set(rows["path"].to_pylist())
     return [f for f in files if f.path in hit]
 
 
 def rewrite(
     steps: Steps,
-    store: Store,
-    name: str,
-    folder: str,
+    folder: DataFolder,
     files: Files,
     layout: Layout,
     *,
@@ -194,13 +191,13 @@ def rewrite(
     Raises:
         WarehouseUnavailable: a file is gone, damaged or cannot be written.
     """
-    store.make_folder(name, folder, BEFORE_FOLDER)
-    function = _rewrite(store.uri(name, folder), layout, removal)
+    folder.make(BEFORE_FOLDER)
+    function = _rewrite(folder.uri(), layout, removal)
     size = steps.size_of_rows(files)
     rows = scan(steps, files, layout.file_schema, function, WRITTEN, size=size)
-    new_files = written(rows, store, name, folder)
+    new_files = written(rows, folder)
     check_rows(files, sum(f.rows for f in new_files))
-    before = f"{folder}/{_GONE}"
+    before = f"{folder.path}/{_GONE}"
     return (
         [f for f in new_files if not f.path.startswith(before)],
         [f for f in new_files if f.path.startswith(before)],

@@ -14,8 +14,7 @@ from driftline.rows.keys import null_keys
 
 from warehouse_agent.columns.layout import STATISTICS, Layout
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
@@ -25,9 +24,7 @@ _STATISTICS = tuple(name for name, _ in STATISTICS)
 
 def restate(
     steps: Steps,
-    store: Store,
-    name: str,
-    folder: str,
+    folder: DataFolder,
     files: Sequence[DataFile],
     old: Layout,
     new: Layout,
@@ -46,10 +43,10 @@ def restate(
     sources = [kept[i] for i in new.order]
     names = [*(source for source in sources if source is not None), *_STATISTICS]
     columns = pa.schema([old.file_schema.field(column) for column in names])
-    store.make_folder(name, folder)
-    function = _restate(store.uri(name, folder), sources, new, key)
+    folder.make()
+    function = _restate(folder.uri(), sources, new, key)
     size = steps.size_of_rows(files)
-    return written(scan(steps, files, columns, function, WRITTEN, size=size), store, name, folder)
+    return written(scan(steps, files, columns, function, WRITTEN, size=size), folder)
 
 
 def _kept(old: Layout, new: Layout) -> list[str | None]:

@@ -20,13 +20,13 @@ from driftline.arrays import Bools, Integers
 
 from warehouse_agent.columns.row_codes import KeySet
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import change_feed
 from warehouse_agent.tasks.change_feed import OPERATIONS, VersionFeed
 from warehouse_agent.tasks.digests import check_rows
 from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER, touched_files
-from warehouse_agent.tasks.scan import FilePiece, Function, read_batches, scan
+from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, read_batches, scan
 from warehouse_agent.tasks.steps import DIGESTS_FACTOR, Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -74,9 +74,7 @@ class RemainingFiles:
 
 def remove(
     steps: Steps,
-    store: Store,
-    name: str,
-    folder: str,
+    folder: DataFolder,
     files: Sequence[DataFile],
     layout: ViewLayout,
     affected: AffectedLineage,
@@ -92,14 +90,14 @@ def remove(
     touched = touched_files(files, hit)
     if not touched:
         return RemainingFiles(tuple(files), (), (), ())
-    store.make_folder(name, folder, BEFORE_FOLDER)
-    function = _remove(store.uri(name, folder), layout, affected)
+    folder.make(BEFORE_FOLDER)
+    function = _remove(folder.uri(), layout, affected)
     size = steps.size_of_rows(touched)
     rows = scan(steps, touched, layout.arrow_schema, function, WRITTEN, size=size)
-    new_files = written(rows, store, name, folder)
+    new_files = written(rows, folder)
     check_rows(touched, sum(f.rows for f in new_files))
     out = set(touched)
-    before = f"{folder}/{_GONE}"
+    before = f"{folder.path}/{_GONE}"
     return RemainingFiles(
         tuple(f for f in files if f not in out),
         tuple(touched),
@@ -137,7 +135,7 @@ def _holding(
         yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(paths), pa.string())})
 
     size = sum(f.rows for f in files) * len(names) * _LINEAGE_BYTES // DIGESTS_FACTOR
-    rows = scan(steps, files, read, run, _PATHS, size=size, in_groups=True)
+    rows = scan(steps, files, read, Divisible(run), _PATHS, size=size)
     hit = set(rows["path"].to_pylist())
     return [f for f in files if f.path in hit]
 

@@ -38,7 +38,7 @@ from warehouse_agent.columns.layout import Layout
 from warehouse_agent.columns.row_codes import CodeSet, codes
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.report import counted
-from warehouse_agent.storage.data_files import DataFile, written_files
+from warehouse_agent.storage.data_files import DataFile, DataFolder, written_files
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks import semi_join
 from warehouse_agent.tasks.change_feed import VersionFeed
@@ -295,9 +295,7 @@ class _Reducer:
         job, end = self._job, step.occurrence
         files = semi_join.select(
             job.steps,
-            job.store,
-            job.name,
-            f"{self._folder}/{end}",
+            DataFolder(job.store, job.name, f"{self._folder}/{end}"),
             job.inputs[end].files,
             self._plan.forms[end],
             self._conditions(end, step.messages),
@@ -352,9 +350,10 @@ def _joined(
         own, job.name, job.query, recipe, job.inputs, rows, only_flagged=True
     )
     refuse_changed(job.name, plan.base.layout, layout)
+    into = DataFolder(job.store, job.name, folders[1])
     with query_errors(job.name):
-        result.write.option("compression", "zstd").parquet(job.store.uri(job.name, folders[1]))
-    return written_files(job.store, job.name, folders[1], layout)
+        result.write.option("compression", "zstd").parquet(into.uri())
+    return written_files(into, layout)
 
 
 def _whole(
@@ -366,11 +365,12 @@ def _whole(
     rows, keys = rows_in(own, one), changes.lineage
     if not len(keys):
         return rows.withColumn(CHANGED, F.lit(False))
-    job.store.make_folder(job.name, folder)
-    with Sink(job.store.uri(job.name, folder), "keys", keys.schema) as sink:
+    place = DataFolder(job.store, job.name, folder)
+    place.make()
+    with Sink(place.uri(), "keys", keys.schema) as sink:
         sink.add(keys)
         (path,) = (row["path"][0].as_py() for row in sink.finish())
-    uri = job.store.uri(job.name, folder, path)
+    uri = place.uri(path)
     kinds = zip(lineage_names(one), (kind for _, kind in one.lineage), strict=True)
     changed = own.read.schema(", ".join(f"{n} {kind}" for n, kind in kinds)).parquet(uri)
     joined = rows.join(changed.withColumn(CHANGED, F.lit(True)), list(lineage_names(one)), "left")
@@ -391,15 +391,16 @@ def _applied(
     """
     base, store, name, layout = plan.base, job.store, job.name, plan.base.layout
     _check_affected(name, added, layout, affected)
-    removed = view_rows.remove(job.steps, store, name, folders[0], base.files, layout, affected)
+    folder = DataFolder(store, name, folders[0])
+    removed = view_rows.remove(job.steps, folder, base.files, layout, affected)
     gone = sum(f.rows for f in removed.gone)
     stayed = sum(f.rows for f in (*removed.kept, *removed.rewritten))
     if base.rows - gone != stayed:
         raise _not_whole(name, f"{counted(base.rows, 'row')} − {gone:,} are not {stayed:,}")
     changes = _feed(job, base, removed, added)
     if not any(changes.counts.values()):
-        for folder in folders:
-            store.remove(name, folder)
+        for path in folders:
+            store.remove(name, path)
         return UnchangedView(base, plan.java)
     store.remove(name, folders[0], BEFORE_FOLDER)
     new = (*removed.rewritten, *added)

@@ -37,8 +37,7 @@ from warehouse_agent.views.maintenance.affected_keys import (
 from warehouse_agent.views.maintenance.incremental import MaintainableView
 from warehouse_agent.views.maintenance.next_version import Computed, UnchangedView
 from warehouse_agent.views.maintenance.recompute import recompute
-from warehouse_agent.views.maintenance.view_job import ViewJob
-from warehouse_agent.views.query import Query
+from warehouse_agent.views.maintenance.view_job import ViewAt, ViewJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +76,7 @@ def maintain(
         WarehouseUnavailable: files cannot be read or written.
     """
     notes = ViewNotes.read(job.store, job.name)
-    chosen = choose(
-        job.store,
-        job.name,
-        job.query,
-        job.inputs,
-        job.base,
-        asked,
-        notes,
-        accept_schema=accept_schema,
-        anew=anew,
-    )
+    chosen = choose(job.store, job, asked, notes, accept_schema=accept_schema, anew=anew)
     before = dict(job.report.seconds)
     job.report.method, job.report.method_why = chosen.method.value, chosen.why
     computed: Computed | MissingFeed = MissingFeed(chosen.why)
@@ -105,10 +94,7 @@ def maintain(
             computed = recompute(
                 job.steps.spark(job.input_bytes),
                 job.store,
-                job.name,
-                job.query,
-                job.inputs,
-                job.base,
+                job,
                 accept_schema=accept_schema,
                 anew=anew,
             )
@@ -118,10 +104,7 @@ def maintain(
 
 def choose(
     store: Store,
-    name: str,
-    query: Query,
-    inputs: Sequence[PinnedInput],
-    base: ViewSnapshot | None,
+    view: ViewAt,
     asked: Maintain,
     notes: ViewNotes,
     *,
@@ -131,10 +114,9 @@ def choose(
 ) -> MaintenanceChoice:
     """Choose how a view is computed, without reading rows.
 
-    Args:
-        inputs, base: as of `ViewJob`.
-        changed_rows_least: changed rows that are priced at least, for a forecast.
+    changed_rows_least: changed rows that are priced at least, for a forecast.
     """
+    inputs, base = view.inputs, view.base
     if base is None:
         return MaintenanceChoice("it is the first version")
     if anew:
@@ -153,7 +135,7 @@ def choose(
                 return MaintenanceChoice(own_feeds.why)
             feeds[one.name] = own_feeds
     number = base.version + 1 + notes.times_current
-    plan = incremental.feasible(name, query, inputs, base, feeds, number, record.java)
+    plan = incremental.feasible(view.name, view.query, inputs, base, feeds, number, record.java)
     work = _work(inputs, base, plan, changed_rows_least)
     prices = view_cost.choose(work, notes.factors)
     if asked is Maintain.INCREMENTAL:

@@ -16,7 +16,7 @@ from driftline.errors import ProofFailed, RecipeChanged, WarehouseUnavailable
 
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.spark.executors import DATA_FILE
-from warehouse_agent.storage.data_files import rows_of, written_files
+from warehouse_agent.storage.data_files import DataFolder, rows_of, written_files
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks.change_feed import VersionFeed
@@ -34,6 +34,7 @@ from warehouse_agent.views.maintenance.next_version import (
     UnchangedView,
 )
 from warehouse_agent.views.maintenance.pairing import check_lineage, differences, write_changes
+from warehouse_agent.views.maintenance.view_job import ViewAt
 from warehouse_agent.views.query import Query
 
 if TYPE_CHECKING:
@@ -43,19 +44,16 @@ if TYPE_CHECKING:
 def recompute(
     spark: SparkSession,
     store: Store,
-    name: str,
-    query: Query,
-    inputs: Sequence[PinnedInput],
-    base: ViewSnapshot | None,
+    view: ViewAt,
     *,
     accept_schema: bool = False,
     anew: bool = False,
 ) -> Computed:
-    """Evaluate a view from its inputs, one for each occurrence, and write what differs from `base`.
+    """Evaluate a view from its inputs, and write what differs from its base.
 
     Args:
         accept_schema: go on if the recipe is another one, without a feed.
-        anew: the rows of `base` are wrong or cannot be read: write a version without a feed.
+        anew: the rows of the base are wrong or cannot be read: write a version without a feed.
 
     Raises:
         RecipeChanged: the query, an input's columns, settings or Spark's version are others.
@@ -63,16 +61,17 @@ def recompute(
         ProofFailed: rows were lost or doubled on the way.
         WarehouseUnavailable: files cannot be read or written.
     """
-    rows, layout = evaluated(spark, name, query, inputs)
+    name, base = view.name, view.base
+    rows, layout = evaluated(spark, name, view.query, view.inputs)
     if base is not None and not accept_schema:
         refuse_changed(name, base.layout, layout)
         layout = base.layout  # it may have columns of inputs that are not used
     java = java_of(spark)
-    folder = f"data-{uuid.uuid4().hex[:12]}-view"
+    folder = DataFolder(store, name, f"data-{uuid.uuid4().hex[:12]}-view")
     try:
         with query_errors(name):
-            rows.write.option("compression", "zstd").parquet(store.uri(name, folder))
-        added = tuple(written_files(store, name, folder, layout))
+            rows.write.option("compression", "zstd").parquet(folder.uri())
+        added = tuple(written_files(folder, layout))
         changes = VersionFeed()
         if base is None or base.layout != layout or anew:
             check_lineage(spark, name, layout, added)
@@ -80,15 +79,15 @@ def recompute(
             version = base.version + 1
             changes = write_changes(spark, store, name, version, layout, base.files, added)
     except BaseException:
-        store.remove(name, folder)
+        store.remove(name, folder.path)
         raise
     is_compared = base is not None and bool(changes.counts)
     if base is not None and is_compared and not any(changes.counts.values()):
-        store.remove(name, folder)
+        store.remove(name, folder.path)
         return UnchangedView(base, java)
     removed = base.files if base is not None else ()
     return NextVersion(
-        base, layout, added, (), removed, changes, (folder,), CheckedRows.TOTAL, java
+        base, layout, added, (), removed, changes, (folder.path,), CheckedRows.TOTAL, java
     )
 
 

@@ -1,4 +1,4 @@
-"""One view in one command: what every step of its maintenance needs at hand."""
+"""A view at versions of its inputs, and in one command: what its maintenance is made of."""
 
 from __future__ import annotations
 
@@ -15,19 +15,27 @@ from warehouse_agent.views.query import Query
 
 
 @dataclass(frozen=True, slots=True)
-class ViewJob:
-    """A view to be brought to given versions of its inputs.
+class ViewAt:
+    """A view to be computed from given versions of its inputs.
 
     Attributes:
         inputs: one for each occurrence, in order.
         base: the newest version of its table; None: it was never published.
-        steps: whose log is that of the report (`StepLog(report.places)`).
     """
 
     name: str
     query: Query
     inputs: Sequence[PinnedInput]
     base: ViewSnapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewJob(ViewAt):
+    """A view in one command.
+
+    steps: whose log is that of the report (`StepLog(report.places)`).
+    """
+
     store: Store
     steps: Steps
     report: Report

@@ -159,7 +159,7 @@ def test_the_working_copy_is_written_again_once(
     written: list[int] = []
 
     def counted(*place: Any, removal: Removal) -> Any:
-        written.append(sum(f.rows for f in place[4]))
+        written.append(sum(f.rows for f in place[2]))
         return rewrite(*place, removal=removal)
 
     def staged(keys: Iterable[int], text: str) -> str:

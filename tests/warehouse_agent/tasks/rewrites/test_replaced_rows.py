@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import CHANGED, HI, LO, RATE, Layout, lay_out
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import scan as read_scan
 from warehouse_agent.tasks import write
@@ -120,7 +120,7 @@ def test_a_sink_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
 
 def test_what_a_sink_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several row groups, decimals as integers, dictionaries where values repeat, bounds."""
-    monkeypatch.setattr(write, "GROUP_BYTES", 1)
+    monkeypatch.setattr(write, "ROW_GROUP_BYTES", 1)
     keys = list(range(500, 1500))
     with Sink(f"file://{tmp_path}", "part", LAYOUT.file_schema, "c0") as out:
         out.add(batch_of(keys[:600]), np.ones(600, np.bool_))
@@ -208,7 +208,7 @@ def test_files_are_written_again(
         listed = Listing(none, np.array(gone), mix(SALT, *lanes).m0, none.astype(np.int32))
         removal = RowsByHash.of(listed, SALT)
     assert files_holding(steps, files, LAYOUT, removal) == files[:2]
-    stays, before = rewrite(steps, store, "t", "new", files, LAYOUT, removal=removal)
+    stays, before = rewrite(steps, DataFolder(store, "t", "new"), files, LAYOUT, removal=removal)
     assert keys_in(before) == [3, 50, 150]
     assert keys_in(stays) == sorted(set(range(300)) - set(gone))
     assert all(f.path.startswith("new/kept-") for f in stays), stays
@@ -218,7 +218,7 @@ def test_files_are_written_again(
         assert file.size == Path(file.uri.removeprefix("file://")).stat().st_size
     written = {p for p in Path(store.table("t"), "new").rglob("*") if p.is_file()}
     assert written == {Path(f.uri.removeprefix("file://")) for f in (*stays, *before)}
-    packed, nothing = rewrite(steps, store, "t", "all", files, LAYOUT, removal=None)
+    packed, nothing = rewrite(steps, DataFolder(store, "t", "all"), files, LAYOUT, removal=None)
     assert (keys_in(packed), nothing) == (list(range(300)), [])
     # What was written is what Spark reads, also where it is told to be careful with old dates.
     spark.conf.set("spark.sql.parquet.datetimeRebaseModeInRead", "EXCEPTION")
@@ -243,7 +243,7 @@ def test_what_fails_in_a_step_is_typed_and_leaves_nothing(steps: Steps, tmp_path
     (folder / "bad.parquet").write_bytes(b"PAR1 this is none PAR1")
     bad = DataFile("a/bad.parquet", f"file://{folder}/bad.parquet", 22, 1)
     with pytest.raises(WarehouseUnavailable, match=r"bad\.parquet cannot be read") as caught:
-        rewrite(steps, store, "t", "new", [good, bad], LAYOUT, removal=None)
+        rewrite(steps, DataFolder(store, "t", "new"), [good, bad], LAYOUT, removal=None)
     assert "driftline verify" in (caught.value.remedy or "")
     with pytest.raises(DriftlineError):
         scan(steps, [bad], LAYOUT.lane_schema, _count, COUNTS, size=1)
@@ -253,13 +253,13 @@ def test_what_fails_in_a_step_is_typed_and_leaves_nothing(steps: Steps, tmp_path
     absent = r"gone\.parquet cannot be read" if is_here else "is not there"
     empty = r"gone\.parquet cannot be read" if is_here else "hold 100 rows and held 101"
     with pytest.raises(WarehouseUnavailable, match=absent):
-        rewrite(steps, store, "t", "new", [good, gone], LAYOUT, removal=None)
+        rewrite(steps, DataFolder(store, "t", "new"), [good, gone], LAYOUT, removal=None)
     (folder / "gone.parquet").write_bytes(b"")  # which Spark does not list
     with pytest.raises(WarehouseUnavailable, match=empty):
-        rewrite(steps, store, "t", "new", [good, gone], LAYOUT, removal=None)
+        rewrite(steps, DataFolder(store, "t", "new"), [good, gone], LAYOUT, removal=None)
     (tmp_path / "t" / "file").write_bytes(b"")
     with pytest.raises(WarehouseUnavailable, match="cannot be made"):
-        rewrite(steps, store, "t", "file", [good], LAYOUT, removal=None)
+        rewrite(steps, DataFolder(store, "t", "file"), [good], LAYOUT, removal=None)
 
 
 @pytest.mark.spark
@@ -269,7 +269,7 @@ def test_not_a_number_is_found_by_every_reader(
     """The greatest of all values, for Spark and for DuckDB; Arrow's bounds would leave it out."""
     store, rows = Store(str(tmp_path)), batch_of(list(range(100)))
     file = put(tmp_path / "t" / "a", "a.parquet", pa.Table.from_batches([rows]))
-    (made,), _ = rewrite(steps, store, "t", "new", [file], LAYOUT, removal=None)
+    (made,), _ = rewrite(steps, DataFolder(store, "t", "new"), [file], LAYOUT, removal=None)
     found = spark.read.parquet(made.uri)
     path = made.uri.removeprefix("file://")
     for where in ("c4 > 1000", "isnan(c4)", "c4 = cast('NaN' as double)", "not c4 <= 1000"):

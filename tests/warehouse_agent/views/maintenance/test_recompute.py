@@ -24,6 +24,7 @@ from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSna
 from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.maintenance.next_version import Computed, NextVersion, UnchangedView
 from warehouse_agent.views.maintenance.recompute import recompute, verified
+from warehouse_agent.views.maintenance.view_job import ViewAt
 from warehouse_agent.views.query import read_query
 
 pytestmark = pytest.mark.spark
@@ -58,15 +59,9 @@ class Loaded:
     def recompute(
         self, text: str = JOIN, *, name: str = "v", accept_schema: bool = False
     ) -> Computed:
-        return recompute(
-            self.spark,
-            self.store,
-            name,
-            read_query(text, where="v"),
-            self.inputs(text),
-            formats.view_head(self.store, name),
-            accept_schema=accept_schema,
-        )
+        base = formats.view_head(self.store, name)
+        view = ViewAt(name, read_query(text, where="v"), self.inputs(text), base)
+        return recompute(self.spark, self.store, view, accept_schema=accept_schema)
 
     def publish(self, text: str = JOIN, **options: Any) -> ViewSnapshot:
         name = options.get("name", "v")
