@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,6 @@ from warehouse_agent.change_models.memory import Interval, Memory
 from warehouse_agent.change_models.week import HOUR_S
 from warehouse_agent.timetable import replay
 from warehouse_agent.timetable.decision import Circumstances, decide
-from warehouse_agent.timetable.policies import hindsight
 from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult
 from warehouse_agent.timetable.replay import ReplayCost
 from warehouse_agent.timetable.timing import Timing, TimingPolicy
@@ -164,6 +163,26 @@ def costs(history: History, hours: float, zone: str) -> dict[str, tuple[float, f
     )
     ratios["hindsight"] = (least / best.total(price), float("nan"))
     return ratios
+
+
+def hindsight(waits: Sequence[float], rows: Sequence[float], price: float) -> float:
+    """Return the least cost of any refreshes, known afterwards: a bound, not a policy.
+
+    Refreshes are made right after changes; the last change is refreshed. O(n²).
+
+    Args:
+        waits: weighted hours from a common origin to each change, increasing, [n].
+        rows: that each change touched, [n].
+        price: m of a refresh, in weighted row-hours.
+    """
+    at, count = np.asarray(waits, np.float64), np.asarray(rows, np.float64)
+    total = np.concatenate([[0.0], np.cumsum(count)])
+    moment = np.concatenate([[0.0], np.cumsum(count * at)])
+    least = np.zeros(len(at) + 1)
+    for i in range(1, len(at) + 1):
+        unseen = at[i - 1] * (total[i] - total[:i]) - (moment[i] - moment[:i])
+        least[i] = price + float((least[:i] + unseen).min())
+    return float(least[-1])
 
 
 GRID = np.array([0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0])

@@ -8,14 +8,11 @@ of which is fitted again (H. W. Lilliefors, J. Amer. Statist. Assoc. 62, 1967).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from driftline.arrays import Floats, Integers
 
-from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.fit import Model, em
 from warehouse_agent.change_models.memory import Memory, cut_at
 from warehouse_agent.change_models.structure import matrix
@@ -69,22 +66,15 @@ def of_model(model: Model, memory: Memory, seed: int = 0) -> Floats:
     return _ranks(exposures @ model.hourly, model.dispersion, counts, rng)
 
 
-def of_events(rates: Floats, hours: Sequence[float], seed: int = 0) -> Fitness:
-    """Test rates by the times of events: Λ(X_i, X_(i+1)) of successive events has an exponential
-    distribution of mean 1 (Lemma 6).
+def of_amounts(amounts: Floats, seed: int = 0) -> Fitness:
+    """Test rates by the times of events, [n + 1]: the expected numbers of events between successive
+    ones, Λ(X_i, X_(i+1)), have an exponential distribution of mean 1 (Lemma 6).
 
     Only the shape is judged: the mean rate is taken from the events.
 
     Args:
-        rates: events per hour, [168].
-        hours: times since some Monday at midnight, increasing; at least two.
+        amounts: the expected numbers, [n].
     """
-    times = np.asarray(hours, np.float64)
-    return of_amounts(np.array([processes.integral(rates, a, b) for a, b in pairwise(times)]), seed)
-
-
-def of_amounts(amounts: Floats, seed: int = 0) -> Fitness:
-    """Test the expected numbers of events between successive ones, [n], as `of_events` does."""
     rng = np.random.default_rng(seed)
     observed = _exponential(amounts)
     drawn = rng.exponential(size=(REPLICATES, len(amounts)))

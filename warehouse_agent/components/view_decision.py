@@ -30,10 +30,9 @@ class ViewEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class StaleView:
-    """The view cannot follow. `is_new`: it was never published, so nothing is marked."""
+    """The view cannot follow."""
 
     why: str
-    is_new: bool
 
 
 Decision = CurrentView | ViewAdoption | ViewEvaluation | StaleView
@@ -65,9 +64,9 @@ def decide(
     """
     for name in view.inputs:
         if name in behind:
-            return StaleView(f"its input {name} is stale", member is None)
+            return StaleView(f"its input {name} is stale")
         if versions[name] is None:
-            return StaleView(f"its input {name} was never published", member is None)
+            return StaleView(f"its input {name} was never published")
     wanted = {name: versions[name] for name in view.inputs}
     if head is None or not head.has_recipe:
         return ViewEvaluation()

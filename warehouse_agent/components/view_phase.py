@@ -186,7 +186,7 @@ class ViewPhase:
             name, made = one.view.name, one.made
             late = next((n for n in one.view.inputs if n in behind), None)
             if one.behind is None and late is not None:
-                one.decision = StaleView(f"its input {late} is stale", name not in after)
+                one.decision = StaleView(f"its input {late} is stale")
             try:
                 if one.behind is None:
                     inputs = [after[n] for n in dict.fromkeys(one.view.inputs)]
@@ -241,7 +241,7 @@ class ViewPhase:
                 same = NewestViewVersion(head.version, head.record.inputs or {}, is_good)
             decision = decide(view, known, behind, member, same)
             if isinstance(decision, ViewEvaluation) and (why := self._lacking(view, inputs)):
-                decision = StaleView(why, member is None)
+                decision = StaleView(why)
             return PhaseOfView(view, report, decision, head)
         except Exception as problem:
             error = mistake(problem, view.name)

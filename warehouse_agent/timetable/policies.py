@@ -12,7 +12,6 @@ just after them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from driftline.arrays import Bools, Floats, Integers
@@ -114,42 +113,3 @@ def optimal(
         if at < HOURS:
             plan[hour] = steps[best] if is_possible else most
     return plan
-
-
-def expected_cost(plan: Integers, rates: Floats, weights: Floats) -> tuple[float, float]:
-    """Return refreshes and weighted row-hours per hour of a plan, in the long run.
-
-    Args:
-        plan: hours after each hour of the week, [168].
-        rates: changed rows per hour, [168].
-        weights: of each hour, [168].
-    """
-    table = obsolescence_table(rates, weights, int(plan.max()))
-    seen: dict[int, tuple[int, int, float]] = {}
-    at, refreshes, cost = 0, 0, 0.0
-    while (hour := at % HOURS) not in seen:
-        seen[hour] = at, refreshes, cost
-        cost += float(table[hour, plan[hour]])
-        at, refreshes = at + int(plan[hour]), refreshes + 1
-    began, before, spent = seen[hour]
-    return (refreshes - before) / (at - began), (cost - spent) / (at - began)
-
-
-def hindsight(waits: Sequence[float], rows: Sequence[float], price: float) -> float:
-    """Return the least cost of any refreshes, known afterwards: a bound, not a policy.
-
-    Refreshes are made right after changes; the last change is refreshed. O(n²).
-
-    Args:
-        waits: weighted hours from a common origin to each change, increasing, [n].
-        rows: that each change touched, [n].
-        price: m of a refresh, in weighted row-hours.
-    """
-    at, count = np.asarray(waits, np.float64), np.asarray(rows, np.float64)
-    total = np.concatenate([[0.0], np.cumsum(count)])
-    moment = np.concatenate([[0.0], np.cumsum(count * at)])
-    least = np.zeros(len(at) + 1)
-    for i in range(1, len(at) + 1):
-        unseen = at[i - 1] * (total[i] - total[:i]) - (moment[i] - moment[:i])
-        least[i] = price + float((least[:i] + unseen).min())
-    return float(least[-1])

@@ -10,7 +10,7 @@ The bytes may be hostile: `decode` checks every count and length before it alloc
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,6 @@ from driftline.errors import FrameDamaged
 from driftline.limits import (
     COLUMNS_MAX,
     FRAME_BODY_BYTES_MAX,
-    FRAME_BODY_BYTES_TARGET,
     FRAME_ROWS_MAX,
     ROW_BYTES_MAX,
 )
@@ -82,17 +81,6 @@ def encode(block: Block, recipe: Recipe, salt: Salt, digest: Digest, *, level: i
         len(body),
     )
     return header + zstandard.ZstdCompressor(level=level).compress(body)
-
-
-def cut(block: Block) -> Iterator[tuple[int, int]]:
-    """Yield intervals [a, b) of rows that make one frame each."""
-    sizes = np.diff(block.starts)
-    at = 0
-    while at < len(sizes):
-        room = np.searchsorted(block.starts, block.starts[at] + FRAME_BODY_BYTES_TARGET, "right")
-        end = min(max(int(room) - 1, at + 1), at + FRAME_ROWS_MAX, len(sizes))
-        yield at, end
-        at = end
 
 
 def decode(data: bytes) -> Frame:

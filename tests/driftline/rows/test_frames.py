@@ -14,7 +14,6 @@ from driftline.errors import FrameDamaged
 from driftline.limits import (
     COLUMNS_MAX,
     FRAME_BODY_BYTES_MAX,
-    FRAME_BODY_BYTES_TARGET,
     FRAME_ROWS_MAX,
 )
 from driftline.rows import frames
@@ -138,34 +137,6 @@ def test_the_key_of_another_fragment_is_damage() -> None:
     data = encoded(block([[bytes(4)]]), made, Salt(1, 2))
     with pytest.raises(FrameDamaged):
         verified(data, made, key=bytes(32))
-
-
-# Cutting
-
-
-def rows_of(sizes: list[int], seed: int = 1, *, letters: int = 256) -> Block:
-    source = random.Random(seed)
-    table = bytes(i % letters for i in range(256))
-    rows = [
-        [struct.pack(">i", i), source.randbytes(n).translate(table)] for i, n in enumerate(sizes)
-    ]
-    return block(rows)
-
-
-@given(st.lists(st.sampled_from([0, 10, 1000, 700_000, 4_000_000]), max_size=9))
-def test_cuts_tile_the_block(sizes: list[int]) -> None:
-    starts = np.cumsum([0, *sizes])
-    data = Block(np.zeros(0, np.uint8), starts)
-    cuts = list(frames.cut(data))
-    assert [a for a, _ in cuts] == [0, *(b for _, b in cuts)][: len(cuts)]
-    assert sum(b - a for a, b in cuts) == len(sizes)
-    for a, b in cuts:
-        assert b - a == 1 or starts[b] - starts[a] <= FRAME_BODY_BYTES_TARGET
-
-
-def test_cuts_by_rows() -> None:
-    data = Block(np.zeros(0, np.uint8), np.zeros(2 * FRAME_ROWS_MAX + 2, np.int64))
-    assert [b - a for a, b in frames.cut(data)] == [FRAME_ROWS_MAX, FRAME_ROWS_MAX, 1]
 
 
 # Hostile bytes

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import struct
+
 import numpy as np
 import pytest
 from driftline import wire_pb2
 from driftline.limits import FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
+from driftline.rows.columns import Block
 from driftline.rows.digests import Salt
 
 from source_agent.scan.batches import Batch
 from source_agent.scan.frame_builder import FrameBuilder
-from tests.driftline.rows.test_frames import mixed, rows_of, verified
-from tests.samples.rows import recipe
+from tests.driftline.rows.test_frames import mixed, verified
+from tests.samples.rows import block, recipe
 
 SHIPMENTS = {
     "many small rows": ([8] * 70_000, 4),
@@ -22,6 +26,15 @@ SHIPMENTS = {
     "first compressible, then not": ([0] * 100_000 + [4000] * 900, 256),
     "nothing": ([], 256),
 }
+
+
+def rows_of(sizes: list[int], seed: int = 1, *, letters: int = 256) -> Block:
+    source = random.Random(seed)
+    table = bytes(i % letters for i in range(256))
+    rows = [
+        [struct.pack(">i", i), source.randbytes(n).translate(table)] for i, n in enumerate(sizes)
+    ]
+    return block(rows)
 
 
 @pytest.mark.slow

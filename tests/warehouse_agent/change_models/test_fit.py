@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from driftline.arrays import Integers
+from driftline.arrays import Floats, Integers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from tests.warehouse_agent.change_models.weeks import (
     jittered,
     remembered,
 )
-from warehouse_agent.change_models import fitness
+from warehouse_agent.change_models import fitness, processes
 from warehouse_agent.change_models.fit import Model, fit, rate_per_row
 from warehouse_agent.change_models.memory import RECENT_MAX, Interval, Memory
 from warehouse_agent.change_models.processes import inverse
@@ -234,5 +235,10 @@ def test_events_are_judged_by_their_times() -> None:
     while at < 6 * HOURS:
         at += inverse(THREE, at, rng.exponential())
         times.append(at)
-    assert fitness.of_events(THREE, times).p_value > 0.05
-    assert fitness.of_events(np.full(HOURS, 1.0), times).p_value <= 0.02
+
+    def judged(rates: Floats) -> fitness.Fitness:
+        amounts = [processes.integral(rates, a, b) for a, b in itertools.pairwise(times)]
+        return fitness.of_amounts(np.array(amounts))
+
+    assert judged(THREE).p_value > 0.05
+    assert judged(np.full(HOURS, 1.0)).p_value <= 0.02

@@ -34,8 +34,8 @@ MADE = NewestViewVersion(7, {"a": 3, "b": 1}, has_recipe=True)
         (4, 1, AT, NewestViewVersion(8, {"a": 4, "b": 2}, has_recipe=True), ViewEvaluation()),
         (3, 1, AT, NewestViewVersion(8, {"a": 4, "b": 1}, has_recipe=True), ViewEvaluation()),
         (3, 1, None, MADE, ViewAdoption()),
-        (None, 1, None, None, StaleView("its input a was never published", True)),
-        (3, None, AT, MADE, StaleView("its input b was never published", False)),
+        (None, 1, None, None, StaleView("its input a was never published")),
+        (3, None, AT, MADE, StaleView("its input b was never published")),
     ],
 )
 def test_decisions(
@@ -50,4 +50,4 @@ def test_decisions(
 
 def test_a_view_over_a_stale_view_stays_behind() -> None:
     found = decide(VIEW, {"a": 3, "b": 1}, {"b": "division by zero"}, AT, MADE)
-    assert found == StaleView("its input b is stale", False)
+    assert found == StaleView("its input b is stale")

@@ -29,7 +29,7 @@ from driftline.reconciliation import named_keys
 from driftline.reconciliation.named_keys import Ranks
 from driftline.reconciliation.ranges import short_digests
 from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix
-from driftline.rows.key_order import Key, KeyBuffer, KeyOrder, KeyRange, key_bytes, key_text
+from driftline.rows.key_order import KeyBuffer, KeyOrder, KeyRange, key_bytes, key_text
 from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY
@@ -148,10 +148,6 @@ def window_of(copy: WorkingCopy, rows: int) -> KeyWindow:
     inside = tuple((i + (start is None)) % 2 == 1 for i in range(len(bounds) + 1))
     following = None if len(ends) == 1 else upper
     return KeyWindow(ranges, RowsInKeyTiles(recipe, tuple(bounds), inside), following)
-
-
-def _text(key: bytes | None, recipe: Recipe) -> Key | None:
-    return None if key is None else key_text(key, recipe)
 
 
 def _begin(turn: NextPartNote, recipe: Recipe) -> bytes | None:
