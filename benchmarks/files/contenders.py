@@ -50,7 +50,7 @@ class Opened:
             if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
                 self.written.add(str(path))
 
-    def said(self, folder: Path) -> str:
+    def counted(self, folder: Path) -> str:
         """How often the files were read, and how many files beside the output were written."""
         size = sum((folder / f"{name}.csv").stat().st_size for name in ("old", "new"))
         times = (_read_bytes() - self._before) / size
@@ -90,7 +90,7 @@ def by_the_window(folder: Path) -> str:
     except WindowExhausted as limit:
         return f"gave up: {limit}"
     text = f"{counts.mended:,} pairs mended, distance {counts.distance:.3f}"
-    return f"{text}, {opened.said(folder)}"
+    return f"{text}, {opened.counted(folder)}"
 
 
 def by_the_command(folder: Path) -> str:

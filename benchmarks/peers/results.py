@@ -136,8 +136,9 @@ def wins(results: Sequence[Result]) -> Iterator[str]:
 def markdown(results: Sequence[Result]) -> str:
     """All runs that are not warming, but for the cold ones, by table, pattern and link."""
     shown = [result for result in results if not result.is_warming or not result.refreshes_before]
-    parts = [f"{_told(shown, lambda result: result.machine)}; commits and servers: "]
-    parts.append(f"{_told(shown, lambda r: r.commit)}; {_told(shown, lambda r: r.server)}.\n\n")
+    parts = [f"{_each_once(shown, lambda result: result.machine)}; commits and servers: "]
+    commits, servers = (_each_once(shown, one) for one in (lambda r: r.commit, lambda r: r.server))
+    parts.append(f"{commits}; {servers}.\n\n")
     for title, section in _grouped(shown, _title):
         parts.append(f"## {title}\n\n{_HEAD}\n")
         better = []
@@ -174,7 +175,7 @@ def _title(result: Result) -> str:
     return f"{result.table}, scale {result.scale:g}, {result.pattern}, {link_name(result)}"
 
 
-def _told(results: Iterable[Result], what: Callable[[Result], str]) -> str:
+def _each_once(results: Iterable[Result], what: Callable[[Result], str]) -> str:
     return ", ".join(dict.fromkeys(what(result) for result in results))
 
 
