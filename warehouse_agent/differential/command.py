@@ -83,8 +83,8 @@ class DiffRequest:
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """What the command line says of a comparison: the columns of both files and the key, and how
-    the files are compared, as in `DiffRequest`. None: what the files and the state suggest."""
+    """Options of a comparison: the columns of both files and the key, and the way in which they are
+    compared, as in `DiffRequest`. None: what the files and the state suggest."""
 
     format: Path
     key: Sequence[str]

@@ -205,7 +205,7 @@ def reduced(
 
 @dataclass(frozen=True, slots=True)
 class Adding:
-    """How sums are made of rows.
+    """Sums to be made of rows.
 
     Attributes:
         function: adds up the lanes of a task's rows.
