@@ -104,7 +104,7 @@ def goodness(seeds: int) -> tuple[dict[str, np.ndarray], float]:
                 is_rejected = d > THRESHOLD_95 / np.sqrt(len(judged) - 1)
                 label = f"{name}{' + compound' if compound else ''}"
                 distances.setdefault(label, []).append((distance(rates, taught), d, is_rejected))
-        judged_runs = fitness.of_runs(events_of(made.taught).rows)
+        judged_runs = fitness.of_gaps(events_of(made.taught).rows)
         runs.append(judged_runs is None or judged_runs.p_value > 0.05)
     means = {label: np.array(rows, float).mean(axis=0) for label, rows in distances.items()}
     return means, float(np.mean(runs))

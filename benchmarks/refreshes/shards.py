@@ -69,7 +69,7 @@ def peak_mb(status: Path) -> float:
 def main(rows: int = 1_200_000, most: int | None = None) -> None:
     """Load, edit, refresh by groups, and print what it took."""
     if most is not None:
-        group_shards.KEYS_MAX = vars(candidates)["GROUP_KEYS_MAX"] = most
+        group_shards.KEYS_MAX = vars(candidates)["GROUPED_KEYS_MAX"] = most
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         legacy = filled(folder, rows)

@@ -49,10 +49,10 @@ SKETCH_KEYS_MAX = 1 << 31  # half the field: noise looks like a key in one of tw
 SAMPLE_CELLS_MAX = 1 << 13  # of one byte; the estimated share of differing cells errs by 1 to 6 %
 CELLS_PER_MESSAGE = 1 << 16  # 512 KiB
 CELLS_TAKEN_MAX = 100  # sets of cells in one comparison, with the opening's; each is decoded
-GROUP_KEYS_MAX = 1 << 20  # in units: 20 to 35 MB at the source, 120 MB if keys travel
-GROUP_HASHES_MAX = 1 << 19  # rows of units hashed one by one, and a quarter of all units: 100 MB
-UNIT_KEYS_MAX = 1 << 12  # of one unit: larger ones save nothing
-UNIT_KEYS_PER_MESSAGE = 1 << 16  # 768 KiB if every unit has one key
+GROUPED_KEYS_MAX = 1 << 20  # in all groups: 20 to 35 MB at the source, 120 MB if keys travel
+GROUP_HASHES_MAX = 1 << 19  # rows of groups hashed one by one, and a quarter of all: 100 MB
+KEYS_PER_GROUP_MAX = 1 << 12  # of one group: larger ones save nothing
+GROUP_KEYS_PER_MESSAGE = 1 << 16  # 768 KiB if every group has one key
 PART_RANGES_MAX = 64  # read beside the named keys
 NAMED_BYTES_MAX = 32 << 20  # of keys that travel themselves: 700,000 of 40 bytes
 NAMED_BODY_BYTES_MAX = FRAME_BODY_BYTES_TARGET  # of one message of keys, before compression
@@ -115,8 +115,8 @@ assert PIECE_S_MAX * 10 <= NO_PROGRESS_S
 assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
 assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
-assert UNIT_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
-assert NAMED_BODY_BYTES_MAX + UNIT_KEYS_PER_MESSAGE * 8 < RECEIVE_BYTES_MAX_SOURCE
+assert GROUP_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
+assert NAMED_BODY_BYTES_MAX + GROUP_KEYS_PER_MESSAGE * 8 < RECEIVE_BYTES_MAX_SOURCE
 assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX + HEALTH_RPCS_MAX < RPCS_MAX
 assert CONNECTION_RPCS_MAX >= 2 * (
     EXCHANGE_RPCS_PER_CLIENT_MAX + DESCRIBE_RPCS_PER_CLIENT_MAX + HEALTH_RPCS_PER_CLIENT_MAX

@@ -24,7 +24,7 @@ from source_agent.cli.marker_advice import MarkerReport
 from source_agent.config.file import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
-from source_agent.engines.registry import KINDS, has_files, is_file, not_run
+from source_agent.engines.registry import KINDS, has_files, is_file, untested
 from source_agent.engines.relations.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 
@@ -179,7 +179,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         plug_ins=plug_ins.refused(KINDS),
         identity=identity,
         release=release,
-        notes=tuple(filter(None, (pooler, not_run(release), _renamed(url, engine)))),
+        notes=tuple(filter(None, (pooler, untested(release), _renamed(url, engine)))),
     )
 
 

@@ -105,7 +105,7 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def not_run(release: str) -> str:
+def untested(release: str) -> str:
     """Return a note on a server, such as `MySQL 8.0.36`, that no test runs; empty: one does."""
     product, _, number = release.partition(" ")
     known = RUN.get(product, ())

@@ -26,17 +26,17 @@ from driftline.errors import (
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
     FOLLOWING_RELATIONS_MAX,
-    GROUP_KEYS_MAX,
+    GROUP_KEYS_PER_MESSAGE,
+    GROUPED_KEYS_MAX,
     MARK_BYTES_MAX,
     NAMED_BYTES_MAX,
     PART_RANGES_MAX,
     SEGMENTS_MAX,
     STRATUM_CELLS,
     THIRD_CELLS_MAX,
-    UNIT_KEYS_PER_MESSAGE,
 )
 from driftline.reconciliation import named_keys
-from driftline.reconciliation.groups import UnitRun, UnitSums
+from driftline.reconciliation.groups import GroupSums, SizedGroups
 from driftline.reconciliation.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
 from driftline.reconciliation.sketches import (
     CELL_BYTES,
@@ -270,52 +270,52 @@ def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
     return Embedding(said.span, None if said.hashed else said.base)
 
 
-def units(first: pb.Request, recv: Recv, embedding: Embedding) -> tuple[UnitSums, U64]:
-    """Return the warehouse's units and their digests, uint64 [units].
+def groups(first: pb.Request, recv: Recv, embedding: Embedding) -> tuple[GroupSums, U64]:
+    """Return the warehouse's groups and their digests, uint64 [groups].
 
     first: the request that begins them; `recv` returns those that follow. Raises MalformedMessage.
     """
     digests = bytearray()
-    sums = UnitSums(_runs(first, recv, embedding, digests))
+    sums = GroupSums(_sized(first, recv, embedding, digests))
     return sums, np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
-class NamedUnits:
-    """Units whose rows are named by keys.
+class NamedGroups:
+    """Groups whose rows are named by keys.
 
-    keys: rows of the key columns alone, in the order of sending; runs: keys of a unit, and keys, of
-    each run; digests: uint64 [units].
+    keys: rows of the key columns alone, in the order of sending; sizes: keys of a group, and of all
+    groups of this size; digests: uint64 [groups].
     """
 
     keys: Block
-    runs: list[tuple[int, int]]
+    sizes: list[tuple[int, int]]
     digests: U64
 
-    def sums(self, ks: U64) -> UnitSums:
-        """Return sums over the units, empty; ks: of keys, uint64 [n]. Raises MalformedMessage."""
-        ends = np.cumsum([keys for _, keys in self.runs], dtype=np.int64).tolist()
-        return UnitSums(
+    def sums(self, ks: U64) -> GroupSums:
+        """Return sums over the groups, empty; ks: of keys, uint64 [n]. Raises MalformedMessage."""
+        ends = np.cumsum([keys for _, keys in self.sizes], dtype=np.int64).tolist()
+        return GroupSums(
             [
-                UnitRun(size, ks[end - keys : end])
-                for (size, keys), end in zip(self.runs, ends, strict=True)
+                SizedGroups(size, ks[end - keys : end])
+                for (size, keys), end in zip(self.sizes, ends, strict=True)
             ]
         )
 
 
-def named_units(first: pb.Request, recv: Recv, recipe: Recipe) -> NamedUnits:
-    """Return the warehouse's units whose rows are named by keys.
+def named_groups(first: pb.Request, recv: Recv, recipe: Recipe) -> NamedGroups:
+    """Return the warehouse's groups whose rows are named by keys.
 
-    first, recv: as for `units`. Raises MalformedMessage: no keys of this recipe, another number of
-    digests, or more than GROUP_KEYS_MAX keys or NAMED_BYTES_MAX of them.
+    first, recv: as for `groups`. Raises MalformedMessage: no keys of this recipe, another number of
+    digests, or more than GROUPED_KEYS_MAX keys or NAMED_BYTES_MAX of them.
     """
     blocks, digests = [], bytearray()
-    runs: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int]] = []
     size = count = 0
     for request in _pieces("units", first, recv):
         said = request.units
         if said.keys:
-            most = min(UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX - count)
+            most = min(GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX - count)
             block = named_keys.unpack(said.keys, recipe, count_max=most)
             count, size = count + len(block), size + len(block.buffer)
             if size > NAMED_BYTES_MAX:
@@ -323,26 +323,28 @@ def named_units(first: pb.Request, recv: Recv, recipe: Recipe) -> NamedUnits:
             if not said.size or len(said.digests) != 8 * -(-len(block) // said.size):
                 raise MalformedMessage("Units came with another number of digests.")
             blocks.append(block)
-            runs.append((said.size, len(block)))
+            sizes.append((said.size, len(block)))
             digests += said.digests
         elif not said.last:
             raise MalformedMessage(_EMPTY)
-    sums = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
-    return NamedUnits(named_keys.joined(blocks), runs, sums)
+    found = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+    return NamedGroups(named_keys.joined(blocks), sizes, found)
 
 
-def _runs(first: pb.Request, recv: Recv, embedding: Embedding, out: bytearray) -> Iterator[UnitRun]:
+def _sized(
+    first: pb.Request, recv: Recv, embedding: Embedding, out: bytearray
+) -> Iterator[SizedGroups]:
     keys = 0
     for request in _pieces("units", first, recv):
         said = request.units
         if said.ks:
-            most = min(UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX - keys)
-            run = UnitRun(said.size, unpack(said.ks, span=embedding.span, count_max=most))
-            if not len(run.ks) or len(said.digests) != 8 * run.units:
+            most = min(GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX - keys)
+            one = SizedGroups(said.size, unpack(said.ks, span=embedding.span, count_max=most))
+            if not len(one.ks) or len(said.digests) != 8 * one.count:
                 raise MalformedMessage("Units came with another number of digests.")
             out += said.digests
-            keys += len(run.ks)
-            yield run
+            keys += len(one.ks)
+            yield one
         elif not said.last:
             raise MalformedMessage(_EMPTY)
 

@@ -19,7 +19,7 @@ from source_agent.scan.batches import IdentifiedRows, choose_counted
 
 
 def mismatch(differs: Bools, counts: Integers) -> pb.Reply:
-    """Return the reply that names the ranges or units that differ, bool [ranges or units].
+    """Return the reply that names the ranges or groups that differ, bool [ranges or groups].
 
     counts: rows of the source in each that differs, int64 [differing]. Raises LimitExceeded above
     2^32 rows in one.

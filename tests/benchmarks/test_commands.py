@@ -430,7 +430,7 @@ OWN_SERVERS = {"source.carnes", "peers.compare"}
 # What commands set in modules of the product: it is set back.
 SET = (
     (group_shards, "KEYS_MAX"),
-    (candidates, "GROUP_KEYS_MAX"),
+    (candidates, "GROUPED_KEYS_MAX"),
     (scan, "THREAD_BYTES"),
     (scan, "THREADS_MAX"),
     (scan, "DIGEST_ROWS"),

@@ -32,7 +32,7 @@ from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.methods.request_validation import check_release
 from source_agent.server.service import start
 from tests.harness.agents import channel, configuration, make_orders
-from tests.harness.exchange_pair import Ours, Pair, Units
+from tests.harness.exchange_pair import Groups, Ours, Pair
 from tests.simulation.clock import virtual_time
 from tests.simulation.database import COMPOSITE, INTEGER, TEXT, Engine, History, Isolation, Schema
 from warehouse_agent.methods.registry import compare
@@ -86,7 +86,7 @@ def recorded() -> tuple[Recorded, ...]:
         ("copy", TEXT, {"partition": uniform(8)}, Method.FULL),
         ("sketch", INTEGER, {"sketch": Sketch(embedding_for(ROWS, (-100, 400)), 60, 1)}, None),
         ("stalled", COMPOSITE, {"sketch": Sketch(embedding_for(ROWS, None), 60, 10)}, None),
-        ("groups", INTEGER, {"units": Units(embedding_for(ROWS, (-100, 400)), (3, 0, 7))}, None),
+        ("groups", INTEGER, {"groups": Groups(embedding_for(ROWS, (-100, 400)), (3, 0, 7))}, None),
     ):
         engine, history = database(schema)
         table = {} if name == "load" else history.states[-2]["orders"]

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError
-from driftline.reconciliation.groups import UnitRun, UnitSums
+from driftline.reconciliation.groups import GroupSums, SizedGroups
 from driftline.reconciliation.named_keys import KeyMap
 from driftline.reconciliation.ranges import Partition, RangeSums, uniform
 from driftline.reconciliation.sketches import Cells, Embedding
@@ -38,7 +38,7 @@ from source_agent.server.handlers import refusal
 from tests.reference.rows import row_bytes
 from tests.samples.prices import flat
 from warehouse_agent.methods.conversation import ExchangeTerms, ExchangeTransport, RelationExchange
-from warehouse_agent.methods.groups.exchange import GroupedRows, GroupSide, PartLimits, UnitPiece
+from warehouse_agent.methods.groups.exchange import GroupedRows, GroupPiece, GroupSide, PartLimits
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.registry import compare
@@ -125,7 +125,7 @@ class Ours:
         recipe: Recipe,
         partition: Partition,
         sketch: Sketch | None = None,
-        units: Units | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self.rows, self.recipe, self.partition = list(rows), recipe, partition
         self.sketch = sketch
@@ -142,8 +142,8 @@ class Ours:
             self.cells.add(ks, self._mixed.m0, SALT)
         self.listed = 0
         self.grouped, self.rest = None, Digest()
-        if units is not None:
-            self.grouped, self.rest = units.grouped(self._where, self._mixed)
+        if groups is not None:
+            self.grouped, self.rest = groups.grouped(self._where, self._mixed)
 
     def digest(self, rows: Sequence[bytes]) -> Digest:
         return mix(SALT, *self.fingerprints(rows)).digest()
@@ -195,8 +195,8 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class Units:
-    """How our rows are put into units: by turns of these sizes, 0 being none, in the order of keys;
+class Groups:
+    """How our rows are put into groups: by turns of these sizes, 0 being none, by key;
     with a part, the rest of them are not compared."""
 
     embedding: Embedding
@@ -210,14 +210,14 @@ class Units:
         assert inside.all()
         distinct = np.unique(ks)
         turns = np.array_split(distinct, len(self.sizes))
-        runs = [UnitRun(s, k) for s, k in zip(self.sizes, turns, strict=True) if s and len(k)]
-        sums = UnitSums(runs)
+        sized = [SizedGroups(s, k) for s, k in zip(self.sizes, turns, strict=True) if s and len(k)]
+        sums = GroupSums(sized)
         named = sums.add(ks, mixed.m0)
         pieces, at = [], 0
-        for run in runs:
-            digests = sums.short_digests()[at : at + run.units]
-            pieces += [UnitPiece(run.size, *one) for one in run.pieces(digests)]
-            at += run.units
+        for one in sized:
+            digests = sums.short_digests()[at : at + one.count]
+            pieces += [GroupPiece(one.size, *piece) for piece in one.pieces(digests)]
+            at += one.count
         none = np.zeros(0, np.uint64)
         rest = MixedFingerprints(mixed.m0[~named], mixed.m1[~named]).digest()
         ungrouped = np.setdiff1d(distinct, sums.all_ks()) if self.part is None else none
@@ -314,7 +314,7 @@ def exchange(
     partition: Partition | None = None,
     forced: Method | None = None,
     sketch: Sketch | None = None,
-    units: Units | None = None,
+    groups: Groups | None = None,
     line: Line = LINE,
     prices: Prices = PRICES,
     within: Bounds | None = None,
@@ -322,11 +322,11 @@ def exchange(
     """One relation compared, from the opening to the end; `ours` are those in the tile alone."""
     shape = session.describe(relation)
     encoded = [encode(row) for row in ours]
-    mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, units)
+    mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, groups)
     result = Result(Pair(session, shape), mine)
     talk = mine.talk(result.pair, result.frames.append, line=line, within=within)
     result.outcome = found = compare(mine.side(forced, line, prices), talk)
-    if units is not None and units.part is None and isinstance(found.difference, BelowKeys):
+    if groups is not None and groups.part is None and isinstance(found.difference, BelowKeys):
         # However many rows are new, the driver keeps no more than there are of ours.
         named, _ = found.difference.embedding.embed(mine._where, SALT)
         assert np.isin(found.difference.ks, named).all()

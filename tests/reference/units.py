@@ -1,6 +1,6 @@
-"""The reference for protocol section 7: units, row by row.
+"""The reference for protocol section 7: groups, row by row.
 
-A run is (size, ks), a row (k, m0). Units are numbered through all runs in their order.
+Groups of one size are (size, ks), a row (k, m0). Groups are numbered through all, in order.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from collections.abc import Iterable, Sequence
 
 from tests.reference.digests import P3
 
-Run = tuple[int, Sequence[int]]
+Sized = tuple[int, Sequence[int]]
 Row = tuple[int, int]
 
 
-def units(runs: Iterable[Run]) -> list[list[int]]:
-    """The keys of every unit."""
-    return [list(ks[at : at + size]) for size, ks in runs for at in range(0, len(ks), size)]
+def groups(sized: Iterable[Sized]) -> list[list[int]]:
+    """The keys of every group."""
+    return [list(ks[at : at + size]) for size, ks in sized for at in range(0, len(ks), size)]
 
 
-def digests(runs: Iterable[Run], rows: Sequence[Row]) -> list[int]:
-    """The short digest of every unit, of the rows below its keys."""
+def digests(sized: Iterable[Sized], rows: Sequence[Row]) -> list[int]:
+    """The short digest of every group, of the rows below its keys."""
     found = []
-    for keys in units(runs):
+    for keys in groups(sized):
         hashes = [m0 for k, m0 in rows if k in keys]
         digest = (sum(hashes) + len(hashes) * P3) % 2**64
         found.append(0 if not hashes else digest or 1)
     return found
 
 
-def gone(runs: Iterable[Run], rows: Sequence[Row]) -> list[int]:
+def gone(sized: Iterable[Sized], rows: Sequence[Row]) -> list[int]:
     """The keys below which there is no row, ascending."""
     present = {k for k, _ in rows}
-    return sorted(k for keys in units(runs) for k in keys if k not in present)
+    return sorted(k for keys in groups(sized) for k in keys if k not in present)

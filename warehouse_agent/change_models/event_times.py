@@ -185,5 +185,5 @@ def _tested(
         events,
         -np.expm1(-amounts / max(float(amounts.mean()), 1e-9)),
         fitness.of_amounts(amounts),
-        fitness.of_runs(events.rows),
+        fitness.of_gaps(events.rows),
     )

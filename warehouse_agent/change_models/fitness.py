@@ -19,7 +19,7 @@ from warehouse_agent.change_models.structure import matrix
 from warehouse_agent.change_models.week import Week
 
 REPLICATES = 99
-RUNS_MIN = 5  # events of more than one row
+GAPS_MIN = 5  # events of more than one row
 _DRAWS = 99
 _TINY = 1e-9
 
@@ -82,17 +82,17 @@ def of_amounts(amounts: Floats, seed: int = 0) -> Fitness:
     return Fitness(observed, (1 + worse) / (1 + REPLICATES))
 
 
-def of_runs(batches: Integers, seed: int = 0) -> Fitness | None:
+def of_gaps(batches: Integers, seed: int = 0) -> Fitness | None:
     """Test whether the sizes of successive events are independent (section 4.2).
 
     Nearly all events have one row, so the runs of such events between larger ones are judged: their
-    lengths have a geometric distribution. None: fewer than RUNS_MIN larger events.
+    lengths have a geometric distribution. None: fewer than GAPS_MIN larger events.
 
     Args:
         batches: rows of each event, [n].
     """
     larger = np.flatnonzero(batches > 1)
-    if len(larger) < RUNS_MIN:
+    if len(larger) < GAPS_MIN:
         return None
     rng = np.random.default_rng(seed)
     runs = np.diff(larger) - 1

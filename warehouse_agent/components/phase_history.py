@@ -53,7 +53,7 @@ def last_phases() -> Enough:
     return enough
 
 
-def last_runs() -> Enough:
+def last_refreshes() -> Enough:
     """Read until as many refreshes of a fragment as its habit is learned from, or its load."""
     return refreshes(RUNS)
 

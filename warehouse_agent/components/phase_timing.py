@@ -116,7 +116,7 @@ class PhaseTiming:
 
     def _history(self, name: str) -> RefreshHistory:
         known = self.command.histories.known(name)
-        return known or read(self.command.store, name, phase_history.last_runs())
+        return known or read(self.command.store, name, phase_history.last_refreshes())
 
 
 def fuzzy_sources(fragments: Sequence[Fragment]) -> frozenset[str]:

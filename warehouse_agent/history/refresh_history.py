@@ -323,7 +323,7 @@ class Histories:
 
 
 @dataclass(frozen=True, slots=True)
-class RunHistory:
+class HistoryListener:
     """A listener that appends each finished report to its fragment's history of runs."""
 
     store: Store

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 from driftline.errors import NEXT_SCAN, DriftlineError, LimitExceeded, NotNow
-from driftline.limits import GROUP_KEYS_MAX
+from driftline.limits import GROUPED_KEYS_MAX
 from driftline.reconciliation.groups import ROW_HASH_BYTES
 from driftline.reconciliation.ranges import Partition
 from driftline.reconciliation.sketches import HASHES, sampled
@@ -91,7 +91,7 @@ class Allowance:
             read_at_most: the fragment's own limit; None: as many as the source allows.
         """
         if not self.may_scan(now):
-            return read_at_most or min(self.rows_by_key or GROUP_KEYS_MAX, GROUP_KEYS_MAX)
+            return read_at_most or min(self.rows_by_key or GROUPED_KEYS_MAX, GROUPED_KEYS_MAX)
         return None if self.has_hours else read_at_most
 
     def describe(self, now: datetime) -> str:
@@ -227,7 +227,7 @@ class PlanInputs:
     def in_shards(self) -> bool:
         """True if groups of all rows, more than one exchange can name, are read by key."""
         is_asked = self.forced is Method.GROUP and isinstance(self.scope, Whole)
-        return is_asked and self.ours > GROUP_KEYS_MAX and self.named_key_bytes is not None
+        return is_asked and self.ours > GROUPED_KEYS_MAX and self.named_key_bytes is not None
 
     @property
     def by_index(self) -> bool:
@@ -318,11 +318,11 @@ def in_groups(
     if known.in_shards:
         choice = _by_groups(known, ours, planned, changed, known.named_key_bytes or key)
         size, rows = _GROUPS_BYTES + choice.bytes_expected, ours + choice.rows_read
-        trips, way = choice.round_trips * -(-ours // GROUP_KEYS_MAX), NAMES[Method.GROUP]
+        trips, way = choice.round_trips * -(-ours // GROUPED_KEYS_MAX), NAMES[Method.GROUP]
         return unchanged, priced(
             known, way, Method.GROUP, ExchangeWork(size, trips, 0, rows), changed
         )
-    if ours > GROUP_KEYS_MAX:
+    if ours > GROUPED_KEYS_MAX:
         return (unchanged,)
     choice = _by_groups(known, ours, planned, changed, key)
     again = plan.rows_again(choice.rows_read, known.theirs, by_index=known.by_index)

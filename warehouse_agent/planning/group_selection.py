@@ -30,13 +30,13 @@ import numpy as np
 import numpy.typing as npt
 from driftline.arrays import Floats, Integers
 from driftline.errors import ConfigurationError
-from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_MAX
+from driftline.limits import GROUPED_KEYS_MAX, KEYS_PER_GROUP_MAX
 from driftline.reconciliation.groups import ROW_HASH_BYTES
 from driftline.rows import key_order
 from driftline.values.types import Recipe
 
 A_MAX: Final = 64.0  # of one row; e^(−64) is never, and sums of it stay exact enough
-GROUP_ROWS_MAX: Final = UNIT_KEYS_MAX  # lost by one wrong "never"; Φ_h is below 0.01 byte a row
+GROUP_ROWS_MAX: Final = KEYS_PER_GROUP_MAX  # lost by one wrong "never"; Φ_h < 0.01 byte a row
 # One class below 2^−24, octaves up to 2^−6, and finer classes above, because there some rows of a
 # class are worth a group and others are not.
 CLASS_EDGES: Final[Floats] = np.exp2(np.r_[-24:-6:1.0, -6:-3:0.5, -3:0:0.125])
@@ -265,9 +265,9 @@ def unfit_key(name: str) -> ConfigurationError:
 def refuse_too_many(name: str, keys: int) -> None:
     """Raise ConfigurationError if a fragment has more rows than one exchange of groups can name,
     and its key has no order by which they could be divided into shards."""
-    if keys > GROUP_KEYS_MAX:
+    if keys > GROUPED_KEYS_MAX:
         raise ConfigurationError(
-            f"Groups name at most {GROUP_KEYS_MAX:,} rows by their keys, and these are {keys:,}, "
+            f"Groups name at most {GROUPED_KEYS_MAX:,} rows by their keys, and these are {keys:,}, "
             "whose key has no order that both sides compute.",
             where=name,
             remedy="Change `method` of the fragment: a sketch has no such limit.",

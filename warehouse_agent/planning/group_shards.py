@@ -1,6 +1,6 @@
 """Shards: rows that one exchange of groups cannot name, divided by key order. No I/O.
 
-An exchange names at most GROUP_KEYS_MAX rows, whose keys have at most NAMED_BYTES_MAX bytes, so
+An exchange names at most GROUPED_KEYS_MAX rows, whose keys have at most NAMED_BYTES_MAX bytes, so
 that neither side holds more. More rows are compared in shards, one exchange after the other, in one
 stream and one snapshot of the source. Shards are ranges of keys that follow each other, and cover
 every key that can exist; so each row of the source belongs to one of them, whatever was inserted.
@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from driftline.arrays import Integers
-from driftline.limits import GROUP_KEYS_MAX, NAMED_BYTES_MAX
+from driftline.limits import GROUPED_KEYS_MAX, NAMED_BYTES_MAX
 
-KEYS_MAX: int = GROUP_KEYS_MAX  # of a shard
+KEYS_MAX: int = GROUPED_KEYS_MAX  # of a shard
 PIECES_PER_SHARD: Final = 16  # ranges in which rows are counted
 LENGTH_BYTES: Final = 2  # beside each key, where a source holds it
 _FILLED: Final = 0.8  # of the bytes: keys may be longer than those of the sample

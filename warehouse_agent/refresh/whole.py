@@ -57,7 +57,7 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
     carried, rate = stream.bytes_carried - carried, None
     if p.part is None:  # a part is read by its keys
         rate = rows_per_s(p.known.line, outcome, spent.seconds, carried)
-    # Rows in no unit came before the totals were known: if these are equal, we have the rows.
+    # Rows in no group came before the totals were known: if these are equal, we have the rows.
     staged = [] if outcome.is_equal else writer.uris()
     WarehouseFailpoint.COMPARED.reach()
     return ComparisonResult(p, outcome, staged, rate, marking=marker_audit.marking(job, p, outcome))

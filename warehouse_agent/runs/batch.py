@@ -29,7 +29,7 @@ from warehouse_agent.components.turn import ComponentTurn
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
 from warehouse_agent.history.change_memory import IntervalHistory
-from warehouse_agent.history.refresh_history import Histories, RunHistory, read, refreshes
+from warehouse_agent.history.refresh_history import Histories, HistoryListener, read, refreshes
 from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.order import SourceSchedule, schedule
@@ -98,7 +98,9 @@ class Runner:
         fragments = selection.fragments
         histories, zones = Histories(), {f.name: f.time_zone for f in fragments}
         remembering = IntervalHistory(self.store, zones, histories)
-        announcer = _Announcer(RunHistory(self.store, histories), (remembering, *self.listeners))
+        announcer = _Announcer(
+            HistoryListener(self.store, histories), (remembering, *self.listeners)
+        )
         deadline_s = options.deadline_s
         command = CommandServices(
             steps=Steps(self.spark, self.config.small_bytes, store=self.store),

@@ -20,7 +20,7 @@ class ThroughputMeter:
 
     def __init__(self) -> None:
         self._bytes, self._seconds = 0, 0.0
-        self._run_bytes, self._run_seconds = 0, 0.0
+        self._burst_bytes, self._burst_seconds = 0, 0.0
         self._last_at: float | None = None  # time of the last frame of the current run
         self._held_back_s = 0.0  # that the source has said, of this relation
 
@@ -29,16 +29,16 @@ class ThroughputMeter:
         kind = reply.WhichOneof("message")
         if kind == "rows":
             if self._last_at is not None:
-                self._run_bytes += len(reply.rows.frame)
-                self._run_seconds += now - self._last_at
+                self._burst_bytes += len(reply.rows.frame)
+                self._burst_seconds += now - self._last_at
             self._last_at = now
             return
         is_news = kind == "progress" and reply.progress.held_back_s > self._held_back_s
         self._held_back_s = reply.progress.held_back_s if kind == "progress" else 0.0
         if kind != "progress" or is_news:
-            self._bytes += self._run_bytes
-            self._seconds += self._run_seconds
-        self._run_bytes, self._run_seconds, self._last_at = 0, 0.0, None
+            self._bytes += self._burst_bytes
+            self._seconds += self._burst_seconds
+        self._burst_bytes, self._burst_seconds, self._last_at = 0, 0.0, None
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -1,6 +1,6 @@
 """Keys that travel themselves, to name rows that a source finds by an index (protocol, section 7).
 
-A unit names its rows by k. Where k is an integer key less a base, a source finds the row by an
+A group names its rows by k. Where k is an integer key less a base, a source finds the row by an
 index; a hash says nothing of where the row is. So the keys of a part whose key is not one such
 integer travel themselves, as a frame of the key columns, and k is the rank of a key's position
 among those of all named keys: both sides compute it, and it takes no byte on the line.

@@ -1,4 +1,4 @@
-"""Units against the reference, and the price of refining them."""
+"""Groups against the reference, and the price of refining them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import tracemalloc
 import numpy as np
 import pytest
 from driftline.errors import MalformedMessage
-from driftline.limits import UNIT_KEYS_PER_MESSAGE
+from driftline.limits import GROUP_KEYS_PER_MESSAGE
 from driftline.reconciliation import groups
-from driftline.reconciliation.groups import UnitRun, UnitSums, refines
+from driftline.reconciliation.groups import GroupSums, SizedGroups, refines
 from driftline.reconciliation.sketches import unpack
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ KS = st.integers(0, 2**31 - 1) | st.integers(0, 50)
 
 
 @st.composite
-def runs_and_rows(draw: st.DrawFn) -> tuple[list[reference.Run], list[reference.Row]]:
+def groups_and_rows(draw: st.DrawFn) -> tuple[list[reference.Sized], list[reference.Row]]:
     """Runs that share no key, and rows below some of their keys and others."""
     keys = draw(st.lists(KS, unique=True, max_size=40))
     turns = draw(st.lists(st.sampled_from([1, 2, 3, 7, 4096]), min_size=1, max_size=4))
@@ -31,71 +31,71 @@ def runs_and_rows(draw: st.DrawFn) -> tuple[list[reference.Run], list[reference.
     return [(size, share) for size, share in shares if share], rows
 
 
-def made(runs: list[reference.Run]) -> list[UnitRun]:
-    return [UnitRun(size, np.array(ks, np.uint64)) for size, ks in runs]
+def made(sized: list[reference.Sized]) -> list[SizedGroups]:
+    return [SizedGroups(size, np.array(ks, np.uint64)) for size, ks in sized]
 
 
 def arrays(rows: list[reference.Row]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([k for k, _ in rows], np.uint64), np.array([h for _, h in rows], np.uint64)
 
 
-@given(runs_and_rows(), st.integers(0, 60))
+@given(groups_and_rows(), st.integers(0, 60))
 def test_sums_are_those_of_the_reference(
-    drawn: tuple[list[reference.Run], list[reference.Row]], cut: int
+    drawn: tuple[list[reference.Sized], list[reference.Row]], cut: int
 ) -> None:
-    runs, rows = drawn
-    sums = UnitSums(made(runs))
-    named = {k for _, ks in runs for k in ks}
+    sized, rows = drawn
+    sums = GroupSums(made(sized))
+    named = {k for _, ks in sized for k in ks}
     found = [sums.add(*arrays(part)) for part in (rows[:cut], rows[cut:])]
     assert np.concatenate(found).tolist() == [k in named for k, _ in rows]
-    assert sums.short_digests().tolist() == reference.digests(runs, rows)
-    assert sums.gone().tolist() == reference.gone(runs, rows)
+    assert sums.short_digests().tolist() == reference.digests(sized, rows)
+    assert sums.gone().tolist() == reference.gone(sized, rows)
     assert sums.all_ks().tolist() == sorted(named)
-    unit_of = {k: at for at, ks in enumerate(reference.units(runs)) for k in ks}
-    assert sums.find(arrays(rows)[0]).tolist() == [unit_of.get(k, -1) for k, _ in rows]
+    group_of = {k: at for at, ks in enumerate(reference.groups(sized)) for k in ks}
+    assert sums.find(arrays(rows)[0]).tolist() == [group_of.get(k, -1) for k, _ in rows]
     odd = np.arange(len(sums)) % 2 == 1
-    chosen = sorted(k for k, at in unit_of.items() if at % 2)
+    chosen = sorted(k for k, at in group_of.items() if at % 2)
     assert sums.ks_of(odd).tolist() == chosen
     present = {k for k, _ in rows}
     assert sums.ks_of(odd, seen=True).tolist() == [k for k in chosen if k in present]
 
 
-@given(runs_and_rows())
-def test_pieces_are_the_run(drawn: tuple[list[reference.Run], list[reference.Row]]) -> None:
+@given(groups_and_rows())
+def test_pieces_are_the_groups(drawn: tuple[list[reference.Sized], list[reference.Row]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "UNIT_KEYS_PER_MESSAGE", 8)
-        for run in made([one for one in drawn[0] if one[0] <= 8]):
-            digests = np.arange(run.units, dtype=np.uint64)
-            pieces = list(run.pieces(digests))
+        patch.setattr(groups, "GROUP_KEYS_PER_MESSAGE", 8)
+        for one in made([one for one in drawn[0] if one[0] <= 8]):
+            digests = np.arange(one.count, dtype=np.uint64)
+            pieces = list(one.pieces(digests))
             unpacked = [unpack(ks, span=1 << 31, count_max=8) for ks, _ in pieces]
-            assert np.concatenate(unpacked).tolist() == run.ks.tolist()
-            assert all(len(ks) % run.size == 0 for ks in unpacked[:-1])
+            assert np.concatenate(unpacked).tolist() == one.ks.tolist()
+            assert all(len(ks) % one.size == 0 for ks in unpacked[:-1])
             assert b"".join(d for _, d in pieces) == digests.tobytes()
             for ks, (_, digest) in zip(unpacked, pieces, strict=True):
-                assert UnitRun(run.size, ks).units * 8 == len(digest)
+                assert SizedGroups(one.size, ks).count * 8 == len(digest)
 
 
-def test_a_large_run_fits_its_messages() -> None:
-    run = UnitRun(1, np.arange(0, 1 << 31, 1 << 14, dtype=np.uint64))
-    pieces = list(run.pieces(np.zeros(run.units, np.uint64)))
-    assert len(pieces) == len(run.ks) // UNIT_KEYS_PER_MESSAGE
+def test_a_large_list_fits_its_messages() -> None:
+    one = SizedGroups(1, np.arange(0, 1 << 31, 1 << 14, dtype=np.uint64))
+    pieces = list(one.pieces(np.zeros(one.count, np.uint64)))
+    assert len(pieces) == len(one.ks) // GROUP_KEYS_PER_MESSAGE
     assert max(len(ks) + len(digests) for ks, digests in pieces) < 1 << 20
 
 
 def test_a_key_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = [UnitRun(2, np.array([1, 5], np.uint64)), UnitRun(3, np.array([5, 9], np.uint64))]
+    two = [SizedGroups(2, np.array([1, 5], np.uint64)), SizedGroups(3, np.array([5, 9], np.uint64))]
     with pytest.raises(MalformedMessage):
-        UnitSums(two)
-    monkeypatch.setattr(groups, "GROUP_KEYS_MAX", 1)
+        GroupSums(two)
+    monkeypatch.setattr(groups, "GROUPED_KEYS_MAX", 1)
     with pytest.raises(MalformedMessage):
-        UnitSums(two[:1])
+        GroupSums(two[:1])
 
 
 @pytest.mark.slow
 def test_keys_named_one_by_one_take_no_more_memory() -> None:
     tracemalloc.start()
     try:
-        sums = UnitSums(UnitRun(1, np.array([k], np.uint64)) for k in range(20_000))
+        sums = GroupSums(SizedGroups(1, np.array([k], np.uint64)) for k in range(20_000))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -104,16 +104,16 @@ def test_keys_named_one_by_one_take_no_more_memory() -> None:
 
 
 def test_when_row_hashes_pay() -> None:
-    case = {"rows": 1000, "hashes": 1000, "differing": 100, "lost": 0, "units": 10_000}
+    case = {"rows": 1000, "hashes": 1000, "differing": 100, "lost": 0, "groups": 10_000}
     case |= {"row_bytes": 300, "wait_bytes": 0}
     assert refines(**case)
     assert not refines(**case | {"row_bytes": 8})
     assert not refines(**case | {"wait_bytes": 300_000})
     # Nearly all differ: nearly all rows changed, and their hashes tell nothing.
-    nearly = {"rows": 100, "hashes": 100, "differing": 100, "units": 100, "row_bytes": 100}
+    nearly = {"rows": 100, "hashes": 100, "differing": 100, "groups": 100, "row_bytes": 100}
     assert not refines(**case | nearly)
-    # A unit that lost a key is hashed again without it: one hash, whatever is in it.
-    lost = {"rows": 99_000, "hashes": 1000, "differing": 0, "lost": 1000, "units": 1000}
+    # A group that lost a key is hashed again without it: one hash, whatever is in it.
+    lost = {"rows": 99_000, "hashes": 1000, "differing": 0, "lost": 1000, "groups": 1000}
     assert refines(**case | lost | {"row_bytes": 8})
     assert not refines(**case | lost | {"row_bytes": 8, "hashes": 99_000})
     nothing = dict.fromkeys(case, 0)

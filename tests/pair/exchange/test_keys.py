@@ -62,8 +62,8 @@ def order_of(key: Key) -> tuple[bytes, int]:
 
 
 @dataclass(frozen=True)
-class NamedUnits:
-    """Some of our rows in units of `size`, named by their keys; the rest are not compared."""
+class NamedGroups:
+    """Some of our rows in groups of `size`, named by their keys; the rest are not compared."""
 
     ours: list[Row]
     chosen: list[bool]
@@ -78,10 +78,10 @@ class NamedUnits:
         for some in np.array_split(named, self.pieces):
             if not len(some):
                 continue
-            unit = np.arange(len(some)) // self.size
-            sums = np.zeros(unit[-1] + 1, np.uint64)
-            np.add.at(sums, unit, mixed.m0[some])
-            digests = short_digests(sums, np.bincount(unit)).astype("<u8").tobytes()
+            group = np.arange(len(some)) // self.size
+            sums = np.zeros(group[-1] + 1, np.uint64)
+            np.add.at(sums, group, mixed.m0[some])
+            digests = short_digests(sums, np.bincount(group)).astype("<u8").tobytes()
             keys = [key_bytes(key_of(self.ours[i]), self.recipe) for i in some]
             frame = named_keys.pack(keys, self.recipe, SALT)
             pieces.append(NamedPiece(self.size, where[some], digests, frame))
@@ -121,7 +121,7 @@ def within(key: tuple[str, str], ranges: tuple[KeyRange, ...]) -> bool:
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> tuple[Any, Any, NamedUnits]:
+def parts(draw: st.DrawFn) -> tuple[Any, Any, NamedGroups]:
     ours, theirs = draw(edited(COMPOSITE).filter(lambda tables: tables[0]))
     keys = sorted({key_of(row) for row in [*ours, *theirs]}, key=order_of)
     some = draw(st.lists(st.sampled_from(keys), max_size=4, unique=True))
@@ -132,7 +132,7 @@ def parts(draw: st.DrawFn) -> tuple[Any, Any, NamedUnits]:
     ranges = tuple(KeyRange(lower, upper) for lower, upper in pairs)
     chosen = [within(key_of(row), ranges) or draw(st.booleans()) for row in ours]
     chosen[0] |= not any(chosen)
-    units = NamedUnits(
+    groups = NamedGroups(
         ours,
         chosen,
         KeyPartLimits(ranges, rows_max=1000),
@@ -141,15 +141,15 @@ def parts(draw: st.DrawFn) -> tuple[Any, Any, NamedUnits]:
         row_bytes=draw(st.sampled_from([0, 9, 1000])),
         pieces=draw(st.integers(1, 3)),
     )
-    return ours, theirs, units
+    return ours, theirs, groups
 
 
 @given(parts(), st.sampled_from(list(FORCINGS)), st.booleans(), st.booleans())
 @examples(120)
 def test_a_part_is_theirs_and_the_rest_is_ours(
-    drawn: tuple[Any, Any, NamedUnits], forcing: str, wal: bool, is_held: bool
+    drawn: tuple[Any, Any, NamedGroups], forcing: str, wal: bool, is_held: bool
 ) -> None:
-    ours, theirs, units = drawn
+    ours, theirs, groups = drawn
     with (
         patched(forcing),
         tempfile.TemporaryDirectory() as folder,
@@ -161,12 +161,12 @@ def test_a_part_is_theirs_and_the_rest_is_ours(
         path = Path(folder) / "erp.db"
         fill(path, COMPOSITE, theirs, wal=wal)
         with closing(open_session(path)) as session:
-            result = exchanged(session, COMPOSITE.relation, ours, units=units)  # type: ignore[arg-type]
+            result = exchanged(session, COMPOSITE.relation, ours, groups=groups)  # type: ignore[arg-type]
             assert result.pair.is_done
-    named = {key_of(row) for row, is_named in zip(ours, units.chosen, strict=True) if is_named}
+    named = {key_of(row) for row, is_named in zip(ours, groups.chosen, strict=True) if is_named}
 
     def is_compared(row: Row) -> bool:
-        return key_of(row) in named or within(key_of(row), units.part.ranges)
+        return key_of(row) in named or within(key_of(row), groups.part.ranges)
 
     expected = [encode(r) for r in theirs if is_compared(r)]
     left = [encode(r) for r in ours if not is_compared(r)]
@@ -181,8 +181,8 @@ def test_a_part_is_theirs_and_the_rest_is_ours(
 OURS: list[Row] = [(f"k{n:03d}", n, b"x", None) for n in range(60)]
 
 
-def units_of(rows_max: int = 1000, *, ranges: tuple[KeyRange, ...] = ()) -> NamedUnits:
-    return NamedUnits(OURS, [True] * len(OURS), KeyPartLimits(ranges, rows_max), RECIPE)
+def groups_of(rows_max: int = 1000, *, ranges: tuple[KeyRange, ...] = ()) -> NamedGroups:
+    return NamedGroups(OURS, [True] * len(OURS), KeyPartLimits(ranges, rows_max), RECIPE)
 
 
 def test_a_part_keeps_to_its_budget() -> None:
@@ -192,20 +192,20 @@ def test_a_part_keeps_to_its_budget() -> None:
         path = Path(folder) / "erp.db"
         fill(path, COMPOSITE, theirs)
         with closing(open_session(path)) as session, pytest.raises(LimitExceeded) as caught:
-            exchanged(session, COMPOSITE.relation, OURS, units=units_of(100, ranges=behind))  # type: ignore[arg-type]
+            exchanged(session, COMPOSITE.relation, OURS, groups=groups_of(100, ranges=behind))  # type: ignore[arg-type]
     assert "more than 100 rows" in caught.value.message
 
 
 def test_a_key_without_a_unique_index_is_refused_by_name() -> None:
     rows: Any = [(f"k{n}", n, None) for n in range(9)]
-    units = NamedUnits(rows, [True] * 9, KeyPartLimits((), 100), recipe_of(TEXT))
-    units = NamedUnits(rows, [True] * 9, units.part, units.recipe)
+    groups = NamedGroups(rows, [True] * 9, KeyPartLimits((), 100), recipe_of(TEXT))
+    groups = NamedGroups(rows, [True] * 9, groups.part, groups.recipe)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.pair.exchange.test_keys.key_of", lambda row: (row[0],))
         path = Path(folder) / "erp.db"
         fill(path, TEXT, rows)
         with closing(open_session(path)) as session, pytest.raises(ConfigurationError) as caught:
-            exchanged(session, TEXT.relation, rows, units=units)  # type: ignore[arg-type]
+            exchanged(session, TEXT.relation, rows, groups=groups)  # type: ignore[arg-type]
     assert "its key (code)" in caught.value.message
 
 
@@ -241,8 +241,8 @@ def piece(
     named = [key_bytes(key_of(row), RECIPE) for row in OURS] if keys is None else keys
     frame = named_keys.pack(named, RECIPE, SALT)
     count = -(-len(named) // size) if digests is None else digests
-    units = {"size": size, "keys": frame, "digests": bytes(8 * count), "last": True, **more}
-    return pb.Request(units=pb.Units(**units))
+    groups = {"size": size, "keys": frame, "digests": bytes(8 * count), "last": True, **more}
+    return pb.Request(units=pb.Units(**groups))
 
 
 def test_what_is_well_formed_is_answered() -> None:

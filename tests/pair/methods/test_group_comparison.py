@@ -1,6 +1,6 @@
 """The comparison of groups through both agents against the paper's three steps.
 
-Algorithm 2 as printed never compares the last unit; the product compares all of them.
+Algorithm 2 as printed never compares the last group; the product compares all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.examples import examples
-from tests.harness.exchange_pair import INTEGER, Result, Table, Units, encode, fill, open_session
+from tests.harness.exchange_pair import INTEGER, Groups, Result, Table, encode, fill, open_session
 from tests.harness.exchange_pair import exchange as exchanged
 from tests.reference import group_comparison as reference
 from warehouse_agent.planning.sketch_size import embedding_for
@@ -35,16 +35,16 @@ def plan_of(rows: reference.Relation, size: int) -> list[list[int]]:
 
 def compared(ours: Rows, theirs: Rows, size: int) -> Result:
     """Compare by groups of so many keys, through both agents and a SQLite file."""
-    units = Units(embedding_for(len(ours), (min(ours), max(ours))), (size,), row_bytes=9)
+    groups = Groups(embedding_for(len(ours), (min(ours), max(ours))), (size,), row_bytes=9)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "erp.db"
         fill(path, INTEGER, table(theirs))
         with closing(open_session(path)) as session:
-            return exchanged(session, INTEGER.relation, table(ours), units=units)
+            return exchanged(session, INTEGER.relation, table(ours), groups=groups)
 
 
 @pytest.mark.parametrize("size", [1, 4, 20])
-def test_an_update_in_the_last_unit(size: int) -> None:
+def test_an_update_in_the_last_group(size: int) -> None:
     """The printed lines miss it, at every size of groups; the repaired ones and ours do not."""
     ours: Rows = dict.fromkeys(range(20), ("old",))
     theirs = ours | {19: ("new",)}

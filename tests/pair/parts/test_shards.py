@@ -79,7 +79,7 @@ def table() -> str:
 def pair(
     legacy: Legacy, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pair]:
-    for module, name in ((group_shards, "KEYS_MAX"), (candidates, "GROUP_KEYS_MAX")):
+    for module, name in ((group_shards, "KEYS_MAX"), (candidates, "GROUPED_KEYS_MAX")):
         monkeypatch.setattr(module, name, MOST)
     legacy.execute(f"CREATE TABLE {table} ({TABLES[table].format(**TYPES[legacy.engine])})")
     rows = [row(table, n) for n in range(ROWS) if n % 5]
@@ -310,7 +310,7 @@ def test_rows_of_two_instants_are_no_snapshot(
     tmp_path: Path, gone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer commits while a shard is read, the first or the last (a rollback journal)."""
-    for module, name in ((group_shards, "KEYS_MAX"), (candidates, "GROUP_KEYS_MAX")):
+    for module, name in ((group_shards, "KEYS_MAX"), (candidates, "GROUPED_KEYS_MAX")):
         monkeypatch.setattr(module, name, MOST)
     legacy = SqliteLegacy(tmp_path / "erp.db", wal=False)
     legacy.execute("CREATE TABLE near (id INTEGER PRIMARY KEY NOT NULL, v INTEGER)")

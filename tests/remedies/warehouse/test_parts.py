@@ -59,7 +59,7 @@ def test_keys_without_an_order(site: Site) -> None:
     told(site.fault(), "Remove `incremental` from the fragment.")
     well(site, "")
     site.keep('method = "group"')
-    with mock.patch.object(group_selection, "GROUP_KEYS_MAX", 100):
+    with mock.patch.object(group_selection, "GROUPED_KEYS_MAX", 100):
         told(site.fault(), "Change `method` of the fragment: a sketch has no such limit.")
         well(site, 'method = "sketch"')
 

@@ -9,7 +9,7 @@ import pytest
 from driftline import errors
 
 from source_agent.engines.interface import Limits
-from source_agent.engines.registry import RUN, connect, not_run
+from source_agent.engines.registry import RUN, connect, untested
 from tests.harness.server_versions import PACKAGES
 
 # What `tests/setup` installs: no package of another release.
@@ -63,5 +63,5 @@ def test_every_server_that_the_tests_run_is_known() -> None:
     ],
 )
 def test_a_server_that_no_test_runs_is_told(release: str, said: str) -> None:
-    assert said in not_run(release)
-    assert bool(said) == bool(not_run(release))
+    assert said in untested(release)
+    assert bool(said) == bool(untested(release))

@@ -182,10 +182,10 @@ def test_another_bitmap_is_refused(parts: list[bytes]) -> None:
         validation.wanted(lambda: next(following), 24)
 
 
-# Units
+# Groups
 
 
-def units_in(parts: Sequence[list[int]], size: int, digests: int) -> list[pb.Request]:
+def groups_in(parts: Sequence[list[int]], size: int, digests: int) -> list[pb.Request]:
     last = len(parts) - 1
     return [
         pb.Request(
@@ -201,8 +201,8 @@ def units_in(parts: Sequence[list[int]], size: int, digests: int) -> list[pb.Req
 
 
 def test_units_are_put_together() -> None:
-    first, recv = heard(units_in([[1, 2, 3, 5, 7], [8, 9, 10, 20, 39]], 4, 2))
-    found, digests = validation.units(first, recv, Embedding(40, 0))
+    first, recv = heard(groups_in([[1, 2, 3, 5, 7], [8, 9, 10, 20, 39]], 4, 2))
+    found, digests = validation.groups(first, recv, Embedding(40, 0))
     assert (len(found), len(digests)) == (4, 4)
     assert found.all_ks().tolist() == [1, 2, 3, 5, 7, 8, 9, 10, 20, 39]
 
@@ -216,9 +216,9 @@ def test_units_are_put_together() -> None:
         ([[5, 6], [6, 7]], 4, 1),
         ([[1, 2, 3]], 0, 1),
     ],
-    ids=["a digest too few", "a digest too many", "a k too large", "a k in two units", "no size"],
+    ids=["a digest too few", "a digest too many", "a k too large", "a k in two groups", "no size"],
 )
 def test_malformed_units_are_refused(parts: list[list[int]], size: int, digests: int) -> None:
-    first, recv = heard(units_in(parts, size, digests))
+    first, recv = heard(groups_in(parts, size, digests))
     with pytest.raises(MalformedMessage):
-        validation.units(first, recv, Embedding(40, 0))
+        validation.groups(first, recv, Embedding(40, 0))

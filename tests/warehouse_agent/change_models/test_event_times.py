@@ -73,10 +73,10 @@ def test_sizes_that_follow_each_other_are_contradicted() -> None:
     independent = np.where(rng.random(3000) < 0.05, 2, 1)
     clustered = np.ones(3000, np.int64)
     clustered[::100] = 2
-    assert fitness.of_runs(independent) is not None
-    assert getattr(fitness.of_runs(independent), "p_value", 0) > 0.05
-    assert getattr(fitness.of_runs(clustered), "p_value", 1) <= 0.05
-    assert fitness.of_runs(np.ones(100, np.int64)) is None
+    assert fitness.of_gaps(independent) is not None
+    assert getattr(fitness.of_gaps(independent), "p_value", 0) > 0.05
+    assert getattr(fitness.of_gaps(clustered), "p_value", 1) <= 0.05
+    assert fitness.of_gaps(np.ones(100, np.int64)) is None
 
 
 def test_what_is_not_counted() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from driftline.errors import ConfigurationError, NotFound
-from driftline.limits import GROUP_KEYS_MAX
+from driftline.limits import GROUPED_KEYS_MAX
 from driftline.reconciliation.ranges import uniform
 from hypothesis import given
 from hypothesis import strategies as st
@@ -496,7 +496,7 @@ def test_deleted_rows_are_not_shipped_by_groups() -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_groups_are_a_candidate_of_as_many_rows_as_they_may_name(more: int) -> None:
-    rows = GROUP_KEYS_MAX + more
+    rows = GROUPED_KEYS_MAX + more
     found = predict(known(rows=rows, rows_expected=rows))
     assert ("by groups" in by_name(found)) == (not more)
 
@@ -512,7 +512,7 @@ def test_a_part_is_what_is_done() -> None:
 
 def test_more_rows_than_groups_can_name_are_refused_as_a_refresh_would() -> None:
     with pytest.raises(ConfigurationError, match="1,048,576 rows"):
-        predict(known(rows=GROUP_KEYS_MAX + 1, forced=Method.GROUP))
+        predict(known(rows=GROUPED_KEYS_MAX + 1, forced=Method.GROUP))
 
 
 @pytest.mark.parametrize(("forced", "read_at_most"), [*product([None, *Method], [None]), (None, 9)])

@@ -6,7 +6,12 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from warehouse_agent.components.phase_history import PHASES, RefreshHabit, last_phases, last_runs
+from warehouse_agent.components.phase_history import (
+    PHASES,
+    RefreshHabit,
+    last_phases,
+    last_refreshes,
+)
 from warehouse_agent.components.phase_history import cost as cost_of
 from warehouse_agent.components.phase_history import habit as habit_of
 from warehouse_agent.components.staleness import PhaseCost
@@ -34,7 +39,7 @@ def cost(store: Store, views: list[str]) -> PhaseCost | None:
 
 
 def habit(store: Store, name: str, now: datetime) -> RefreshHabit:
-    found = habit_of(read(store, name, last_runs()), now)
+    found = habit_of(read(store, name, last_refreshes()), now)
     assert found == habit_of(read(store, name), now)
     return found
 

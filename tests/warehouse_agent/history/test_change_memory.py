@@ -11,7 +11,7 @@ import pytest
 from tests.warehouse_agent.change_models.weeks import MONDAY
 from warehouse_agent.events import RefreshCommitted
 from warehouse_agent.history import change_memory, refresh_history
-from warehouse_agent.history.refresh_history import RunHistory, read, refreshes
+from warehouse_agent.history.refresh_history import HistoryListener, read, refreshes
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 
@@ -37,7 +37,10 @@ def report(day: float, changed: int = 3, *, is_load: bool = False) -> Report:
 def refreshed(store: Store, *reports: Report) -> None:
     """As `runs.batch` does it: the line first, then the memory."""
     for one in reports:
-        for listen in (RunHistory(store), change_memory.IntervalHistory(store, {"orders": "UTC"})):
+        for listen in (
+            HistoryListener(store),
+            change_memory.IntervalHistory(store, {"orders": "UTC"}),
+        ):
             listen(RefreshCommitted(one))
 
 
@@ -65,11 +68,11 @@ def test_lines_that_the_memory_lacks_are_read(tmp_path: Path) -> None:
     """Of releases before, and of a command that was killed before it wrote the memory."""
     store = Store(str(tmp_path))
     for one in (report(0, is_load=True), report(1), report(2)):
-        RunHistory(store)(RefreshCommitted(one))
+        HistoryListener(store)(RefreshCommitted(one))
     assert len(change_memory.remembered(store, "orders", "UTC").recent) == 2
     refreshed(store, report(3))
     assert len(change_memory.remembered(store, "orders", "UTC").recent) == 3
-    RunHistory(store)(RefreshCommitted(report(4)))
+    HistoryListener(store)(RefreshCommitted(report(4)))
     assert len(change_memory.remembered(store, "orders", "UTC").recent) == 4
 
 
@@ -85,7 +88,7 @@ def test_a_history_that_was_read_too_little_is_read_again(tmp_path: Path) -> Non
     store = Store(str(tmp_path))
     refreshed(store, report(0, is_load=True), report(1))
     for day in range(2, 9):
-        RunHistory(store)(RefreshCommitted(report(day)))
+        HistoryListener(store)(RefreshCommitted(report(day)))
     for most in (1, 3, 20):
         newest = read(store, "orders", refreshes(most))
         assert len(change_memory.remembered(store, "orders", "UTC", newest).recent) == 8

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, LimitExceeded, NotNow
-from driftline.limits import GROUP_KEYS_MAX
+from driftline.limits import GROUPED_KEYS_MAX
 
 from tests.warehouse_agent.cli.test_plan import ROWS, known
 from warehouse_agent.cli.plan import predict
@@ -78,11 +78,11 @@ def test_tiles(tiles: int, limit: int | None, kind: type[Exception] | None) -> N
         (Allowance(scan=True, has_hours=True), 1000, None),
         (Allowance(scan=False, begins=NOW, has_hours=True), 1000, None),
         (LATER, 1000, 1000),
-        (LATER, None, GROUP_KEYS_MAX),
-        (NEVER, None, GROUP_KEYS_MAX),
+        (LATER, None, GROUPED_KEYS_MAX),
+        (NEVER, None, GROUPED_KEYS_MAX),
         (Allowance(scan=False, rows_by_key=5000), None, 5000),
         (Allowance(scan=False, rows_by_key=5000), 9000, 9000),  # which is refused
-        (Allowance(scan=False, rows_by_key=2 * GROUP_KEYS_MAX), None, GROUP_KEYS_MAX),
+        (Allowance(scan=False, rows_by_key=2 * GROUPED_KEYS_MAX), None, GROUPED_KEYS_MAX),
     ],
 )
 def test_the_rows_of_a_part(

@@ -1,4 +1,4 @@
-"""Group selection: the paper's numbers and flaws, the optimum against slow answers, units."""
+"""Group selection: the paper's numbers and flaws, the optimum against slow answers, groups."""
 
 from __future__ import annotations
 
@@ -548,7 +548,7 @@ def probabilities(table: pa.Table) -> Floats:
 
 
 @pytest.mark.parametrize("hashed", [False, True], ids=["integer", "hashed"])
-def test_rows_in_units(steps: Steps, tmp_path: Path, hashed: bool) -> None:
+def test_rows_in_groups(steps: Steps, tmp_path: Path, hashed: bool) -> None:
     files, table = named_rows(tmp_path, 3)
     embedding = Embedding(ROWS * 16) if hashed else Embedding(ROWS, 7)
     p, ids = probabilities(table), table["id"].to_numpy()
@@ -562,7 +562,7 @@ def test_rows_in_units(steps: Steps, tmp_path: Path, hashed: bool) -> None:
     assert found.compared == mixed.digest()
     assert found.rest == Digest()
 
-    # Every k once, in a unit or in none; the digests are of the rows below it.
+    # Every k once, in a group or in none; the digests are of the rows below it.
     ks, _ = embedding.embed(ids, SALT)
     sums = GroupedRows(embedding, found.pieces, found.ungrouped, 1, 1).sums()
     assert sorted([*sums.all_ks(), *found.ungrouped]) == np.unique(ks).tolist()

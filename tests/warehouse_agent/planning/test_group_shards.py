@@ -6,7 +6,7 @@ from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
-from driftline.limits import GROUP_KEYS_MAX, NAMED_BYTES_MAX
+from driftline.limits import GROUPED_KEYS_MAX, NAMED_BYTES_MAX
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,7 +70,7 @@ def test_a_budget_is_kept_by_all_shards_together(rows: list[tuple[int, int]], sp
 
 
 def test_the_limit_is_that_of_rows_or_of_the_bytes_of_their_keys() -> None:
-    assert group_shards.limit(8) == GROUP_KEYS_MAX
+    assert group_shards.limit(8) == GROUPED_KEYS_MAX
     assert 600_000 < group_shards.limit(40) < 700_000
     assert group_shards.limit(40) * 40 < NAMED_BYTES_MAX
     assert group_shards.limit(40, 1000) == 1000

@@ -1,13 +1,13 @@
-"""Assign rows to units, by a plan of groups, without a global order.
+"""Assign rows to groups, by a plan of groups, without a global order.
 
 Each task divides the rows of its files into classes of similar P({±t}). In each class a fixed
-number of keys, in key order, makes a unit, so the keys of a unit are near each other: key lists
-become short, and sources read by index. A task returns the units as they are sent (a third of a
-byte per key and 8 bytes per unit), so the driver never holds the rows. It leaves at most one
-incomplete unit per class, which costs about Φ_h; so there are few tasks.
+number of keys, in key order, makes a group, so the keys of a group are near each other: key lists
+become short, and sources read by index. A task returns the groups as they are sent (a third of a
+byte per key and 8 bytes per group), so the driver never holds the rows. It leaves at most one
+incomplete group per class, which costs about Φ_h; so there are few tasks.
 
-Rows whose keys are hashed to the same k must be in one unit, so one task has them all: at most
-GROUP_KEYS_MAX. Rejected: `row_number` over classes, for which Spark always shuffles.
+Rows whose keys are hashed to the same k must be in one group, so one task has them all: at most
+GROUPED_KEYS_MAX. Rejected: `row_number` over classes, for which Spark always shuffles.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from operator import add
 import numpy as np
 import pyarrow as pa
 from driftline.arrays import U64, Bools, Floats, Integers
-from driftline.reconciliation.groups import UnitRun, UnitSums
+from driftline.reconciliation.groups import GroupSums, SizedGroups
 from driftline.reconciliation.sketches import Embedding
 from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix, xx_array
 
 from warehouse_agent.columns.layout import CHANGED, FIRST, RATE, Layout
-from warehouse_agent.methods.groups.exchange import UnitPiece
+from warehouse_agent.methods.groups.exchange import GroupPiece
 from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import (
     GroupPlan,
@@ -41,7 +41,7 @@ from warehouse_agent.tasks.steps import Steps, size_of_digests
 _OMEGA = (FIRST, CHANGED, RATE)
 _COUNTED = pa.schema([("counts", pa.binary()), ("updates", pa.binary())])
 _POSITIONS = pa.schema([("positions", pa.binary())])
-# What a task returns: units, or in its last row the rows that are in none, and digests.
+# What a task returns: groups, or in its last row the rows that are in none, and digests.
 _ASSIGNED = pa.schema(
     [
         ("size", pa.int32()),
@@ -80,11 +80,11 @@ class RowsInPositions:
 
 @dataclass(frozen=True, slots=True)
 class AssignedRows:
-    """Rows in units; `ungrouped` are the k of rows that are compared but in no unit, uint64 [n]
+    """Rows in groups; `ungrouped` are the k of rows that are compared but in no group, uint64 [n]
     ascending. `compared` is the digest of the compared rows, `rest` that of all others, and
     `updates_left` is the sum of P({±t}) of these."""
 
-    pieces: tuple[UnitPiece, ...]
+    pieces: tuple[GroupPiece, ...]
     ungrouped: U64
     compared: Digest
     rest: Digest
@@ -137,11 +137,11 @@ def assign(
     *,
     part: PartRows | None = None,
 ) -> AssignedRows:
-    """Assign the rows of files to the units of a plan; one step.
+    """Assign the rows of files to the groups of a plan; one step.
 
     Args:
         outlook: on the updates of these rows; None: all are equally likely.
-        part: compare only these rows; the plan puts each of them into a unit.
+        part: compare only these rows; the plan puts each of them into a group.
 
     Raises:
         WarehouseUnavailable: a file cannot be read.
@@ -150,12 +150,12 @@ def assign(
     function, size = _assign(plan, embedding, salt, part, outlook), size_of_digests(files)
     columns = with_omega(layout.lane_schema, layout)
     rows = scan(steps, files, columns, function, _ASSIGNED, size=size, tasks_max=tasks)
-    pieces: list[UnitPiece] = []
+    pieces: list[GroupPiece] = []
     ungrouped = [np.zeros(0, np.uint64)]
     compared, rest, left = Digest(), Digest(), 0.0
     for row in rows.to_pylist():
         if row["size"]:
-            pieces.append(UnitPiece(row["size"], row["ks"], row["digests"]))
+            pieces.append(GroupPiece(row["size"], row["ks"], row["digests"]))
         else:
             ungrouped.append(np.frombuffer(row["ungrouped"], np.uint64))
             compared += digest_of(row["compared"])
@@ -217,32 +217,32 @@ def _assign(
             hashes.append(inside.m0)
             likely.append(p[chosen])
             left += float(p[~chosen].sum())
-        runs, ungrouped = _runs(plan, np.concatenate(ks), np.concatenate(likely))
-        sums = UnitSums(runs)
+        sized, ungrouped = _sized(plan, np.concatenate(ks), np.concatenate(likely))
+        sums = GroupSums(sized)
         sums.add(np.concatenate(ks), np.concatenate(hashes))
         digests, at = sums.short_digests(), 0
-        for one in runs:
-            for ks_bytes, short in one.pieces(digests[at : at + one.units]):
+        for one in sized:
+            for ks_bytes, short in one.pieces(digests[at : at + one.count]):
                 yield _row(size=one.size, ks=ks_bytes, digests=short)
-            at += one.units
+            at += one.count
         digests_of = {"compared": digest_bytes(compared), "rest": digest_bytes(rest)}
         yield _row(ungrouped=ungrouped.tobytes(), updates_left=left, **digests_of)
 
     return run
 
 
-def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[UnitRun], U64]:
-    """Return the runs of these rows, and the k that are in none, uint64 [n] ascending."""
+def _sized(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[SizedGroups], U64]:
+    """Return the groups of these rows by size, and the k, uint64 [n] ascending, in none."""
     order = np.argsort(ks, kind="stable")
     distinct, first = np.unique(ks[order], return_index=True)
     likeliest = np.maximum.reduceat(p[order], first) if len(first) else p
     classes = class_of(likeliest)
-    runs = [
-        UnitRun(int(plan.rows[at]), distinct[classes == at])
+    sized = [
+        SizedGroups(int(plan.rows[at]), distinct[classes == at])
         for at in np.unique(classes)
         if plan.rows[at]
     ]
-    return runs, distinct[plan.rows[classes] == 0]
+    return sized, distinct[plan.rows[classes] == 0]
 
 
 def chosen_rows(part: PartRows | None, batch: pa.RecordBatch, p: Floats, salt: Salt) -> Bools:

@@ -1,9 +1,9 @@
-"""The group method: units of our rows, each compared as one (protocol, section 9).
+"""The group method: our rows in groups, each compared as one (protocol, section 9).
 
-After Lu, Liu and Hyland, section VI. We send the keys and a digest of each unit. The source ships
-rows whose keys were not named (insertions) and sends keys that it lacks (deletions). A unit that
-differs is shipped whole, or its row hashes are sent. A unit that lost keys is hashed again without
-them before it is compared; then our rows of the units that differ are listed once.
+After Lu, Liu and Hyland, section VI. We send the keys and a digest of each group. The source ships
+rows whose keys were not named (insertions) and sends keys that it lacks (deletions). A group that
+differs is shipped whole, or its row hashes are sent. A group that lost keys is hashed again without
+them before it is compared; then our rows of the groups that differ are listed once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Integers
 from driftline.errors import MalformedMessage
-from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_PER_MESSAGE
-from driftline.reconciliation.groups import UnitRun, UnitSums
+from driftline.limits import GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX
+from driftline.reconciliation.groups import GroupSums, SizedGroups
 from driftline.reconciliation.named_keys import KeyMap, Ranks
 from driftline.reconciliation.ranges import short_digests
 from driftline.reconciliation.sketches import unpack
@@ -41,8 +41,8 @@ from warehouse_agent.tasks.digests import Listing
 
 
 @dataclass(frozen=True, slots=True)
-class UnitPiece:
-    """Units as they are sent: keys in each, the list of all keys, a digest for each unit."""
+class GroupPiece:
+    """Groups as they are sent: keys in each, the list of all keys, a digest for each group."""
 
     size: int
     ks: bytes
@@ -51,8 +51,8 @@ class UnitPiece:
 
 @dataclass(frozen=True, slots=True)
 class NamedPiece:
-    """Units whose rows are named by keys: keys in each, positions of all keys, int64 [n], a digest
-    for each unit, and the keys themselves in a frame."""
+    """Groups whose rows are named by keys: keys in each, positions of all keys, int64 [n], a digest
+    for each group, and the keys themselves in a frame."""
 
     size: int
     positions: Integers
@@ -85,16 +85,16 @@ class PartLimits:
 
 @dataclass(frozen=True, slots=True)
 class GroupedRows:
-    """Our rows in units.
+    """Our rows in groups.
 
     Attributes:
-        ungrouped: k, uint64 [n] ascending, of our rows in no unit: replaced, never compared.
+        ungrouped: k, uint64 [n] ascending, of our rows in no group: replaced, never compared.
         row_bytes, wait_bytes: costs of a row and of a round trip; they decide if hashes are sent.
         part: None if all rows are compared.
     """
 
     embedding: KeyMap
-    pieces: tuple[UnitPiece | NamedPiece, ...]
+    pieces: tuple[GroupPiece | NamedPiece, ...]
     ungrouped: U64
     row_bytes: int
     wait_bytes: int
@@ -119,27 +119,27 @@ class GroupedRows:
         return said
 
     def requests(self) -> Iterator[pb.Request]:
-        """Return the messages that carry the units."""
+        """Return the messages that carry the groups."""
         for at, piece in enumerate(self.pieces):
-            units = pb.Units(size=piece.size, digests=piece.digests)
+            message = pb.Units(size=piece.size, digests=piece.digests)
             if isinstance(piece, NamedPiece):
-                units.keys = piece.keys
+                message.keys = piece.keys
             else:
-                units.ks = piece.ks
-            units.last = at == len(self.pieces) - 1
-            yield pb.Request(units=units)
+                message.ks = piece.ks
+            message.last = at == len(self.pieces) - 1
+            yield pb.Request(units=message)
         if not self.pieces:
             yield pb.Request(units=pb.Units(last=True))
 
-    def sums(self) -> UnitSums:
-        """Return the units, unpacked."""
-        return UnitSums([UnitRun(piece.size, self._ks(piece)) for piece in self.pieces])
+    def sums(self) -> GroupSums:
+        """Return the groups, unpacked."""
+        return GroupSums([SizedGroups(piece.size, self._ks(piece)) for piece in self.pieces])
 
-    def _ks(self, piece: UnitPiece | NamedPiece) -> U64:
+    def _ks(self, piece: GroupPiece | NamedPiece) -> U64:
         """Return the k of a piece, uint64 [n]."""
-        if isinstance(piece, UnitPiece):
-            return unpack(piece.ks, span=self.embedding.span, count_max=UNIT_KEYS_PER_MESSAGE)
-        assert isinstance(self.embedding, Ranks), "a piece is named as its units are"
+        if isinstance(piece, GroupPiece):
+            return unpack(piece.ks, span=self.embedding.span, count_max=GROUP_KEYS_PER_MESSAGE)
+        assert isinstance(self.embedding, Ranks), "a piece is named as its groups are"
         return self.embedding.embed(piece.positions)[0]
 
     def ours(self) -> U64:
@@ -149,7 +149,7 @@ class GroupedRows:
 
 @dataclass(frozen=True, slots=True)
 class GroupSide:
-    """Our side in units. `compared` is the digest of our rows that may be replaced, `rest` that of
+    """Our side in groups. `compared` is the digest of our rows that may be replaced, `rest` that of
     all others, which only a part has; `updates_left` of these are expected to have been updated."""
 
     grouped: GroupedRows
@@ -160,7 +160,7 @@ class GroupSide:
     updates_left: float = 0.0
 
     def open(self, talk: RelationExchange) -> Step:
-        """Open with units, and compare those that differ row by row."""
+        """Open with groups, and compare those that differ row by row."""
         outcome = self.compare(talk)
         return outcome if self.grouped.part is None else outcome.beside(self.rest)
 
@@ -190,10 +190,10 @@ class GroupSide:
 def regroup(
     grouped: GroupedRows, talk: RelationExchange, *, first: pb.Reply, lister: Lister
 ) -> ListedRows:
-    """Compare the units that differ row by row, until the wanted rows are on their way.
+    """Compare the groups that differ row by row, until the wanted rows are on their way.
 
     Args:
-        first: the reply that says which units differ.
+        first: the reply that says which groups differ.
 
     Returns:
         Rows of ours that are replaced or deleted.
@@ -201,37 +201,39 @@ def regroup(
     Raises:
         MalformedMessage, and whatever `talk.receive` raises.
     """
-    units = grouped.sums()
-    if not len(units):
+    groups = grouped.sums()
+    if not len(groups):
         raise MalformedMessage("Units differ where none were sent.")
-    differs, counts = mismatch(_with(first, talk.receive), len(units))
+    differs, counts = mismatch(_with(first, talk.receive), len(groups))
     gone = gone_of(grouped, talk.receive())
     hashes = row_hashes(talk.receive)
-    if hashes is None or (units.find(gone) < 0).any():
+    if hashes is None or (groups.find(gone) < 0).any():
         raise MalformedMessage(
             "Units were answered with something else.",
             remedy="Install the same release on both sides.",
         )
-    lost = np.zeros(len(units), np.bool_)
-    lost[units.find(gone)] = True
-    # One hash for every row, but one for all rows of a unit that lost keys.
+    lost = np.zeros(len(groups), np.bool_)
+    lost[groups.find(gone)] = True
+    # One hash for every row, but one for all rows of a group that lost keys.
     entries = np.where(lost[differs], np.minimum(counts, 1), counts)
     if (lost & ~differs).any() or int(entries.sum()) != len(hashes):
         raise MalformedMessage("The source sent another number of row hashes than it said.")
-    unit_of = np.repeat(np.flatnonzero(differs), entries)
-    ks = np.union1d(units.ks_of(differs), grouped.ungrouped)
+    group_of = np.repeat(np.flatnonzero(differs), entries)
+    ks = np.union1d(groups.ks_of(differs), grouped.ungrouped)
     listed = lister.list_keys(grouped.embedding, ks)
-    ours = units.find(listed.ranges.astype(np.uint64))
+    ours = groups.find(listed.ranges.astype(np.uint64))
     is_gone = np.isin(listed.ranges.astype(np.uint64), gone)
-    is_lost = lost[unit_of]
-    again = _same_again(units, lost, listed, np.where(is_gone, -1, ours), unit_of, hashes, is_lost)
-    wanted = is_lost & ~again[unit_of]
-    # Rows in no unit and deleted rows are removed; a unit that lost keys and still differs is
+    is_lost = lost[group_of]
+    again = _same_again(
+        groups, lost, listed, np.where(is_gone, -1, ours), group_of, hashes, is_lost
+    )
+    wanted = is_lost & ~again[group_of]
+    # Rows in no group and deleted rows are removed; a group that lost keys and still differs is
     # replaced.
     removed = (ours < 0) | is_gone | (lost & ~again)[np.maximum(ours, 0)]
     singly = (ours >= 0) & ~lost[np.maximum(ours, 0)]
     alone, asked = multiset_difference(
-        ours[singly], listed.hashes[singly], unit_of[~is_lost], hashes[~is_lost]
+        ours[singly], listed.hashes[singly], group_of[~is_lost], hashes[~is_lost]
     )
     removed[np.flatnonzero(singly)[alone]] = True
     wanted[np.flatnonzero(~is_lost)[asked]] = True
@@ -244,30 +246,30 @@ def gone_of(grouped: GroupedRows, reply: pb.Reply) -> U64:
     """Return the k, uint64 [n], for which the source has no row. Raises MalformedMessage."""
     if reply.WhichOneof("message") != "deleted":
         raise MalformedMessage("The deleted keys were expected.")
-    most = min(len(grouped.pieces) * UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX)
+    most = min(len(grouped.pieces) * GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX)
     return unpack(reply.deleted.ks, span=grouped.embedding.span, count_max=most)
 
 
 def _same_again(
-    units: UnitSums,
+    groups: GroupSums,
     lost: Bools,
     listed: Listing,
     ours: npt.NDArray[np.int64],
-    unit_of: npt.NDArray[np.int64],
+    group_of: npt.NDArray[np.int64],
     hashes: U64,
     is_lost: Bools,
 ) -> Bools:
-    """Return which units, bool [units], are equal without the keys that they lost.
+    """Return which groups, bool [groups], are equal without the keys that they lost.
 
     Args:
-        ours: the unit of each listed row, int64 [listed]; −1 for deleted rows.
+        ours: the group of each listed row, int64 [listed]; −1 for deleted rows.
     """
-    sums, counts = np.zeros(len(units), np.uint64), np.zeros(len(units), np.int64)
+    sums, counts = np.zeros(len(groups), np.uint64), np.zeros(len(groups), np.int64)
     mine = ours >= 0
     np.add.at(sums, ours[mine], listed.hashes[mine])
     np.add.at(counts, ours[mine], 1)
-    theirs = np.zeros(len(units), np.uint64)
-    theirs[unit_of[is_lost]] = hashes[is_lost]
+    theirs = np.zeros(len(groups), np.uint64)
+    theirs[group_of[is_lost]] = hashes[is_lost]
     same: Bools = lost & (short_digests(sums, counts) == theirs)
     return same
 

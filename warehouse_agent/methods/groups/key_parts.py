@@ -3,15 +3,15 @@
 These are keys that are not one integer, integers that span too much for k, and rows that are
 compared in shards.
 
-As in a part by positions (`units`), the rows most likely to have changed are compared, the next
+As in a part by positions (`groups`), the rows most likely to have changed are compared, the next
 rows in key order after the last part, and whatever is new behind the greatest key. The bounds of
 these ranges are keys of ours; the source reads them, and looks up all other named keys, by its
 index (protocol, section 7, "Named keys"). A new key between two old ones comes when its range has
 its turn.
 
-A unit has neighbours in key order where that is cheap to sort: such keys compress better. Rejected:
-bounds from a sample. A part must not exceed its number of rows, and the exact bounds cost no more
-than one reading of the keys.
+A group has neighbours in key order where that is cheap to sort: such keys compress better.
+Rejected: bounds from a sample. A part must not exceed its number of rows, and the exact bounds cost
+no more than one reading of the keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from driftline.arrays import Floats, Integers
 from driftline.errors import LimitExceeded, MalformedMessage
-from driftline.limits import NAMED_BODY_BYTES_SENT, NAMED_BYTES_MAX, UNIT_KEYS_PER_MESSAGE
+from driftline.limits import GROUP_KEYS_PER_MESSAGE, NAMED_BODY_BYTES_SENT, NAMED_BYTES_MAX
 from driftline.reconciliation import named_keys
 from driftline.reconciliation.named_keys import Ranks
 from driftline.reconciliation.ranges import short_digests
@@ -78,7 +78,7 @@ class KeyWindow:
 
 @dataclass(frozen=True, slots=True)
 class NamedRows:
-    """Named rows in units, and digests as in `assignment.AssignedRows`. `key_bytes` is the
+    """Named rows in groups, and digests as in `assignment.AssignedRows`. `key_bytes` is the
     size of all keys before compression."""
 
     pieces: tuple[NamedPiece, ...]
@@ -97,7 +97,7 @@ def reduce(
     *,
     rows_max: int,
 ) -> GroupSide:
-    """Put the rows of a part into units named by their keys; one step.
+    """Put the rows of a part into groups named by their keys; one step.
 
     Args:
         costs: bytes of a row and of a round trip.
@@ -255,7 +255,7 @@ def _assigned(
         rows = _NamedRows(
             named, np.concatenate(where), np.concatenate(hashes), np.concatenate(likely)
         )
-        yield from _units(rows, plan, recipe, salt)
+        yield from _groups(rows, plan, recipe, salt)
         size = pc.sum(pc.binary_length(named), min_count=0).as_py()
         digests = {
             "compared": assignment.digest_bytes(compared),
@@ -276,10 +276,10 @@ class _NamedRows:
     likely: Floats
 
 
-def _units(
+def _groups(
     rows: _NamedRows, plan: GroupPlan, recipe: Recipe, salt: Salt
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the units of rows in pieces that fit a message."""
+    """Yield the groups of rows in pieces that fit a message."""
     if not len(rows.keys):
         return
     batch = pa.RecordBatch.from_arrays([rows.keys], [KEY])
@@ -287,16 +287,16 @@ def _units(
     order = np.arange(len(rows.where))
     if longest * len(order) <= _SORTED_BYTES_MAX:
         order = KeyOrder(recipe).sorted(keys_of(batch))
-    most = min(NAMED_BODY_BYTES_SENT // (longest + _PREFIX_BYTES), UNIT_KEYS_PER_MESSAGE)
+    most = min(NAMED_BODY_BYTES_SENT // (longest + _PREFIX_BYTES), GROUP_KEYS_PER_MESSAGE)
     classes = class_of(rows.likely)[order]
     for number in np.unique(classes):
         at, size = order[classes == number], min(int(plan.rows[number]), most)
         step = most // size * size
         for some in (at[start : start + step] for start in range(0, len(at), step)):
-            unit = np.arange(len(some)) // size
-            sums = np.zeros(int(unit[-1]) + 1, np.uint64)
-            np.add.at(sums, unit, rows.hashes[some])
-            digests = short_digests(sums, np.bincount(unit).astype(np.int64))
+            group = np.arange(len(some)) // size
+            sums = np.zeros(int(group[-1]) + 1, np.uint64)
+            np.add.at(sums, group, rows.hashes[some])
+            digests = short_digests(sums, np.bincount(group).astype(np.int64))
             keys = rows.keys.take(pa.array(some)).to_pylist()
             yield _row(
                 size=size,

@@ -1,4 +1,4 @@
-"""The group method's opening: put all of our rows into units, or the part that a budget allows.
+"""The group method's opening: put all of our rows into groups, or the part that a budget allows.
 
 A part has the rows most likely to have changed, the next rows in key order after the last part, so
 that every row has its turn, and room for rows after the largest key.
@@ -56,18 +56,18 @@ class GroupOpening:
             group_selection.refuse_too_many(known.name, ours)
         return in_groups(known, expected, changed), NAMES[self.method]
 
-    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> UnitsPlan:
+    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> GroupScanPlan:
         scope = known.scope
         rows_max = scope.rows_max if isinstance(scope, Part) else None
         wait_bytes, deleted = known.line.round_trip_bytes, p_delete(known, expected)
         key = known.named_key_bytes
         limit = (known.allowance.rows_by_key if known.allowance else None) or sharded.ROWS_MAX
-        return UnitsPlan(known.prices.row, wait_bytes, rows_max, deleted, key, limit)
+        return GroupScanPlan(known.prices.row, wait_bytes, rows_max, deleted, key, limit)
 
 
 @dataclass(frozen=True, slots=True)
-class UnitsPlan:
-    """Bytes of a row and of a round trip, by which units are sized; `rows_max` is the budget of a
+class GroupScanPlan:
+    """Bytes of a row and of a round trip, by which groups are sized; `rows_max` is the budget of a
     part, None where all rows are compared; `p_delete` is the probability that a row is deleted;
     `named_key_bytes` are those of a key that travels itself, None: keys have no order; `limit` is
     the most rows that may be read by key."""
@@ -80,11 +80,11 @@ class UnitsPlan:
     limit: int = sharded.ROWS_MAX
 
     def reduce(self, copy: WorkingCopy) -> GroupSide | ShardedSide:
-        """Put the working copy into units; two to four steps. More rows than an exchange can name
+        """Put the working copy into groups; two to four steps. More rows than an exchange can name
         are divided into shards, if their keys have an order.
 
         Raises:
-            ConfigurationError: more keys than units can name, or a part of a table, and their keys
+            ConfigurationError: more keys than groups can name, or a part of a table, and their keys
                 have no order.
             LimitExceeded: the rows cannot be divided into shards.
         """
@@ -116,7 +116,7 @@ class UnitsPlan:
             group_selection.refuse_too_many(copy.name, copy.rows)
         else:
             in_turn, likely = (int(share * self.rows_max) for share in (IN_TURN, LIKELIEST))
-            # All compared rows are read by their keys, so each is in a unit.
+            # All compared rows are read by their keys, so each is in a group.
             grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
             if is_by_key:
                 count = min(in_turn, key_parts.KEYS_IN_TURN_MAX)
@@ -137,11 +137,9 @@ class UnitsPlan:
                 PartRows(likeliest, RowsInPositions(*window)),
                 _part_of(window, bounds, self.rows_max),
             )
-        assigned = assignment.assign(*place, grouping, embedding, copy.salt, part=part)
-        grouped = GroupedRows(embedding, assigned.pieces, assigned.ungrouped, *costs, part_of)
-        return GroupSide(
-            grouped, assigned.compared, copy, assigned.rest, turn, assigned.updates_left
-        )
+        found = assignment.assign(*place, grouping, embedding, copy.salt, part=part)
+        grouped = GroupedRows(embedding, found.pieces, found.ungrouped, *costs, part_of)
+        return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
 
 
 def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartLimits:

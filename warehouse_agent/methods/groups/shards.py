@@ -6,8 +6,8 @@ cover every key that can exist, so all rows are compared where each shard reads 
 the result is proven as that of one exchange is. Of a part, a shard reads the ranges of the part
 that lie in it.
 
-Our rows of a shard are put into units while the source waits for its opening, those of the first
-one before the stream opens. So neither side holds more than the units of one shard; what stays of
+Our rows of a shard are put into groups while the source waits for its opening, those of the first
+one before the stream opens. So neither side holds more than the groups of one shard; what stays of
 each is the positions of our rows that are replaced, 8 bytes each.
 """
 
@@ -158,7 +158,7 @@ def reduce(
     rows_max: int = ROWS_MAX,
     keys_max: int | None = None,
 ) -> ShardedSide:
-    """Divide the chosen rows into shards, and put the first into units; three steps.
+    """Divide the chosen rows into shards, and put the first into groups; three steps.
 
     Args:
         costs: bytes of a row and of a round trip.
