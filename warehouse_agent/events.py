@@ -1,9 +1,10 @@
 """Typed events of a refresh, and the interface of those that listen to them.
 
-`runs.batch.Runner` passes each event to its listeners, one after the other: the history of runs
-first, so that a report is on disk before it is printed, then those that the command chose (the
-terminal, the answers). A metric or a notification is one more listener. Events of several sources,
-and of neighbouring runs of one, come from several threads and are mixed; one is passed at a time.
+`runs.batch.Runner` passes each event to its listeners, one after the other: the history of
+refreshes first, so that a report is on disk before it is printed, then those that the command chose
+(the terminal, the answers). A metric or a notification is one more listener. Events of several
+sources, and of neighbouring runs of one, come from several threads and are mixed; one is passed at
+a time.
 
 Every fragment of a command gets exactly one `RefreshNotStarted`, `RefreshCommitted` or
 `RefreshFailed`; the last two directly after its own commit or last failure and before the next

@@ -142,7 +142,7 @@ def _known(rows: int, line: Line) -> PlanInputs:
         now=START,
         forced=None,
         read_at_most=None,
-        runs=(),
+        earlier=(),
     )
 
 

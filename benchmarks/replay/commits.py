@@ -54,7 +54,7 @@ from warehouse_agent.methods.registry import compare, modelled
 from warehouse_agent.methods.sketch import SketchSide
 from warehouse_agent.planning import choice, prices, sketch_size
 from warehouse_agent.planning.candidates import PlanInputs
-from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh
+from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
 from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.tasks.difference import Outcome
@@ -80,11 +80,11 @@ class Rows:
 
 
 class Warehouse:
-    """Our agent between refreshes: the copy, the history of runs, what was learned."""
+    """Our agent between refreshes: the copy, the history of refreshes, what was learned."""
 
     def __init__(self, recipe: Recipe, line: Line) -> None:
         self.copy, self.line = Copy(recipe), line
-        self.runs: list[PastRefresh] = []
+        self.earlier: list[EarlierRefresh] = []
         self._learnt = prices.LearntPrices()
         self._quantiles: tuple[int, list[int]] = 0, []  # of so many rows
 
@@ -93,7 +93,7 @@ class Warehouse:
         copy, came = self.copy, list[bytes]()
         rows = len(copy.rows)
         # None before the first refresh after the load.
-        expected = remember.changes_expected(self.runs, rows, at)
+        expected = remember.changes_expected(self.earlier, rows, at)
         known = self._known(shape, at)
         salt = _salt(number)
         wire = Wire(session, shape)
@@ -131,7 +131,7 @@ class Warehouse:
         level = self.line.level(rows)
         return PlanInputs(
             name=shape.relation.name,
-            version=len(self.runs) - 1,
+            version=len(self.earlier) - 1,
             rows=rows,
             rows_expected=None,
             prices=prices.from_notes(self._learnt, len(copy.recipe.columns), level=level),
@@ -142,7 +142,7 @@ class Warehouse:
             now=at,
             forced=None,
             read_at_most=None,
-            runs=(),
+            earlier=(),
         )
 
     def _modelled(
@@ -186,12 +186,10 @@ class Warehouse:
         self, out: Outcome, at: datetime, before: int, inserted: int, updated: int, deleted: int
     ) -> None:
         """Learn prices as `refresh.commit` does; `before` are our rows then."""
-        is_load, changed = not self.runs, inserted + updated + deleted
+        is_load, changed = not self.earlier, inserted + updated + deleted
         rows = len(self.copy.rows)
-        run = PastRefresh(
-            at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0
-        )
-        self.runs.append(run)
+        counts, method = (inserted, updated, deleted), out.method.value
+        self.earlier.append(EarlierRefresh(at, *counts, rows, is_load, method, out.scans, 0.0))
         if not out.is_equal:
             self._learnt = prices.new_notes(
                 self._learnt,

@@ -58,7 +58,7 @@ KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
 
 # The servers that the project's own tests run.
 # By product; the beginning of a release. SQLite's library comes with Python, or the machine.
-RUN: Final = {
+TESTED: Final = {
     "PostgreSQL": ("14", "15", "16", "17", "18"),
     "MariaDB": ("10.11", "11.8"),
     "MySQL": ("9.7",),
@@ -108,7 +108,7 @@ def _is_local(host: str) -> bool:
 def untested(release: str) -> str:
     """Return a note on a server, such as `MySQL 8.0.36`, that no test runs; empty: one does."""
     product, _, number = release.partition(" ")
-    known = RUN.get(product, ())
+    known = TESTED.get(product, ())
     if not known or any(f"{number}.".startswith(f"{one}.") for one in known):
         return ""
     return (

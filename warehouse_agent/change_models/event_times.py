@@ -66,14 +66,14 @@ class EventModel:
 
     Attributes:
         uniform: 1 − exp(−Λ) between successive events, [n], of the newest: uniform if it is right.
-        runs: None: there are too few larger events.
+        gaps: None: there are too few larger events.
     """
 
     model: Model
     events: Events
     uniform: Floats
     times: Fitness
-    runs: Fitness | None
+    gaps: Fitness | None
 
 
 def gathered(times: Floats, end: float, recent_h: float = RECENT_MAX_H) -> Events:

@@ -85,8 +85,8 @@ def of_amounts(amounts: Floats, seed: int = 0) -> Fitness:
 def of_gaps(batches: Integers, seed: int = 0) -> Fitness | None:
     """Test whether the sizes of successive events are independent (section 4.2).
 
-    Nearly all events have one row, so the runs of such events between larger ones are judged: their
-    lengths have a geometric distribution. None: fewer than GAPS_MIN larger events.
+    Nearly all events have one row, so the numbers of such events between larger ones are
+    judged: their distribution is geometric. None: fewer than GAPS_MIN larger events.
 
     Args:
         batches: rows of each event, [n].
@@ -95,20 +95,20 @@ def of_gaps(batches: Integers, seed: int = 0) -> Fitness | None:
     if len(larger) < GAPS_MIN:
         return None
     rng = np.random.default_rng(seed)
-    runs = np.diff(larger) - 1
-    observed = _geometric(runs)
-    share = 1 / (1 + runs.mean())
-    drawn = rng.geometric(share, (REPLICATES, len(runs))) - 1
+    gaps = np.diff(larger) - 1
+    observed = _geometric(gaps)
+    share = 1 / (1 + gaps.mean())
+    drawn = rng.geometric(share, (REPLICATES, len(gaps))) - 1
     worse = sum(_geometric(one) >= observed for one in drawn)
     return Fitness(observed, (1 + worse) / (1 + REPLICATES))
 
 
-def _geometric(runs: Integers) -> float:
-    """Return the distance of lengths of runs, [n], from a geometric distribution of their mean."""
-    share = 1 / (1 + float(runs.mean()))
-    lengths = np.arange(int(runs.max()) + 1)
+def _geometric(gaps: Integers) -> float:
+    """Return the distance of gaps, [n], from a geometric distribution of their mean."""
+    share = 1 / (1 + float(gaps.mean()))
+    lengths = np.arange(int(gaps.max()) + 1)
     theory = -np.expm1((lengths + 1) * math.log1p(-min(share, 1 - _TINY)))
-    observed = np.searchsorted(np.sort(runs), lengths, side="right") / len(runs)
+    observed = np.searchsorted(np.sort(gaps), lengths, side="right") / len(gaps)
     return float(np.abs(observed - theory).max())
 
 

@@ -34,7 +34,7 @@ from warehouse_agent.history.forecast_inputs import (
     marker_of,
 )
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.refresh_history import RefreshHistory, read, runs
+from warehouse_agent.history.refresh_history import RefreshHistory, earlier_refreshes, read
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Candidate, PlanInputs
@@ -172,7 +172,7 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
     if reply is not None:
         with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
             record.note_limits(store, fragment.source, reply.description)
-    history = read(store, fragment.name, runs())
+    history = read(store, fragment.name, earlier_refreshes())
     known, beside = know(store, fragment, history, reply)
     predicted = predict(known, replace(beside, source_error=source_error))
     expected = rows_forecast(store, fragment, predicted.rows_published, datetime.now(UTC), history)
@@ -242,7 +242,7 @@ def know(
         base=base,
         recipe=published or described,
         notes=notes,
-        runs=tuple(history.with_newest(base).runs),
+        earlier=tuple(history.with_newest(base).earlier),
         line=record.line(store, fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
@@ -281,7 +281,7 @@ def predict(known: PlanInputs, beside: ForecastFacts = NOTHING) -> Forecast:
     if changes is None:
         changed, origin, interval = round(rows * choice.CHANGE_SHARE), "assumed", None
     else:
-        changed, count = min(changes.median, rows), len(known.runs) - 1
+        changed, count = min(changes.median, rows), len(known.earlier) - 1
         interval = changes.low, changes.median, changes.high
         origin = f"after the last {'refresh' if count == 1 else f'{count} refreshes'}"
     differing = changed if expected is None else min(expected.median, rows)

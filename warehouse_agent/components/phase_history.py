@@ -1,8 +1,8 @@
 """Records of earlier view phases and refreshes, from which the next phase is timed.
 
-The line of a view in the history of runs has the view phases of its command: the changed rows of
-the component, and the seconds. Lines of fragments say how often refreshes come, how many rows they
-find changed, and how long they take. What is lost makes phases more frequent, never wrong.
+The line of a view in the history of refreshes has the view phases of its command: the changed rows
+of the component, and the seconds. Lines of fragments say how often refreshes come, how many rows
+they find changed, and how long they take. What is lost makes phases more frequent, never wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from warehouse_agent.history.refresh_history import Enough, RefreshHistory, refr
 from warehouse_agent.report import MovedViews
 
 PHASES = 16  # of a component, from which the cost of the next one is learned
-RUNS = 6  # of a fragment: five intervals between them
+REFRESHES = 6  # of a fragment: five intervals between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def last_phases() -> Enough:
 
 def last_refreshes() -> Enough:
     """Read until as many refreshes of a fragment as its habit is learned from, or its load."""
-    return refreshes(RUNS)
+    return refreshes(REFRESHES)
 
 
 def last_staleness(line: HistoryLine) -> bool:
@@ -88,12 +88,12 @@ def habit(history: RefreshHistory, now: datetime) -> RefreshHabit:
         for line in history.since_load
         if line.ended is not None and line.rows is not None and line.spent.seconds is not None
     ]
-    runs = known[:RUNS]
+    runs = known[:REFRESHES]
     at = [ended for ended, _, _, _ in runs]
     intervals = [(a - b).total_seconds() for a, b in itertools.pairwise([now, *at])]
     if len(runs) < 2 or min(intervals) < 0:
         return RefreshHabit()
-    later = [run for run in runs if not run[3]]
+    later = [one for one in runs if not one[3]]
     spent_s = sum(intervals[1:]) or 1.0
     return RefreshHabit(
         interval_s=max(intervals),

@@ -14,7 +14,7 @@ from warehouse_agent.differential.records import FileSnapshot
 from warehouse_agent.differential.window import DiffCounts, WindowBuffers, window
 from warehouse_agent.report import counted
 
-RUNS_MAX = 4  # with other hashes each; the second fails by chance once in 10^5 pairs of files
+ATTEMPTS_MAX = 4  # with other hashes each; the second fails by chance once in 10^5 pairs of files
 SHRUNK = 2  # as many times fewer rows are refused, as in a refresh
 
 
@@ -35,7 +35,7 @@ def by_window(
         InternalError: different keys collide with all hashes.
     """
     repeated: tuple[int, tuple[int, int]] | None = None
-    for _ in range(RUNS_MAX):
+    for _ in range(ATTEMPTS_MAX):
         with ChangesFile(output, new.recipe) as changes:
             try:
                 secret = secrets.token_bytes(FRAGMENT_KEY_BYTES)

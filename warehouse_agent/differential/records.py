@@ -2,12 +2,12 @@
 
 A record <K, B> (Labio, Garcia-Molina, section 1.1) is a row: its row bytes begin with the key. It
 is found by its position and compared by its fingerprint, 128 bits of keyed BLAKE3, which is the
-paper's compressed b (section 3.2) for a key that is chosen anew for each run. A deleted record
+paper's compressed b (section 3.2) for a key that is chosen anew each time. A deleted record
 needs no more than its key, so of the old file only rows cut behind the key are kept.
 
 Positions of keys that are not one integer are hashes and may collide. Equal fingerprints are equal
-rows, so keys are compared only where rows with one position differ; a collision starts the run
-again with other hashes.
+rows, so keys are compared only where rows with one position differ; a collision starts the
+comparison again with other hashes.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def stacked_records(chunks: Sequence[Records], *, has_rows: bool = True) -> Reco
 
 
 class RecordHashing:
-    """The hashes of one run, by a secret of 32 bytes."""
+    """The hashes of one comparison, by a secret of 32 bytes."""
 
     def __init__(self, recipe: Recipe, secret: bytes) -> None:
         self._recipe = recipe

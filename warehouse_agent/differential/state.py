@@ -1,9 +1,9 @@
-"""The state of a differential: <K, b> of the last file, sorted, so the next run needs no old file.
+"""The state of a differential: <K, b> of the last file, sorted: the next one needs no old file.
 
-Labio and Garcia-Molina, section 3.3: f_1 sorted was produced by the run before, and |f_1| is read
-instead of |F_1|. A folder of Parquet files with a manifest: the secret of the fingerprints, the
-recipe, and the BLAKE3 of every file. Write once: a new state is complete beside the old one before
-it takes its name.
+Labio and Garcia-Molina, section 3.3: f_1 sorted was produced by the comparison before, and |f_1| is
+read instead of |F_1|. A folder of Parquet files with a manifest: the secret of the fingerprints,
+the recipe, and the BLAKE3 of every file. Write once: a new state is complete beside the old one
+before it takes its name.
 
 Whoever can read the state can find rows by guessing them; it is written for its owner alone.
 """
@@ -99,7 +99,7 @@ def save(folder: Path, records: DataFrame, recipe: Recipe, name: str, secret: by
 
 
 def _replace(partial: Path, folder: Path) -> None:
-    """Give a new state its name. Between both renames there is none, and the next run says so."""
+    """Give a new state its name. Between both renames there is none, which the next one says."""
     older = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}.older")
     if folder.exists():
         os.rename(folder, older)

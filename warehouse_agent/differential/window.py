@@ -16,7 +16,7 @@ What differs from the printed lines:
 - The loop ends when both files have ended, and what the buffers still hold is reported.
 - A record that leaves an aging buffer is not reported at once: <K, b> is kept of the old file, the
   row of the new one. They are joined at the end, so no useless pair is reported. Beyond
-  `left_bytes` the run gives up; a partitioned hash join needs no such memory.
+  `left_bytes` the window gives up; a partitioned hash join needs no such memory.
 - Duplicate keys are found and refused, as far apart as they may be.
 
 It decides without I/O: files are iterators, changes go to a function.
@@ -145,7 +145,7 @@ def window(
     Args:
         old, new: with equal recipes.
         put: takes the rows of one form at a time, in no order.
-        secret: 32 bytes, random for each run.
+        secret: 32 bytes, random for each comparison.
         buffers: None for the default sizes.
 
     Raises:
@@ -159,7 +159,7 @@ def window(
 
 
 class _Window:
-    """One run."""
+    """One comparison."""
 
     def __init__(
         self,

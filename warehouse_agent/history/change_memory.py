@@ -1,6 +1,6 @@
-"""The memory of change of each fragment, kept beside its history of runs.
+"""The memory of change of each fragment, kept beside its history of refreshes.
 
-The history of runs keeps its newest lines alone. `_driftline/schedule/NAME.json` has what the
+The history of refreshes keeps its newest lines alone. `_driftline/schedule/NAME.json` has what the
 scheduler needs of all of them: the newest intervals and sums of the others
 (`schedule.memory`). A refresh brings it up to date; a reader adds lines that it lacks. If it is
 lost, the lines that are left tell the rest, and refreshes come by fixed intervals until there are

@@ -1,4 +1,4 @@
-"""Failed refreshes in the history of runs: what went wrong, when, how often, and what to do.
+"""Failed refreshes in the history of refreshes: what went wrong, when, how often, and what to do.
 
 Each attempt that failed is a line of the history. It counts until a refresh goes well. A source
 that put a refresh off, such as outside hours of its DBA, is no failure and clears none.

@@ -28,7 +28,7 @@ from warehouse_agent.history import marks, record
 from warehouse_agent.history.notes import Notes, Quantiles
 from warehouse_agent.planning import choice, group_selection, prices, sketch_size
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
-from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh, with_lost
+from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh, with_lost
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line, Objective
@@ -49,7 +49,7 @@ class Situation:
         recipe: of the next version; None: nobody can tell before the source answers.
         is_other: the columns or rows of the next version may be others than those of `base`.
         notes: of earlier refreshes.
-        runs: the refreshes since the load.
+        earlier: the refreshes since the load.
         allowance: what the source allows to be read; None: it did not say.
         marker: as `marker_of`.
         rows_told: the source's estimate of its rows; None: it was not asked, or has none.
@@ -59,7 +59,7 @@ class Situation:
     base: Snapshot | None
     recipe: Recipe | None
     notes: Notes
-    runs: tuple[PastRefresh, ...]
+    earlier: tuple[EarlierRefresh, ...]
     line: Line
     now: datetime
     is_other: bool = False
@@ -126,7 +126,7 @@ class Situation:
             now=self.now,
             forced=self.fragment.method,
             read_at_most=self.read_at_most,
-            runs=self.runs,
+            earlier=self.earlier,
             files=tuple((file.rows, file.size) for file in files),
             tiled=tiled,
             rows_lost=lost,
@@ -141,7 +141,7 @@ class Situation:
 def forecasts(known: PlanInputs) -> tuple[ChangeForecast | None, ChangeForecast | None]:
     """Return the forecast of changed rows, and that of rows that differ, changed and lost ones;
     None: nothing is known."""
-    changes = record.changes_expected(list(known.runs), known.ours, known.now)
+    changes = record.changes_expected(list(known.earlier), known.ours, known.now)
     return changes, with_lost(changes, known.rows_lost, known.ours)
 
 

@@ -1,4 +1,4 @@
-"""The lines of a history of runs as typed values; the keys of their JSON are in this module alone.
+"""The lines of a history of refreshes as typed values; the keys of their JSON are here alone.
 
 Each line is the report of one refresh, which went well or failed. A line is a file's: it may be
 cut, damaged or another program's. What is no report of a refresh is no line. A field that a line
@@ -18,7 +18,7 @@ from typing import Any, Final
 from driftline.relations.activity import Activity, from_json
 
 from warehouse_agent.json_values import GREATEST
-from warehouse_agent.planning.change_forecast import PastRefresh
+from warehouse_agent.planning.change_forecast import EarlierRefresh
 from warehouse_agent.report import MovedViews
 
 # What reading a line raises that is none.
@@ -113,13 +113,13 @@ class SuccessLine:
         return self.version, self.previous_version, self.as_of, self.checked_at
 
     @property
-    def run(self) -> PastRefresh | None:
+    def as_earlier(self) -> EarlierRefresh | None:
         """Return the refresh for forecasts; None for a part, which counts only some changes."""
         if self.is_part or self.at is None or self.rows is None or self.total is None:
             return None
         if self.scans is None or self.spent.seconds is None:
             return None
-        return PastRefresh(
+        return EarlierRefresh(
             self.at,
             self.rows.inserted,
             self.rows.updated,

@@ -19,7 +19,7 @@ from warehouse_agent.config import Source
 from warehouse_agent.json_values import number
 from warehouse_agent.planning.change_forecast import (
     ChangeForecast,
-    PastRefresh,
+    EarlierRefresh,
     RefreshOutcome,
     expect,
 )
@@ -35,36 +35,38 @@ _NOTING = threading.Lock()  # one run of a source is described while another is 
 RTT_DAYS = 7  # between measurements, each of which opens a connection
 
 
-def changes_expected(runs: list[PastRefresh], rows: int, now: datetime) -> ChangeForecast | None:
-    """Return the forecast of changes at the time `now`, from the `runs` since a load, for `rows`
-    rows of ours; None before the first refresh after the load."""
-    history = pasts(runs)
+def changes_expected(
+    earlier: list[EarlierRefresh], rows: int, now: datetime
+) -> ChangeForecast | None:
+    """Return the forecast of changes at the time `now`, for `rows` rows of ours, from the `earlier`
+    refreshes since a load; None before the first refresh after the load."""
+    history = pasts(earlier)
     if not history:
         return None
-    return expect(history, rows=rows, elapsed_s=(now - runs[-1].at).total_seconds())
+    return expect(history, rows=rows, elapsed_s=(now - earlier[-1].at).total_seconds())
 
 
-def needed_spark(runs: list[PastRefresh], changes: ChangeForecast | None) -> bool:
+def needed_spark(earlier: list[EarlierRefresh], changes: ChangeForecast | None) -> bool:
     """Return True if the refresh whose changes are most like the forecast ran a step on Spark."""
     d = changes.median if changes is not None else 0
-    changed = [run for run in reversed(runs[1:]) if run.changed]
+    changed = [one for one in reversed(earlier[1:]) if one.changed]
     if not d or not changed:
         return False
-    return min(changed, key=lambda run: abs(math.log(run.changed / d))).on_spark
+    return min(changed, key=lambda one: abs(math.log(one.changed / d))).on_spark
 
 
-def pasts(runs: list[PastRefresh]) -> list[RefreshOutcome]:
-    """Return what refreshes found, in the order of `runs`, without the load that comes first."""
+def pasts(earlier: list[EarlierRefresh]) -> list[RefreshOutcome]:
+    """Return what refreshes found, in the order of `earlier`, without the load that comes first."""
     return [
         RefreshOutcome(
-            (run.at - before.at).total_seconds(),
-            max(run.rows - run.inserted + run.deleted, 0),
-            run.inserted,
-            run.updated,
-            run.deleted,
+            (one.at - before.at).total_seconds(),
+            max(one.rows - one.inserted + one.deleted, 0),
+            one.inserted,
+            one.updated,
+            one.deleted,
         )
-        for before, run in pairwise(runs)
-        if run.counts_changes
+        for before, one in pairwise(earlier)
+        if one.counts_changes
     ]
 
 

@@ -1,4 +1,4 @@
-"""The history of runs of a fragment or a view: its newest lines, and totals of all older ones.
+"""The history of refreshes of a fragment or a view: its newest lines, and totals of all older ones.
 
 `_driftline/runs/NAME.jsonl` has one line for each refresh, also for failed ones. A file that has
 LINES_BYTES_MAX keeps its newest KEPT_BYTES of lines whole; the older ones are added to the totals
@@ -33,14 +33,14 @@ from warehouse_agent.history.history_lines import (
     parse,
 )
 from warehouse_agent.history.totals import OlderTotals, Totals
-from warehouse_agent.planning.change_forecast import HISTORY_MAX, PastRefresh
+from warehouse_agent.planning.change_forecast import HISTORY_MAX, EarlierRefresh
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.timetable.retry import COUNTED, FailureStreak
 
 KEPT_BYTES: Final = 512 << 10  # of lines: some 300 refreshes; forecasts look at 200
 LINES_BYTES_MAX: Final = 768 << 10  # of a file: lines are added up once in some 100 refreshes
-RUNS_MAX: Final = HISTORY_MAX + 1  # that a forecast needs: each but the first ends an interval
+EARLIER_MAX: Final = HISTORY_MAX + 1  # that a forecast needs: each but the first ends an interval
 
 Enough = Callable[[HistoryLine], bool]  # told of each line, the newest first; True: no older ones
 
@@ -92,10 +92,10 @@ class RefreshHistory:
                 return
 
     @property
-    def runs(self) -> list[PastRefresh]:
+    def earlier(self) -> list[EarlierRefresh]:
         """Return the refreshes of all rows since the last load, the load first."""
-        newest_first = [run for line in self.since_load if (run := line.run) is not None]
-        return newest_first[::-1]
+        found = [one for line in self.since_load if (one := line.as_earlier) is not None]
+        return found[::-1]
 
     @property
     def refreshed_at(self) -> datetime | None:
@@ -190,9 +190,9 @@ def read(store: Store, name: str, enough: Enough | None = None) -> RefreshHistor
     return RefreshHistory(tuple(lines), folded=folded)
 
 
-def runs(most: int | None = RUNS_MAX) -> Enough:
+def earlier_refreshes(most: int | None = EARLIER_MAX) -> Enough:
     """Read until a load, or that many refreshes of all rows."""
-    return _first(most, lambda line: line.run is not None)
+    return _first(most, lambda line: line.as_earlier is not None)
 
 
 def refreshes(most: int) -> Enough:
@@ -284,7 +284,7 @@ class Histories:
             WarehouseUnavailable: it cannot be read.
         """
         if name not in self._kept:
-            self._kept[name] = read(store, name, runs())
+            self._kept[name] = read(store, name, earlier_refreshes())
         return self._kept[name]
 
     def begin(self, store: Store, name: str) -> None:
@@ -324,7 +324,7 @@ class Histories:
 
 @dataclass(frozen=True, slots=True)
 class HistoryListener:
-    """A listener that appends each finished report to its fragment's history of runs."""
+    """A listener that appends each finished report to its fragment's history of refreshes."""
 
     store: Store
     histories: Histories = field(default_factory=Histories)

@@ -84,7 +84,7 @@ def _sized(known: PlanInputs, expected: ChangeForecast | None) -> Sketch:
     """Return the sketch of our keys, for the rows that are expected to come or to go; where they
     have checksums, for all rows that are expected to change."""
     if expected is not None and not _marker(known).checksum:
-        moved = [replace(run, updated=0) for run in known.runs]
+        moved = [replace(one, updated=0) for one in known.earlier]
         expected = record.changes_expected(moved, known.ours, known.now)
     return sized(known, expected)
 

@@ -25,7 +25,7 @@ from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import group_selection, sketch_size
-from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh
+from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line
@@ -170,7 +170,7 @@ class PlanInputs:
     now: datetime
     forced: Method | None
     read_at_most: int | None
-    runs: tuple[PastRefresh, ...]
+    earlier: tuple[EarlierRefresh, ...]
     files: tuple[tuple[int, int], ...] = ()
     tiled: Tiled | None = None
     rows_lost: int = 0
@@ -379,7 +379,7 @@ def _by_groups(known: PlanInputs, rows: int, planned: int, changed: int, key: fl
     one = group_selection.Histogram.of(share)
     alike = group_selection.Histogram(one.counts * rows, one.updates * rows)
     row = known.prices.row
-    gone = min(round(changed * _deleted_share(known.runs)), rows)
+    gone = min(round(changed * _deleted_share(known.earlier)), rows)
     sizes = group_selection.grouping(
         alike,
         row_bytes=row,
@@ -407,14 +407,14 @@ def _by_groups(known: PlanInputs, rows: int, planned: int, changed: int, key: fl
 
 def _p_delete(known: PlanInputs, planned: int, rows: int) -> float:
     """Return P({−t}) of one of `rows` rows, of which `planned` are expected to change."""
-    return min(planned * _deleted_share(known.runs) / max(rows, 1), _P_DELETE_MAX)
+    return min(planned * _deleted_share(known.earlier) / max(rows, 1), _P_DELETE_MAX)
 
 
-def _deleted_share(runs: Sequence[PastRefresh]) -> float:
+def _deleted_share(earlier: Sequence[EarlierRefresh]) -> float:
     """Return the share of deleted rows among the changed ones of earlier refreshes; 0 if nothing
     is known."""
-    counted = [run for run in runs if run.counts_changes and not run.is_load]
-    return sum(run.deleted for run in counted) / max(sum(run.changed for run in counted), 1)
+    counted = [one for one in earlier if one.counts_changes and not one.is_load]
+    return sum(one.deleted for one in counted) / max(sum(one.changed for one in counted), 1)
 
 
 def _candidate(
@@ -507,7 +507,7 @@ def _seconds(known: PlanInputs, method: Method | None) -> float | None:
     if it is None."""
     spent = [
         r.seconds
-        for r in known.runs
+        for r in known.earlier
         if (r.counts_changes and not r.is_load)
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]

@@ -61,7 +61,7 @@ LOST_UNCHANGED = -30.0  # ln P(d = 0) if rows were lost
 
 
 @dataclass(frozen=True, slots=True)
-class PastRefresh:
+class EarlierRefresh:
     """An earlier refresh that succeeded, at the time `at`; `rows` are those after it.
 
     `counts_changes` is False if it changed the columns, so that its counts are not d. `on_spark` is

@@ -36,7 +36,7 @@ from driftline.values.types import Recipe
 from warehouse_agent.config import Fragment
 from warehouse_agent.history.history_lines import moment
 from warehouse_agent.planning import tiling as planning
-from warehouse_agent.planning.change_forecast import PastRefresh
+from warehouse_agent.planning.change_forecast import EarlierRefresh
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import (
     KeyTiling,
@@ -181,12 +181,16 @@ class Pass:
         return [uri for one in kept for uri in staging.uris(one.folder, one.files)]
 
 
-def take_up(job: Job, base: Snapshot, wanted: PassSettings, earlier: Sequence[PastRefresh]) -> Pass:
+def take_up(
+    job: Job, base: Snapshot, wanted: PassSettings, earlier: Sequence[EarlierRefresh]
+) -> Pass:
     """Return the unfinished pass over this version; begin one if there is none."""
     return _resumed(job.store, job.fragment, base, wanted) or begin(job, base, wanted, earlier)
 
 
-def begin(job: Job, base: Snapshot, wanted: PassSettings, earlier: Sequence[PastRefresh]) -> Pass:
+def begin(
+    job: Job, base: Snapshot, wanted: PassSettings, earlier: Sequence[EarlierRefresh]
+) -> Pass:
     """Begin a pass over a version, in two steps. Remove whatever was staged."""
     tiling = _tiling(job.steps, base, wanted, earlier)
     job.staging.clear()
@@ -251,7 +255,7 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
 
 
 def _tiling(
-    steps: Steps, base: Snapshot, wanted: PassSettings, earlier: Sequence[PastRefresh]
+    steps: Steps, base: Snapshot, wanted: PassSettings, earlier: Sequence[EarlierRefresh]
 ) -> Tiling:
     """Divide a version into tiles of about as many rows as wanted; one step."""
     count = planning.count_for(base.rows, wanted)
@@ -261,7 +265,7 @@ def _tiling(
         return planning.key_tiling(base.layout.recipe, sample.keys, base.rows, count, sample.ends)
     shares = [i / count for i in range(count + 1)]
     knots = repair.positions(steps, base, SAMPLES_PER_TILE * count).quantiles(shares)
-    inserted = [run.inserted for run in earlier[-_REFRESHES_LOOKED_AT:] if not run.is_load]
+    inserted = [one.inserted for one in earlier[-_REFRESHES_LOOKED_AT:] if not one.is_load]
     return planning.tiling(knots, base.rows, tail=planning.tail_for(inserted, wanted))
 
 

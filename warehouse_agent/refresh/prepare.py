@@ -38,7 +38,7 @@ from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
-from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh
+from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
 from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
@@ -158,12 +158,12 @@ def prepare(
             (`PlanInputs.refusal`).
     """
     base = repair.published(job)
-    runs = tuple(job.histories.completed(job.store, job.name, base).runs)
+    earlier = tuple(job.histories.completed(job.store, job.name, base).earlier)
     layout, told = _layout(job, base, describe)
     if job.fragment.incremental is not None:
         _check_key(layout, job.name)
     fragment_key = _fragment_key(job, base)
-    at = _situation(job, base, layout, told, allowance, features, runs)
+    at = _situation(job, base, layout, told, allowance, features, earlier)
     match at.pass_over:
         case version, wanted:
             return _prepared_pass(job, at, version, wanted, fragment_key)
@@ -175,7 +175,7 @@ def _prepared_pass(
     job: Job, at: Situation, base: Snapshot, wanted: PassSettings, fragment_key: bytes
 ) -> PreparedPass:
     """Resume the pass over a version, or begin one."""
-    tiles = auxiliary_table.take_up(job, base, wanted, at.runs)
+    tiles = auxiliary_table.take_up(job, base, wanted, at.earlier)
     # Of any tile: a pass is priced by its tiles.
     known = at.known(base.sound, tiles.tiling.partition(0), tiles.tiled)
     known.check_allowed()
@@ -231,7 +231,7 @@ def _expect_steps(
     """Begin to start Spark if a step is expected to need it; `size`: bytes of a first load."""
     if known.version is None:
         job.steps.expect(size)
-    elif record.needed_spark(list(known.runs), changes):
+    elif record.needed_spark(list(known.earlier), changes):
         job.steps.begin()
 
 
@@ -242,7 +242,7 @@ def _situation(
     told: int | None,
     allowance: Allowance | None,
     features: Features,
-    runs: tuple[PastRefresh, ...],
+    earlier: tuple[EarlierRefresh, ...],
 ) -> Situation:
     """Read what is remembered of the fragment; drop few staged rows where a marker is used."""
     notes = job.notes
@@ -270,7 +270,7 @@ def _situation(
         base=base,
         recipe=layout.recipe,
         notes=notes,
-        runs=runs,
+        earlier=earlier,
         line=record.line(job.store, job.fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         is_other=is_other,
@@ -307,7 +307,7 @@ def _outlook(
 
 def _stamp(at: Situation) -> StatisticsStamp:
     """Return the stamp of the rows that this refresh writes, after earlier ones."""
-    earlier = list(at.runs)
+    earlier = list(at.earlier)
     elapsed_s = (at.now - earlier[-1].at).total_seconds() if earlier else None
     pasts = record.pasts(earlier)
     return row_statistics.stamp_for(at.base, pasts, at_s=at.now.timestamp(), elapsed_s=elapsed_s)

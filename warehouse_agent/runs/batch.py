@@ -60,7 +60,7 @@ class Runner:
     With a deferred session, Spark is started only when the source was reached and the lock of a
     fragment is held.
 
-    Each event goes to the history of runs, to the memory of change, then to `listeners` in their
+    Each event goes to the history of refreshes, to the memory of change, then to `listeners` in
     order, one event after the other, in a thread of its source. An exception of a listener is
     logged at debug level and dropped: a refresh does not depend on its listeners. Only
     BrokenPipeError ends the command, because its answers are not read any more.

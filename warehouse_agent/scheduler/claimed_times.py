@@ -75,8 +75,8 @@ class ClaimedTimesFit:
             "event_times_missing": self.without,
             "event_times_p_value": None if event_model is None else event_model.times.p_value,
             "event_runs_p_value": None
-            if event_model is None or event_model.runs is None
-            else event_model.runs.p_value,
+            if event_model is None or event_model.gaps is None
+            else event_model.gaps.p_value,
         }
 
     def text(self) -> list[str]:
@@ -90,8 +90,8 @@ class ClaimedTimesFit:
             lines.append(f"{counted(self.events, 'event')}: a model needs {EVENTS_MIN}")
             return lines
         lines.append(f"goodness of fit of the times (Lemma 6): {_verdict(self.found.times)}")
-        if self.found.runs is not None:
-            lines.append(f"independence of the sizes (runs): {_verdict(self.found.runs)}")
+        if self.found.gaps is not None:
+            lines.append(f"independence of the sizes (runs): {_verdict(self.found.gaps)}")
         return lines
 
 

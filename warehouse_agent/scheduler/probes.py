@@ -14,7 +14,7 @@ from driftline.relations.activity import Activity, UnknownActivity
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.refresh_history import RefreshHistory, read, runs
+from warehouse_agent.history.refresh_history import RefreshHistory, earlier_refreshes, read
 from warehouse_agent.report import counted
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -76,7 +76,7 @@ def _since(
         return said, version.version
     now = said[fragment.relation]
     before = kept(store, version, fragment.name)
-    history = read(store, fragment.name, runs(None))
+    history = read(store, fragment.name, earlier_refreshes(None))
     probe = change_since(before, now, refreshes(history))
     return probe, version.version
 

@@ -3,7 +3,7 @@
 The time between two frames says something about the line only if the second one was waiting to be
 sent, while one relation's rows come without a break. While a source looks for rows, or waits as its
 DBA asks, the line is idle: a source with nothing to send for HEARTBEAT_S says `Progress`, and then
-nothing of that run counts. Shorter waits cannot be told from a slow line. A source that holds its
+nothing of that burst counts. Shorter waits cannot be told from a slow line. A source that holds its
 reads back says so before the next frame: the time until then does not count, what came before does.
 """
 
@@ -16,12 +16,12 @@ METERED_BYTES_MIN = 256 << 10  # of rows; fewer bytes say nothing about a line
 
 
 class ThroughputMeter:
-    """Add up runs of frames that came one after the other, with nothing else between them."""
+    """Add up bursts of frames that came one after the other, with nothing else between them."""
 
     def __init__(self) -> None:
         self._bytes, self._seconds = 0, 0.0
         self._burst_bytes, self._burst_seconds = 0, 0.0
-        self._last_at: float | None = None  # time of the last frame of the current run
+        self._last_at: float | None = None  # time of the last frame of the current burst
         self._held_back_s = 0.0  # that the source has said, of this relation
 
     def add(self, reply: pb.Reply, now: float) -> None:
@@ -42,7 +42,7 @@ class ThroughputMeter:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Return the rate of all runs; None if too few bytes came."""
+        """Return the rate of all bursts; None if too few bytes came."""
         if self._bytes < METERED_BYTES_MIN or self._seconds <= 0:
             return None
         return self._bytes / self._seconds

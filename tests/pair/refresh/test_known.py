@@ -152,7 +152,7 @@ def test_later_refreshes(orders: Orders, lines: str) -> None:
     orders.change(40, 10)
     foretold, used = orders.foretold(), orders.refreshed()
     same(foretold, used, *(["partition"] if lines == TILES else []))
-    assert used.runs
+    assert used.earlier
     assert (used.tiled is not None) == (lines == TILES)
     assert (used.read_at_most is not None) == (lines == PART)
     assert (used.marker is not None) == (lines == KEYS)
@@ -239,8 +239,8 @@ def test_a_command_that_was_killed_before_it_wrote_its_line(orders: Orders) -> N
     foretold, decided = orders.foretold(), orders.scheduled()
     assert lines.read_bytes() == b"".join(kept[:-1]), "neither of the two writes it"
     same(foretold, orders.refreshed(), "partition")
-    assert [run.changed for run in foretold.runs[1:]] == [8, 8]
-    assert decided.refresh_s == median(run.seconds for run in foretold.runs[1:])
+    assert [one.changed for one in foretold.earlier[1:]] == [8, 8]
+    assert decided.refresh_s == median(one.seconds for one in foretold.earlier[1:])
 
 
 def test_the_scheduler_knows_the_same_refreshes(orders: Orders) -> None:
@@ -252,11 +252,11 @@ def test_the_scheduler_knows_the_same_refreshes(orders: Orders) -> None:
         orders.change(first, 6)
         orders.refreshed()
     foretold, used, decided = orders.foretold(), orders.refreshed(), orders.scheduled()
-    assert foretold.runs == used.runs
+    assert foretold.earlier == used.earlier
     memory = remembered(orders.pair.store, "orders", orders.fragment.time_zone)
-    assert [one.changed for one in memory.recent] == [run.changed for run in used.runs[1:]] + [0]
-    runs = orders.foretold().runs
-    assert decided.refresh_s == median(run.seconds for run in runs[1:])
+    assert [one.changed for one in memory.recent] == [one.changed for one in used.earlier[1:]] + [0]
+    earlier = orders.foretold().earlier
+    assert decided.refresh_s == median(one.seconds for one in earlier[1:])
     assert decided.decision.why != "never refreshed"
 
 

@@ -87,7 +87,7 @@ def test_a_turn_sees_what_it_appends(pair: Pair, opened: list[str]) -> None:
     assert opened == ["orders"]
     found = change_memory.remembered(pair.store, "orders", "UTC")
     assert sum(one.changed for one in found.recent) == 9
-    assert [run.changed for run in read(pair.store, "orders").runs] == [300, 9, 0]
+    assert [one.changed for one in read(pair.store, "orders").earlier] == [300, 9, 0]
 
 
 def test_what_is_not_kept_is_still_told(

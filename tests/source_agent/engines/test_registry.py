@@ -9,11 +9,11 @@ import pytest
 from driftline import errors
 
 from source_agent.engines.interface import Limits
-from source_agent.engines.registry import RUN, connect, untested
+from source_agent.engines.registry import TESTED, connect, untested
 from tests.harness.server_versions import PACKAGES
 
 # What `tests/setup` installs: no package of another release.
-ENGINES = {name.lower() for name in RUN}
+ENGINES = {name.lower() for name in TESTED}
 USUAL = {"postgresql": "18", "mariadb": "10.11", "firebird": "3.0"}
 
 
@@ -46,8 +46,8 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_server_that_the_tests_run_is_known() -> None:
     run = [(version.engine, version.number) for version in PACKAGES if version.engine in ENGINES]
     for engine, number in [*run, *USUAL.items()]:
-        (product,) = (name for name in RUN if name.lower() == engine)
-        assert any(one.startswith(number) for one in RUN[product]), (engine, number)
+        (product,) = (name for name in TESTED if name.lower() == engine)
+        assert any(one.startswith(number) for one in TESTED[product]), (engine, number)
 
 
 @pytest.mark.parametrize(

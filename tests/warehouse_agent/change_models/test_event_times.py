@@ -43,8 +43,8 @@ def test_a_recurrent_compound_stream_is_found_and_not_contradicted() -> None:
     assert np.corrcoef(found.model.events, rates)[0, 1] > 0.9
     assert found.model.batch == pytest.approx(1.1, abs=0.06)
     assert found.times.p_value > 0.05
-    assert found.runs is not None
-    assert found.runs.p_value > 0.05
+    assert found.gaps is not None
+    assert found.gaps.p_value > 0.05
     low, high = found.model.bounds()
     inside = (low[found.model.segments] <= rates * 1.1) & (
         rates * 1.1 <= high[found.model.segments]

@@ -34,7 +34,7 @@ from warehouse_agent.history.refresh_history import RefreshHistory, read
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
 from warehouse_agent.planning.candidates import PlanInputs, expected_slots
-from warehouse_agent.planning.change_forecast import ChangeForecast, PastRefresh
+from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective
 from warehouse_agent.planning.prices import LearntPrices
@@ -56,7 +56,7 @@ KNOWN = PlanInputs(
     now=LOADED,
     forced=None,
     read_at_most=None,
-    runs=(),
+    earlier=(),
 )
 FIELDS = [
     "name", "command", "version", "rows_published", "rows_expected", "first_load",
@@ -69,17 +69,19 @@ FIELDS = [
 def known(**facts: object) -> PlanInputs:
     """Asked a day after the last refresh."""
     found = dataclasses.replace(KNOWN, **facts)  # type: ignore[arg-type]
-    last = found.runs[-1].at if found.runs else LOADED
+    last = found.earlier[-1].at if found.earlier else LOADED
     return dataclasses.replace(found, now=last + timedelta(days=1))
 
 
-def run(changed: int, *, day: int = 0, seconds: float = 5.0, method: str = "sketch") -> PastRefresh:
+def run(
+    changed: int, *, day: int = 0, seconds: float = 5.0, method: str = "sketch"
+) -> EarlierRefresh:
     """The load (day 0), or the refresh of a day after it."""
     at = LOADED + timedelta(days=day)
-    return PastRefresh(at, 0, changed, 0, ROWS, day == 0, method, 1, seconds)
+    return EarlierRefresh(at, 0, changed, 0, ROWS, day == 0, method, 1, seconds)
 
 
-def daily(*changed: int, **facts: object) -> tuple[PastRefresh, ...]:
+def daily(*changed: int, **facts: object) -> tuple[EarlierRefresh, ...]:
     """The load, and a refresh a day."""
     refreshes = (run(d, day=i + 1, **facts) for i, d in enumerate(changed))  # type: ignore[arg-type]
     return (run(0), *refreshes)
@@ -121,7 +123,7 @@ def test_before_anything_was_shipped_no_bytes_are_told() -> None:
     )
     assert "full copy: bytes not known, 2 round trips, 1 scan" in found.text()
     assert json.loads(found.to_json())["candidates"][0]["bytes"] is None
-    later = predict(known(prices=guess, runs=daily(1000)))
+    later = predict(known(prices=guess, earlier=daily(1000)))
     assert later.floor_bytes is None
     assert {what for what, size in by_name(later).items() if size is not None} == {
         "nothing changed"
@@ -153,7 +155,7 @@ def test_a_first_refresh_assumes_a_share() -> None:
 
 
 def test_a_steady_table_needs_one_round_trip() -> None:
-    found = predict(known(runs=daily(*[1000] * 10)))
+    found = predict(known(earlier=daily(*[1000] * 10)))
     assert found.changes_expected is not None
     low, median, high = found.changes_expected
     assert low <= median <= high
@@ -166,7 +168,7 @@ def test_a_steady_table_needs_one_round_trip() -> None:
 
 
 def test_so_many_changes_that_everything_is_cheaper() -> None:
-    found = predict(known(runs=daily(*[ROWS * 9 // 10] * 5)))
+    found = predict(known(earlier=daily(*[ROWS * 9 // 10] * 5)))
     assert found.chosen == "full copy"
     assert found.change_share == pytest.approx(0.9, rel=0.1)
 
@@ -177,17 +179,19 @@ def test_so_many_changes_that_everything_is_cheaper() -> None:
 )
 def test_the_configuration_decides(forced: Method, chosen: str) -> None:
     for changed in (1, ROWS // 2):
-        found = predict(known(forced=forced, runs=daily(changed)))
+        found = predict(known(forced=forced, earlier=daily(changed)))
         assert found.chosen == chosen
         assert ("by sketch" in by_name(found)) == (forced is Method.SKETCH)
 
 
-@pytest.mark.parametrize("runs", [(), daily(*[1000] * 10)], ids=["first", "steady"])
+@pytest.mark.parametrize("earlier", [(), daily(*[1000] * 10)], ids=["first", "steady"])
 @pytest.mark.parametrize("is_hashed", [False, True])
-def test_more_rows_at_the_source_cost_more(runs: tuple[PastRefresh, ...], is_hashed: bool) -> None:
+def test_more_rows_at_the_source_cost_more(
+    earlier: tuple[EarlierRefresh, ...], is_hashed: bool
+) -> None:
     keys = {"bounds": None, "integer_key": False} if is_hashed else {}
-    now = by_name(predict(known(runs=runs, **keys)))
-    then = by_name(predict(known(runs=runs, rows_expected=ROWS * 3 // 2, **keys)))
+    now = by_name(predict(known(earlier=earlier, **keys)))
+    then = by_name(predict(known(earlier=earlier, rows_expected=ROWS * 3 // 2, **keys)))
     assert then["nothing changed"] == now["nothing changed"]
     for name in ("by sketch", "by ranges", "full copy"):
         before, after = now[name], then[name]
@@ -200,9 +204,9 @@ def test_more_rows_at_the_source_cost_more(runs: tuple[PastRefresh, ...], is_has
 def test_new_rows_are_not_counted_twice(is_hashed: bool) -> None:
     """A thousand rows a day, and the catalogue has a thousand more."""
     keys = {"bounds": None, "integer_key": False} if is_hashed else {}
-    runs = daily(*[1000] * 10)
-    now = by_name(predict(known(runs=runs, **keys)))
-    then = by_name(predict(known(runs=runs, rows_expected=ROWS + 1000, **keys)))
+    earlier = daily(*[1000] * 10)
+    now = by_name(predict(known(earlier=earlier, **keys)))
+    then = by_name(predict(known(earlier=earlier, rows_expected=ROWS + 1000, **keys)))
     for name in ("by sketch", "by ranges"):
         assert then[name] == pytest.approx(now[name], rel=0.01)
 
@@ -218,14 +222,14 @@ def test_what_is_modelled_is_of_the_rows_that_were_found(method: Method) -> None
 
 
 def test_time_is_that_of_earlier_refreshes() -> None:
-    runs = (
+    earlier = (
         run(0),
         run(0, day=1, seconds=3.0),
         run(9, day=2, seconds=7.0, method="range"),
         run(9, day=3, seconds=9.0, method="range"),
         run(9, day=4, seconds=4.0),
     )
-    found = {c.what: c.seconds for c in predict(known(runs=runs)).candidates}
+    found = {c.what: c.seconds for c in predict(known(earlier=earlier)).candidates}
     assert found == {
         "nothing changed": 3.0, "by sketch": 4.0, "by ranges": 8.0, "by groups": None,
         "full copy": None,
@@ -298,9 +302,9 @@ def test_whatever_notes_say_a_plan_comes_out(
 ) -> None:
     at = LOADED.isoformat()
     load = Report("orders", version=0, rows_total=ROWS, checked_at=at, method="full")
-    runs = [json.loads(load.to_json())]
+    earlier = [json.loads(load.to_json())]
     good = dataclasses.replace(load, version=1, previous_version=0, rows_updated=7)
-    runs += [json.loads(good.to_json()) | facts for facts in refreshes]
+    earlier += [json.loads(good.to_json()) | facts for facts in refreshes]
     with tempfile.TemporaryDirectory() as folder:
         store, source = Store(folder), Source("erp", "erp:1")
         noted["address"] = source.address
@@ -308,14 +312,14 @@ def test_whatever_notes_say_a_plan_comes_out(
         notes = Notes.from_json(remembered)
         line = record.line(store, source, notes.rows_per_s)
     noted_knots = notes.quantiles.positions if notes.quantiles else even_knots((1, 4 * ROWS))
-    parsed = (parse(json.dumps(body).encode()) for body in runs)
+    parsed = (parse(json.dumps(body).encode()) for body in earlier)
     lines = [one for one in parsed if one is not None]
     told = dataclasses.replace(
         KNOWN,
         prices=prices.from_notes(notes.prices, 9, level=line.level(ROWS)),
         partition=partition_for([*noted_knots], ROWS, integer_key=True),
         line=line,
-        runs=tuple(RefreshHistory(tuple(lines[::-1])).runs),
+        earlier=tuple(RefreshHistory(tuple(lines[::-1])).earlier),
         forced=forced,
         read_at_most=read_at_most,
         now=LOADED + timedelta(days=1),
@@ -367,7 +371,7 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert report.round_trips == 2
     # As far from this refresh as it was from the load.
     fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
-    earlier, last = (run.at for run in read(store, "orders").runs)
+    earlier, last = (one.at for one in read(store, "orders").earlier)
     known_now, _ = know(store, fragment, read(store, "orders"), None)
     then = dataclasses.replace(known_now, now=last + (last - earlier))
     after = predict(then)
@@ -377,9 +381,9 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     # More changes are expected the longer ago the last refresh: predict at the refresh's moment.
     asked, changes_expected = [], record.changes_expected
 
-    def noted(runs: list[PastRefresh], rows: int, now: datetime) -> ChangeForecast | None:
+    def noted(earlier: list[EarlierRefresh], rows: int, now: datetime) -> ChangeForecast | None:
         asked.append(now)
-        return changes_expected(runs, rows, now)
+        return changes_expected(earlier, rows, now)
 
     monkeypatch.setattr(record, "changes_expected", noted)
     known, _ = know(store, fragment, read(store, "orders"), None)
@@ -486,8 +490,8 @@ def test_deleted_rows_are_not_shipped_by_groups() -> None:
         for gone in (0, 900)
     )
     sizes = []
-    for runs in (quiet, deleting):
-        found = by_name(predict(known(forced=Method.GROUP, runs=tuple(runs))))["by groups"]
+    for earlier in (quiet, deleting):
+        found = by_name(predict(known(forced=Method.GROUP, earlier=tuple(earlier))))["by groups"]
         assert found is not None
         sizes.append(found)
     updated, deleted = sizes
@@ -566,7 +570,7 @@ def test_why_it_wins() -> None:
     assert 'objective = "bytes"' in predict(known(line=metered)).why
     assert predict(known(forced=Method.RANGE)).why == 'method = "range"'
     # Ranges would take a scan less, and nothing that decodes asks for them any more.
-    slow = known(runs=daily(*[1000] * 10), bounds=None, line=Line(0.02, 12.5e6, rows_per_s=1e5))
+    slow = known(earlier=daily(*[1000] * 10), bounds=None, line=Line(0.02, 12.5e6, rows_per_s=1e5))
     ranges = {c.what: c for c in predict(slow).candidates}["by ranges"]
     assert ranges.bytes is not None
     assert ranges.bytes < 40 * ROWS / 10

@@ -1,4 +1,4 @@
-"""What the history of runs tells: only refreshes that went well, since the last load."""
+"""What the history of refreshes tells: only refreshes that went well, since the last load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from warehouse_agent.history.record import (
     pasts,
 )
 from warehouse_agent.history.refresh_history import RefreshHistory, read
-from warehouse_agent.planning.change_forecast import PastRefresh
+from warehouse_agent.planning.change_forecast import EarlierRefresh
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -46,9 +46,9 @@ def said(**facts: object) -> str:
     return dataclasses.replace(report, **facts).to_json()  # type: ignore[arg-type]
 
 
-def parse(body: bytes) -> list[PastRefresh]:
-    """The runs of a history, the oldest line first."""
-    return history(*body.split(b"\n")).runs
+def parse(body: bytes) -> list[EarlierRefresh]:
+    """The refreshes of a history, the oldest line first."""
+    return history(*body.split(b"\n")).earlier
 
 
 def history(*lines: bytes) -> RefreshHistory:
@@ -73,7 +73,7 @@ def test_only_refreshes_that_went_well_count() -> None:
         said(checked_at="2026-01-03T04:04:05Z", rows_updated=1),
     ]
     found = parse("\n".join(lines).encode())
-    assert [(run.changed, run.rows, run.is_load, run.seconds) for run in found] == [
+    assert [(one.changed, one.rows, one.is_load, one.seconds) for one in found] == [
         (0, 10, True, 0),
         (6, 10, False, 1.5),
         (0, 10, False, 0),
@@ -94,7 +94,7 @@ def test_only_refreshes_that_went_well_count() -> None:
 )  # fmt: skip
 def test_a_line_that_cannot_be_is_passed_over(damaged: dict[str, object]) -> None:
     lines = [said(previous_version=None), said(rows_updated=1), said(**damaged)]
-    assert [run.changed for run in parse("\n".join([*lines, "[" * 100_000]).encode())] == [0, 1]
+    assert [one.changed for one in parse("\n".join([*lines, "[" * 100_000]).encode())] == [0, 1]
 
 
 @pytest.mark.parametrize("damaged", [0, -1, math.nan, math.inf, 10**400, 1e-200, "?", None, [], {}])
@@ -224,7 +224,7 @@ def test_how_many_rows_a_refresh_left(tmp_path: Path) -> None:
 
 def test_a_new_load_begins_a_new_history() -> None:
     lines = [said(previous_version=None), said(), said(previous_version=None), said()]
-    assert [run.is_load for run in parse("\n".join(lines).encode())] == [True, False]
+    assert [one.is_load for one in parse("\n".join(lines).encode())] == [True, False]
 
 
 def test_what_is_expected_follows_from_the_history() -> None:
@@ -232,11 +232,11 @@ def test_what_is_expected_follows_from_the_history() -> None:
     assert changes_expected([], 10, NOW) is None
     assert changes_expected(load, 10, NOW) is None
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    runs = [
+    earlier = [
         dataclasses.replace(load[0], at=start + timedelta(days=day), updated=50 * (day > 0))
         for day in range(20)
     ]
-    expected = changes_expected(runs, 10_000, start + timedelta(days=20))
+    expected = changes_expected(earlier, 10_000, start + timedelta(days=20))
     assert expected is not None
     assert expected.low <= 50 <= expected.high
     assert expected.unchanged < 0.1
@@ -245,7 +245,7 @@ def test_what_is_expected_follows_from_the_history() -> None:
 def test_the_refresh_whose_changes_were_most_alike_tells_if_spark_is_needed() -> None:
     """A bulk change needed it, and small ones since then do not."""
 
-    def runs(*updated: int) -> list[PastRefresh]:
+    def refreshed(*updated: int) -> list[EarlierRefresh]:
         lines = [said(previous_version=None, checked_at="2026-01-01T00:00:00Z")]
         for day, rows in enumerate(updated):
             at, place = f"2026-01-{day + 2:02}T00:00:00Z", "spark" if rows > 1000 else "driver"
@@ -254,7 +254,7 @@ def test_the_refresh_whose_changes_were_most_alike_tells_if_spark_is_needed() ->
         return parse("\n".join(lines).encode())
 
     def needed(*updated: int) -> bool:
-        found = runs(*updated)
+        found = refreshed(*updated)
         next_day = found[-1].at + timedelta(days=1)
         return needed_spark(found, changes_expected(found, 100_000, next_day))
 
@@ -265,7 +265,7 @@ def test_the_refresh_whose_changes_were_most_alike_tells_if_spark_is_needed() ->
     assert not needed(30, 40_000, 35, 30, 30)
     assert not needed(9000, 0, 0, 0, 0, 0)
     assert needed(30, 30, 9000, 10_000, 9500, 11_000, 9000, 9000)
-    assert not needed_spark(runs(9000), None)
+    assert not needed_spark(refreshed(9000), None)
 
 
 @dataclasses.dataclass

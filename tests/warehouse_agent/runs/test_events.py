@@ -80,7 +80,7 @@ def refreshed(pair: Pair, *names: str, listener: Listener) -> list[Report]:
 
 
 def kept(pair: Pair, name: str) -> list[str]:
-    """The lines of the fragment's history of runs."""
+    """The lines of the fragment's history of refreshes."""
     found = Store(str(pair.warehouse)).read(PRIVATE, "runs", f"{name}.jsonl") or b""
     return found.decode().splitlines()
 

@@ -198,7 +198,7 @@ def test_a_new_column_keeps_them(pair: Pair) -> None:
     assert counts(pair, "orders") == expected
     pair.check("orders")
     # How many rows changed with it is not known, and is not taken for none.
-    past = record.pasts(read(Store(str(pair.warehouse)), "orders").runs)
+    past = record.pasts(read(Store(str(pair.warehouse)), "orders").earlier)
     assert [(one.inserted, one.updated) for one in past] == [(0, 1)]
 
 
