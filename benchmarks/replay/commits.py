@@ -47,7 +47,7 @@ from source_agent.engines.interface import Session
 from source_agent.engines.relations.shapes import Shape
 from tests.harness.histories import DATA, History, available
 from warehouse_agent.history import record as remember
-from warehouse_agent.methods.conversation import ExchangeTerms, RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.registry import compare, modelled
@@ -59,6 +59,8 @@ from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.transport.frame_admission import FrameAdmission
+from warehouse_agent.transport.waiting import Waiting
 
 HISTORIES = ("ourairports_runways", "intl_football_results")
 RTT_S, BYTES_PER_S = 0.1, 1.25e6  # 100 ms, 10 Mbit/s
@@ -98,9 +100,10 @@ class Warehouse:
         salt = _salt(number)
         wire = Wire(session, shape)
         level = self.line.level(rows)
-        terms = ExchangeTerms(shape.relation.name, copy.recipe, KEY, salt, level)
-        talk = RelationExchange(wire, terms, keep=came.append, progress=lambda _: None)
-        out = compare(self._side(known, expected, salt), talk)
+        terms = ExchangeTerms(shape.relation.name, copy.recipe, KEY, salt, level, wire.agreed)
+        admission = FrameAdmission(copy.recipe, salt)
+        over = Waiting(wire, admission, keep=came.append, progress=lambda _: None)
+        out = compare(self._side(known, expected, salt), terms, over)
         assert wire.is_done
         assert out.round_trips == wire.round_trips
         inserted, updated, deleted = copy.take(out, salt, came)

@@ -2,8 +2,8 @@
 
 Valid conversations of every method are recorded. One message of one of them is mutated, in its
 structure or in its bytes, and the conversation is held again: at the boundary of the source by a
-real `Comparison`, at that of the warehouse by a real `RelationExchange` and the decoder of frames.
-Whatever is raised has to be a `DriftlineError`, at the source not the one for our own mistakes.
+real `Comparison`, at that of the warehouse by real methods and the decoder of frames. Whatever is
+raised has to be a `DriftlineError`, at the source not the one for our own mistakes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def recorded() -> tuple[Recorded, ...]:
         )
         session = engine.open()
         pair = _Recording(session, session.describe(Relation("orders", table="t")))
-        compare(ours.side(forced), ours.talk(pair))
+        compare(ours.side(forced), *ours.talk(pair))
         side = _side(ours, forced)
         found.append(
             Recorded(
@@ -258,7 +258,7 @@ def at_the_warehouse(rng: random.Random) -> None:
     replies[at] = mutated(rng, replies[at], pb.Reply)
     wire = _Played(replies)
     try:
-        compare(one.side(), one.ours.talk(wire, kept.append, room=StagingRoom(1 << 20)))
+        compare(one.side(), *one.ours.talk(wire, kept.append, room=StagingRoom(1 << 20)))
     finally:
         for frame in kept:  # staged: they are decoded by this attempt, or by the next
             frames.verify(frames.decode(frame), one.ours.fingerprints)
@@ -340,7 +340,7 @@ def test_the_recordings_are_valid() -> None:
     with virtual_time():
         for one in recorded():
             kept: list[bytes] = []
-            outcome = compare(one.side(), one.ours.talk(_Played(one.replies), kept.append))
+            outcome = compare(one.side(), *one.ours.talk(_Played(one.replies), kept.append))
             assert not outcome.is_equal
         sent = {
             pb.Request.FromString(d).WhichOneof("message") for r in recorded() for d in r.requests

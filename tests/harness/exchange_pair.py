@@ -37,7 +37,7 @@ from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.server.handlers import refusal
 from tests.reference.rows import row_bytes
 from tests.samples.prices import flat
-from warehouse_agent.methods.conversation import ExchangeTerms, ExchangeTransport, RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.groups.exchange import GroupedRows, GroupPiece, GroupSide, PartLimits
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
@@ -50,7 +50,8 @@ from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.tasks.difference import AllRows, BelowKeys, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
-from warehouse_agent.transport.frame_admission import StagingRoom
+from warehouse_agent.transport.frame_admission import FrameAdmission, StagingRoom
+from warehouse_agent.transport.waiting import Waiting, Wire
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)
@@ -162,17 +163,18 @@ class Ours:
 
     def talk(
         self,
-        wire: ExchangeTransport,
+        wire: Wire,
         keep: Callable[[bytes], None] = lambda _: None,
         *,
         line: Line = LINE,
         room: StagingRoom | None = None,
         within: Bounds | None = None,
-    ) -> RelationExchange:
-        """Return a conversation about our rows."""
+    ) -> tuple[ExchangeTerms, Waiting]:
+        """Return the terms of an exchange about our rows, and who waits for it."""
         level = line.level(self.sums.total.count)
-        terms = ExchangeTerms("orders", self.recipe, KEY, SALT, level, room=room, within=within)
-        return RelationExchange(wire, terms, keep=keep, progress=lambda _: None)
+        terms = ExchangeTerms("orders", self.recipe, KEY, SALT, level, wire.agreed, within=within)
+        admission = FrameAdmission(self.recipe, SALT, room=room)
+        return terms, Waiting(wire, admission, keep=keep, progress=lambda _: None)
 
     def below(self, replaced: BelowKeys) -> list[bytes]:
         """Our rows below these k."""
@@ -325,7 +327,7 @@ def exchange(
     mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, groups)
     result = Result(Pair(session, shape), mine)
     talk = mine.talk(result.pair, result.frames.append, line=line, within=within)
-    result.outcome = found = compare(mine.side(forced, line, prices), talk)
+    result.outcome = found = compare(mine.side(forced, line, prices), *talk)
     if groups is not None and groups.part is None and isinstance(found.difference, BelowKeys):
         # However many rows are new, the driver keeps no more than there are of ours.
         named, _ = found.difference.embedding.embed(mine._where, SALT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driftline import wire_pb2 as pb
 
-from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step
 from warehouse_agent.methods.ranges import RangeOpening
 from warehouse_agent.planning.candidates import PlanInputs, Whole, load
@@ -18,6 +18,7 @@ from warehouse_agent.planning.choice import (
     offer_copy,
 )
 from warehouse_agent.tasks.difference import AllRows
+from warehouse_agent.transport.waiting import Requests
 
 
 class FullCopyOpening(RangeOpening):
@@ -45,7 +46,6 @@ class WholeCopy:
     def offer(self, at: Disagreement) -> PricedChoice:
         return offer_copy(at)
 
-    def go_on(self, at: StalledExchange, choice: Choice, talk: RelationExchange) -> Step:
-        talk.stop_collecting()
-        talk.send(pb.Request(whole=pb.Whole()))
-        return talk.finished(talk.receive(), AllRows(), self.method)
+    def go_on(self, at: StalledExchange, choice: Choice, terms: ExchangeTerms) -> Requests[Step]:
+        yield pb.Request(whole=pb.Whole())
+        return terms.finished((yield None), at.ours.compared, AllRows(), self.method)

@@ -5,8 +5,10 @@ An opening plans a refresh, reduces our side and begins the exchange. It returns
 makes an offer and the cheapest goes on (`planning.choice`); it returns an outcome or stalls again.
 
 `OurSide` is our half of one exchange, reduced before the stream opens. If the opening may stall, it
-has range sums (`RangedRows`), because every continuation needs them. All of this is frozen:
-`RelationExchange` counts messages and rows.
+has range sums (`RangedRows`), because every continuation needs them. All of this is frozen.
+
+Both roles are generators of requests (`Requests`), as the source's are of replies: `yield request`
+sends, `reply = yield None` receives. Who runs them waits (`transport.waiting`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.history.notes import NextPartNote
-from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.planning.candidates import Candidate, PlanInputs
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method, PricedChoice
@@ -35,6 +37,7 @@ from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.digests import Inside, Listing
 from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.transport.waiting import Requests
 
 
 class Lister(Protocol):
@@ -110,7 +113,7 @@ class OurSide(Protocol):
     def turn(self) -> NextPartNote:
         """Return where the next part begins, to be noted once the refresh is done."""
 
-    def open(self, talk: RelationExchange) -> Step:
+    def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the opening and what follows it at once; receive the source's answer."""
 
 
@@ -123,6 +126,11 @@ class RangedRows:
     lister: Lister
     costs: Costs
 
+    @property
+    def compared(self) -> Digest:
+        """Return the digest of our rows that the exchange compares."""
+        return self.sums.total
+
 
 @dataclass(frozen=True, slots=True)
 class StalledExchange:
@@ -133,7 +141,7 @@ class StalledExchange:
 
     at: Disagreement
     ours: RangedRows
-    more_cells: Callable[[RelationExchange, Grid], Step] | None = None
+    more_cells: Callable[[ExchangeTerms, Grid], Requests[Step]] | None = None
 
 
 Step = StalledExchange | Outcome
@@ -180,5 +188,5 @@ class Continuation(Protocol):
     def offer(self, at: Disagreement) -> PricedChoice | None:
         """Return the price of this way; None: it is not possible. Pure."""
 
-    def go_on(self, at: StalledExchange, choice: Choice, talk: RelationExchange) -> Step:
+    def go_on(self, at: StalledExchange, choice: Choice, terms: ExchangeTerms) -> Requests[Step]:
         """Send what was chosen; receive the source's answer."""

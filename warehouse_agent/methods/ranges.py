@@ -8,7 +8,7 @@ that only the warehouse has are removed. Our rows in the ranges that differ are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from driftline.reconciliation.ranges import Partition, RangeSums, strata
 from driftline.rows.digests import Digest
 
 from warehouse_agent.history.notes import NextPartNote
-from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import (
     Offers,
     Priced,
@@ -48,9 +48,9 @@ from warehouse_agent.planning.tiling import Tiled
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import AllRows, ListedRows
 from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.transport.waiting import Requests
 
 Hashes = npt.NDArray[np.uint64]
-Receive = Callable[[], pb.Reply]
 
 COUNT_BYTES = 4  # size of the number of rows in one differing range
 
@@ -63,16 +63,12 @@ class RangeSide(RangedRows):
     updates_left: ClassVar[float] = 0.0
     turn: ClassVar[NextPartNote] = NextPartNote()
 
-    @property
-    def compared(self) -> Digest:
-        return self.sums.total
-
-    def open(self, talk: RelationExchange) -> Step:
-        slots = self.sums.short_digests()
-        talk.open(self.compared, self.partition, strata=strata(slots, talk.terms.salt).tobytes())
-        reply = talk.receive()
+    def open(self, terms: ExchangeTerms) -> Requests[Step]:
+        slots = strata(self.sums.short_digests(), terms.salt).tobytes()
+        yield terms.opening(self.compared, self.partition, strata=slots)
+        reply = yield None
         if not reply.HasField("verdict"):
-            return talk.finished(reply, None, Method.RANGE)
+            return terms.finished(reply, self.compared, None, Method.RANGE)
         if reply.verdict.sample:
             raise MalformedMessage("A sample of cells came where there are none.")
         return StalledExchange(self.disagreement(reply.verdict), self)
@@ -132,27 +128,26 @@ class RangeDigests:
     def offer(self, at: Disagreement) -> PricedChoice | None:
         return offer_ranges(at)
 
-    def go_on(self, at: StalledExchange, choice: Choice, talk: RelationExchange) -> Step:
-        talk.stop_collecting()
-        removed = refine(at.ours, choice.coarsen, talk)
+    def go_on(self, at: StalledExchange, choice: Choice, terms: ExchangeTerms) -> Requests[Step]:
+        removed = yield from refine(at.ours, choice.coarsen)
         difference = AllRows() if removed is None else ListedRows(removed)
-        return talk.finished(talk.receive(), difference, self.method)
+        return terms.finished((yield None), at.ours.compared, difference, self.method)
 
 
-def refine(ours: RangedRows, by: int, talk: RelationExchange) -> Listing | None:
+def refine(ours: RangedRows, by: int) -> Requests[Listing | None]:
     """Compare ranges coarsened by `by` until all wanted rows are on their way.
 
     Returns:
         Rows of ours that the source does not have; None: everything follows.
 
     Raises:
-        MalformedMessage, and whatever `talk.receive` raises.
+        MalformedMessage: the replies do not fit each other.
     """
     sent = ours.sums.coarsened(by).short_digests()
     for piece, last in _pieces(sent):
-        talk.send(pb.Request(digests=pb.Digests(coarsen=by, digests=piece, last=last)))
-    differs, counts = mismatch(talk.receive, len(sent))
-    hashes = row_hashes(talk.receive)
+        yield pb.Request(digests=pb.Digests(coarsen=by, digests=piece, last=last))
+    differs, counts = yield from mismatch((yield None), len(sent))
+    hashes = yield from row_hashes()
     if hashes is None:
         return None
     # Hashes come range by range, of the ranges in which both sides have rows.
@@ -163,17 +158,18 @@ def refine(ours: RangedRows, by: int, talk: RelationExchange) -> Listing | None:
     listed = ours.lister.list_rows(ours.partition, by, differs & (sent != 0))
     removed, wanted = multiset_difference(listed.ranges, listed.hashes, ranges, hashes)
     if len(hashes):
-        want(talk, wanted)
+        yield from want(wanted)
     return some(listed, removed)
 
 
-def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64]]:
+def mismatch(reply: pb.Reply, ranges: int) -> Requests[tuple[Bools, npt.NDArray[np.int64]]]:
     """Return which ranges differ, bool [ranges], and the source's rows in each that does, int64
-    [differing ranges]. Raises MalformedMessage."""
+    [differing ranges]. Raises MalformedMessage.
+
+    reply: the first piece.
+    """
     bits, numbers = bytearray(), bytearray()
-    is_last = False
-    while not is_last:
-        reply = receive()
+    while True:
         if reply.WhichOneof("message") != "mismatch":
             raise MalformedMessage("The differing ranges were expected.")
         bits += reply.mismatch.bitmap
@@ -183,6 +179,9 @@ def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64
             raise MalformedMessage("A piece of the differing ranges holds nothing.")
         if len(bits) + len(numbers) > 2 * COUNT_BYTES * RANGES_MAX:
             raise MalformedMessage("The differing ranges came with too many bytes.")
+        if is_last:
+            break
+        reply = yield None
     differs = bitmap(bytes(bits), ranges)
     raw = _inflate(bytes(numbers), int(differs.sum()) * COUNT_BYTES)
     if len(raw) != int(differs.sum()) * COUNT_BYTES:
@@ -190,13 +189,13 @@ def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64
     return differs, np.frombuffer(raw, "<u4").astype(np.int64)
 
 
-def row_hashes(receive: Receive) -> Hashes | None:
+def row_hashes() -> Requests[Hashes | None]:
     """Return all row hashes, uint64 [n], in the order they came; None: too many, everything
     follows. Raises MalformedMessage."""
     pieces: list[Hashes] = []
     held = 0
     while True:
-        reply = receive()
+        reply = yield None
         kind = reply.WhichOneof("message")
         if kind == "hashes_end":
             if reply.hashes_end.too_many:
@@ -210,15 +209,14 @@ def row_hashes(receive: Receive) -> Hashes | None:
             raise MalformedMessage(f"More than {ROW_HASHES_MAX} row hashes came.")
 
 
-def want(talk: RelationExchange, wanted: Bools) -> None:
-    """Name the wanted rows, bool [row hashes], in the order of the hashes; one round trip."""
-    talk.round_trips += 1
+def want(wanted: Bools) -> Iterator[pb.Request]:
+    """Name the wanted rows, bool [row hashes], in the order of the hashes."""
     bits = np.packbits(wanted, bitorder="little").tobytes()
     data = zstandard.ZstdCompressor(level=REFRESH_LEVEL).compress(bits)
     step = MESSAGE_BYTES_MAX // 2
     for at in range(0, len(data), step):
         piece = pb.Wanted(bitmap=data[at : at + step], last=at + step >= len(data))
-        talk.send(pb.Request(wanted=piece))
+        yield pb.Request(wanted=piece)
 
 
 def bitmap(data: bytes, count: int) -> Bools:

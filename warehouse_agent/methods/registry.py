@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.full_copy import FullCopyOpening, WholeCopy
 from warehouse_agent.methods.groups.opening import GroupOpening
 from warehouse_agent.methods.interface import (
@@ -31,6 +31,7 @@ from warehouse_agent.planning.choice import (
     choose,
 )
 from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.transport.waiting import Requests, Waiting
 
 OPENINGS: tuple[Opening, ...] = (
     FullCopyOpening(),
@@ -75,18 +76,28 @@ def offers(at: Disagreement) -> list[PricedChoice]:
     return [offer for offer in offered if offer is not None]
 
 
-def compare(ours: OurSide, talk: RelationExchange) -> Outcome:
-    """Compare both sides, until the source has finished.
+def compare(ours: OurSide, terms: ExchangeTerms, over: Waiting) -> Outcome:
+    """Compare both sides over a wire, until the source has finished.
 
     Raises:
         DriftlineError: whatever the source refused with, or a broken line or message.
     """
-    step = ours.open(talk)
+    return replace(
+        over.run(comparison(ours, terms)),
+        came=over.came,
+        round_trips=over.round_trips,
+        frame_bytes=over.frame_bytes,
+        answered_s=over.answered_s,
+    )
+
+
+def comparison(ours: OurSide, terms: ExchangeTerms) -> Requests[Outcome]:
+    """Compare both sides, with what the source replies. Raises MalformedMessage."""
+    step = yield from ours.open(terms)
     while isinstance(step, StalledExchange):
         choice = choose(step.at, offers(step.at))
-        talk.round_trips += 1
         continuation = next(c for c in CONTINUATIONS if c.method is choice.method)
-        step = continuation.go_on(step, choice, talk)
+        step = yield from continuation.go_on(step, choice, terms)
     return step
 
 

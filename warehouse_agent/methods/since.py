@@ -19,24 +19,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final
 
-import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import Bools
 from driftline.errors import MalformedMessage, ProofFailed
-from driftline.limits import CELLS_PER_MESSAGE, SKETCH_KEYS_MAX
+from driftline.limits import SKETCH_KEYS_MAX
 from driftline.reconciliation.ranges import Partition, strata
-from driftline.reconciliation.sketches import CELL_BYTES, Grid, unpack
+from driftline.reconciliation.sketches import Grid, unpack
 from driftline.rows.digests import Digest
 from driftline.rows.key_digests import HASH_BYTES
 
 from warehouse_agent.history import record
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods import key_sums
-from warehouse_agent.methods.conversation import RelationExchange, ShippedPositions
+from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions, end
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.key_sums import KeySums
-from warehouse_agent.methods.ranges import RangeSide, bitmap
-from warehouse_agent.methods.sketch import described, sized
+from warehouse_agent.methods.ranges import RangeSide
+from warehouse_agent.methods.sketch import (
+    NO_CELLS,
+    described,
+    send_cells,
+    sized,
+    stalled_cells,
+)
 from warehouse_agent.planning.candidates import Candidate, ExchangeWork, PlanInputs, Whole, priced
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
@@ -48,8 +53,9 @@ from warehouse_agent.planning.choice import (
     opening_bytes,
 )
 from warehouse_agent.planning.marker_state import MarkerState
-from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall
+from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.tasks.difference import ListedRows, NoDifference, Outcome
+from warehouse_agent.transport.waiting import Requests
 
 # Seconds of the source for a key, over those for a row: measured on PostgreSQL, where keys are read
 # and sketched, and where the database adds up their hashes (benchmarks/RESULTS.md).
@@ -156,9 +162,9 @@ class SinceSide:
         """Return the digest of all our rows."""
         return self.ranges.compared
 
-    def open(self, talk: RelationExchange) -> Step:
+    def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the mark and the sketch of our keys; stall if all rows have to be compared."""
-        cells, salt, hashes = self.sums.cells, talk.terms.salt, b""
+        cells, salt, hashes = self.sums.cells, terms.salt, b""
         cells.reduce()
         if self.marker.hashes:
             hashes = self.sums.hashes.to_bytes(HASH_BYTES, "little")
@@ -171,56 +177,46 @@ class SinceSide:
             checksums=bool(self.marker.checksum),
         )
         slots = strata(self.ranges.sums.short_digests(), salt).tobytes()
-        talk.open(self.compared, self.ranges.partition, strata=slots, since=since)
-        shipped, grid = talk.collect_positions(self.marker.checksum), self.sketch.sent
-        if grid is None:
-            return self._answer(talk, None, shipped)
-        return self._send_cells(talk, grid, before=None, stuck=np.zeros(0, np.bool_), to=shipped)
+        yield terms.opening(self.compared, self.ranges.partition, strata=slots, since=since)
+        shipped = ShippedPositions(terms, self.marker.checksum)
+        return (yield from self._go_on(terms, self.sketch.sent, shipped))
 
-    def _send_cells(
+    def _go_on(
         self,
-        talk: RelationExchange,
-        grid: Grid,
-        *,
-        before: Grid | None,
-        stuck: Bools,
-        to: ShippedPositions,
-    ) -> Step:
-        """Send the cells of a grid that the source lacks (`sketch.SketchSide`)."""
-        data = self.sums.cells.children(before, grid, stuck).to_bytes()
-        step = CELLS_PER_MESSAGE * CELL_BYTES
-        for at in range(0, max(len(data), 1), step):
-            piece = pb.Cells(fold=grid.fold, cut=grid.cut, finer=grid.finer)
-            piece.cells, piece.last = data[at : at + step], at + step >= len(data)
-            talk.send(pb.Request(cells=piece))
-        return self._answer(talk, grid, to)
-
-    def _answer(self, talk: RelationExchange, grid: Grid | None, shipped: ShippedPositions) -> Step:
-        """Receive the source's answer to the cells of this grid."""
-        reply = talk.receive()
+        terms: ExchangeTerms,
+        grid: Grid | None,
+        shipped: ShippedPositions,
+        before: Grid | None = None,
+        stuck: Bools = NO_CELLS,
+    ) -> Requests[Step]:
+        """Send the cells of a grid that the source lacks; receive its answer (`SketchSide`)."""
+        if grid is not None:
+            yield from send_cells(self.sums.cells, grid, before, stuck)
+        reply = yield shipped
         match reply.WhichOneof("message"):
             case "verdict" if reply.verdict.unmarked:
                 return StalledExchange(self.ranges.disagreement(reply.verdict), self.ranges)
             case "verdict":
                 return self._stalled(reply.verdict, grid, shipped)
             case "deleted":
-                return self._replaced(talk, reply.deleted, shipped)
-        return talk.finished(reply, None, Method.RANGE)
+                done = end((yield shipped))
+                return self._replaced(terms, reply.deleted, done, shipped)
+        return terms.finished(reply, self.compared, None, Method.RANGE)
 
     def _stalled(
         self, verdict: pb.Verdict, grid: Grid | None, shipped: ShippedPositions
     ) -> StalledExchange:
-        stuck = np.zeros(0, np.bool_) if grid is None else bitmap(verdict.stuck, len(grid))
-        sample = None
-        if verdict.sample:
-            sample = CellSample(len(verdict.sample), self.sums.cells.differing(verdict.sample))
-        stall = Stall(self.sketch, grid, int(np.count_nonzero(stuck)), sample)
-        more = partial(self._send_cells, before=grid, stuck=stuck, to=shipped)
+        stall, stuck = stalled_cells(self.sketch, self.sums.cells, verdict, grid)
+        more = partial(self._go_on, shipped=shipped, before=grid, stuck=stuck)
         at = replace(self.ranges.disagreement(verdict, stall), of_keys=True)
         return StalledExchange(at, self.ranges, more)
 
     def _replaced(
-        self, talk: RelationExchange, deleted: pb.Deleted, shipped: ShippedPositions
+        self,
+        terms: ExchangeTerms,
+        deleted: pb.Deleted,
+        done: pb.Finished,
+        shipped: ShippedPositions,
     ) -> Outcome:
         """Return which of our rows are replaced or deleted.
 
@@ -229,14 +225,13 @@ class SinceSide:
         """
         span = self.sketch.embedding.span
         ks = unpack(deleted.ks, span=span, count_max=min(self.sketch.cells, SKETCH_KEYS_MAX))
-        done, where, came = talk.end(talk.receive()), shipped.ascending(), talk.came
-        talk.stop_collecting()
+        where, came = shipped.ascending(), shipped.rows
         gone = key_sums.replaced(
             self.copy, where, self.sketch.embedding, ks, checksum=self.marker.checksum
         )
         self._prove_keys(done, self.sums.keys - gone.keys + shipped.digest)
         difference = NoDifference() if came == gone.digest else ListedRows(gone.rows)
-        outcome = talk.outcome(done, difference, Method.SINCE, self.compared - gone.digest + came)
+        outcome = terms.outcome(done, difference, Method.SINCE, self.compared - gone.digest + came)
         if not outcome.by_marker:  # a version made so must never be called total
             raise MalformedMessage("The source does not say that it read rows by the marker.")
         return outcome

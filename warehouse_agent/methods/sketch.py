@@ -7,6 +7,7 @@ sent at most once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -21,7 +22,7 @@ from driftline.reconciliation.sketches import CELL_BYTES, Cells, Grid, unpack
 from driftline.rows.digests import Digest
 
 from warehouse_agent.history.notes import NextPartNote
-from warehouse_agent.methods.conversation import RelationExchange, ShippedKeys
+from warehouse_agent.methods.conversation import ExchangeTerms, ShippedKeys
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide, bitmap
 from warehouse_agent.planning.candidates import PlanInputs, Whole, stalled_ways
@@ -36,6 +37,9 @@ from warehouse_agent.planning.choice import (
 )
 from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall, open_sketch
 from warehouse_agent.tasks import digests
+from warehouse_agent.transport.waiting import Requests
+
+NO_CELLS = np.zeros(0, np.bool_)
 
 
 class SketchOpening:
@@ -90,57 +94,73 @@ class SketchSide:
         """Return the digest of all our rows."""
         return self.ranges.compared
 
-    def open(self, talk: RelationExchange) -> Step:
+    def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the total and the sketch; stall if the source cannot decode it."""
         self.cells.reduce()
-        talk.open(
+        yield terms.opening(
             self.compared,
             self.ranges.partition,
-            strata=strata(self.cells.r, talk.terms.salt).tobytes(),
+            strata=strata(self.cells.r, terms.salt).tobytes(),
             sketch=described(self.sketch, self.cells.check),
         )
-        grid = self.sketch.sent
-        if grid is None:
-            return self._answer(talk, None, None)
-        return self._send_cells(talk, grid, before=None, stuck=np.zeros(0, np.bool_))
+        return (yield from self._go_on(terms, self.sketch.sent))
 
-    def _send_cells(
-        self, talk: RelationExchange, grid: Grid, *, before: Grid | None, stuck: Bools
-    ) -> Step:
-        """Send the cells of a grid that the source lacks.
+    def _go_on(
+        self,
+        terms: ExchangeTerms,
+        grid: Grid | None,
+        before: Grid | None = None,
+        stuck: Bools = NO_CELLS,
+    ) -> Requests[Step]:
+        """Send the cells of a grid that the source lacks; receive its answer.
 
         Args:
+            grid: None: no cells are sent.
             before: the grid of which the source has all cells.
             stuck: cells of `before` that did not decode, bool [cells].
         """
-        data = self.cells.children(before, grid, stuck).to_bytes()
-        step = CELLS_PER_MESSAGE * CELL_BYTES
-        for at in range(0, max(len(data), 1), step):
-            piece = pb.Cells(fold=grid.fold, cut=grid.cut, finer=grid.finer)
-            piece.cells, piece.last = data[at : at + step], at + step >= len(data)
-            talk.send(pb.Request(cells=piece))
-        return self._answer(talk, grid, talk.collect(self.sketch.embedding))
-
-    def _answer(self, talk: RelationExchange, grid: Grid | None, keys: ShippedKeys | None) -> Step:
-        """Receive the source's answer to the cells of this grid."""
-        reply = talk.receive()
+        keys: ShippedKeys | None = None
+        if grid is not None:
+            yield from send_cells(self.cells, grid, before, stuck)
+            keys = ShippedKeys(terms, self.sketch.embedding)
+        reply = yield keys
         kind = reply.WhichOneof("message")
         if kind == "verdict":
             return self._stalled(reply.verdict, grid)
         if kind == "deleted" and keys is not None:
             span, most = self.sketch.embedding.span, self.sketch.cells
-            replaced = keys.replaced(unpack(reply.deleted.ks, span=span, count_max=most))
-            return talk.finished(talk.receive(), replaced, Method.SKETCH)
-        return talk.finished(reply, None, Method.SKETCH)
+            found = keys.replaced(unpack(reply.deleted.ks, span=span, count_max=most))
+            return terms.finished((yield keys), self.compared, found, Method.SKETCH)
+        return terms.finished(reply, self.compared, None, Method.SKETCH)
 
     def _stalled(self, verdict: pb.Verdict, grid: Grid | None) -> StalledExchange:
-        stuck = np.zeros(0, np.bool_) if grid is None else bitmap(verdict.stuck, len(grid))
-        sample = None
-        if verdict.sample:
-            sample = CellSample(len(verdict.sample), self.cells.differing(verdict.sample))
-        stall = Stall(self.sketch, grid, int(np.count_nonzero(stuck)), sample)
-        more_cells = partial(self._send_cells, before=grid, stuck=stuck)
+        stall, stuck = stalled_cells(self.sketch, self.cells, verdict, grid)
+        more_cells = partial(self._go_on, before=grid, stuck=stuck)
         return StalledExchange(self.ranges.disagreement(verdict, stall), self.ranges, more_cells)
+
+
+def send_cells(cells: Cells, grid: Grid, before: Grid | None, stuck: Bools) -> Iterator[pb.Request]:
+    """Send the cells of a grid that the source lacks.
+
+    stuck: cells of `before` that did not decode, bool [cells].
+    """
+    data, step = cells.children(before, grid, stuck).to_bytes(), CELLS_PER_MESSAGE * CELL_BYTES
+    for at in range(0, max(len(data), 1), step):
+        piece = pb.Cells(fold=grid.fold, cut=grid.cut, finer=grid.finer)
+        piece.cells, piece.last = data[at : at + step], at + step >= len(data)
+        yield pb.Request(cells=piece)
+
+
+def stalled_cells(
+    sketch: Sketch, cells: Cells, verdict: pb.Verdict, grid: Grid | None
+) -> tuple[Stall, Bools]:
+    """Return the sketch that the source holds, and which cells of its grid did not decode, bool
+    [cells]."""
+    stuck = NO_CELLS if grid is None else bitmap(verdict.stuck, len(grid))
+    sample = None
+    if verdict.sample:
+        sample = CellSample(len(verdict.sample), cells.differing(verdict.sample))
+    return Stall(sketch, grid, int(np.count_nonzero(stuck)), sample), stuck
 
 
 class MoreCells:
@@ -151,11 +171,11 @@ class MoreCells:
     def offer(self, at: Disagreement) -> PricedChoice | None:
         return offer_cells(at)
 
-    def go_on(self, at: StalledExchange, choice: Choice, talk: RelationExchange) -> Step:
+    def go_on(self, at: StalledExchange, choice: Choice, terms: ExchangeTerms) -> Requests[Step]:
         """Send the cells of the chosen grid. Raises InternalError: there is no sketch."""
         if at.more_cells is None or choice.grid is None:
             raise InternalError("Cells were chosen where there is no sketch.")
-        return at.more_cells(talk, choice.grid)
+        return (yield from at.more_cells(terms, choice.grid))
 
 
 def sized(known: PlanInputs, expected: ChangeForecast | None) -> Sketch:

@@ -31,7 +31,7 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import KeyTiling, TilePause
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import PreparedPass
-from warehouse_agent.refresh.whole import ComparisonResult, converse
+from warehouse_agent.refresh.whole import ComparisonResult, Intake, converse
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.difference import (
@@ -128,11 +128,9 @@ def _compare(
     bounds, sums = tiles.tiling.bounds(tile), tiles.sums.of(tile)
     copy = _copy_of(job, p, tile)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
-    rows = ours.compared.count
+    intake = Intake(writer, progress, ours.compared.count)
     try:
-        outcome = converse(
-            job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds
-        )
+        outcome = converse(job, p, ours, stream, intake, within=bounds)
     except DriftlineError:
         with contextlib.suppress(DriftlineError):  # another attempt has a folder of its own
             writer.drop()

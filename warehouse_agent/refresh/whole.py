@@ -13,7 +13,7 @@ from driftline import wire_pb2 as pb
 
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.marks import KeptMark
-from warehouse_agent.methods.conversation import ExchangeTerms, RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.network import Line
@@ -24,8 +24,20 @@ from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.staging import FrameWriter
 from warehouse_agent.transport.channel import Stream
+from warehouse_agent.transport.frame_admission import FrameAdmission
+from warehouse_agent.transport.waiting import Waiting
 
 ROWS_TIMED = 10_000  # fewer rows tell how long a round trip takes, not how fast rows are read
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """The rows of an exchange on their way: `writer` stages them, `progress` shows how many of
+    `rows_expected` came."""
+
+    writer: FrameWriter
+    progress: Callable[[pb.Progress], None]
+    rows_expected: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +64,8 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
     carried = stream.bytes_carried
     with job.phase("exchange") as spent:
         writer = job.staging.begin(job.exchange(p.base, p.layout))
-        rows = p.rows_expected
-        outcome = converse(job, p, p.ours, stream, writer, job.rows_read, rows_expected=rows)
+        intake = Intake(writer, job.rows_read, p.rows_expected)
+        outcome = converse(job, p, p.ours, stream, intake)
     carried, rate = stream.bytes_carried - carried, None
     if p.part is None:  # a part is read by its keys
         rate = rows_per_s(p.known.line, outcome, spent.seconds, carried)
@@ -68,41 +80,42 @@ def converse(
     p: Prepared,
     ours: OurSide,
     stream: Stream,
-    writer: FrameWriter,
-    progress: Callable[[pb.Progress], None],
-    *,
-    rows_expected: int,
+    intake: Intake,
     within: Bounds | None = None,
 ) -> Outcome:
     """Compare our side over a stream, and write the frames that come.
 
     A stream on which the source has not ended the relation is abandoned.
 
-    Args:
-        rows_expected: for progress only.
-        within: a tile, by positions or by keys.
+    within: a tile, by positions or by keys.
     """
-    marker = p.known.marker
-    terms = ExchangeTerms(
-        relation=job.fragment.relation,
-        recipe=p.layout.recipe,
-        fragment_key=p.fragment_key,
-        salt=p.salt,
-        level=p.known.line.level(ours.compared.count),
-        rows_expected=rows_expected,
-        room=job.staging.room(job.fragment.staging_at_most),
-        within=within,
-        derivation=p.layout.derivation,
-        marks=marker is not None and marker.is_known,
-        audited=b"" if marker is None or not ours.compared.count else marker.mark,
+    marker, writer = p.known.marker, intake.writer
+    room = job.staging.room(job.fragment.staging_at_most)
+    over = Waiting(
+        stream,
+        FrameAdmission(p.layout.recipe, p.salt, room=room),
+        keep=writer.add,
+        progress=intake.progress,
+        rows_expected=intake.rows_expected,
     )
-    talk = RelationExchange(stream, terms, keep=writer.add, progress=progress)
     try:
-        return replace(compare(ours, talk), snapshot_s=stream.snapshot_s)
+        terms = ExchangeTerms(
+            relation=job.fragment.relation,
+            recipe=p.layout.recipe,
+            fragment_key=p.fragment_key,
+            salt=p.salt,
+            level=p.known.line.level(ours.compared.count),
+            agreed=stream.agreed,
+            within=within,
+            derivation=p.layout.derivation,
+            marks=marker is not None and marker.is_known,
+            audited=b"" if marker is None or not ours.compared.count else marker.mark,
+        )
+        return replace(compare(ours, terms, over), snapshot_s=stream.snapshot_s)
     finally:
-        if not talk.ended:
+        if not over.ended:
             stream.abandon()
-        if talk.admission.is_overrun:
+        if over.admission.is_overrun:
             writer.drop()
         else:
             writer.flush()

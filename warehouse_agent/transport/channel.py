@@ -1,6 +1,6 @@
 """The line to a source agent: one channel, bounded waits, every byte counted.
 
-It moves messages and turns gRPC's failures into ours; `methods.conversation` knows what they mean.
+It moves messages and turns gRPC's failures into ours; the methods know what they mean.
 A thread reads a call's replies, so that a peer that falls silent is given up after NO_PROGRESS_S
 and its heartbeats keep a long scan alive. The keep-alive settings are measured: without
 `ping_timeout_ms` it takes a minute to notice a half-open line.

@@ -11,7 +11,7 @@ source that lies about its rows lies about its estimate as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from driftline.errors import LimitExceeded, MalformedMessage
@@ -59,16 +59,21 @@ class StagingRoom:
 class FrameAdmission:
     """Count the rows and bytes of one exchange, and refuse those beyond its limits.
 
-    `is_overrun`: the exchange ended because too much came, so what it staged is of no use.
+    `rows` came so far. `is_overrun`: the exchange ended because too much came, so what it staged is
+    of no use.
     """
 
     def __init__(self, recipe: Recipe, salt: Salt, *, room: StagingRoom | None = None) -> None:
         """Begin with no rows; `room` is None if nothing limits staging, as on an object store."""
-        self._columns, self._salt = len(recipe.columns), salt
-        self._room = room
-        self._rows = self._bytes = 0
+        self._recipe, self._salt, self._room = recipe, salt, room
+        self.rows = self._bytes = 0
         self._announced: int | None = None
         self.is_overrun = False
+
+    def again(self) -> FrameAdmission:
+        """Return one for another exchange about the relation, with less room by what came."""
+        room = self._room and replace(self._room, staged=self._room.staged + self._bytes)
+        return FrameAdmission(self._recipe, self._salt, room=room)
 
     def announce(self, rows: int) -> None:
         """Note that the source counted `rows` in its verdict."""
@@ -83,20 +88,21 @@ class FrameAdmission:
             LimitExceeded: there is no room for it.
         """
         head = frames.head(frame)
-        if head.columns != self._columns:
+        columns = len(self._recipe.columns)
+        if head.columns != columns:
             raise MalformedMessage(
-                f"A frame of {head.columns} columns came for a relation of {self._columns}."
+                f"A frame of {head.columns} columns came for a relation of {columns}."
             )
         if head.salt != self._salt:
             raise MalformedMessage("A frame of another exchange came.")
-        self._rows += head.digest.count
+        self.rows += head.digest.count
         self._bytes += len(frame)
         self.is_overrun = True  # unless no limit is exceeded
         if self._announced is not None:
             most = int(self._announced * ANNOUNCED_FACTOR) + FRAME_ROWS_MAX
-            if self._rows > most:
+            if self.rows > most:
                 raise MalformedMessage(
-                    f"The source counted {self._announced:,} rows and has sent {self._rows:,}.",
+                    f"The source counted {self._announced:,} rows and has sent {self.rows:,}.",
                     remedy="Check what runs at the source's address; nothing was published.",
                 )
         if self._room is not None:

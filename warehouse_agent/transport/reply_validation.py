@@ -2,7 +2,7 @@
 
 `channel` passes every reply and description through here first. Text that is only shown becomes one
 printable line of bounded length. Names are compared, so an invalid name is refused. A number out of
-range is a protocol error. Whether a message fits another one, `conversation` and `frame_admission`
+range is a protocol error. Whether a message fits another one, the methods and `frame_admission`
 check.
 """
 

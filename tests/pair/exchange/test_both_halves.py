@@ -443,7 +443,7 @@ class Meddler(Pair):
 
 def converse(pair: Any, ours: Ours, forced: Method | None = None) -> Result:
     result = Result(pair, ours)
-    result.outcome = compare(ours.side(forced), ours.talk(pair, result.frames.append))
+    result.outcome = compare(ours.side(forced), *ours.talk(pair, result.frames.append))
     return result
 
 
@@ -552,7 +552,7 @@ class Bench:
         self.tally = ReadCounts()
         self.opening = pb.Open()
         with pytest.raises(StopIteration):
-            compare(self.ours.side(), self.ours.talk(self))
+            compare(self.ours.side(), *self.ours.talk(self))
 
     agreed = Agreement()
 
@@ -973,7 +973,7 @@ def test_a_frame_whose_key_is_none_is_not_kept(bench: Bench, key: bytes | None) 
     kept: list[bytes] = []
     talk = ours.talk(Script([pb.Reply(rows=pb.Rows(frame=frame))]), kept.append)
     with pytest.raises(FrameDamaged):
-        compare(ours.side(), talk)
+        compare(ours.side(), *talk)
     assert kept == []
 
 

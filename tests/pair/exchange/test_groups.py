@@ -359,7 +359,7 @@ def _opened(mine: Ours) -> pb.Open:
             raise Deaf
 
     with pytest.raises(Deaf):
-        compare(mine.side(), mine.talk(Wire()))
+        compare(mine.side(), *mine.talk(Wire()))
     return sent[0].open
 
 

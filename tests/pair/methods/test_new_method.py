@@ -24,13 +24,14 @@ from tests.harness.pair import Pair
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods import registry
-from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import Offers, Step, WorkingCopy
 from warehouse_agent.planning.candidates import Candidate, PlanInputs, Whole, load
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import Method, everything
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import AllRows
+from warehouse_agent.transport.waiting import Requests
 
 
 class ByTotal:
@@ -57,9 +58,9 @@ class ByTotal:
         self.compared = digests.total(copy.steps, copy.files, copy.layout, copy.salt)
         return self
 
-    def open(self, talk: RelationExchange) -> Step:
-        talk.open(self.compared, everything())
-        return talk.finished(talk.receive(), AllRows(), self.method)
+    def open(self, terms: ExchangeTerms) -> Requests[Step]:
+        yield terms.opening(self.compared, everything())
+        return terms.finished((yield None), self.compared, AllRows(), self.method)
 
 
 @pytest.fixture

@@ -384,8 +384,8 @@ def test_only_a_tile_between_keys_asks_for_the_feature(tmp_path: Path) -> None:
         for within in (None, (0, 9), KeyRange(("a", "1"))):
             ours = exchange_pair.Ours([], shape.recipe, from_quantiles([1], 2))
             wire = exchange_pair.Pair(session, shape)
-            ours.talk(wire, within=within).open(Digest(), ours.partition)
-            asked.append(list(wire._held[0].open.features))
+            terms, _ = ours.talk(wire, within=within)
+            asked.append(list(terms.opening(Digest(), ours.partition).open.features))
     assert asked == [[], [], ["between"]]
     with pytest.raises(VersionMismatch, match="asks for between"):
         check_features(asked[-1], known=["derive"])

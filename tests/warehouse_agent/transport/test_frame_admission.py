@@ -29,14 +29,12 @@ from tests.harness.exchange_pair import KEY, SALT, Ours
 from tests.harness.rogue import line_to
 from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe
-from warehouse_agent.methods import conversation
-from warehouse_agent.methods.conversation import RelationExchange
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.storage import store
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.staging import FILE_BYTES, Staging
-from warehouse_agent.transport import channel, throughput
+from warehouse_agent.transport import channel, throughput, waiting
 from warehouse_agent.transport.frame_admission import FrameAdmission, StagingRoom
 from warehouse_agent.transport.throughput import ProgressCheck
 
@@ -171,15 +169,14 @@ def ours(rows: int) -> Ours:
 
 def converse(
     over: channel.SourceChannel, of: Ours, writer: object, room: StagingRoom | None = None
-) -> RelationExchange:
+) -> None:
     stream = over.stream()
     talk = of.talk(stream, writer.add, room=room)  # type: ignore[attr-defined]
     try:
-        compare(of.side(), talk)
+        compare(of.side(), *talk)
     finally:
         stream.abandon()
         writer.flush()  # type: ignore[attr-defined]
-    return talk
 
 
 @pytest.mark.starts
@@ -261,7 +258,7 @@ def test_progress_that_never_means_rows(tmp_path: Path, monkeypatch: pytest.Monk
 def test_progress_that_counts_rows_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "EXCHANGE_S_MAX", 0.5)
+    monkeypatch.setattr(waiting, "EXCHANGE_S_MAX", 0.5)
     few = [pb.Reply(rows=pb.Rows(frame=frame(1)))]
 
     def says(requests: Iterator[pb.Request]) -> Iterator[pb.Reply]:
@@ -313,6 +310,6 @@ def test_a_source_that_has_finished_and_goes_on_is_left(
     with line_to(tmp_path, says) as over:
         began = time.monotonic()
         with over.stream() as stream:
-            outcome = compare(of.side(), of.talk(stream))
+            outcome = compare(of.side(), *of.talk(stream))
         assert outcome.theirs == Digest(total.count, total.sum)
         assert time.monotonic() - began < 10

@@ -25,10 +25,9 @@ from driftline.rows.digests import Digest
 from driftline.rows.key_order import KeyRange
 
 from warehouse_agent.history.notes import NextPartNote
-from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms, ShippedKeys
 from warehouse_agent.methods.interface import Lister, Step
 from warehouse_agent.methods.ranges import (
-    Receive,
     mismatch,
     multiset_difference,
     row_hashes,
@@ -38,6 +37,7 @@ from warehouse_agent.methods.ranges import (
 from warehouse_agent.planning.choice import Method, everything
 from warehouse_agent.tasks.difference import BelowKeys, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.transport.waiting import Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,37 +159,33 @@ class GroupSide:
     turn: NextPartNote = field(default_factory=NextPartNote)
     updates_left: float = 0.0
 
-    def open(self, talk: RelationExchange) -> Step:
+    def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Open with groups, and compare those that differ row by row."""
-        outcome = self.compare(talk)
+        outcome = yield from self.compare(terms)
         return outcome if self.grouped.part is None else outcome.beside(self.rest)
 
-    def compare(self, talk: RelationExchange) -> Outcome:
+    def compare(self, terms: ExchangeTerms) -> Requests[Outcome]:
         """Return the outcome of the rows that are compared."""
         grouped = self.grouped
         difference: ListedRows | BelowKeys | None = None
-        talk.open(self.compared, everything(), grouping=grouped.described())
-        for request in grouped.requests():
-            talk.send(request)
+        yield terms.opening(self.compared, everything(), grouping=grouped.described())
+        yield from grouped.requests()
         # Rows of other k replace nothing of ours, however many come. But if a part receives a row
         # that we did not compare, the proof must fail.
         among = grouped.ours() if grouped.part is None else None
-        keys = talk.collect(grouped.embedding, among)
-        reply = talk.receive()
+        keys = ShippedKeys(terms, grouped.embedding, among)
+        reply = yield keys
         if reply.HasField("mismatch"):
-            talk.stop_collecting()
-            difference = regroup(grouped, talk, first=reply, lister=self.lister)
-            reply = talk.receive()
+            difference = yield from regroup(grouped, first=reply, lister=self.lister)
+            reply = yield None
         elif reply.HasField("deleted"):
             gone = gone_of(grouped, reply)
             difference = keys.replaced(np.concatenate([gone, grouped.ungrouped]))
-            reply = talk.receive()
-        return talk.finished(reply, difference, Method.GROUP)
+            reply = yield keys
+        return terms.finished(reply, self.compared, difference, Method.GROUP)
 
 
-def regroup(
-    grouped: GroupedRows, talk: RelationExchange, *, first: pb.Reply, lister: Lister
-) -> ListedRows:
+def regroup(grouped: GroupedRows, *, first: pb.Reply, lister: Lister) -> Requests[ListedRows]:
     """Compare the groups that differ row by row, until the wanted rows are on their way.
 
     Args:
@@ -199,14 +195,14 @@ def regroup(
         Rows of ours that are replaced or deleted.
 
     Raises:
-        MalformedMessage, and whatever `talk.receive` raises.
+        MalformedMessage: the replies do not fit each other, or the units that were sent.
     """
     groups = grouped.sums()
     if not len(groups):
         raise MalformedMessage("Units differ where none were sent.")
-    differs, counts = mismatch(_with(first, talk.receive), len(groups))
-    gone = gone_of(grouped, talk.receive())
-    hashes = row_hashes(talk.receive)
+    differs, counts = yield from mismatch(first, len(groups))
+    gone = gone_of(grouped, (yield None))
+    hashes = yield from row_hashes()
     if hashes is None or (groups.find(gone) < 0).any():
         raise MalformedMessage(
             "Units were answered with something else.",
@@ -238,7 +234,7 @@ def regroup(
     removed[np.flatnonzero(singly)[alone]] = True
     wanted[np.flatnonzero(~is_lost)[asked]] = True
     if len(hashes):
-        want(talk, wanted)
+        yield from want(wanted)
     return ListedRows(some(listed, removed))
 
 
@@ -272,9 +268,3 @@ def _same_again(
     theirs[group_of[is_lost]] = hashes[is_lost]
     same: Bools = lost & (short_digests(sums, counts) == theirs)
     return same
-
-
-def _with(first: pb.Reply, receive: Receive) -> Receive:
-    """Return a function that returns `first`, then what `receive` returns."""
-    held = [first]
-    return lambda: held.pop() if held else receive()

@@ -27,7 +27,7 @@ from driftline.rows.key_order import KeyBuffer, KeyOrder, KeyRange, key_text
 
 from warehouse_agent.columns.layout import KEY
 from warehouse_agent.history.notes import NextPartNote
-from warehouse_agent.methods.conversation import RelationExchange
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.groups import assignment, key_parts
 from warehouse_agent.methods.groups.assignment import PartRows
 from warehouse_agent.methods.groups.exchange import GroupSide
@@ -49,6 +49,7 @@ from warehouse_agent.tasks.digests import RowsInKeyTiles, keys_of, numbers, task
 from warehouse_agent.tasks.quantiles import sample_keys
 from warehouse_agent.tasks.scan import FilePiece, Function, scan
 from warehouse_agent.tasks.steps import size_of_digests
+from warehouse_agent.transport.waiting import Requests
 
 SAMPLES_MIN = 4096  # of keys, from which the bounds of shards are taken
 ROWS_MAX = 1 << 62  # that the shards of all rows may read: no limit
@@ -127,7 +128,7 @@ class ShardedSide:
     turn: NextPartNote
     updates_left: float
 
-    def open(self, talk: RelationExchange) -> Outcome:
+    def open(self, terms: ExchangeTerms) -> Requests[Outcome]:
         """Compare one shard after the other.
 
         Raises:
@@ -139,8 +140,7 @@ class ShardedSide:
             side = self.first
             if number:
                 side = self.shards.side(number, self.shards.allowed(number, read))
-                talk.renew()
-            outcomes.append(_replacing(side.compare(talk)))
+            outcomes.append(_replacing((yield from side.compare(terms))))
             read += outcomes[-1].theirs.count
             _check_snapshot(outcomes[0], outcomes[-1])
         one = _joined(outcomes)
