@@ -1,9 +1,10 @@
 """The source's half of an exchange about one relation (protocol, section 9).
 
-A comparison is a generator of replies over an iterator of requests. The opening decides which
-method answers (`registry`); a method that cannot finish hands over to the one that the warehouse
-asks for next. If the opening names a tile, or a part by keys, only its rows exist (`scan.tile`,
-`scan.key_part`). This module knows no gRPC server, no engine and no method.
+A comparison is a generator of replies over an iterator of requests: it runs the generators of the
+methods, and waits for the requests (`driftline.exchange_states` refuses those that may not come).
+The opening decides which method answers (`registry`); a method that cannot finish hands over to the
+one that the warehouse asks for next. If the opening names a tile, or a part by keys, only its rows
+exist (`scan.tile`, `scan.key_part`). This module knows no gRPC server, no engine and no method.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
+from driftline.exchange_states import StateTracker
 from driftline.relations.activity_messages import to_message
 from driftline.rows.digests import Salt
 from driftline.wire.negotiation import check_fields
@@ -21,7 +23,7 @@ from source_agent.engines.interface import Session
 from source_agent.engines.relations.shapes import Shape
 from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import registry
-from source_agent.methods.interface import ExchangeEnd, Handover, Scan
+from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
 from source_agent.methods.request_validation import parse_opening
 from source_agent.scan import marked as marked_scan
 from source_agent.scan.frame_builder import FrameBuilder
@@ -65,23 +67,27 @@ class Comparison:
 
         Raises NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
         """
+        at = StateTracker()
+        at.follow(pb.Request(open=self._opening))
+        yield from at.run(self._replies(), lambda _: self._receive(requests))
 
-        def recv() -> pb.Request:
-            self._scan.reader.pause()
-            request = next(requests, None)
-            if request is None:
-                raise MalformedMessage("The stream ended in the middle of a relation.")
-            check_fields(request)
-            return request
+    def _receive(self, requests: Iterator[pb.Request]) -> pb.Request:
+        self._scan.reader.pause()
+        request = next(requests, None)
+        if request is None:
+            raise MalformedMessage("The stream ended in the middle of a relation.")
+        check_fields(request)
+        return request
 
+    def _replies(self) -> Replies[None]:
         if self._opening.HasField("since"):
             marked = marked_scan.begin(self._session, self._scan.reader, self._opening.since)
             self._scan.frames.sent = marked.note_sent
             self._scan = replace(self._scan, marked=marked)
-        end = yield from self._answer.replies(self._scan, recv)
+        end = yield from self._answer.replies(self._scan)
         if isinstance(end, Handover):
             go_on = registry.continuation_of(end.request)
-            end = yield from go_on(self._scan, end, recv)
+            end = yield from go_on(self._scan, end)
         yield self._finished(end)
         SourceFailpoint.FINISHED_SENT.reach()
 

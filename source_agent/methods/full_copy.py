@@ -6,14 +6,12 @@ than a copy. Rows are sent in key order where that costs nothing. Memory: the ro
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Self
 
-from driftline import wire_pb2 as pb
 from driftline.rows.digests import Digest
 
-from source_agent.methods.interface import ExchangeEnd, Handover, Scan
-from source_agent.methods.request_validation import ParsedOpening, Recv, strata_in
+from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
+from source_agent.methods.request_validation import ParsedOpening, strata_in
 
 
 class EverythingSent:
@@ -27,16 +25,12 @@ class EverythingSent:
         strata_in(opening.message, opening.partition.ranges)
         return cls()
 
-    def replies(
-        self,
-        scan: Scan,
-        recv: Recv,  # noqa: ARG002 - no request follows
-    ) -> Generator[pb.Reply, None, ExchangeEnd]:
+    def replies(self, scan: Scan) -> Replies[ExchangeEnd]:
         total = yield from send_everything(scan)
         return ExchangeEnd(total, equal=total == scan.ours)
 
 
-def send_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
+def send_everything(scan: Scan) -> Replies[Digest]:
     """Send all rows in one scan, in key order where that is free; return their digest."""
     scan.reader.tally.phase = "ship"
     total = Digest()
@@ -47,7 +41,7 @@ def send_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
     return total
 
 
-def send_again(scan: Scan, at: Handover, _recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd]:
+def send_again(scan: Scan, at: Handover) -> Replies[ExchangeEnd]:
     """Send all rows after a comparison. Raise SnapshotLost if they changed since."""
     total = yield from send_everything(scan)
     scan.reader.check_snapshot(total == at.sums.total)

@@ -11,7 +11,7 @@ Memory is bounded by GROUPED_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HELD_BYTES.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Self
@@ -26,8 +26,8 @@ from driftline.reconciliation.sketches import Embedding, pack
 from driftline.rows.digests import MASK64, Digest
 
 from source_agent.methods import request_validation
-from source_agent.methods.interface import ExchangeEnd, Scan
-from source_agent.methods.request_validation import GroupParameters, ParsedOpening, Recv
+from source_agent.methods.interface import ExchangeEnd, Replies, Scan
+from source_agent.methods.request_validation import GroupParameters, ParsedOpening
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.batches import Batch, IdentifiedRows, join_neighbours
 from source_agent.scan.key_part import KeyPartReader
@@ -47,15 +47,15 @@ class GroupsCompared:
         parameters = request_validation.grouping_of(opening.message, opening.shape)
         return None if parameters is None else cls(parameters)
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd]:
+    def replies(self, scan: Scan) -> Replies[ExchangeEnd]:
         # Before the scan, so that a malformed message costs the database nothing.
         embedding, reader = self.parameters.embedding, scan.reader
         if embedding is not None:
-            groups, digests = request_validation.groups(recv(), recv, embedding)
+            groups, digests = yield from request_validation.groups((yield None), embedding)
             regrouping = Regrouping(scan, self.parameters, groups, embedding)
         else:
             assert isinstance(reader, KeyPartReader), "the opening names rows by keys"
-            named = request_validation.named_groups(recv(), recv, reader.recipe)
+            named = yield from request_validation.named_groups((yield None), reader.recipe)
             ranks, ks = reader.name(named.keys, rows_max=self.parameters.rows_max)
             digests, groups = named.digests, named.sums(ks)
             regrouping = Regrouping(scan, self.parameters, groups, ranks)
@@ -64,7 +64,7 @@ class GroupsCompared:
             return ExchangeEnd(regrouping.total, equal=True)
         differs, lost = regrouping.differing(digests)
         del digests  # up to GROUPED_KEYS_MAX: free memory before rows are sent
-        yield from regrouping.answer(differs, lost, recv)
+        yield from regrouping.answer(differs, lost)
         return ExchangeEnd(regrouping.total)
 
 
@@ -100,7 +100,7 @@ class Regrouping:
         lost = self._groups.lost()
         return lost | (self._groups.short_digests() != digests), lost
 
-    def answer(self, differs: Bools, lost: Bools, recv: Recv) -> Iterator[pb.Reply]:
+    def answer(self, differs: Bools, lost: Bools) -> Replies[None]:
         """Send the groups that differ, or hashes of their rows; name the keys without rows.
 
         differs, lost: bool [groups], from `differing`.
@@ -119,7 +119,7 @@ class Regrouping:
         if is_refined:
             yield mismatch(differs, groups.counts[differs])
             yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
-            yield from self._refine(differs, lost, recv)
+            yield from self._refine(differs, lost)
             return
         self._reader.tally.phase = "ship"
         for batch, _ in self._again(differs):
@@ -127,7 +127,7 @@ class Regrouping:
         yield from self._scan.frames.flush()
         yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
 
-    def _refine(self, differs: Bools, lost: Bools, recv: Recv) -> Iterator[pb.Reply]:
+    def _refine(self, differs: Bools, lost: Bools) -> Replies[None]:
         """Send hashes of the differing groups, then the rows that the warehouse wants.
 
         One hash for every row, but one for all rows of a group that lost keys.
@@ -152,7 +152,7 @@ class Regrouping:
         entries[is_whole[owner[keep]]] = groups.short_digests(holding & lost)
         yield from send_hashes(entries)
         asked = np.zeros(len(hashes), np.bool_)
-        asked[np.flatnonzero(keep)[request_validation.wanted(recv, len(entries))]] = True
+        asked[np.flatnonzero(keep)[(yield from request_validation.wanted(len(entries)))]] = True
         asked |= (is_whole & asked[starts])[owner]
         wanted = order[asked]
         yield from send_wanted(self._scan, identified, wanted, total=self._rows_to_search)

@@ -4,24 +4,31 @@ An *answer* recognises its opening, adds up what it needs in one scan, and repli
 than the warehouse expected, it hands over its sums and the warehouse's next request, and a
 *continuation* goes on from there. A new method is one module with a class like `MethodAnswer`, and
 one line in `registry`. A method sees an exchange only through `Scan`: no engine and no server.
+
+Both are generators of replies (`Replies`), as the warehouse's methods are of requests: `yield
+reply` sends, `request = yield None` receives. Who runs them waits (`comparison`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from driftline import wire_pb2 as pb
 from driftline.reconciliation.ranges import Partition, RangeSums
 from driftline.rows.digests import Digest
 
-from source_agent.methods.request_validation import ParsedOpening, Recv
+from source_agent.methods.request_validation import ParsedOpening
 from source_agent.scan.accumulators import Accumulator
 from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.marked import ExchangeMarker
 from source_agent.scan.reader import Reader
 from source_agent.scan.workers import WorkerPool, fill
+
+T = TypeVar("T")
+# Yields a reply to be sent; or None, to be sent the next request.
+Replies = Generator[pb.Reply | None, pb.Request, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +83,14 @@ class MethodAnswer(Protocol):
         Raises MalformedMessage or ConfigurationError if this method cannot answer it.
         """
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
+    def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         """Yield every reply but the last.
 
         An answer receives the messages that follow the opening at once before it reads a row, so
-        that malformed ones cost the database nothing. recv: returns the warehouse's next request.
+        that malformed ones cost the database nothing.
         Raises NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
         """
 
 
 # Goes on from a handover, and yields every reply but the last.
-Continuing = Callable[[Scan, Handover, Recv], Generator[pb.Reply, None, ExchangeEnd]]
+Continuing = Callable[[Scan, Handover], Replies[ExchangeEnd]]

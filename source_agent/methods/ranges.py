@@ -10,7 +10,6 @@ Memory is bounded by RANGES_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never by th
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Self
 
@@ -24,8 +23,8 @@ from driftline.rows.digests import MASK64, Digest, Salt
 from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import request_validation
 from source_agent.methods.full_copy import send_again
-from source_agent.methods.interface import ExchangeEnd, Handover, Scan
-from source_agent.methods.request_validation import ParsedOpening, Recv
+from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
+from source_agent.methods.request_validation import ParsedOpening
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.batches import IdentifiedRows
@@ -44,7 +43,7 @@ class RangesCompared:
         partition = opening.partition
         return cls(partition, request_validation.strata_in(opening.message, partition.ranges))
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
+    def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         totals = RangeTotals(self.partition)
         scan.fill(totals)
         sums = totals.sums
@@ -53,7 +52,7 @@ class RangesCompared:
         differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
         yield verdict(sums.total, differing)
         SourceFailpoint.VERDICT_SENT.reach()
-        return Handover(sums, self.partition, recv())
+        return Handover(sums, self.partition, (yield None))
 
 
 def differing_slots(theirs: Bytes, slots: U64, salt: Salt) -> int:
@@ -75,12 +74,12 @@ def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes 
     return pb.Reply(verdict=made)
 
 
-def refine(scan: Scan, at: Handover, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd]:
+def refine(scan: Scan, at: Handover) -> Replies[ExchangeEnd]:
     """Continue with the warehouse's digests of ranges; send everything if too many rows differ.
 
-    Raises MalformedMessage on another request, SnapshotLost if rows changed since the comparison.
+    Raises MalformedMessage, and SnapshotLost if rows changed since the comparison.
     """
-    by, ours = request_validation.digests(at.request, recv, at.partition.ranges)
+    by, ours = yield from request_validation.digests(at.request, at.partition.ranges)
     coarse = at.sums.coarsened(by)
     differs = coarse.short_digests() != ours
     yield mismatch(differs, coarse.counts[differs])
@@ -88,7 +87,7 @@ def refine(scan: Scan, at: Handover, recv: Recv) -> Generator[pb.Reply, None, Ex
     hashed = reading & (ours != 0)
     if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
         yield pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
-        return (yield from send_again(scan, at, recv))
+        return (yield from send_again(scan, at))
     identified = yield from _identify(
         scan, at.partition, coarse, by, reading=reading, hashed=hashed
     )
@@ -98,14 +97,14 @@ def refine(scan: Scan, at: Handover, recv: Recv) -> Generator[pb.Reply, None, Ex
         return ExchangeEnd(total)
     order, hashes = identified.in_order()
     yield from send_hashes(hashes)
-    wanted = order[request_validation.wanted(recv, len(hashes))]
+    wanted = order[(yield from request_validation.wanted(len(hashes)))]
     yield from send_wanted(scan, identified, wanted, total=total.count)
     return ExchangeEnd(total)
 
 
 def _identify(
     scan: Scan, partition: Partition, coarse: RangeSums, by: int, *, reading: Bools, hashed: Bools
-) -> Generator[pb.Reply, None, IdentifiedRows]:
+) -> Replies[IdentifiedRows]:
     """Read the coarse ranges in `reading`; send those that are not in `hashed`, keep the others.
 
     by: the coarsening, as a power of two; reading, hashed: bool [coarse ranges].

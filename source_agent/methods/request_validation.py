@@ -3,13 +3,15 @@
 This is the only place where the source validates messages of an exchange: the other modules trust
 sizes, counts and the partition. A malformed opening is refused before anything is read. Messages in
 pieces are bounded by what was asked for, so a warehouse can neither fill the memory nor keep the
-source busy with empty pieces. Callers pass `recv`, which waits for the next request.
+source busy with empty pieces; each function about one receives the pieces behind the first. Of what
+kind a request is was checked before (`driftline.exchange_states`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import zstandard
@@ -60,7 +62,8 @@ from source_agent.printable import counted
 _SALT_BYTES = _SUM_BYTES = 16
 _EMPTY = "A piece of a message holds nothing."
 
-Recv = Callable[[], pb.Request]  # waits for the warehouse's next request
+T = TypeVar("T")
+Received = Generator[None, pb.Request, T]  # a yield receives the warehouse's next request
 CellCount = Callable[[Grid], int]  # returns the number of cells that a grid needs
 
 
@@ -270,13 +273,27 @@ def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
     return Embedding(said.span, None if said.hashed else said.base)
 
 
-def groups(first: pb.Request, recv: Recv, embedding: Embedding) -> tuple[GroupSums, U64]:
+def groups(first: pb.Request, embedding: Embedding) -> Received[tuple[GroupSums, U64]]:
     """Return the warehouse's groups and their digests, uint64 [groups].
 
-    first: the request that begins them; `recv` returns those that follow. Raises MalformedMessage.
+    first: the request that begins them. Raises MalformedMessage.
     """
-    digests = bytearray()
-    sums = GroupSums(_sized(first, recv, embedding, digests))
+    digests, sized, keys = bytearray(), list[SizedGroups](), 0
+    request: pb.Request | None = first
+    while request is not None:
+        said = request.units
+        if said.ks:
+            most = min(GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX - keys)
+            one = SizedGroups(said.size, unpack(said.ks, span=embedding.span, count_max=most))
+            if not len(one.ks) or len(said.digests) != 8 * one.count:
+                raise MalformedMessage("Units came with another number of digests.")
+            digests += said.digests
+            keys += len(one.ks)
+            sized.append(one)
+        elif not said.last:
+            raise MalformedMessage(_EMPTY)
+        request = None if said.last else (yield None)
+    sums = GroupSums(sized)
     return sums, np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
 
 
@@ -303,16 +320,17 @@ class NamedGroups:
         )
 
 
-def named_groups(first: pb.Request, recv: Recv, recipe: Recipe) -> NamedGroups:
+def named_groups(first: pb.Request, recipe: Recipe) -> Received[NamedGroups]:
     """Return the warehouse's groups whose rows are named by keys.
 
-    first, recv: as for `groups`. Raises MalformedMessage: no keys of this recipe, another number of
-    digests, or more than GROUPED_KEYS_MAX keys or NAMED_BYTES_MAX of them.
+    first: the request that begins them. Raises MalformedMessage: no keys of this recipe, another
+    number of digests, or more than GROUPED_KEYS_MAX keys or NAMED_BYTES_MAX of them.
     """
     blocks, digests = [], bytearray()
     sizes: list[tuple[int, int]] = []
     size = count = 0
-    for request in _pieces("units", first, recv):
+    request: pb.Request | None = first
+    while request is not None:
         said = request.units
         if said.keys:
             most = min(GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX - count)
@@ -327,29 +345,12 @@ def named_groups(first: pb.Request, recv: Recv, recipe: Recipe) -> NamedGroups:
             digests += said.digests
         elif not said.last:
             raise MalformedMessage(_EMPTY)
-    found = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
-    return NamedGroups(named_keys.joined(blocks), sizes, found)
+        request = None if said.last else (yield None)
+    sums = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+    return NamedGroups(named_keys.joined(blocks), sizes, sums)
 
 
-def _sized(
-    first: pb.Request, recv: Recv, embedding: Embedding, out: bytearray
-) -> Iterator[SizedGroups]:
-    keys = 0
-    for request in _pieces("units", first, recv):
-        said = request.units
-        if said.ks:
-            most = min(GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX - keys)
-            one = SizedGroups(said.size, unpack(said.ks, span=embedding.span, count_max=most))
-            if not len(one.ks) or len(said.digests) != 8 * one.count:
-                raise MalformedMessage("Units came with another number of digests.")
-            out += said.digests
-            keys += len(one.ks)
-            yield one
-        elif not said.last:
-            raise MalformedMessage(_EMPTY)
-
-
-def cells(first: pb.Request, recv: Recv, third: int, expected: CellCount) -> tuple[Grid, Cells]:
+def cells(first: pb.Request, third: int, expected: CellCount) -> Received[tuple[Grid, Cells]]:
     """Return the warehouse's cells and their grid.
 
     first: the request that begins them; third: a third of the cells of the finest table.
@@ -357,47 +358,52 @@ def cells(first: pb.Request, recv: Recv, third: int, expected: CellCount) -> tup
     """
     grid = _grid(first, third)
     data, size = bytearray(), expected(grid) * CELL_BYTES
-    for request in _pieces("cells", first, recv):
+    request: pb.Request | None = first
+    while request is not None:
         if _grid(request, third) != grid:
             raise MalformedMessage("The cells of one message were folded differently.")
         _add(data, request.cells.cells, size, request.cells.last)
+        request = None if request.cells.last else (yield None)
     if len(data) != size:
         raise MalformedMessage(f"{len(data)} bytes of cells came, not {size}.")
     return grid, Cells.from_bytes(data)
 
 
 def _grid(request: pb.Request, third: int) -> Grid:
-    _expect("cells", request)
     return Grid(third, request.cells.fold, request.cells.cut, request.cells.finer)
 
 
-def digests(first: pb.Request, recv: Recv, ranges: int) -> tuple[int, U64]:
+def digests(first: pb.Request, ranges: int) -> Received[tuple[int, U64]]:
     """Return the coarsening, a power of two, and the short digests, uint64 [coarse ranges].
 
     first: the request that answered the verdict; ranges: of the finest partition.
-    Raises MalformedMessage: another number of digests, or another message.
+    Raises MalformedMessage: another number of digests.
     """
     data, coarsen = bytearray(), first.digests.coarsen
     if coarsen >= ranges.bit_length():
         raise MalformedMessage(f"Coarsening by {coarsen} leaves no ranges to compare.")
     size = coarse_ranges(ranges, coarsen) * 8
-    for request in _pieces("digests", first, recv):
+    request: pb.Request | None = first
+    while request is not None:
         if request.digests.coarsen != coarsen:
             raise MalformedMessage("The digests of one relation were coarsened differently.")
         _add(data, request.digests.digests, size, request.digests.last)
+        request = None if request.digests.last else (yield None)
     if len(data) != size:
         raise MalformedMessage(f"{len(data) // 8} digests came, not {size // 8}.")
     return coarsen, np.frombuffer(data, "<u8").astype(np.uint64)
 
 
-def wanted(recv: Recv, hashes: int) -> Integers:
+def wanted(hashes: int) -> Received[Integers]:
     """Return which of `hashes` row hashes the warehouse wants: ascending indices, int64 [n].
 
-    Raises MalformedMessage: a bitmap of another length, or another message.
+    Raises MalformedMessage: a bitmap of another length.
     """
-    data, size = bytearray(), (hashes + 7) // 8
-    for request in _pieces("wanted", recv(), recv):
-        _add(data, request.wanted.bitmap, size + BITMAP_SLACK_BYTES, request.wanted.last)
+    data, size, is_last = bytearray(), (hashes + 7) // 8, False
+    while not is_last:
+        said = (yield None).wanted
+        is_last = said.last
+        _add(data, said.bitmap, size + BITMAP_SLACK_BYTES, is_last)
     try:
         # zstd allocates the size that a frame declares, so check it first.
         if zstandard.frame_content_size(data) != size:
@@ -407,22 +413,6 @@ def wanted(recv: Recv, hashes: int) -> Integers:
         raise MalformedMessage(f"The bitmap of wanted rows is damaged: {error}.") from None
     bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[:hashes]
     return np.flatnonzero(bits)
-
-
-def _pieces(kind: str, first: pb.Request, recv: Recv) -> Iterator[pb.Request]:
-    """Yield the requests of one message up to its last piece; raise MalformedMessage on others."""
-    request = first
-    while True:
-        _expect(kind, request)
-        yield request
-        if getattr(request, kind).last:
-            return
-        request = recv()
-
-
-def _expect(kind: str, request: pb.Request) -> None:
-    if request.WhichOneof("message") != kind:
-        raise MalformedMessage(f"A message of {kind} was expected.")
 
 
 def _add(data: bytearray, piece: bytes, limit: int, is_last: bool) -> None:

@@ -20,7 +20,7 @@ Source: Carnes and Hanson, section 3 (TS, TDI, ATDI), with keys compared by a sk
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -33,9 +33,9 @@ from driftline.rows.digests import MASK64, Digest
 from driftline.rows.key_digests import hash_seed, hashed, mixed_keys
 
 from source_agent.methods import request_validation
-from source_agent.methods.interface import ExchangeEnd, Handover, Scan
+from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
 from source_agent.methods.ranges import differing_slots, verdict
-from source_agent.methods.request_validation import ParsedOpening, Recv, SinceParameters
+from source_agent.methods.request_validation import ParsedOpening, SinceParameters
 from source_agent.methods.sketch import DecodedSketch, SketchDecoded
 from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.batches import Batch, join_neighbours
@@ -74,18 +74,18 @@ class SinceRead:
         strata = request_validation.strata_in(opening.message, partition.ranges)
         return cls(parameters, partition, strata)
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
+    def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         marked, given = scan.marked, self.parameters
         assert marked is not None, "an opening with a mark has a marker"
         sketch = SketchDecoded(given.keys, _ONE_RANGE, given.strata)
-        received = sketch.first_cells(recv)
+        received = yield from sketch.first_cells()
         if marked.theirs is None:
-            return (yield from self._compare_all(scan, recv))
+            return (yield from self._compare_all(scan))
         scan.reader.tally.phase = "read changes"
         behind = marked.behind()
         if behind is None:
             scan.reader.tally.phase = "scan"
-            return (yield from self._compare_all(scan, recv))
+            return (yield from self._compare_all(scan))
         if len(behind):
             marked.count_future()
         total = None if given.hashes is None else self._counted(scan, marked, behind)
@@ -94,7 +94,7 @@ class SinceRead:
         else:
             scan.reader.tally.phase = "scan keys"
             keys = replace(scan, reader=marked.keys, ours=given.ours, pool=None)
-            decoded = yield from sketch.decode(keys, recv, received)
+            decoded = yield from sketch.decode(keys, received)
             if isinstance(decoded, Handover):
                 marked.audit(behind.positions)
                 return self._handed_over(scan, decoded.request)
@@ -102,9 +102,7 @@ class SinceRead:
         yield from self._send(scan, marked, behind, differing)
         return ExchangeEnd(differing.total, by_marker=True)
 
-    def _compare_all(
-        self, scan: Scan, recv: Recv
-    ) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
+    def _compare_all(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         """Compare all rows by their ranges: the mark cannot be used."""
         totals = RangeTotals(self.partition)
         scan.fill(totals)
@@ -115,7 +113,7 @@ class SinceRead:
         said = verdict(sums.total, differing)
         said.verdict.unmarked = True
         yield said
-        return Handover(sums, self.partition, recv())
+        return Handover(sums, self.partition, (yield None))
 
     def _handed_over(self, scan: Scan, request: pb.Request) -> Handover:
         """Add up all rows, for a comparison that goes on without the mark."""

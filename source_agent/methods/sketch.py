@@ -11,7 +11,7 @@ to `decode`, so that they are freed before a row is sent.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -28,9 +28,9 @@ from driftline.rows.digests import Digest
 
 from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import request_validation
-from source_agent.methods.interface import ExchangeEnd, Handover, Scan
+from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
 from source_agent.methods.ranges import differing_slots, verdict
-from source_agent.methods.request_validation import CellCount, ParsedOpening, Recv
+from source_agent.methods.request_validation import CellCount, ParsedOpening, Received
 from source_agent.scan.accumulators import RangeTotals, SketchCells
 from source_agent.scan.batches import Batch, join_neighbours
 
@@ -69,21 +69,22 @@ class SketchDecoded:
         strata = request_validation.strata_in(opening.message, HASHES * sketch.third)
         return cls(sketch, opening.partition, strata)
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd | Handover]:
+    def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         # Before the scan, so that a malformed message costs the database nothing.
-        decoded = yield from self.decode(scan, recv, self.first_cells(recv))
+        received = yield from self.first_cells()
+        decoded = yield from self.decode(scan, received)
         if not isinstance(decoded, DecodedSketch):
             return decoded
         yield from self._send(scan, decoded)
         return ExchangeEnd(decoded.total)
 
-    def first_cells(self, recv: Recv) -> tuple[Grid, Cells] | None:
+    def first_cells(self) -> Received[tuple[Grid, Cells] | None]:
         """Return the cells that follow the opening, and their grid; None: none do."""
-        return self._cells(recv(), recv, len) if self.sketch.fold else None
+        return (yield from self._cells((yield None), len)) if self.sketch.fold else None
 
     def decode(
-        self, scan: Scan, recv: Recv, received: tuple[Grid, Cells] | None
-    ) -> Generator[pb.Reply, None, DecodedSketch | ExchangeEnd | Handover]:
+        self, scan: Scan, received: tuple[Grid, Cells] | None
+    ) -> Replies[DecodedSketch | ExchangeEnd | Handover]:
         """Scan, and decode cells until they explain every difference inside the embedding.
 
         received: from `first_cells`.
@@ -110,17 +111,17 @@ class SketchDecoded:
             yield verdict(total, differing, stuck=_stuck(decoder), sample=sample)
             SourceFailpoint.VERDICT_SENT.reach()
             is_first = False
-            request = recv()
+            request = yield None
             if request.WhichOneof("message") != "cells":
                 return Handover(totals.sums, self.partition, request)
-            received = self._cells(request, recv, decoder.cells_expected)
+            received = yield from self._cells(request, decoder.cells_expected)
 
-    def _cells(self, first: pb.Request, recv: Recv, expected: CellCount) -> tuple[Grid, Cells]:
+    def _cells(self, first: pb.Request, expected: CellCount) -> Received[tuple[Grid, Cells]]:
         """Return the warehouse's grid and cells; refuse them after CELLS_TAKEN_MAX times."""
         self._times += 1
         if self._times > CELLS_TAKEN_MAX:
             raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
-        return request_validation.cells(first, recv, self.sketch.third, expected)
+        return (yield from request_validation.cells(first, self.sketch.third, expected))
 
     def _send(self, scan: Scan, decoded: DecodedSketch) -> Iterator[pb.Reply]:
         """Send the rows below every decoded k and outside; then name the k without rows."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Self
@@ -26,8 +26,8 @@ from source_agent.engines.interface import Session
 from source_agent.methods import registry
 from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.methods.full_copy import send_everything
-from source_agent.methods.interface import ExchangeEnd, Scan
-from source_agent.methods.request_validation import ParsedOpening, Recv
+from source_agent.methods.interface import ExchangeEnd, Replies, Scan
+from source_agent.methods.request_validation import ParsedOpening
 from source_agent.scan.accumulators import RangeTotals
 from tests import ROOT
 from tests.harness.agents import FRAGMENT_KEY, SALT, opening
@@ -45,7 +45,7 @@ class TotalCompared:
         is_other = said.strata or said.HasField("sketch") or said.HasField("grouping")
         return cls() if said.count and not is_other else None
 
-    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, ExchangeEnd]:
+    def replies(self, scan: Scan) -> Replies[ExchangeEnd]:
         totals = RangeTotals(uniform(2))
         scan.fill(totals)
         if totals.sums.total == scan.ours:

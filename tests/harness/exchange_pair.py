@@ -41,7 +41,7 @@ from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.groups.exchange import GroupedRows, GroupPiece, GroupSide, PartLimits
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
-from warehouse_agent.methods.registry import compare
+from warehouse_agent.methods.registry import compare, comparison
 from warehouse_agent.methods.sketch import SketchSide
 from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line
@@ -55,7 +55,7 @@ from warehouse_agent.transport.waiting import Waiting, Wire
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)
-PRICES, LINE = flat(20.0), Line(rtt_s=0.0)
+PRICES, LINE, AGREED = flat(20.0), Line(rtt_s=0.0), Agreement()
 
 Cell = int | str | bytes | None
 Table = list[tuple[Cell, ...]]  # in tuple order
@@ -161,6 +161,18 @@ class Ours:
             return ranges
         return SketchSide(ranges, self.sketch, self.cells)
 
+    def terms(
+        self, agreed: Agreement = AGREED, line: Line = LINE, within: Bounds | None = None
+    ) -> ExchangeTerms:
+        level = line.level(self.sums.total.count)
+        return ExchangeTerms("orders", self.recipe, KEY, SALT, level, agreed, within=within)
+
+    def opening(self) -> pb.Open:
+        """Return what our half sends first."""
+        request = next(comparison(self.side(), self.terms()))
+        assert isinstance(request, pb.Request)
+        return request.open
+
     def talk(
         self,
         wire: Wire,
@@ -171,8 +183,7 @@ class Ours:
         within: Bounds | None = None,
     ) -> tuple[ExchangeTerms, Waiting]:
         """Return the terms of an exchange about our rows, and who waits for it."""
-        level = line.level(self.sums.total.count)
-        terms = ExchangeTerms("orders", self.recipe, KEY, SALT, level, wire.agreed, within=within)
+        terms = self.terms(wire.agreed, line, within)
         admission = FrameAdmission(self.recipe, SALT, room=room)
         return terms, Waiting(wire, admission, keep=keep, progress=lambda _: None)
 

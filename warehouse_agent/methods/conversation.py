@@ -112,10 +112,9 @@ class ExchangeTerms:
             difference: what was found; None: the source named no difference.
 
         Raises:
-            MalformedMessage: the reply is not the end, or the source's rows are not ours although
-                it named no difference.
+            MalformedMessage: the source's rows are not ours although it named no difference.
         """
-        done = end(reply)
+        done = reply.finished
         if done.since.by_marker:  # its total is that of keys
             raise MalformedMessage("The source compared keys where all rows are to be compared.")
         theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
@@ -150,13 +149,6 @@ class ExchangeTerms:
             activity=from_message(done.activity) if done.HasField("activity") else None,
             marker=_marker_use(done, self.recipe) if self.marks else None,
         )
-
-
-def end(reply: pb.Reply) -> pb.Finished:
-    """Return the source's last reply. Raises MalformedMessage: it is another one."""
-    if reply.WhichOneof("message") != "finished":
-        raise MalformedMessage("The end of the relation was expected.")
-    return reply.finished
 
 
 class ShippedKeys:

@@ -170,8 +170,6 @@ def mismatch(reply: pb.Reply, ranges: int) -> Requests[tuple[Bools, npt.NDArray[
     """
     bits, numbers = bytearray(), bytearray()
     while True:
-        if reply.WhichOneof("message") != "mismatch":
-            raise MalformedMessage("The differing ranges were expected.")
         bits += reply.mismatch.bitmap
         numbers += reply.mismatch.counts
         is_last = reply.mismatch.last
@@ -196,12 +194,11 @@ def row_hashes() -> Requests[Hashes | None]:
     held = 0
     while True:
         reply = yield None
-        kind = reply.WhichOneof("message")
-        if kind == "hashes_end":
+        if reply.HasField("hashes_end"):
             if reply.hashes_end.too_many:
                 return None
             return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
-        if kind != "row_hashes" or len(reply.row_hashes.hashes) % 8 or not reply.row_hashes.hashes:
+        if len(reply.row_hashes.hashes) % 8 or not reply.row_hashes.hashes:
             raise MalformedMessage("Row hashes were expected.")
         pieces.append(np.frombuffer(reply.row_hashes.hashes, "<u8").astype(np.uint64))
         held += len(pieces[-1])

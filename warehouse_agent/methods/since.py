@@ -31,7 +31,7 @@ from driftline.rows.key_digests import HASH_BYTES
 from warehouse_agent.history import record
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods import key_sums
-from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions, end
+from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.key_sums import KeySums
 from warehouse_agent.methods.ranges import RangeSide
@@ -192,15 +192,15 @@ class SinceSide:
         """Send the cells of a grid that the source lacks; receive its answer (`SketchSide`)."""
         if grid is not None:
             yield from send_cells(self.sums.cells, grid, before, stuck)
-        reply = yield shipped
+        reply = yield shipped.take
         match reply.WhichOneof("message"):
             case "verdict" if reply.verdict.unmarked:
                 return StalledExchange(self.ranges.disagreement(reply.verdict), self.ranges)
             case "verdict":
                 return self._stalled(reply.verdict, grid, shipped)
             case "deleted":
-                done = end((yield shipped))
-                return self._replaced(terms, reply.deleted, done, shipped)
+                done = yield shipped.take
+                return self._replaced(terms, reply.deleted, done.finished, shipped)
         return terms.finished(reply, self.compared, None, Method.RANGE)
 
     def _stalled(

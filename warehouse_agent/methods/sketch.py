@@ -123,14 +123,14 @@ class SketchSide:
         if grid is not None:
             yield from send_cells(self.cells, grid, before, stuck)
             keys = ShippedKeys(terms, self.sketch.embedding)
-        reply = yield keys
+        reply = yield None if keys is None else keys.take
         kind = reply.WhichOneof("message")
         if kind == "verdict":
             return self._stalled(reply.verdict, grid)
         if kind == "deleted" and keys is not None:
             span, most = self.sketch.embedding.span, self.sketch.cells
             found = keys.replaced(unpack(reply.deleted.ks, span=span, count_max=most))
-            return terms.finished((yield keys), self.compared, found, Method.SKETCH)
+            return terms.finished((yield keys.take), self.compared, found, Method.SKETCH)
         return terms.finished(reply, self.compared, None, Method.SKETCH)
 
     def _stalled(self, verdict: pb.Verdict, grid: Grid | None) -> StalledExchange:

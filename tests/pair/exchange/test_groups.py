@@ -22,7 +22,6 @@ from driftline.limits import GROUPED_KEYS_MAX, KEYS_PER_GROUP_MAX, PART_RANGES_M
 from driftline.reconciliation.groups import SizedGroups
 from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN, Partition
 from driftline.reconciliation.sketches import Embedding, pack
-from driftline.wire.negotiation import Agreement
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,7 +63,6 @@ from tests.pair.exchange.test_both_halves import (
     verdict,
 )
 from warehouse_agent.methods.groups.exchange import PartLimits
-from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.sketch_size import embedding_for
 from warehouse_agent.tasks.difference import ListedRows
@@ -326,7 +324,7 @@ def answered(groups: Groups, *requests: pb.Request, opening: dict | None = None)
                 groups,
             )
             tally = ReadCounts()
-            said = _opened(mine)
+            said = mine.opening()
             for name, value in (opening or {}).items():
                 if name in {"firsts", "lasts"}:
                     getattr(said.grouping, name).extend(value)
@@ -340,27 +338,6 @@ def answered(groups: Groups, *requests: pb.Request, opening: dict | None = None)
             except DriftlineError:
                 assert tally.rows_read == 0, "something was read for a malformed request"
                 raise
-
-
-def _opened(mine: Ours) -> pb.Open:
-    sent: list[pb.Request] = []
-
-    class Deaf(Exception):
-        pass
-
-    class Wire:
-        agreed = Agreement()
-
-        def send(self, request: pb.Request) -> None:
-            sent.append(request)
-            raise Deaf
-
-        def receive(self) -> pb.Reply:
-            raise Deaf
-
-    with pytest.raises(Deaf):
-        compare(mine.side(), *mine.talk(Wire()))
-    return sent[0].open
 
 
 def piece(size: int = 4, ks: range | list = range(40), digests: int | None = None, last=True):

@@ -53,4 +53,4 @@ def test_other_rows_than_were_compared_are_refused(source: AskedSource) -> None:
     compared.total = source.total(ROWS) + Digest(0, 1)
     at = Handover(compared, uniform(16), WHOLE)
     with pytest.raises(DatabaseRefused):
-        list(send_again(source.scan(), at, lambda: WHOLE))
+        list(send_again(source.scan(), at))

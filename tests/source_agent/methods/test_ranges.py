@@ -103,7 +103,7 @@ def test_other_rows_than_were_compared_are_refused(source: AskedSource) -> None:
     compared = source.sums(CHANGED, PARTITION)
     at = Handover(compared, PARTITION, digests(source, ROWS))
     with pytest.raises(DatabaseRefused):
-        list(ranges.refine(source.scan(), at, pb.Request))
+        list(ranges.refine(source.scan(), at))
 
 
 @given(st.sets(st.integers(0, 15)), st.integers(0, 2))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.harness.asked_source import AskedSource, asked_source
 from tests.harness.exchange_pair import LOOSE, Table
 
 ROWS: Table = [(key, "a", None) for key in range(20)]
+T = TypeVar("T")
 pieces = st.lists(st.integers(1, 40), max_size=4)
 
 
@@ -40,9 +42,20 @@ def cut(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     return [*found, data]
 
 
-def heard(requests: Sequence[pb.Request]) -> tuple[pb.Request, validation.Recv]:
+def heard(requests: Sequence[pb.Request]) -> tuple[pb.Request, Callable[[], pb.Request]]:
     following = iter(requests[1:])
     return requests[0], lambda: next(following, pb.Request())
+
+
+def received(function: validation.Received[T], recv: Callable[[], pb.Request]) -> T:
+    """What a function returns that receives requests."""
+    try:
+        next(function)
+        while True:
+            function.send(recv())
+    except StopIteration as end:
+        found: T = end.value
+        return found
 
 
 # Openings
@@ -110,7 +123,7 @@ def cells_in(parts: Sequence[bytes], fold: int = 2) -> list[pb.Request]:
 def test_cells_are_put_together(sizes: list[int]) -> None:
     data = np.arange(2 * 15, dtype="<u4").tobytes()
     first, recv = heard(cells_in(cut(data, sizes)))
-    grid, found = validation.cells(first, recv, 10, len)
+    grid, found = received(validation.cells(first, 10, len), recv)
     assert (grid.third, grid.fold) == (10, 2)
     assert found.to_bytes() == Cells.from_bytes(data).to_bytes() == data
 
@@ -119,7 +132,7 @@ def test_cells_are_put_together(sizes: list[int]) -> None:
 def test_another_number_of_cells_is_refused(sizes: list[int], more: int) -> None:
     first, recv = heard(cells_in(cut(bytes(8 * 15 + more), sizes)))
     with pytest.raises(MalformedMessage):
-        validation.cells(first, recv, 10, len)
+        received(validation.cells(first, 10, len), recv)
 
 
 # Digests
@@ -141,9 +154,9 @@ def test_digests_are_as_many_as_the_coarsening_has(sizes: list[int], by: int, mo
     first, recv = heard(digests_in(cut(data, sizes), by))
     if more:
         with pytest.raises(MalformedMessage):
-            validation.digests(first, recv, 16)
+            received(validation.digests(first, 16), recv)
         return
-    coarsen, found = validation.digests(first, recv, 16)
+    coarsen, found = received(validation.digests(first, 16), recv)
     assert (coarsen, found.tolist()) == (by, values.tolist())
 
 
@@ -162,7 +175,7 @@ def wanted_in(parts: Sequence[bytes]) -> list[pb.Request]:
 def test_wanted_rows_are_indices(bits: list[bool], sizes: list[int]) -> None:
     packed = zstandard.compress(np.packbits(bits, bitorder="little").tobytes())
     following = iter(wanted_in(cut(packed, sizes)))
-    found = validation.wanted(lambda: next(following), len(bits))
+    found = received(validation.wanted(len(bits)), lambda: next(following))
     assert found.tolist() == [at for at, is_wanted in enumerate(bits) if is_wanted]
 
 
@@ -179,7 +192,7 @@ def test_wanted_rows_are_indices(bits: list[bool], sizes: list[int]) -> None:
 def test_another_bitmap_is_refused(parts: list[bytes]) -> None:
     following = iter(wanted_in(parts))
     with pytest.raises(MalformedMessage):
-        validation.wanted(lambda: next(following), 24)
+        received(validation.wanted(24), lambda: next(following))
 
 
 # Groups
@@ -202,7 +215,7 @@ def groups_in(parts: Sequence[list[int]], size: int, digests: int) -> list[pb.Re
 
 def test_units_are_put_together() -> None:
     first, recv = heard(groups_in([[1, 2, 3, 5, 7], [8, 9, 10, 20, 39]], 4, 2))
-    found, digests = validation.groups(first, recv, Embedding(40, 0))
+    found, digests = received(validation.groups(first, Embedding(40, 0)), recv)
     assert (len(found), len(digests)) == (4, 4)
     assert found.all_ks().tolist() == [1, 2, 3, 5, 7, 8, 9, 10, 20, 39]
 
@@ -221,4 +234,4 @@ def test_units_are_put_together() -> None:
 def test_malformed_units_are_refused(parts: list[list[int]], size: int, digests: int) -> None:
     first, recv = heard(groups_in(parts, size, digests))
     with pytest.raises(MalformedMessage):
-        validation.groups(first, recv, Embedding(40, 0))
+        received(validation.groups(first, Embedding(40, 0)), recv)

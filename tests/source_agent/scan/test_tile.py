@@ -383,8 +383,7 @@ def test_only_a_tile_between_keys_asks_for_the_feature(tmp_path: Path) -> None:
         shape = session.describe(COMPOSITE.relation)
         for within in (None, (0, 9), KeyRange(("a", "1"))):
             ours = exchange_pair.Ours([], shape.recipe, from_quantiles([1], 2))
-            wire = exchange_pair.Pair(session, shape)
-            terms, _ = ours.talk(wire, within=within)
+            terms = ours.terms(within=within)
             asked.append(list(terms.opening(Digest(), ours.partition).open.features))
     assert asked == [[], [], ["between"]]
     with pytest.raises(VersionMismatch, match="asks for between"):

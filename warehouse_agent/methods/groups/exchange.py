@@ -174,14 +174,14 @@ class GroupSide:
         # that we did not compare, the proof must fail.
         among = grouped.ours() if grouped.part is None else None
         keys = ShippedKeys(terms, grouped.embedding, among)
-        reply = yield keys
+        reply = yield keys.take
         if reply.HasField("mismatch"):
             difference = yield from regroup(grouped, first=reply, lister=self.lister)
             reply = yield None
         elif reply.HasField("deleted"):
             gone = gone_of(grouped, reply)
             difference = keys.replaced(np.concatenate([gone, grouped.ungrouped]))
-            reply = yield keys
+            reply = yield keys.take
         return terms.finished(reply, self.compared, difference, Method.GROUP)
 
 
@@ -240,8 +240,6 @@ def regroup(grouped: GroupedRows, *, first: pb.Reply, lister: Lister) -> Request
 
 def gone_of(grouped: GroupedRows, reply: pb.Reply) -> U64:
     """Return the k, uint64 [n], for which the source has no row. Raises MalformedMessage."""
-    if reply.WhichOneof("message") != "deleted":
-        raise MalformedMessage("The deleted keys were expected.")
     most = min(len(grouped.pieces) * GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX)
     return unpack(reply.deleted.ks, span=grouped.embedding.span, count_max=most)
 
