@@ -14,7 +14,6 @@ import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Positions
 from driftline.errors import MalformedMessage
-from driftline.reconciliation import named_keys
 from driftline.reconciliation.named_keys import KeyMap
 from driftline.reconciliation.ranges import Partition
 from driftline.relations import derivation_messages, derivations
@@ -28,7 +27,7 @@ from driftline.rows.key_digests import checksum_hashes, mixed_keys
 from driftline.rows.key_order import KeyRange
 from driftline.rows.keys import positions, received
 from driftline.values.types import Recipe
-from driftline.wire.negotiation import CHECKSUM, SINCE, Agreement
+from driftline.wire.negotiation import SINCE, Agreement
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import warnings
@@ -68,22 +67,25 @@ class ExchangeTerms:
     audited: bytes = b""
 
     def opening(
-        self,
-        ours: Digest,
-        partition: Partition,
-        *,
-        strata: bytes = b"",
-        sketch: pb.Sketch | None = None,
-        grouping: pb.Grouping | None = None,
-        since: pb.Since | None = None,
+        self, ours: Digest, partition: Partition, said: pb.Open | None = None
     ) -> pb.Request:
-        """Return the opening; `ours` is the digest of our rows that are compared."""
-        derivation, starts = self.derivation, partition.starts
-        if since is None and self.marks:
-            since = pb.Since(audited=self.audited)
+        """Return the opening; `ours` is the digest of our rows that are compared.
+
+        said: what the method says in it, the features included that it cannot do without.
+        """
+        said, derivation, starts = said or pb.Open(), self.derivation, partition.starts
+        is_wanted = self.marks and not said.HasField("since")
+        needed = {
+            key_order.FEATURE: isinstance(self.within, KeyRange),
+            derivations.FEATURE: derivation is not None,
+            SINCE: self.marks,
+        }
         opening = pb.Open(
             protocol=self.agreed.protocol,
-            features=(*self.agreed.features, *_features(self, grouping, since)),
+            features=(
+                *self.agreed.features,
+                *(one for one, is_needed in needed.items() if is_needed),
+            ),
             relation=self.relation,
             recipe=self.recipe.id,
             fragment_key=self.fragment_key,
@@ -92,14 +94,12 @@ class ExchangeTerms:
             sum=ours.sum_bytes(),
             start_steps=[_wrap(b - a) for a, b in zip((0, *starts), starts, strict=False)],
             shifts=bytes(partition.shifts),
-            strata=strata,
             level=self.level,
-            sketch=sketch,
-            grouping=grouping,
             **_tile(self.within),
-            since=since,
+            since=pb.Since(audited=self.audited) if is_wanted else None,
             derivation=None if derivation is None else derivation_messages.to_message(derivation),
         )
+        opening.MergeFrom(said)
         return pb.Request(open=opening)
 
     def finished(
@@ -228,18 +228,6 @@ def _marker_use(done: pb.Finished, recipe: Recipe) -> MarkerUse | None:
         checksum=said.checksum,
         checksums=checksums,
     )
-
-
-def _features(
-    terms: ExchangeTerms, grouping: pb.Grouping | None, since: pb.Since | None
-) -> list[str]:
-    """Return the features that an exchange cannot do without."""
-    needed = {key_order.FEATURE: isinstance(terms.within, KeyRange)}
-    needed[derivations.FEATURE] = terms.derivation is not None
-    needed[SINCE] = terms.marks
-    needed[CHECKSUM] = since is not None and since.checksums
-    needed[named_keys.FEATURE] = grouping is not None and grouping.HasField("keys")
-    return [feature for feature, is_needed in needed.items() if is_needed]
 
 
 def _tile(within: Bounds | None) -> dict[str, Any]:

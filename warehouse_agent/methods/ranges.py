@@ -65,7 +65,7 @@ class RangeSide(RangedRows):
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         slots = strata(self.sums.short_digests(), terms.salt).tobytes()
-        yield terms.opening(self.compared, self.partition, strata=slots)
+        yield terms.opening(self.compared, self.partition, pb.Open(strata=slots))
         reply = yield None
         if not reply.HasField("verdict"):
             return terms.finished(reply, self.compared, None, Method.RANGE)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Final
+from typing import Final
 
 from driftline import wire_pb2 as pb
 from driftline.arrays import Bools
@@ -27,9 +27,9 @@ from driftline.reconciliation.ranges import Partition, strata
 from driftline.reconciliation.sketches import Grid, unpack
 from driftline.rows.digests import Digest
 from driftline.rows.key_digests import HASH_BYTES
+from driftline.wire.negotiation import CHECKSUM
 
 from warehouse_agent.history import record
-from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods import key_sums
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
@@ -37,10 +37,8 @@ from warehouse_agent.methods.key_sums import KeySums
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.sketch import (
     NO_CELLS,
-    described,
-    send_cells,
+    CellSide,
     sized,
-    stalled_cells,
 )
 from warehouse_agent.planning.candidates import Candidate, ExchangeWork, PlanInputs, Whole, priced
 from warehouse_agent.planning.change_forecast import ChangeForecast
@@ -141,43 +139,35 @@ class SincePlan:
         partition, sketch = self.partition, self.sketch
         sums = key_sums.reduced(copy, partition, sketch, hashes=hashes, checksum=checksum)
         ranges = RangeSide(self.partition, sums.ranges, copy, self.costs)
-        return SinceSide(ranges, self.sketch, sums, self.marker, copy)
+        return SinceSide(ranges, self.sketch, sums.cells, sums, self.marker, copy)
 
 
 @dataclass(frozen=True, slots=True)
-class SinceSide:
-    """Our side: a mark, our keys in a sketch, and our rows in ranges."""
+class SinceSide(CellSide):
+    """Our side: a mark, our keys in cells, and our rows in ranges."""
 
-    ranges: RangeSide
-    sketch: Sketch
     sums: KeySums
     marker: MarkerState
     copy: WorkingCopy
-    rest: ClassVar[Digest] = Digest()
-    updates_left: ClassVar[float] = 0.0
-    turn: ClassVar[NextPartNote] = NextPartNote()
-
-    @property
-    def compared(self) -> Digest:
-        """Return the digest of all our rows."""
-        return self.ranges.compared
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the mark and the sketch of our keys; stall if all rows have to be compared."""
-        cells, salt, hashes = self.sums.cells, terms.salt, b""
+        cells, salt, hashes = self.cells, terms.salt, b""
         cells.reduce()
         if self.marker.hashes:
             hashes = self.sums.hashes.to_bytes(HASH_BYTES, "little")
         since = pb.Since(
             mark=self.marker.mark,
-            keys=described(self.sketch, cells.check),
+            keys=self.described(),
             sum=self.sums.keys.sum_bytes(),
             strata=strata(cells.r, salt).tobytes(),
             hashes=hashes,
             checksums=bool(self.marker.checksum),
         )
         slots = strata(self.ranges.sums.short_digests(), salt).tobytes()
-        yield terms.opening(self.compared, self.ranges.partition, strata=slots, since=since)
+        features = (CHECKSUM,) if since.checksums else ()
+        said = pb.Open(features=features, strata=slots, since=since)
+        yield terms.opening(self.compared, self.ranges.partition, said)
         shipped = ShippedPositions(terms, self.marker.checksum)
         return (yield from self._go_on(terms, self.sketch.sent, shipped))
 
@@ -189,27 +179,19 @@ class SinceSide:
         before: Grid | None = None,
         stuck: Bools = NO_CELLS,
     ) -> Requests[Step]:
-        """Send the cells of a grid that the source lacks; receive its answer (`SketchSide`)."""
-        if grid is not None:
-            yield from send_cells(self.sums.cells, grid, before, stuck)
+        """Send the cells of a grid that the source lacks; receive its answer."""
+        yield from self.send(grid, before, stuck)
         reply = yield shipped.take
         match reply.WhichOneof("message"):
             case "verdict" if reply.verdict.unmarked:
                 return StalledExchange(self.ranges.disagreement(reply.verdict), self.ranges)
             case "verdict":
-                return self._stalled(reply.verdict, grid, shipped)
+                found = self.stalled(reply.verdict, grid, partial(self._go_on, shipped=shipped))
+                return replace(found, at=replace(found.at, of_keys=True))
             case "deleted":
                 done = yield shipped.take
                 return self._replaced(terms, reply.deleted, done.finished, shipped)
         return terms.finished(reply, self.compared, None, Method.RANGE)
-
-    def _stalled(
-        self, verdict: pb.Verdict, grid: Grid | None, shipped: ShippedPositions
-    ) -> StalledExchange:
-        stall, stuck = stalled_cells(self.sketch, self.sums.cells, verdict, grid)
-        more = partial(self._go_on, shipped=shipped, before=grid, stuck=stuck)
-        at = replace(self.ranges.disagreement(verdict, stall), of_keys=True)
-        return StalledExchange(at, self.ranges, more)
 
     def _replaced(
         self,

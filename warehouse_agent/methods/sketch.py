@@ -7,7 +7,7 @@ sent at most once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -79,7 +79,7 @@ class SketchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchSide:
+class CellSide:
     """Our side in the cells of a sketch, and in ranges in case it does not decode."""
 
     ranges: RangeSide
@@ -94,15 +94,58 @@ class SketchSide:
         """Return the digest of all our rows."""
         return self.ranges.compared
 
+    def described(self) -> pb.Sketch:
+        """Return the sketch as a message."""
+        embedding = self.sketch.embedding
+        return pb.Sketch(
+            span=embedding.span,
+            hashed=embedding.base is None,
+            base=embedding.base or 0,
+            third=self.sketch.third,
+            fold=self.sketch.fold,
+            check=self.cells.check,
+        )
+
+    def send(self, grid: Grid | None, before: Grid | None, stuck: Bools) -> Iterator[pb.Request]:
+        """Send the cells of a grid that the source lacks; none: no cells.
+
+        Args:
+            before: the grid of which the source has all cells.
+            stuck: cells of `before` that did not decode, bool [cells].
+        """
+        if grid is None:
+            return
+        data = self.cells.children(before, grid, stuck).to_bytes()
+        step = CELLS_PER_MESSAGE * CELL_BYTES
+        for at in range(0, max(len(data), 1), step):
+            piece = pb.Cells(fold=grid.fold, cut=grid.cut, finer=grid.finer)
+            piece.cells, piece.last = data[at : at + step], at + step >= len(data)
+            yield pb.Request(cells=piece)
+
+    def stalled(
+        self, verdict: pb.Verdict, grid: Grid | None, go_on: Callable[..., Requests[Step]]
+    ) -> StalledExchange:
+        """Return the state after a verdict about the cells of this grid; `go_on` sends others."""
+        stuck = NO_CELLS if grid is None else bitmap(verdict.stuck, len(grid))
+        sample = None
+        if verdict.sample:
+            sample = CellSample(len(verdict.sample), self.cells.differing(verdict.sample))
+        stall = Stall(self.sketch, grid, int(np.count_nonzero(stuck)), sample)
+        more_cells = partial(go_on, before=grid, stuck=stuck)
+        return StalledExchange(self.ranges.disagreement(verdict, stall), self.ranges, more_cells)
+
+
+class SketchSide(CellSide):
+    """Our rows in cells."""
+
+    __slots__ = ()
+
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the total and the sketch; stall if the source cannot decode it."""
         self.cells.reduce()
-        yield terms.opening(
-            self.compared,
-            self.ranges.partition,
-            strata=strata(self.cells.r, terms.salt).tobytes(),
-            sketch=described(self.sketch, self.cells.check),
-        )
+        slots = strata(self.cells.r, terms.salt).tobytes()
+        said = pb.Open(strata=slots, sketch=self.described())
+        yield terms.opening(self.compared, self.ranges.partition, said)
         return (yield from self._go_on(terms, self.sketch.sent))
 
     def _go_on(
@@ -112,55 +155,18 @@ class SketchSide:
         before: Grid | None = None,
         stuck: Bools = NO_CELLS,
     ) -> Requests[Step]:
-        """Send the cells of a grid that the source lacks; receive its answer.
-
-        Args:
-            grid: None: no cells are sent.
-            before: the grid of which the source has all cells.
-            stuck: cells of `before` that did not decode, bool [cells].
-        """
-        keys: ShippedKeys | None = None
-        if grid is not None:
-            yield from send_cells(self.cells, grid, before, stuck)
-            keys = ShippedKeys(terms, self.sketch.embedding)
-        reply = yield None if keys is None else keys.take
-        kind = reply.WhichOneof("message")
-        if kind == "verdict":
-            return self._stalled(reply.verdict, grid)
-        if kind == "deleted" and keys is not None:
-            span, most = self.sketch.embedding.span, self.sketch.cells
-            found = keys.replaced(unpack(reply.deleted.ks, span=span, count_max=most))
-            return terms.finished((yield keys.take), self.compared, found, Method.SKETCH)
+        """Send the cells of a grid that the source lacks; receive its answer."""
+        yield from self.send(grid, before, stuck)
+        keys = ShippedKeys(terms, self.sketch.embedding)
+        reply = yield keys.take
+        match reply.WhichOneof("message"):
+            case "verdict":
+                return self.stalled(reply.verdict, grid, self._go_on)
+            case "deleted":
+                span, most = self.sketch.embedding.span, self.sketch.cells
+                found = keys.replaced(unpack(reply.deleted.ks, span=span, count_max=most))
+                return terms.finished((yield keys.take), self.compared, found, Method.SKETCH)
         return terms.finished(reply, self.compared, None, Method.SKETCH)
-
-    def _stalled(self, verdict: pb.Verdict, grid: Grid | None) -> StalledExchange:
-        stall, stuck = stalled_cells(self.sketch, self.cells, verdict, grid)
-        more_cells = partial(self._go_on, before=grid, stuck=stuck)
-        return StalledExchange(self.ranges.disagreement(verdict, stall), self.ranges, more_cells)
-
-
-def send_cells(cells: Cells, grid: Grid, before: Grid | None, stuck: Bools) -> Iterator[pb.Request]:
-    """Send the cells of a grid that the source lacks.
-
-    stuck: cells of `before` that did not decode, bool [cells].
-    """
-    data, step = cells.children(before, grid, stuck).to_bytes(), CELLS_PER_MESSAGE * CELL_BYTES
-    for at in range(0, max(len(data), 1), step):
-        piece = pb.Cells(fold=grid.fold, cut=grid.cut, finer=grid.finer)
-        piece.cells, piece.last = data[at : at + step], at + step >= len(data)
-        yield pb.Request(cells=piece)
-
-
-def stalled_cells(
-    sketch: Sketch, cells: Cells, verdict: pb.Verdict, grid: Grid | None
-) -> tuple[Stall, Bools]:
-    """Return the sketch that the source holds, and which cells of its grid did not decode, bool
-    [cells]."""
-    stuck = NO_CELLS if grid is None else bitmap(verdict.stuck, len(grid))
-    sample = None
-    if verdict.sample:
-        sample = CellSample(len(verdict.sample), cells.differing(verdict.sample))
-    return Stall(sketch, grid, int(np.count_nonzero(stuck)), sample), stuck
 
 
 class MoreCells:
@@ -187,17 +193,4 @@ def sized(known: PlanInputs, expected: ChangeForecast | None) -> Sketch:
         sure=known.rows_lost,
         prices=known.prices,
         line=known.line,
-    )
-
-
-def described(sketch: Sketch, check: int) -> pb.Sketch:
-    """Return a sketch as a message; `check` is that of our cells."""
-    embedding = sketch.embedding
-    return pb.Sketch(
-        span=embedding.span,
-        hashed=embedding.base is None,
-        base=embedding.base or 0,
-        third=sketch.third,
-        fold=sketch.fold,
-        check=check,
     )

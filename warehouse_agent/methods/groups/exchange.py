@@ -17,6 +17,7 @@ from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Integers
 from driftline.errors import MalformedMessage
 from driftline.limits import GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX
+from driftline.reconciliation import named_keys
 from driftline.reconciliation.groups import GroupSums, SizedGroups
 from driftline.reconciliation.named_keys import KeyMap, Ranks
 from driftline.reconciliation.ranges import short_digests
@@ -168,7 +169,9 @@ class GroupSide:
         """Return the outcome of the rows that are compared."""
         grouped = self.grouped
         difference: ListedRows | BelowKeys | None = None
-        yield terms.opening(self.compared, everything(), grouping=grouped.described())
+        features = (named_keys.FEATURE,) if isinstance(grouped.part, KeyPartLimits) else ()
+        said = pb.Open(features=features, grouping=grouped.described())
+        yield terms.opening(self.compared, everything(), said)
         yield from grouped.requests()
         # Rows of other k replace nothing of ours, however many come. But if a part receives a row
         # that we did not compare, the proof must fail.
