@@ -33,5 +33,5 @@ def answer_to(opening: ParsedOpening) -> MethodAnswer:
 
 
 def continuation_of(request: pb.Request) -> Continuing:
-    """Return the continuation of this request, or `refine`, which refuses unknown requests."""
+    """Return the continuation of this request: `refine`, unless another one is asked for."""
     return CONTINUATIONS.get(request.WhichOneof("message") or "", refine)
