@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -38,9 +38,7 @@ from source_agent.config.scan_hours import ScanHours
 from source_agent.engines.interface import (
     Capabilities,
     DatabaseTime,
-    HashKeys,
     Limits,
-    MarkedRead,
     MarkerReads,
     Pulse,
     Rows,
@@ -51,7 +49,6 @@ from source_agent.engines.interface import (
     SplitScan,
     TimeLimit,
 )
-from source_agent.engines.relations.markers import Mark
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
@@ -256,13 +253,13 @@ class GovernedSession:
         hash_keys = None if self.counts_rows else own.hash_keys
         return replace(
             own,
-            markers=None if own.markers is None else GovernedMarkers(own.markers, self),
-            running=self._waited(own.running),
-            read_between=self._read("between", own.read_between),
-            read_keys=self._read("keys", own.read_keys),
-            hash_keys=None if hash_keys is None else partial(self._hash_keys, hash_keys),
-            split=None if own.split is None else partial(self._split, own.split),
-            references=self._waited(own.references),
+            markers=own.markers and GovernedMarkers(own.markers, self),
+            running=own.running and self.waited(own.running),
+            read_between=own.read_between and self._read("between", own.read_between),
+            read_keys=own.read_keys and self._read("keys", own.read_keys),
+            hash_keys=hash_keys and self._noted(hash_keys),
+            split=own.split and partial(self._split, own.split),
+            references=own.references and self.waited(own.references),
         )
 
     @property
@@ -306,18 +303,10 @@ class GovernedSession:
         found = self._session.read_ranges(shape, first, last, rows_max=rows_max)
         return self.governed(found, brakes)
 
-    def _hash_keys(self, hash_keys: HashKeys, shape: Shape, seed: int) -> tuple[int, int]:
-        with self.watch.waiting():
-            found = hash_keys(shape, seed)
-        self.note(0)
-        return found
-
     def _read(
-        self, kind: str, read: Callable[Concatenate[Shape, P], Iterator[Rows]] | None
-    ) -> Callable[Concatenate[Shape, P], Iterator[Rows]] | None:
-        """Return a read of an engine within the budget; None: it has none."""
-        if read is None:
-            return None
+        self, kind: str, read: Callable[Concatenate[Shape, P], Iterator[Rows]]
+    ) -> Callable[Concatenate[Shape, P], Iterator[Rows]]:
+        """Return a read of the engine, within the budget."""
 
         def governed(shape: Shape, /, *given: P.args, **options: P.kwargs) -> Iterator[Rows]:
             brakes = self._brakes(kind, shape)
@@ -325,16 +314,24 @@ class GovernedSession:
 
         return governed
 
-    def _waited(self, ask: Callable[P, T] | None) -> Callable[P, T] | None:
-        """Return a question to the database that `watch` waits for; None: there is none."""
-        if ask is None:
-            return None
+    def waited(self, ask: Callable[P, T]) -> Callable[P, T]:
+        """Return a question to the database, during which `watch` looks at its silence."""
 
         def waited(*given: P.args, **options: P.kwargs) -> T:
             with self.watch.waiting():
                 return ask(*given, **options)
 
         return waited
+
+    def _noted(self, ask: Callable[P, T]) -> Callable[P, T]:
+        """Return a long question to the database, after which the budget is looked at."""
+
+        def noted(*given: P.args, **options: P.kwargs) -> T:
+            found = self.waited(ask)(*given, **options)
+            self.note(0)
+            return found
+
+        return noted
 
     def pause(self) -> None:
         with self.watch.waiting():
@@ -418,31 +415,13 @@ class GovernedMarkers:
     """Reads by markers within the budget."""
 
     def __init__(self, markers: MarkerReads, session: GovernedSession) -> None:
-        self._markers, self._session = markers, session
-
-    def identity(self) -> Mapping[str, str]:
-        with self._session.watch.waiting():
-            return self._markers.identity()
-
-    def mark(self, shape: Shape) -> Mark:
-        with self._session.watch.waiting():
-            return self._markers.mark(shape)
-
-    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
-        brakes = self._session._brakes("marked", shape)
-        return self._session.governed(self._markers.read_marked(shape, mark), brakes)
-
-    def marked_read(self, shape: Shape) -> MarkedRead | None:
-        with self._session.watch.waiting():
-            return self._markers.marked_read(shape)
-
-    def count_future(self, shape: Shape) -> int:
-        if self._session.counts_rows:
-            return 0  # a warning less: the database would read all rows at once
-        with self._session.watch.waiting():
-            found = self._markers.count_future(shape)
-        self._session.note(0)
-        return found
+        self.identity = session.waited(markers.identity)
+        self.mark = session.waited(markers.mark)
+        self.marked_read = session.waited(markers.marked_read)
+        self.read_marked = session._read("marked", markers.read_marked)
+        # With a rate there is a warning less: the database would read all rows at once.
+        count = (lambda _: 0) if session.counts_rows else session._noted(markers.count_future)
+        self.count_future: Callable[[Shape], int] = count
 
 
 class GovernedSplit:

@@ -40,6 +40,15 @@ Ask = Callable[..., list[tuple[Any, ...]]]  # a session's `ask`: an SQL text, th
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """A time limit of a session, under the database's name. `is_idle`: it ends idle sessions."""
+
+    name: str
+    seconds: float
+    is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The DBA's budgets for one session, in seconds; None is no limit.
 
@@ -51,6 +60,13 @@ class Limits:
     idle_s: float = 120.0
     connect_s: float = 10.0
     silence_s: float = DATABASE_SILENCE_S
+
+    @property
+    def of_statements(self) -> Sequence[TimeLimit]:
+        """Return the limit of a statement that the agent itself enforces; none if there is none."""
+        if self.statement_s is None:
+            return ()
+        return (TimeLimit("statement_timeout_s", self.statement_s, is_idle=False),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +126,6 @@ class Listed:
     table: str
     key: tuple[str, ...] = ()
     unread: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TimeLimit:
-    """A time limit of a session, under the database's name. `is_idle`: it ends idle sessions."""
-
-    name: str
-    seconds: float
-    is_idle: bool
 
 
 class MarkedRead(Enum):

@@ -28,32 +28,32 @@ _WHERE = "database.url"
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """A database engine that a URL may name.
+    """A database engine that a URL may name; its scheme is also the name of pip's extra.
 
-    `name` is also that of pip's extra. `opens` is the module that has `from_url(url, password,
-    limits) -> Engine`. `driver` is the package that it needs, which may stand behind `+` in a URL;
-    empty: none. `has_dialect`: the engine itself reads what stands there. `is_file`: the URL names
-    a file or a folder, no host and no login. `has_files`: relations are files of a folder, not
-    tables.
+    `opens` is the module that has `from_url(url, password, limits) -> Engine`. `driver` is the
+    package that it needs, which may stand behind `+` in a URL; empty: none. `has_dialect`: the
+    engine itself reads what stands there. `is_file`: the URL names a file or a folder, no host and
+    no login. `has_files`: relations are files of a folder, not tables. `may_rest`: it is a server
+    whose writers never wait for readers.
     """
 
-    name: str
     opens: str
     driver: str = ""
     is_file: bool = False
     has_files: bool = False
     has_dialect: bool = False
+    may_rest: bool = False
 
 
 _FAMILY = "source_agent.engines.mysql_family.engine"
 KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
-    "postgresql": EngineKind("postgresql", "source_agent.engines.postgresql.engine", "psycopg"),
-    "mariadb": EngineKind("mariadb", _FAMILY, "pymysql"),
-    "mysql": EngineKind("mysql", _FAMILY, "pymysql"),
-    "sqlite": EngineKind("sqlite", "source_agent.engines.sqlite.engine", is_file=True),
-    "firebird": EngineKind("firebird", "source_agent.engines.firebird.engine", "firebird.driver"),
-    "generic": EngineKind("generic", "source_agent.engines.generic.engine", has_dialect=True),
-    "dump": EngineKind("dump", "source_agent.engines.dump.engine", is_file=True, has_files=True),
+    "postgresql": EngineKind("source_agent.engines.postgresql.engine", "psycopg", may_rest=True),
+    "mariadb": EngineKind(_FAMILY, "pymysql", may_rest=True),
+    "mysql": EngineKind(_FAMILY, "pymysql", may_rest=True),
+    "sqlite": EngineKind("source_agent.engines.sqlite.engine", is_file=True),
+    "firebird": EngineKind("source_agent.engines.firebird.engine", "firebird.driver"),
+    "generic": EngineKind("source_agent.engines.generic.engine", has_dialect=True),
+    "dump": EngineKind("source_agent.engines.dump.engine", is_file=True, has_files=True),
 }
 
 # The servers that the project's own tests run.
@@ -65,7 +65,6 @@ TESTED: Final = {
     "Firebird": ("3.0", "4.0", "5.0"),
 }
 
-_SNAPSHOT_SERVERS = frozenset(["postgresql", "mariadb", "mysql"])
 _ELSEWHERE = ("PGHOST", "PGHOSTADDR", "PGSERVICE")  # of libpq
 
 
@@ -87,7 +86,8 @@ def is_beside(url: str) -> bool:
     Only if nothing else could: not if a driver may take the host from elsewhere.
     """
     parsed = make_url(url)
-    if parsed.get_backend_name() not in _SNAPSHOT_SERVERS:
+    kind = KINDS.get(parsed.get_backend_name())
+    if kind is None or not kind.may_rest:
         return False
     query = parsed.normalized_query
     if "service" in query or any(name in os.environ for name in _ELSEWHERE):
@@ -162,18 +162,18 @@ def connect(url: str, password: str | None, limits: Limits, *, pooler: bool = Fa
             f"The driver {driver!r} is not supported.", remedy=f"Write {named}.", where=_WHERE
         )
     if kind.driver:
-        _import_driver(kind)
+        _import_driver(scheme, kind.driver)
     declared = {"pooler": True} if pooler else {}  # for PostgreSQL only, as `config` checks
     engine: Engine = import_module(kind.opens).from_url(parsed, password, limits, **declared)
     return engine
 
 
-def _import_driver(kind: EngineKind) -> None:
+def _import_driver(scheme: str, driver: str) -> None:
     try:
-        import_module(kind.driver)
+        import_module(driver)
     except ImportError as error:
         raise ConfigurationError(
-            f"The driver {kind.driver} cannot be imported: {error}.",
-            remedy=f"pip install 'driftline[{kind.name}]'",
+            f"The driver {driver} cannot be imported: {error}.",
+            remedy=f"pip install 'driftline[{scheme}]'",
             where=_WHERE,
         ) from None

@@ -9,7 +9,9 @@ no mistake of ours: a TypeError of a login, a codec, a socket.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import datetime as dt
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,7 +25,13 @@ from driftline.errors import (
 from driftline.relations.activity import Activity
 from driftline.relations.derivations import Derivation
 
-from source_agent.engines.interface import Capabilities, Pulse, ServerFacts, SnapshotState
+from source_agent.engines.interface import (
+    Capabilities,
+    Pulse,
+    ServerFacts,
+    SnapshotState,
+    TimeLimit,
+)
 from source_agent.engines.relations.predicates import derived
 from source_agent.engines.relations.select import plan_of
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
@@ -72,11 +80,29 @@ def _unforeseen(error: Exception, driver: str) -> DriftlineError:
     )
 
 
+def answers(connect: Callable[[], Any], within_s: float) -> bool:
+    """Return what `Session.answers` does, by a whole connection: for a driver without a timeout."""
+    answered = threading.Event()
+
+    def try_it() -> None:
+        with contextlib.suppress(Exception):
+            connect().close()
+            answered.set()
+
+    threading.Thread(target=try_it, daemon=True).start()
+    return answered.wait(within_s)
+
+
+def by_own_clock() -> SnapshotState:
+    """Return the state of a snapshot that is about to be taken, for a database without a clock."""
+    return SnapshotState(f"{dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()}Z")
+
+
 class SnapshotSession:
     """Base of a session with one snapshot, read by one connection, whose readers block no writer.
 
-    It has no capabilities but the `activities`. An engine whose snapshot can change sets `snapshot`
-    again.
+    It has no capabilities but the `activities`, and no limits of time. An engine whose snapshot can
+    change sets `snapshot` again.
     """
 
     server = ServerFacts()
@@ -86,6 +112,11 @@ class SnapshotSession:
         self.activities: Mapping[str, Activity] = {}
         self.pulse = Pulse()
         self._is_interrupted = False
+
+    @property
+    def time_limits(self) -> Sequence[TimeLimit]:
+        """Return none: nothing ends a statement or a session."""
+        return ()
 
     @property
     def capabilities(self) -> Capabilities:

@@ -76,6 +76,11 @@ def _split(session: Session, shape: Shape) -> None:
         split.finish()
 
 
+def _referenced(session: Session, shape: Shape) -> None:
+    if (references := session.capabilities.references) is not None:
+        references(shape, [shape.relation])
+
+
 def _marked(session: Session, shape: Shape) -> None:
     markers_of(session).identity()
     if (running := session.capabilities.running) is not None:
@@ -95,9 +100,7 @@ USES: Final[dict[str, Use]] = {
     ),
     "ranges": _in_session(lambda session, shape: flat(session.read_ranges(shape, *RANGE))),
     "hashes": _in_session(lambda session, shape: key_hashes(session, shape, 7)),
-    "references": _in_session(
-        lambda session, shape: session.capabilities.references(shape, [shape.relation])
-    ),
+    "references": _in_session(_referenced),
     "limits": _in_session(lambda session, _: session.time_limits),
     "parts": _in_session(_split),
     "mark": _in_session(_marked),

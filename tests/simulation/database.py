@@ -19,7 +19,7 @@ from driftline.relations.derivations import Comparable
 from driftline.rows.key_order import KeyRange
 from driftline.values.types import Column, Recipe, parse_type
 
-from source_agent.engines.interface import Capabilities, Rows, SnapshotState, TimeLimit
+from source_agent.engines.interface import Capabilities, Rows, SnapshotState
 from source_agent.engines.relations.shapes import Consistency, Plan, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession
 from tests.reference.rows import row_bytes
@@ -185,10 +185,6 @@ class Session(SnapshotSession):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(read_between=self.read_between)
-
-    @property
-    def time_limits(self) -> list[TimeLimit]:
-        return []
 
     def answers(self, within_s: float) -> bool:
         return True

@@ -119,9 +119,8 @@ class DumpSession(SnapshotSession):
         return Capabilities(self.activities, compare=_compare)
 
     @property
-    def time_limits(self) -> list[TimeLimit]:
-        seconds = self._limits.statement_s
-        return [] if seconds is None else [TimeLimit("statement_timeout_s", seconds, is_idle=False)]
+    def time_limits(self) -> Sequence[TimeLimit]:
+        return self._limits.of_statements
 
     def answers(self, within_s: float) -> bool:  # noqa: ARG002 - there is no server
         return True

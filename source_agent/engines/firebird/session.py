@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import datetime as dt
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -43,10 +42,16 @@ from source_agent.engines.firebird.sql import (
     ordered_sql,
     range_sql,
 )
-from source_agent.engines.interface import Limits, Rows, ServerFacts, SnapshotState, TimeLimit
+from source_agent.engines.interface import Limits, Rows, ServerFacts, TimeLimit
 from source_agent.engines.relations.select import select_sql
 from source_agent.engines.relations.shapes import Relation, Shape
-from source_agent.engines.sessions import SnapshotSession, driven, foreseen
+from source_agent.engines.sessions import (
+    SnapshotSession,
+    answers,
+    by_own_clock,
+    driven,
+    foreseen,
+)
 
 DRIVER: Final = "firebird-driver"
 ROWS_MAX: Final = 2**62
@@ -116,8 +121,7 @@ class FirebirdSession(SnapshotSession):
     def __init__(self, connect: FirebirdConnector, limits: Limits) -> None:
         super().__init__()
         self._connect, self._limits = connect, limits
-        now = dt.datetime.now(dt.UTC).replace(tzinfo=None)
-        self.snapshot = SnapshotState(f"{now.isoformat()}Z")
+        self.snapshot = by_own_clock()
         self._connection = connect()
         try:
             with foreseen(DRIVER, DatabaseError):
@@ -146,22 +150,11 @@ class FirebirdSession(SnapshotSession):
         settings.pin(self._transaction.execute_immediate, self._version)
 
     @property
-    def time_limits(self) -> list[TimeLimit]:
-        seconds = self._limits.statement_s
-        if seconds is None:
-            return []
-        return [TimeLimit("statement_timeout_s", seconds, is_idle=False)]
+    def time_limits(self) -> Sequence[TimeLimit]:
+        return self._limits.of_statements
 
     def answers(self, within_s: float) -> bool:
-        answered = threading.Event()
-
-        def try_it() -> None:
-            with contextlib.suppress(Exception):
-                self._connect().close()
-                answered.set()
-
-        threading.Thread(target=try_it, daemon=True).start()
-        return answered.wait(within_s)
+        return answers(self._connect, within_s)
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Execute a statement in the snapshot; return its rows."""

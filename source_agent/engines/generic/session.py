@@ -12,8 +12,6 @@ from writing but the login. The time of the snapshot is that of the agent's cloc
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -34,10 +32,16 @@ from source_agent.engines.encoding import rows
 from source_agent.engines.encoding.driver_values import ENCODERS
 from source_agent.engines.generic import types
 from source_agent.engines.generic.dialects import DialectEntry, entry_of
-from source_agent.engines.interface import Rows, SnapshotState, TimeLimit
+from source_agent.engines.interface import Rows
 from source_agent.engines.relations.select import select_sql
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
-from source_agent.engines.sessions import SnapshotSession, driven, foreseen
+from source_agent.engines.sessions import (
+    SnapshotSession,
+    answers,
+    by_own_clock,
+    driven,
+    foreseen,
+)
 
 RANGES_PER_SELECT: Final = 100
 _STREAMED: Final = {"stream_results": True, "max_row_buffer": rows.BLOCK_ROWS}
@@ -87,14 +91,11 @@ class InspectedCatalogue:
 class GenericSession(SnapshotSession):
     """Implement `interface.Session`."""
 
-    time_limits: Sequence[TimeLimit] = ()
-
     def __init__(self, engine: Engine) -> None:
         """Open a session. Raises sqlalchemy.exc.DBAPIError."""
         super().__init__()
         self._engine = engine
-        now = dt.datetime.now(dt.UTC).replace(tzinfo=None)
-        self.snapshot = SnapshotState(f"{now.isoformat()}Z")
+        self.snapshot = by_own_clock()
         with foreseen(_driver(engine), exc.SQLAlchemyError):
             self._connection = engine.connect()
         self._entry: DialectEntry = entry_of(engine.dialect.name)
@@ -112,15 +113,7 @@ class GenericSession(SnapshotSession):
             return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
 
     def answers(self, within_s: float) -> bool:
-        answered = threading.Event()
-
-        def connect() -> None:
-            with contextlib.suppress(Exception):
-                self._engine.connect().close()
-                answered.set()
-
-        threading.Thread(target=connect, daemon=True).start()
-        return answered.wait(within_s)
+        return answers(self._engine.connect, within_s)
 
     def describe(self, relation: Relation) -> Shape:
         self.refuse_interrupted()

@@ -202,11 +202,8 @@ class SqliteSession(SnapshotSession):
 
     @property
     def time_limits(self) -> list[TimeLimit]:  # those of source.toml; a file has none
-        limits = {
-            "lock_timeout_s": self._limits.lock_s,
-            "statement_timeout_s": self._limits.statement_s,
-        }
-        return [TimeLimit(name, s, is_idle=False) for name, s in limits.items() if s is not None]
+        lock = TimeLimit("lock_timeout_s", self._limits.lock_s, is_idle=False)
+        return [lock, *self._limits.of_statements]
 
     def answers(self, within_s: float) -> bool:  # noqa: ARG002 - there is no server
         return True

@@ -41,7 +41,6 @@ from source_agent.engines.interface import (
     Privilege,
     Rows,
     SnapshotState,
-    TimeLimit,
 )
 from source_agent.engines.own_values.reading import DriverKey, OwnValues
 from source_agent.engines.relations.column_warnings import column_warnings, spark_warning
@@ -144,8 +143,6 @@ def _reads(shape: Shape) -> dict[str, str]:
 
 class DuckdbSession(SnapshotSession):
     """Implements `interface.Session`."""
-
-    time_limits: Sequence[TimeLimit] = ()
 
     def __init__(self, path: Path) -> None:
         super().__init__()

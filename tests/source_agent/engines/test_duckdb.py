@@ -22,7 +22,7 @@ from tests.harness.pair import Pair
 
 pytestmark = pytest.mark.slow
 
-KIND = EngineKind("duckdb", "tests.source_agent.engines.duckdb_engine", "duckdb", is_file=True)
+KIND = EngineKind("tests.source_agent.engines.duckdb_engine", "duckdb", is_file=True)
 TYPES: list[Case] = [
     ("smallint", "int2", ["-32768", "0", "32767"], ["-32768", "0", "32767"]),
     ("integer", "int4", ["-2147483648", "2147483647"], []),
