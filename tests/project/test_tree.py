@@ -6,7 +6,9 @@ import ast
 import functools
 import re
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,6 @@ PACKAGES = ("proto/driftline", "source_agent", "warehouse_agent")
 PARAMETERS_MAX = 7  # what belongs together is a value
 MONSTER_LINES = 800  # of a module; its header says why it is one
 MONSTER_FUNCTION_LINES = 100  # its docstring does
-WAITING = {"assign", "converse"}  # they are about to be generators
 # How a docstring or a header argues, in one sentence.
 MANY_PARAMETERS, LONG = "More than seven parameters:", "Longer than others:"
 # They say nothing of what a function returns or does.
@@ -26,6 +27,12 @@ GRAB_BAGS = {"utils", "util", "common", "base", "helpers", "core", "manager", "m
 TEXT_BYTES_MAX = 1_000_000  # larger files are data
 PICTURES = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+SPLINTER_LINES = 60
+REGISTRIES = {"formats", "registry"}  # they import each kind of a thing
+# Short because their kind differs in little: two products of one family.
+KINDS = {"mariadb", "mysql"}
+COMMON_SHARE = 0.03  # of functions that may assign one name
+COMMON = {"at", "name", "rows"}  # a place in a sequence; nouns of the field
 # Put together here, so that this file passes its own test.
 MACHINE_PATH = "/" + "work" + "/"
 UNFINISHED = ("TO" + "DO", "FIX" + "ME")
@@ -42,6 +49,44 @@ MODULES = sorted(
 def parsed(text: str) -> ast.Module:
     """Return the tree of a module, which several tests look at."""
     return ast.parse(text)
+
+
+@dataclass
+class Looked:
+    """What one walk through a module finds.
+
+    Attributes:
+        functions: with the names that each assigns itself, but for variables of comprehensions.
+        imports: names of modules, or of what is in them.
+    """
+
+    functions: list[tuple[Function, set[str]]] = field(default_factory=list)
+    imports: set[str] = field(default_factory=set)
+
+
+@functools.cache
+def looked(text: str) -> Looked:
+    found = Looked()
+    left: list[tuple[ast.AST, set[str]]] = [(parsed(text), set())]
+    while left:
+        node, assigned = left.pop()
+        for inner in ast.iter_child_nodes(node):
+            within = assigned
+            match inner:
+                case ast.Name(id=name, ctx=ast.Store()):
+                    assigned.add(name)
+                    continue
+                case ast.Name() | ast.Constant():
+                    continue
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    within = set()
+                    found.functions.append((inner, within))
+                case ast.ClassDef() | ast.Lambda() | ast.comprehension():
+                    within = set()
+                case ast.ImportFrom(module=str(module)):
+                    found.imports |= {module, *(f"{module}.{one.name}" for one in inner.names)}
+            left.append((inner, within))
+    return found
 
 
 def _name(path: Path) -> str:
@@ -96,20 +141,15 @@ def misshapen(text: str) -> Iterator[str]:
         yield "no header that says what, why and what not"
     if len(text.splitlines()) > MONSTER_LINES and LONG not in header:
         yield f"more than {MONSTER_LINES} lines: split it by what it is about, or argue"
-    for function in functions(tree):
+    for function, _ in looked(text).functions:
         said = ast.get_docstring(function) or ""
         if function.name.strip("_") in VAGUE_FUNCTIONS:
             yield f"{function.name} is named after nothing"
-        is_argued = MANY_PARAMETERS in said or function.name in WAITING
-        if len(parameters(function)) > PARAMETERS_MAX and not is_argued:
+        if len(parameters(function)) > PARAMETERS_MAX and MANY_PARAMETERS not in said:
             yield f"{function.name} has more than {PARAMETERS_MAX} parameters: group them, or argue"
         lines = (function.end_lineno or function.lineno) - function.lineno + 1
         if lines > MONSTER_FUNCTION_LINES and LONG not in said:
             yield f"{function.name} has more than {MONSTER_FUNCTION_LINES} lines: cut it, or argue"
-
-
-def functions(tree: ast.Module) -> Iterator[Function]:
-    return (one for one in ast.walk(tree) if isinstance(one, Function))
 
 
 def parameters(function: Function) -> list[str]:
@@ -177,12 +217,97 @@ def test_every_picture_is_linked_by_a_page() -> None:
     assert not shown - pictures, sorted(map(_name, shown - pictures))
 
 
-def test_no_room_of_benchmarks_is_a_splinter() -> None:
-    rooms = [path for path in (ROOT / "benchmarks").iterdir() if (path / "__init__.py").exists()]
-    assert rooms
-    for room in rooms:
-        modules = [path.stem for path in room.glob("*.py") if path.stem != "__init__"]
-        assert len(modules) >= 3, f"{room.name}: {sorted(modules)}"
+@functools.cache
+def product() -> dict[str, str]:
+    return {_name(path): path.read_text(encoding="utf-8") for path in MODULES}
+
+
+def test_no_public_class_name_twice() -> None:
+    assert not classes_named_twice(product())
+
+
+def test_no_room_holds_one_or_two_things() -> None:
+    benchmarks = [_name(path) for path in (ROOT / "benchmarks").rglob("*.py")]
+    assert benchmarks
+    assert not small_rooms([*product(), *benchmarks])
+
+
+def test_no_module_is_a_splinter_of_its_neighbour() -> None:
+    assert not splinters(product())
+
+
+def test_no_name_is_that_of_everything() -> None:
+    assert not words_for_everything(product())
+
+
+def classes_named_twice(files: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the public classes that several modules define, with these."""
+    found: dict[str, list[str]] = {}
+    for file, text in files.items():
+        for node in parsed(text).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(file)
+    return {name: where for name, where in found.items() if len(where) > 1}
+
+
+def small_rooms(files: Iterable[str]) -> dict[str, set[str]]:
+    """Return the folders that hold one or two things, modules or folders: they are no rooms."""
+    held: dict[str, set[str]] = {}
+    for file in files:
+        *folders, module = file.removesuffix(".py").split("/")
+        if module not in {"__init__", "__main__"}:
+            held.setdefault("/".join(folders), set()).add(module)
+        for at in range(1, len(folders)):
+            held.setdefault("/".join(folders[:at]), set()).add(folders[at])
+    return {folder: inside for folder, inside in held.items() if len(inside) < 3 and "/" in folder}
+
+
+def splinters(files: Mapping[str, str]) -> list[str]:
+    """Return the short modules that one neighbour in their folder alone imports."""
+    importers: dict[str, set[str]] = {}
+    for file, text in files.items():
+        for name in looked(text).imports:
+            importers.setdefault(f"{name.replace('.', '/')}.py", set()).add(file)
+    found = []
+    for file, text in files.items():
+        users = importers.get(file.removeprefix("proto/"), set()) - {file}
+        near = {user for user in users if Path(user).parent == Path(file).parent}
+        is_kind = any(Path(user).stem in REGISTRIES for user in users)
+        is_short = (
+            len(text.splitlines()) < SPLINTER_LINES and Path(file).stem not in KINDS | REGISTRIES
+        )
+        if len(users) == 1 and near and is_short and not is_kind:
+            found.append(file)
+    return found
+
+
+def words_for_everything(files: Mapping[str, str]) -> dict[str, float]:
+    """Return the local names that more than COMMON_SHARE of all functions assign: they say nothing
+    any more. Not looked at are variables of comprehensions."""
+    counts, every = Counter[str](), 0
+    for text in files.values():
+        for _, assigned in looked(text).functions:
+            counts.update(assigned)
+            every += 1
+    shares = {name: count / every for name, count in counts.items() if name not in COMMON}
+    return {name: share for name, share in shares.items() if share > COMMON_SHARE}
+
+
+def test_it_finds_what_is_not_worth_its_place() -> None:
+    one, two = "class A: ...\nclass _B: ...\n", "class A: ...\nclass _B: ...\nclass C: ...\n"
+    assert classes_named_twice({"a/b.py": one, "a/c.py": two}) == {"A": ["a/b.py", "a/c.py"]}
+    rooms = ["a/x.py", "a/y.py", "a/z.py", "a/b/__init__.py", "a/b/x.py", "a/b/y.py"]
+    assert small_rooms(rooms) == {"a/b": {"x", "y"}}
+    assert small_rooms([*rooms, "a/b/c/u.py", "a/b/c/v.py", "a/b/c/w.py"]) == {}
+    user = "from a import x\nfrom a.b.y import Y\n"
+    tree = {"a/x.py": "X = 1\n", "a/u.py": user, "a/b/y.py": "Y = 1\n"}
+    assert splinters(tree) == ["a/x.py"], "y is not in the folder of its user"
+    assert splinters(tree | {"a/x.py": "X = 1\n" * SPLINTER_LINES}) == []
+    assert splinters(tree | {"a/v.py": "from a.x import X\n"}) == []
+    assert splinters({"a/x.py": "X = 1\n", "a/registry.py": user}) == []
+    alike = {"a/x.py": "def f():\n    found = 1\n" + "def g():\n    rows = [x for x in y]\n" * 20}
+    assert words_for_everything(alike) == {"found": pytest.approx(1 / 21)}
+    assert words_for_everything(alike | {"a/y.py": "def g(): ...\n" * 20}) == {}
 
 
 # They read JSON or TOML, or make JSON, and nothing else.
@@ -214,8 +339,7 @@ def test_what_is_known_has_a_type() -> None:
     found = {
         _name(path)
         for path in MODULES
-        for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef)
+        for node, _ in looked(path.read_text(encoding="utf-8")).functions
         for hint in (node.returns, *(one.annotation for one in node.args.args))
         if hint is not None and re.search(r"(dict|Mapping)\[str, object\]", ast.unparse(hint))
     }
