@@ -259,7 +259,9 @@ def in_units(steps: Steps, files: list[DataFile], layout: Layout) -> dict[str, A
     end = assignment.window_end(*place, 0, 17)
     found: dict[str, Any] = {"histogram": (counted.counts.tolist(), counted.updates.tolist(), end)}
     for name, chosen in (("units", None), ("part", part)):
-        rows = assignment.assign(*place, view, plan, Embedding(1 << 16), SALT, part=chosen)
+        rows = assignment.assign(
+            *place, view, assignment.AssignmentRule(plan, Embedding(1 << 16), SALT, chosen)
+        )
         pieces = sorted((piece.size, piece.ks, piece.digests) for piece in rows.pieces)
         found[name] = (pieces, rows.ungrouped.tolist(), rows.compared, rows.rest)
     return found

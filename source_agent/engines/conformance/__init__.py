@@ -1,4 +1,4 @@
-"""The conformance suite of the engines: `engines.interface`, tested on a real database.
+"""The conformance suite of the engines: `Engine` and `Session`, tested on a real database.
 
 For whoever writes an engine. A `Legacy` (`legacy`) is an empty database of the engine, its owner
 and its dialect; a fixture `legacy` hands one to each test. Then either

@@ -141,6 +141,7 @@ def by_mark(folder: Path) -> None:
         stock.legacy.close()
 
 
+@pytest.mark.starts
 def test_all_of_the_table_is_used_and_nothing_else(followed: Followed, tmp_path: Path) -> None:
     for method in (by_ranges, by_sketch, by_groups, by_mark):
         method(tmp_path)

@@ -21,6 +21,7 @@ from tests.reference.group_selection import Entry, Phi, Synchronization
 from tests.reference.selected_groups import UNGROUPED, cost_bytes, is_full, n_g, select_groups
 from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, UPDATES, lay_out
 from warehouse_agent.methods.groups.assignment import (
+    AssignmentRule,
     PartRows,
     RowsInPositions,
     assign,
@@ -557,7 +558,7 @@ def test_rows_in_groups(steps: Steps, tmp_path: Path, hashed: bool) -> None:
     assert counted.updates == pytest.approx(Histogram.of(p).updates)
 
     plan = plan_groups(counted, PAPER, 0.0)
-    found = assign(steps, files, LAYOUT, OUTLOOK, plan, embedding, SALT)
+    found = assign(steps, files, LAYOUT, OUTLOOK, AssignmentRule(plan, embedding, SALT))
     mixed = mix(SALT, *(table[name].to_numpy().view(np.uint64) for name in (HI, LO)))
     assert found.compared == mixed.digest()
     assert found.rest == Digest()
@@ -584,7 +585,7 @@ def test_a_part_of_the_rows(steps: Steps, tmp_path: Path) -> None:
     plan = plan_groups(counted, PAPER, 0.0)
     plan = replace(plan, rows=np.maximum(plan.rows, 1))
     part = PartRows(most_likely(counted, 3000), RowsInPositions(100, 399))
-    found = assign(steps, files, LAYOUT, OUTLOOK, plan, embedding, SALT, part=part)
+    found = assign(steps, files, LAYOUT, OUTLOOK, AssignmentRule(plan, embedding, SALT, part))
     p, ids = probabilities(table), table["id"].to_numpy()
     mixed = mix(SALT, *(table[name].to_numpy().view(np.uint64) for name in (HI, LO)))
     keys = GroupedRows(embedding, found.pieces, found.ungrouped, 1, 1).sums().all_ks() + np.uint64(

@@ -91,6 +91,19 @@ class AssignedRows:
     updates_left: float
 
 
+@dataclass(frozen=True, slots=True)
+class AssignmentRule:
+    """A rule by which rows are put into groups.
+
+    part: compare only these rows; the plan puts each of them into a group. None: all rows.
+    """
+
+    plan: GroupPlan
+    embedding: Embedding
+    salt: Salt
+    part: PartRows | None = None
+
+
 def histogram(
     steps: Steps, files: Files, layout: Layout, outlook: ChangeOutlook | None
 ) -> Histogram:
@@ -131,23 +144,18 @@ def assign(
     files: Files,
     layout: Layout,
     outlook: ChangeOutlook | None,
-    plan: GroupPlan,
-    embedding: Embedding,
-    salt: Salt,
-    *,
-    part: PartRows | None = None,
+    rule: AssignmentRule,
 ) -> AssignedRows:
     """Assign the rows of files to the groups of a plan; one step.
 
     Args:
         outlook: on the updates of these rows; None: all are equally likely.
-        part: compare only these rows; the plan puts each of them into a group.
 
     Raises:
         WarehouseUnavailable: a file cannot be read.
     """
-    tasks = 1 if embedding.base is None else tasks_of(files)
-    function, size = _assign(plan, embedding, salt, part, outlook), size_of_digests(files)
+    tasks = 1 if rule.embedding.base is None else tasks_of(files)
+    function, size = _assign(rule, outlook), size_of_digests(files)
     columns = with_omega(layout.lane_schema, layout)
     rows = scan(steps, files, columns, function, _ASSIGNED, size=size, tasks_max=tasks)
     pieces: list[GroupPiece] = []
@@ -193,13 +201,9 @@ def _lowest(positions: Integers, count: int) -> Integers:
     return np.partition(positions, count)[:count] if len(positions) > count else positions
 
 
-def _assign(
-    plan: GroupPlan,
-    embedding: Embedding,
-    salt: Salt,
-    part: PartRows | None,
-    outlook: ChangeOutlook | None,
-) -> Function:
+def _assign(rule: AssignmentRule, outlook: ChangeOutlook | None) -> Function:
+    embedding, salt, part = rule.embedding, rule.salt, rule.part
+
     def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         ks, hashes, likely = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
         compared, rest, left = Digest(), Digest(), 0.0
@@ -217,7 +221,7 @@ def _assign(
             hashes.append(inside.m0)
             likely.append(p[chosen])
             left += float(p[~chosen].sum())
-        sized, ungrouped = _sized(plan, np.concatenate(ks), np.concatenate(likely))
+        sized, ungrouped = _sized(rule.plan, np.concatenate(ks), np.concatenate(likely))
         sums = GroupSums(sized)
         sums.add(np.concatenate(ks), np.concatenate(hashes))
         digests, at = sums.short_digests(), 0

@@ -137,7 +137,8 @@ class GroupScanPlan:
                 PartRows(likeliest, RowsInPositions(*window)),
                 _part_of(window, bounds, self.rows_max),
             )
-        found = assignment.assign(*place, grouping, embedding, copy.salt, part=part)
+        rule = assignment.AssignmentRule(grouping, embedding, copy.salt, part)
+        found = assignment.assign(*place, rule)
         grouped = GroupedRows(embedding, found.pieces, found.ungrouped, *costs, part_of)
         return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
 
