@@ -143,7 +143,7 @@ def test_each_line_is_kept_or_counted_once(
 WRITER = """
 import sys
 from tests.warehouse_agent.history.test_refresh_history import failed
-from warehouse_agent.history import run_history
+from warehouse_agent.history import refresh_history
 from warehouse_agent.storage.store import Store
 
 refresh_history.KEPT_BYTES, refresh_history.LINES_BYTES_MAX = 5_000, 10_000
