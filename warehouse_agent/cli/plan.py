@@ -26,7 +26,7 @@ from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.fit import fit
 from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
 from warehouse_agent.config import Fragment, Proof
-from warehouse_agent.history import change_memory, record
+from warehouse_agent.history import change_memory, line_notes
 from warehouse_agent.history.forecast_inputs import (
     Situation,
     forecasts,
@@ -171,7 +171,7 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
     reply, source_error = _describe(fragment)
     if reply is not None:
         with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
-            record.note_limits(store, fragment.source, reply.description)
+            line_notes.note_limits(store, fragment.source, reply.description)
     history = read(store, fragment.name, earlier_refreshes())
     known, beside = know(store, fragment, history, reply)
     predicted = predict(known, replace(beside, source_error=source_error))
@@ -243,7 +243,7 @@ def know(
         recipe=published or described,
         notes=notes,
         earlier=tuple(history.with_newest(base).earlier),
-        line=record.line(store, fragment.source, notes.rows_per_s),
+        line=line_notes.line(store, fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
         marker=_marker_state(fragment, base, notes, reply, staged),

@@ -24,9 +24,9 @@ from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment, Proof
-from warehouse_agent.history import marks, record
+from warehouse_agent.history import marks
 from warehouse_agent.history.notes import Notes, Quantiles
-from warehouse_agent.planning import choice, group_selection, prices, sketch_size
+from warehouse_agent.planning import change_forecast, choice, group_selection, prices, sketch_size
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
 from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh, with_lost
 from warehouse_agent.planning.choice import Method
@@ -141,7 +141,7 @@ class Situation:
 def forecasts(known: PlanInputs) -> tuple[ChangeForecast | None, ChangeForecast | None]:
     """Return the forecast of changed rows, and that of rows that differ, changed and lost ones;
     None: nothing is known."""
-    changes = record.changes_expected(list(known.earlier), known.ours, known.now)
+    changes = change_forecast.changes_expected(list(known.earlier), known.ours, known.now)
     return changes, with_lost(changes, known.rows_lost, known.ours)
 
 

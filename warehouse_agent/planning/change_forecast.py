@@ -38,6 +38,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
 import numpy as np
 from driftline.arrays import Floats
@@ -234,6 +235,41 @@ def expect(history: Sequence[RefreshOutcome], *, rows: int, elapsed_s: float) ->
         np.append(scales, PRIOR_SCALE * log_rows),
         w / w.sum(),
     )
+
+
+def changes_expected(
+    earlier: list[EarlierRefresh], rows: int, now: datetime
+) -> ChangeForecast | None:
+    """Return the forecast of changes at the time `now`, from the refreshes since a load, for `rows`
+    rows of ours; None before the first refresh after the load."""
+    history = outcomes(earlier)
+    if not history:
+        return None
+    return expect(history, rows=rows, elapsed_s=(now - earlier[-1].at).total_seconds())
+
+
+def needed_spark(earlier: list[EarlierRefresh], changes: ChangeForecast | None) -> bool:
+    """Return True if the refresh whose changes are most like the forecast ran a step on Spark."""
+    d = changes.median if changes is not None else 0
+    changed = [one for one in reversed(earlier[1:]) if one.changed]
+    if not d or not changed:
+        return False
+    return min(changed, key=lambda one: abs(math.log(one.changed / d))).on_spark
+
+
+def outcomes(earlier: list[EarlierRefresh]) -> list[RefreshOutcome]:
+    """Return what refreshes found, in the order of `earlier`, without the load that comes first."""
+    return [
+        RefreshOutcome(
+            (one.at - before.at).total_seconds(),
+            max(one.rows - one.inserted + one.deleted, 0),
+            one.inserted,
+            one.updated,
+            one.deleted,
+        )
+        for before, one in pairwise(earlier)
+        if one.counts_changes
+    ]
 
 
 def with_lost(expected: ChangeForecast | None, lost: int, rows: int) -> ChangeForecast | None:

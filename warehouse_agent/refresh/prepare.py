@@ -30,13 +30,13 @@ from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.history import record
+from warehouse_agent.history import line_notes
 from warehouse_agent.history.forecast_inputs import Situation, forecasts, marker_of, noted_knots
 from warehouse_agent.history.notes import NextPartNote, Quantiles
 from warehouse_agent.history.refresh_history import Histories
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
-from warehouse_agent.planning import choice
+from warehouse_agent.planning import change_forecast, choice
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
 from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
 from warehouse_agent.planning.tiling import PassSettings
@@ -231,7 +231,7 @@ def _expect_steps(
     """Begin to start Spark if a step is expected to need it; `size`: bytes of a first load."""
     if known.version is None:
         job.steps.expect(size)
-    elif record.needed_spark(list(known.earlier), changes):
+    elif change_forecast.needed_spark(list(known.earlier), changes):
         job.steps.begin()
 
 
@@ -271,7 +271,7 @@ def _situation(
         recipe=layout.recipe,
         notes=notes,
         earlier=earlier,
-        line=record.line(job.store, job.fragment.source, notes.rows_per_s),
+        line=line_notes.line(job.store, job.fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         is_other=is_other,
         allowance=allowance,
@@ -309,7 +309,7 @@ def _stamp(at: Situation) -> StatisticsStamp:
     """Return the stamp of the rows that this refresh writes, after earlier ones."""
     earlier = list(at.earlier)
     elapsed_s = (at.now - earlier[-1].at).total_seconds() if earlier else None
-    pasts = record.pasts(earlier)
+    pasts = change_forecast.outcomes(earlier)
     return row_statistics.stamp_for(at.base, pasts, at_s=at.now.timestamp(), elapsed_s=elapsed_s)
 
 

@@ -24,7 +24,7 @@ from driftline.errors import DriftlineError, VersionMismatch
 from driftline.rows.digests import Digest
 
 from warehouse_agent.events import RowsRead
-from warehouse_agent.history import record
+from warehouse_agent.history import line_notes
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.planning.choice import Method
@@ -111,7 +111,7 @@ def walk(
             measured = stream
     if measured is not None:
         with contextlib.suppress(DriftlineError):  # the note may be lost
-            record.note_line(job.store, link, measured)
+            line_notes.note_line(job.store, link, measured)
     return ComparisonResult(p, _outcome_of_all(job, p), tiles.staged())
 
 

@@ -31,7 +31,7 @@ from warehouse_agent.events import (
     RefreshStarted,
 )
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.history import marks, record
+from warehouse_agent.history import line_notes, marks
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import derivation, reporting, schema_change, tiled, whole
 from warehouse_agent.refresh.command import CommandServices
@@ -142,7 +142,7 @@ class Attempt:
                 ready = self._exchange(link, stream, ready)
             if len(self.failed) < len(self._jobs):  # else the source was not reached at all
                 with contextlib.suppress(DriftlineError):  # the note may be lost
-                    record.note_line(self._command.store, link, stream)
+                    line_notes.note_line(self._command.store, link, stream)
 
     def finish(self) -> dict[str, DriftlineError]:
         """Write, prove and publish what was compared; return the retryable errors by name."""
@@ -274,7 +274,7 @@ def _describe(
     job.report.round_trips += 1
     reply = link.describe(relation) if known is None else known
     with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
-        record.note_limits(job.store, link.source, reply.description)
+        line_notes.note_limits(job.store, link.source, reply.description)
         derivation.note_offer(job.store, job.fragment, reply)
     job.notes = replace(job.notes, marker_time=marks.time_column(reply.description))
     return reply

@@ -77,10 +77,10 @@ REFINED_S, WHOLE_S = 0.0, 10.0  # round trips with which groups are refined, or 
     indirect=["legacy"],
 )
 def test_by_groups(pair: Pair, monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
-    from warehouse_agent.history import record
+    from warehouse_agent.history import line_notes
     from warehouse_agent.planning.network import Line
 
-    monkeypatch.setattr(record, "line", lambda *_: Line(rtt_s=round_trip_s))
+    monkeypatch.setattr(line_notes, "line", lambda *_: Line(rtt_s=round_trip_s))
     pair.fragment_lines = dict.fromkeys(("orders", "items"), 'method = "group"')
     pair.reports()
     for seed in (1, 2):

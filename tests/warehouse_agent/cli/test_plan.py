@@ -26,13 +26,13 @@ from tests.harness.pair import Pair
 from tests.samples.prices import flat
 from warehouse_agent.cli.plan import Forecast, ForecastFacts, forecast, know, predict
 from warehouse_agent.config import Source, select
-from warehouse_agent.history import record
+from warehouse_agent.history import line_notes
 from warehouse_agent.history.forecast_inputs import even_knots
 from warehouse_agent.history.history_lines import parse
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import RefreshHistory, read
 from warehouse_agent.methods.registry import modelled
-from warehouse_agent.planning import prices
+from warehouse_agent.planning import change_forecast, prices
 from warehouse_agent.planning.candidates import PlanInputs, expected_slots
 from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
@@ -310,7 +310,7 @@ def test_whatever_notes_say_a_plan_comes_out(
         noted["address"] = source.address
         store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
         notes = Notes.from_json(remembered)
-        line = record.line(store, source, notes.rows_per_s)
+        line = line_notes.line(store, source, notes.rows_per_s)
     noted_knots = notes.quantiles.positions if notes.quantiles else even_knots((1, 4 * ROWS))
     parsed = (parse(json.dumps(body).encode()) for body in earlier)
     lines = [one for one in parsed if one is not None]
@@ -379,13 +379,13 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert after.changes_expected[0] <= 40 <= after.changes_expected[2]
     assert after.change_share_from == "after the last refresh"
     # More changes are expected the longer ago the last refresh: predict at the refresh's moment.
-    asked, changes_expected = [], record.changes_expected
+    asked, changes_expected = [], change_forecast.changes_expected
 
     def noted(earlier: list[EarlierRefresh], rows: int, now: datetime) -> ChangeForecast | None:
         asked.append(now)
         return changes_expected(earlier, rows, now)
 
-    monkeypatch.setattr(record, "changes_expected", noted)
+    monkeypatch.setattr(change_forecast, "changes_expected", noted)
     known, _ = know(store, fragment, read(store, "orders"), None)
     quiet = pair.refresh()
     now = predict(dataclasses.replace(known, now=asked[0]))
@@ -453,7 +453,7 @@ def test_a_plan_and_a_refresh_keep_to_what_the_dba_allows(pair: Pair) -> None:
         else:
             predicted(pair)
         fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
-        assert record.line(store, fragment.source, None).rows_per_s == limit
+        assert line_notes.line(store, fragment.source, None).rows_per_s == limit
         found, _ = know(store, fragment, read(store, "orders"), None)
         assert found.line.rows_per_s == limit
 

@@ -23,9 +23,8 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent import changes
 from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
-from warehouse_agent.history import record
 from warehouse_agent.history.refresh_history import read
-from warehouse_agent.planning import update_probability
+from warehouse_agent.planning import change_forecast, update_probability
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.data_files import rows_of
 from warehouse_agent.storage.formats import head
@@ -198,7 +197,7 @@ def test_a_new_column_keeps_them(pair: Pair) -> None:
     assert counts(pair, "orders") == expected
     pair.check("orders")
     # How many rows changed with it is not known, and is not taken for none.
-    past = record.pasts(read(Store(str(pair.warehouse)), "orders").earlier)
+    past = change_forecast.outcomes(read(Store(str(pair.warehouse)), "orders").earlier)
     assert [(one.inserted, one.updated) for one in past] == [(0, 1)]
 
 

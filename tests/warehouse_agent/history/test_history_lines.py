@@ -5,31 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import cast
 
 import pytest
-from driftline import wire_pb2 as pb
 
-from warehouse_agent.config import Source
 from warehouse_agent.history import history_lines as lines_
-from warehouse_agent.history.record import (
-    changes_expected,
-    line,
-    needed_spark,
-    note_limits,
-    note_line,
-    pasts,
-)
 from warehouse_agent.history.refresh_history import RefreshHistory, read
-from warehouse_agent.planning.change_forecast import EarlierRefresh
-from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.change_forecast import (
+    EarlierRefresh,
+    changes_expected,
+    needed_spark,
+    outcomes,
+)
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.timetable.retry import COUNTED, FailureStreak
-from warehouse_agent.transport.channel import SourceChannel, Stream
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -80,7 +71,7 @@ def test_only_refreshes_that_went_well_count() -> None:
         (1, 10, False, 0),
     ]
     # What came with other columns does not count as nothing, and its time does.
-    assert [(past.elapsed_s, past.updated) for past in pasts(found)] == [(0, 2), (3600, 1)]
+    assert [(past.elapsed_s, past.updated) for past in outcomes(found)] == [(0, 2), (3600, 1)]
     assert found[1].at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -95,27 +86,6 @@ def test_only_refreshes_that_went_well_count() -> None:
 def test_a_line_that_cannot_be_is_passed_over(damaged: dict[str, object]) -> None:
     lines = [said(previous_version=None), said(rows_updated=1), said(**damaged)]
     assert [one.changed for one in parse("\n".join([*lines, "[" * 100_000]).encode())] == [0, 1]
-
-
-@pytest.mark.parametrize("damaged", [0, -1, math.nan, math.inf, 10**400, 1e-200, "?", None, [], {}])
-def test_a_line_that_cannot_be_is_an_ordinary_one(tmp_path: Path, damaged: object) -> None:
-    store, source = Store(str(tmp_path)), Source("erp", "erp:1")
-    noted = dict.fromkeys(["rtt_s", "bytes_per_s", "rtt_at", "rows_per_s_max"], damaged)
-    noted["address"] = source.address
-    store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
-    assert line(store, source, None) == Line()
-    measured = Measured(source, 0.2, 1000.0)
-    note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
-    assert line(store, source, None) == Line(rtt_s=0.2, bytes_per_s=1000.0)
-
-
-def test_a_round_trip_measured_in_the_future_is_measured_again(tmp_path: Path) -> None:
-    store, source = Store(str(tmp_path)), Source("erp", "erp:1")
-    noted = {"rtt_s": 0.9, "rtt_at": time.time() + 86_400, "address": source.address}
-    store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
-    measured = Measured(source, 0.2, None)
-    note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
-    assert line(store, source, None).rtt_s == 0.2
 
 
 def test_when_a_fragment_was_last_refreshed(tmp_path: Path) -> None:
@@ -266,52 +236,3 @@ def test_the_refresh_whose_changes_were_most_alike_tells_if_spark_is_needed() ->
     assert not needed(9000, 0, 0, 0, 0, 0)
     assert needed(30, 30, 9000, 10_000, 9500, 11_000, 9000, 9000)
     assert not needed_spark(refreshed(9000), None)
-
-
-@dataclasses.dataclass
-class Measured:
-    """A link and its stream, as far as they are asked."""
-
-    source: Source
-    rtt_s: float | None
-    bytes_per_s: float | None
-    asked: int = 0
-
-    def round_trip_s(self) -> float | None:
-        self.asked += 1
-        return self.rtt_s
-
-
-def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
-    store, source = Store(str(tmp_path)), Source("erp", "erp:1", objective=Objective.BYTES)
-    assert line(store, source, None) == Line(objective=Objective.BYTES)
-
-    def note(rtt_s: float | None, bytes_per_s: float | None) -> Line:
-        measured = Measured(source, rtt_s, bytes_per_s)
-        note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
-        return line(store, source, None)
-
-    assert note(None, None) == Line(objective=Objective.BYTES)
-    assert note(0.2, None).rtt_s == 0.2
-    assert note(0.9, None).rtt_s == 0.2, "a round trip is not measured every time"
-    assert note(0.9, 1000.0).bytes_per_s == 1000
-    assert note(0.9, 2000.0).bytes_per_s == 1500
-    assert line(store, Source("other", "other:1"), 5.0) == Line(rows_per_s=5)
-    moved = Source("erp", "erp:2", objective=Objective.BYTES)
-    assert line(store, moved, None) == Line(objective=Objective.BYTES)
-    measured = Measured(moved, 0.7, 500.0)
-    note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
-    assert line(store, moved, None) == Line(0.7, 500.0, Objective.BYTES)
-
-
-def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:
-    """As was last said: a refresh asks for it only before a load, or with other columns."""
-    store, source = Store(str(tmp_path)), Source("erp", "erp:1")
-    note_limits(store, source, pb.Description(rows_per_second=10_000, bytes_per_second=5_000))
-    assert line(store, source, None) == Line(bytes_per_s=5_000, rows_per_s=10_000)
-    assert line(store, source, 9_000.0).rows_per_s == 9_000
-    measured = Measured(source, 0.2, 4_000.0)
-    note_line(store, cast("SourceChannel", measured), cast("Stream", measured))
-    assert line(store, source, None) == Line(0.2, 4_000, rows_per_s=10_000)
-    note_limits(store, source, pb.Description())
-    assert line(store, source, None) == Line(0.2, 4_000)

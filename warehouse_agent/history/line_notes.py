@@ -1,6 +1,6 @@
-"""Forecasts from earlier refreshes, and notes of the line to their source.
+"""Notes of the line to a source: how fast it was measured, and the limits of the source's DBA.
 
-The next refresh decides from both. If they are lost, it costs more, and its result is the same.
+The next refresh plans with them. If they are lost, it costs more, and its result is the same.
 """
 
 from __future__ import annotations
@@ -11,63 +11,20 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 from warehouse_agent.config import Source
 from warehouse_agent.json_values import number
-from warehouse_agent.planning.change_forecast import (
-    ChangeForecast,
-    EarlierRefresh,
-    RefreshOutcome,
-    expect,
-)
 from warehouse_agent.planning.network import Line
 from warehouse_agent.storage.store import PRIVATE, Store
 
-if TYPE_CHECKING:  # `status` reads these records, and needs neither gRPC nor messages
+if TYPE_CHECKING:  # `status` reads these notes, and needs neither gRPC nor messages
     from driftline import wire_pb2 as pb
 
     from warehouse_agent.transport.channel import SourceChannel, Stream
 
 _NOTING = threading.Lock()  # one run of a source is described while another is compared
 RTT_DAYS = 7  # between measurements, each of which opens a connection
-
-
-def changes_expected(
-    earlier: list[EarlierRefresh], rows: int, now: datetime
-) -> ChangeForecast | None:
-    """Return the forecast of changes at the time `now`, for `rows` rows of ours, from the `earlier`
-    refreshes since a load; None before the first refresh after the load."""
-    history = pasts(earlier)
-    if not history:
-        return None
-    return expect(history, rows=rows, elapsed_s=(now - earlier[-1].at).total_seconds())
-
-
-def needed_spark(earlier: list[EarlierRefresh], changes: ChangeForecast | None) -> bool:
-    """Return True if the refresh whose changes are most like the forecast ran a step on Spark."""
-    d = changes.median if changes is not None else 0
-    changed = [one for one in reversed(earlier[1:]) if one.changed]
-    if not d or not changed:
-        return False
-    return min(changed, key=lambda one: abs(math.log(one.changed / d))).on_spark
-
-
-def pasts(earlier: list[EarlierRefresh]) -> list[RefreshOutcome]:
-    """Return what refreshes found, in the order of `earlier`, without the load that comes first."""
-    return [
-        RefreshOutcome(
-            (one.at - before.at).total_seconds(),
-            max(one.rows - one.inserted + one.deleted, 0),
-            one.inserted,
-            one.updated,
-            one.deleted,
-        )
-        for before, one in pairwise(earlier)
-        if one.counts_changes
-    ]
 
 
 @dataclass(frozen=True, slots=True)
