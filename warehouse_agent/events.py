@@ -93,3 +93,8 @@ class RefreshNotStarted:
 RefreshEnded = RefreshCommitted | RefreshFailed | RefreshNotStarted
 Event = RefreshStarted | PhaseStarted | RowsRead | RefreshRetried | RefreshEnded
 Listener = Callable[[Event], None]
+
+
+def refresh_ended(report: Report) -> RefreshCommitted | RefreshFailed:
+    """Return the last event of a fragment or a view that was started."""
+    return RefreshFailed(report) if report.error else RefreshCommitted(report)

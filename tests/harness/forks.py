@@ -43,17 +43,10 @@ _OF_SOURCE = (
     "server.service",
 )
 _OF_WAREHOUSE = (
-    *(
-        "cli.main",
-        "cli.commands",
-        "cli.doctor",
-        "cli.explain",
-        "cli.init",
-        "cli.plan",
-        "cli.status",
-    ),
-    *("scheduler.loop", "table_maintenance.garbage", "table_maintenance.verification"),
-    *("refresh.tiled", "runs.batch", "spark.session", "views.inputs"),
+    *("cli.main", "cli.commands", "cli.doctor", "cli.explain", "cli.init", "cli.plan"),
+    *("cli.status", "scheduler.loop", "table_maintenance.garbage"),
+    *("table_maintenance.verification", "refresh.tiled", "runs.batch", "spark.session"),
+    "views.inputs",
 )
 
 

@@ -14,7 +14,7 @@ from warehouse_agent.components.phase_history import RefreshHabit
 from warehouse_agent.components.staleness import PhaseCost
 from warehouse_agent.config import Fragment, Require, View
 from warehouse_agent.history.refresh_history import RefreshHistory, read
-from warehouse_agent.refresh.command import CommandServices
+from warehouse_agent.refresh.services import CommandServices
 from warehouse_agent.views.component_graph import Component
 
 
@@ -27,7 +27,7 @@ class PhaseTiming:
         views: of the component, without those left out.
     """
 
-    command: CommandServices
+    services: CommandServices
     component: Component
     fragments: Sequence[Fragment]
     views: Sequence[View]
@@ -99,13 +99,13 @@ class PhaseTiming:
         takes_s: dict[str, float] = defaultdict(float)
         for fragment in self.fragments:
             takes_s[fragment.source.name] += habits[fragment.name].takes_s
-        places = self.command.config.sources_at_once
+        places = self.services.config.sources_at_once
         return max([*takes_s.values(), sum(takes_s.values()) / places])
 
     def _known(self) -> dict[str, RefreshHabit]:
         """Read the habits of the component's fragments, and the cost of its phases, once."""
         if self._habits is None:
-            store, now = self.command.store, datetime.now(UTC)
+            store, now = self.services.store, datetime.now(UTC)
             views = (read(store, v, phase_history.last_phases()) for v in self.component.views)
             self._cost = phase_history.cost(views)
             self._habits = {
@@ -115,8 +115,8 @@ class PhaseTiming:
         return self._habits
 
     def _history(self, name: str) -> RefreshHistory:
-        known = self.command.histories.known(name)
-        return known or read(self.command.store, name, phase_history.last_refreshes())
+        known = self.services.histories.known(name)
+        return known or read(self.services.store, name, phase_history.last_refreshes())
 
 
 def fuzzy_sources(fragments: Sequence[Fragment]) -> frozenset[str]:

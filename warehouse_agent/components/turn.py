@@ -36,10 +36,10 @@ from warehouse_agent.components.state import ComponentState, state_of
 from warehouse_agent.components.view_decision import CurrentView, StaleView
 from warehouse_agent.components.view_phase import PhaseOfView, ViewPhase
 from warehouse_agent.config import Fragment, OnFailure
-from warehouse_agent.events import RefreshNotStarted
-from warehouse_agent.refresh.command import CommandServices
+from warehouse_agent.events import RefreshNotStarted, refresh_ended
 from warehouse_agent.refresh.finish import Proven
 from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.services import CommandServices
 from warehouse_agent.report import MovedViews, Report, utc_at
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
@@ -59,20 +59,20 @@ class ComponentTurn:
     """
 
     def __init__(
-        self, command: CommandServices, component: Component, selection: TableSelection
+        self, services: CommandServices, component: Component, selection: TableSelection
     ) -> None:
         """Wait for the fragments of the component that are selected; their views move with them."""
-        self._command, self._component = command, component
+        self._services, self._component = services, component
         fragments = [f for f in selection.fragments if f.name in component.fragments]
         self._left_out = [view for view in selection.left_out if view.name in component.views]
         out = {view.name for view in self._left_out}
-        views = [command.config.views[name] for name in component.views if name not in out]
+        views = [services.config.views[name] for name in component.views if name not in out]
         self._selected = [view.name for view in selection.views if view.name in component.views]
         self._is_named = bool(selection.named & {*component.views})
         self._reports = {name: Report(name) for name in self._selected}
-        self._held = HeldFragments(command.store, (f.name for f in fragments))
-        self._timing = PhaseTiming(command, component, fragments, views)
-        self._views = ViewPhase(command, component, self._left_out, self._reports)
+        self._held = HeldFragments(services.store, (f.name for f in fragments))
+        self._timing = PhaseTiming(services, component, fragments, views)
+        self._views = ViewPhase(services, component, self._left_out, self._reports)
         self._one_at_a_time = threading.Lock()
         self._phases: list[MovedViews] = []  # of this command
         self._staleness: dict[str, Staleness] = {}
@@ -153,15 +153,15 @@ class ComponentTurn:
 
     def _state(self, taken: TakenFragments) -> ComponentState:
         """Read the versions of the component's fragments."""
-        newest = self._command.flips.newest()
+        newest = self._services.flips.newest()
         members: Mapping[str, Member] = newest.members if newest else {}
         number = newest.number if newest else None
         names = self._component.fragments
-        return state_of(self._command.store, names, taken.held, members, number)
+        return state_of(self._services.store, names, taken.held, members, number)
 
     def _moving(self, state: ComponentState) -> set[str]:
         """Return the views that move: those selected, and those over anything that is ahead."""
-        above = component_graph.above(state.names_ahead, inputs_of(self._command.config.views))
+        above = component_graph.above(state.names_ahead, inputs_of(self._services.config.views))
         return {*self._selected, *above}
 
     def _decided(self, state: ComponentState, *, evaluating: bool = False) -> list[PhaseOfView]:
@@ -171,7 +171,7 @@ class ComponentTurn:
 
     def _is_due(self, state: ComponentState) -> bool:
         """Return True if the last phase of the command is due, and not to wait for a later one."""
-        options, knob = self._command.options, self._timing.knob
+        options, knob = self._services.options, self._timing.knob
         if knob.max_lag_s == 0 or self._is_named or options.repair or options.anew:
             return True
         if (ahead := state.ahead) is None or state.is_urgent:
@@ -204,13 +204,13 @@ class ComponentTurn:
             self._report(taken)
         finally:
             for one in turned:
-                one.remove(self._command.store)
+                one.remove(self._services.store)
 
     def _place_fragments(
         self, taken: TakenFragments, state: ComponentState, after: dict[str, Member]
     ) -> None:
         """Put what was committed, and what was ahead, into `after`."""
-        store, fragments = self._command.store, self._command.config.fragments
+        store, fragments = self._services.store, self._services.config.fragments
         for name in sorted({*taken.held, *state.names_ahead}):
             if name in taken.held:  # without locks, a newer version may be there already
                 version = taken.held[name].job.report.version
@@ -231,7 +231,7 @@ class ComponentTurn:
         """Flip what moved; return the number of the warehouse version, None without a table."""
         changed = [member for name, member in after.items() if before.get(name) != member]
         names = (*self._component.fragments, *self._component.views)
-        return self._command.flips.move(changed, before, names)
+        return self._services.flips.move(changed, before, names)
 
     def _measure(
         self,
@@ -252,7 +252,7 @@ class ComponentTurn:
             rows = ahead.rows if ahead is not None and is_typical else None
             at = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
             self._phases.append(MovedViews(rows, round(seconds, 3), at))
-        inputs = inputs_of(self._command.config.views)
+        inputs = inputs_of(self._services.config.views)
         for one in turned:
             name = one.view.name
             one.report.view_phases = list(self._phases)
@@ -322,23 +322,23 @@ class ComponentTurn:
         for held in taken.held.values():
             if held.job.name in state.names_ahead:
                 held.job.report.ahead = body
-        above = component_graph.above(state.names_ahead, inputs_of(self._command.config.views))
+        above = component_graph.above(state.names_ahead, inputs_of(self._services.config.views))
         for one in turned:
             if one.view.name in above:
                 one.report.ahead = body
 
     def _report(self, taken: TakenFragments) -> None:
         """Emit the reports of the fragments; those of the views after the last phase."""
-        command = self._command
+        services = self._services
         for held in taken.held.values():
-            command.finished(held.job.report)
+            services.emit(refresh_ended(held.job.report))
         if not taken.is_last:
             return
         for report in self.reports:
             if report.not_started is not None:
-                command.emit(RefreshNotStarted(report))
+                services.emit(RefreshNotStarted(report))
             else:
-                command.finished(report)
+                services.emit(refresh_ended(report))
 
     def _failed(self, taken: TakenFragments, problem: Exception) -> None:
         """Report what an error ended; what was committed is not flipped."""

@@ -25,8 +25,8 @@ from warehouse_agent.components.view_decision import (
 from warehouse_agent.config import View
 from warehouse_agent.events import RefreshStarted
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.refresh.derivation import noted_offer
+from warehouse_agent.refresh.services import CommandServices
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
@@ -95,15 +95,15 @@ class ViewPhase:
 
     def __init__(
         self,
-        command: CommandServices,
+        services: CommandServices,
         component: Component,
         left_out: Sequence[View],
         reports: dict[str, Report],
     ) -> None:
         """Put what becomes of views into `reports`, by name; `left_out` stay as they are."""
-        self._command, self._component = command, component
+        self._services, self._component = services, component
         self._left_out, self._reports = left_out, reports
-        self._anew = {*command.options.anew}
+        self._anew = {*services.options.anew}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -112,18 +112,18 @@ class ViewPhase:
         Raises:
             Locked: it has them for too long.
         """
-        command = self._command
+        services = self._services
         until = time.monotonic() + LOCK_WAIT_S
         with ExitStack() as stack:
             for name in sorted(self._component.views):
                 while True:
                     try:
-                        stack.enter_context(command.store.lock(name))
+                        stack.enter_context(services.store.lock(name))
                         break
                     except Locked:
                         if time.monotonic() > until:
                             raise
-                        command.sleep(_TRY_S)
+                        services.sleep(_TRY_S)
                 self._take_back(name)
             yield
 
@@ -133,7 +133,7 @@ class ViewPhase:
         Views have no fingerprints by which rows of other files could be recognized. If our files
         are gone, the view is computed anew. What cannot be read is an error of the view, later.
         """
-        store = self._command.store
+        store = self._services.store
         with contextlib.suppress(WarehouseUnavailable, NotFound):
             formats.mend(store, name)
             head = formats.view_head(store, name) if formats.has_log(store, name) else None
@@ -170,7 +170,7 @@ class ViewPhase:
                     behind[name] = member.stale
                 inputs[name] = self._unmoved(name, member)
                 continue
-            one = self._one(self._command.config.views[name], inputs, behind, member)
+            one = self._one(self._services.config.views[name], inputs, behind, member)
             turned.append(one)
             if evaluating:
                 self._evaluate(one, inputs)
@@ -193,7 +193,7 @@ class ViewPhase:
                     if isinstance(made, NextVersion):
                         self._commit_view(one, made, inputs)
                     assert one.head is not None, "a view that is not computed is published"
-                    after[name] = view_member(self._command.store, name, one.head, inputs)
+                    after[name] = view_member(self._services.store, name, one.head, inputs)
             except Exception as problem:
                 one.error = mistake(problem, name)
             if one.behind is not None:
@@ -213,7 +213,7 @@ class ViewPhase:
         for one in turned:
             if one.behind is None and isinstance(one.made, UnchangedView):
                 name = one.view.name
-                note_current(self._command.store, name, one.made, after[name].inputs)
+                note_current(self._services.store, name, one.made, after[name].inputs)
 
     def _one(
         self,
@@ -225,7 +225,7 @@ class ViewPhase:
         """Decide what becomes of one view; a table that cannot be read is an error of the view."""
         report = self._reports.setdefault(view.name, Report(view.name))
         try:
-            head = formats.view_head(self._command.store, view.name)
+            head = formats.view_head(self._services.store, view.name)
             if head is not None:
                 if head.other is not None:
                     formats.refuse_unreadable(view.name, head.other)
@@ -253,7 +253,7 @@ class ViewPhase:
         A column that no relation has is left to the evaluation, which says where it is written.
         """
         known = [one for name in view.inputs if (one := inputs[name]) is not None]
-        store, relations = self._command.store, dict[str, frozenset[str]]()
+        store, relations = self._services.store, dict[str, frozenset[str]]()
         for name in {one.name for one in known}:
             if (reply := noted_offer(store, name)) is not None:
                 columns = (column.name.lower() for column in reply.description.columns)
@@ -264,42 +264,42 @@ class ViewPhase:
         """Compute a view that needs it."""
         if one.error is not None or not isinstance(one.decision, ViewEvaluation):
             return
-        command, name = self._command, one.view.name
+        services, name = self._services, one.view.name
         one.report.attempts += 1
-        command.emit(RefreshStarted(name, one.report.attempts))
+        services.emit(RefreshStarted(name, one.report.attempts))
         try:
             chosen = [given for n in one.view.inputs if (given := inputs[n]) is not None]
-            steps = replace(command.steps, log=StepLog(one.report.places))
+            steps = replace(services.steps, log=StepLog(one.report.places))
             one.made = maintain(
                 ViewJob(
                     name,
                     query_of(one.view),
                     chosen,
                     one.head,
-                    command.store,
+                    services.store,
                     steps,
                     one.report,
-                    command.emit,
+                    services.emit,
                 ),
                 one.view.maintain,
-                accept_schema=command.options.accept_schema,
+                accept_schema=services.options.accept_schema,
                 anew=name in self._anew,
             )
             WarehouseFailpoint.VIEW_COMPUTED.reach()
         except Exception as problem:
-            one.error = command.steps.mistake(problem, name)
+            one.error = services.steps.mistake(problem, name)
 
     def _unmoved(self, name: str, member: Member | None) -> PinnedInput | None:
         """Return a view that does not move in this phase as an input."""
         if member is None:
             return None
-        snapshot = formats.view_head(self._command.store, name, version=member.version)
+        snapshot = formats.view_head(self._services.store, name, version=member.version)
         return None if snapshot is None else PinnedInput.published(name, snapshot)
 
     def _commit_view(self, one: PhaseOfView, made: NextVersion, inputs: list[Member]) -> None:
         """Commit a view as its next version."""
-        store, name, report = self._command.store, one.view.name, one.report
-        phase = Phases(report, StepLog(report.places), self._command.emit)
+        store, name, report = self._services.store, one.view.name, one.report
+        phase = Phases(report, StepLog(report.places), self._services.emit)
         with phase("publish"):
             counts = _count(report, made)
             now, versions = utc_now(), {m.name: m.version for m in inputs}

@@ -34,7 +34,6 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import line_notes, marks
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh import derivation, reporting, schema_change, tiled, whole
-from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
 from warehouse_agent.refresh.job import Job
@@ -48,6 +47,7 @@ from warehouse_agent.refresh.prepare import (
 from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.report import Report
+from warehouse_agent.runs.command import RefreshCommand
 from warehouse_agent.storage import formats
 from warehouse_agent.transport import preflight
 from warehouse_agent.transport.channel import SourceChannel, Stream
@@ -64,12 +64,12 @@ class Attempt:
     """
 
     def __init__(
-        self, command: CommandServices, fragments: Sequence[Fragment], reports: dict[str, Report]
+        self, command: RefreshCommand, fragments: Sequence[Fragment], reports: dict[str, Report]
     ) -> None:
         """Begin an attempt; count it in the reports, which are by fragment name."""
         self.fragments = fragments
         self.failed: dict[str, DriftlineError] = {}
-        self._command, self._reports = command, reports
+        self._command, self._services, self._reports = command, command.services, reports
         self._jobs: dict[str, Job] = {}
         self._prepared: list[tuple[Job, Prepared]] = []
         self._compared: dict[str, ComparisonResult] = {}
@@ -77,8 +77,8 @@ class Attempt:
         for fragment in fragments:
             report = reports[fragment.name]
             report.attempts += 1
-            command.histories.begin(command.store, fragment.name)
-            command.emit(RefreshStarted(fragment.name, report.attempts))
+            self._services.histories.begin(self._services.store, fragment.name)
+            self._services.emit(RefreshStarted(fragment.name, report.attempts))
 
     @property
     def has_retryable(self) -> bool:
@@ -92,27 +92,28 @@ class Attempt:
 
     def prepare(self, link: SourceChannel) -> None:
         """Prepare our side of each fragment; another thread may exchange over the link."""
-        command, described = self._command, dict[str, pb.DescribeReply]()
+        command, services = self._command, self._services
+        described = dict[str, pb.DescribeReply]()
         if command.is_deferred:
             for f in self.fragments:
-                expect_spark(command.steps, command.store, f.name, command.histories)
-            described = preflight.ask(link, command.store, self.fragments, self.failed)
+                expect_spark(services.steps, services.store, f.name, services.histories)
+            described = preflight.ask(link, services.store, self.fragments, self.failed)
         for f in (f for f in self.fragments if f.name not in self.failed):
             report = self._reports[f.name]
             try:
-                notes = Notes.read(command.store, f.name)
+                notes = Notes.read(services.store, f.name)
             except DriftlineError as error:
                 self.failed[f.name] = error
                 continue
             self._jobs[f.name] = Job(
-                command.steps,
-                command.store,
+                services.steps,
+                services.store,
                 f,
-                command.options,
+                services.options,
                 report,
                 notes,
-                command.emit,
-                command.histories,
+                services.emit,
+                services.histories,
             )
         for job in self._jobs.values():
             with _catching(job, self.failed), job.phase("reduce"):
@@ -142,7 +143,7 @@ class Attempt:
                 ready = self._exchange(link, stream, ready)
             if len(self.failed) < len(self._jobs):  # else the source was not reached at all
                 with contextlib.suppress(DriftlineError):  # the note may be lost
-                    line_notes.note_line(self._command.store, link, stream)
+                    line_notes.note_line(self._services.store, link, stream)
 
     def finish(self) -> dict[str, DriftlineError]:
         """Write, prove and publish what was compared; return the retryable errors by name."""
@@ -181,7 +182,7 @@ class Attempt:
                     return
                 job.report.note_published(commit(job, proven))
                 job.report.recovered()
-                flipped = self._command.flips.committed(job.fragment, job.report.version)
+                flipped = self._services.flips.committed(job.fragment, job.report.version)
                 job.report.warehouse_version = flipped
 
     def _walk(self, link: SourceChannel, job: Job, p: PreparedPass) -> None:
@@ -189,7 +190,7 @@ class Attempt:
         with self._comparing(link, job):
             try:
                 with job.phase("exchange"):
-                    done = tiled.walk(job, p, link, self._command.sleep)
+                    done = tiled.walk(job, p, link, self._services.sleep)
             finally:
                 reporting.walked(job.report, p.tiles)
             reporting.compared(job.report, done.found)
@@ -222,13 +223,13 @@ class Attempt:
         if isinstance(error, RecipeChanged):
             self.failed[job.name] = self._explained(link, job, error)
         elif isinstance(error, DerivationRefused | MalformedMessage):
-            base = formats.head(self._command.store, job.name)
+            base = formats.head(self._services.store, job.name)
             why = derivation.explained(error, link.describe, job.fragment, base)
             self.failed[job.name] = why
 
     def _explained(self, link: SourceChannel, job: Job, error: RecipeChanged) -> DriftlineError:
         """Return the error with the columns that changed, or the error of asking for them."""
-        base = formats.head(self._command.store, job.name)
+        base = formats.head(self._services.store, job.name)
         if base is None or error.details:  # the error names the changes already
             return error
         try:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,10 +30,11 @@ from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
 from warehouse_agent.history.change_memory import IntervalHistory
 from warehouse_agent.history.refresh_history import Histories, HistoryListener, read, refreshes
-from warehouse_agent.refresh.command import CommandServices
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.refresh.order import SourceSchedule, schedule
+from warehouse_agent.refresh.services import CommandServices
 from warehouse_agent.report import Report
+from warehouse_agent.runs.command import RefreshCommand
+from warehouse_agent.runs.order import SourceSchedule, schedule
 from warehouse_agent.runs.source_run import SourceRuns
 from warehouse_agent.runs.threads import CommandStopped, SourceSlot, SourceSlots, Threads
 from warehouse_agent.spark.session import DeferredSession
@@ -102,22 +103,25 @@ class Runner:
             HistoryListener(self.store, histories), (remembering, *self.listeners)
         )
         deadline_s = options.deadline_s
-        command = CommandServices(
+        services = CommandServices(
             steps=Steps(self.spark, self.config.small_bytes, store=self.store),
             store=self.store,
             options=options,
             emit=announcer,
             sleep=self.sleep or announcer.wait,
+            flips=Flips(self.store, self.config),
+            histories=histories,
+        )
+        components = [ComponentTurn(services, one, selection) for one in selection.components]
+        command = RefreshCommand(
+            services,
+            turns={fragment.name: turn for turn in components for fragment in turn.fragments},
             attempts=self.attempts,
             wait_s_max=WAIT_S_MAX,
-            flips=Flips(self.store, self.config),
             link=self.link,
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
             clock=self.clock,
-            histories=histories,
         )
-        components = [ComponentTurn(command, one, selection) for one in selection.components]
-        command = replace(command, turns={f.name: t for t in components for f in t.fragments})
         refreshed_at = _refreshed_at(self.store, fragments)
         places = SourceSlots(self.config.sources_at_once)
         turns = [
@@ -225,10 +229,10 @@ class _Turns:
     Between two turns other sources get the place.
     """
 
-    def __init__(
-        self, command: CommandServices, planned: SourceSchedule, place: SourceSlot
-    ) -> None:
-        self.runs = SourceRuns(command, planned.source, partial(place.pause, command.sleep))
+    def __init__(self, command: RefreshCommand, planned: SourceSchedule, place: SourceSlot) -> None:
+        self.runs = SourceRuns(
+            command, planned.source, partial(place.pause, command.services.sleep)
+        )
         self._place = place
         alone = (((fragment,),) for fragment in planned.tiled)
         self._left = deque(deque(turn) for turn in (planned.shared, *alone) if turn)

@@ -40,9 +40,9 @@ from driftline.errors import (
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.events import RefreshRetried
-from warehouse_agent.refresh.command import CommandServices, PrecedingRun
 from warehouse_agent.report import Report
 from warehouse_agent.runs.attempt import Attempt
+from warehouse_agent.runs.command import PrecedingRun, RefreshCommand
 from warehouse_agent.transport import preflight
 from warehouse_agent.transport.channel import SourceChannel
 
@@ -62,13 +62,13 @@ class SourceRuns:
     """
 
     def __init__(
-        self, command: CommandServices, source: Source, pause: Callable[[float], None] | None = None
+        self, command: RefreshCommand, source: Source, pause: Callable[[float], None] | None = None
     ) -> None:
         """Serve `source`; `pause` waits for seconds before another attempt, or
         `CommandServices.sleep`."""
         self.source = source
         self.reports: list[Report] = []
-        self._command, self._pause = command, pause or command.sleep
+        self._command, self._pause = command, pause or command.services.sleep
         self._line = _Line(source, command.link)
         # Each is held by the run that is in the phase. A thread that holds `_exchanging` may try
         # again; one that holds `_finishing` waits for nothing else.
@@ -105,7 +105,7 @@ class SourceRuns:
                 whole = left.popleft()
                 reports = {f.name: Report(f.name) for f in whole}
                 self.reports += reports.values()
-                run, takes_s = self._command.in_time(whole, reports, self._before)
+                run, takes_s = self._command.startable(whole, reports, self._before)
                 if (attempt := self._prepared(run, reports, locks)) is None:
                     return whole
                 turn.enter_context(self._exchanging)
@@ -166,7 +166,7 @@ class SourceRuns:
                 if (turn := self._command.turns.get(fragment.name)) is not None:
                     turn.lock(fragment.name)
                 else:
-                    locks.enter_context(self._command.store.lock(fragment.name))
+                    locks.enter_context(self._command.services.store.lock(fragment.name))
                 ours.append(fragment)
             except DriftlineError as locked:
                 self._command.refused(reports[fragment.name], locked, is_ours=False)
@@ -219,7 +219,7 @@ class SourceRuns:
                 del attempt
             if number < attempts:
                 for error, names in _alike(failed):
-                    self._command.emit(RefreshRetried(names, error))
+                    self._command.services.emit(RefreshRetried(names, error))
             left = _broken_last([f for f in left if f.name in failed], failed)
             state.retry_state.set_result(failed)
         for fragment in fragments:

@@ -1,7 +1,7 @@
-"""What all runs of one command share: settings, services, and the end of each fragment.
+"""What all runs of one command share, and the end of each fragment.
 
 A fragment ends in this module: published, failed, refused or not started. If views depend on it,
-its component's turn is told.
+the turn of its component is told.
 """
 
 from __future__ import annotations
@@ -12,41 +12,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 from zoneinfo import ZoneInfo
 
 from driftline.errors import DriftlineError
 from driftline.settings.hours import next_open
 
-from warehouse_agent.config import Fragment, Source, WarehouseConfig
-from warehouse_agent.events import Listener, RefreshCommitted, RefreshFailed, RefreshNotStarted
-from warehouse_agent.history.refresh_history import Histories, read, refreshes
-from warehouse_agent.refresh import order
-from warehouse_agent.refresh.finish import Proven
-from warehouse_agent.refresh.job import Job, Options
+from warehouse_agent.components.turn import ComponentTurn
+from warehouse_agent.config import Fragment, Source
+from warehouse_agent.events import RefreshNotStarted, refresh_ended
+from warehouse_agent.history.refresh_history import read, refreshes
+from warehouse_agent.refresh.services import CommandServices
 from warehouse_agent.report import Report, utc_at
+from warehouse_agent.runs import order
 from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.channel import SourceChannel
-from warehouse_agent.visible_versions.flips import Flips
-
-
-class TurnOfComponent(Protocol):
-    """The turn of a component: its fragments and views move together (`component_turn`)."""
-
-    def lock(self, name: str) -> None:
-        """Take the lock of a fragment until the turn is over; raises Locked."""
-
-    def hold(self, job: Job, proven: Proven) -> None:
-        """Keep what is proven until the turn is done."""
-
-    def leave(self, name: str) -> None:
-        """Note that a fragment stays where it is."""
-
-    def settle(self) -> None:
-        """Do the turn if it waits for nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,49 +42,34 @@ class PrecedingRun:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandServices:
-    """Settings and services that the runs of all sources of one command share; safe for threads.
+class RefreshCommand:
+    """What the runs of all sources of one command share; safe for threads.
 
     Attributes:
-        emit: passes an event to the listeners.
-        sleep: waits for seconds.
+        turns: of the components, by the names of their chosen fragments.
         attempts: of a refresh, if its errors are retryable.
         wait_s_max: the longest pause between two attempts, before some jitter.
-        flips: moves fragments in the table of versions.
         link: makes a channel to a source.
         ends_at: the deadline by a monotonic clock, in seconds; None: there is none.
         clock: seconds since 1970.
-        turns: those of the components, by the names of their chosen fragments.
-        histories: of the fragments whose turn it is.
     """
 
-    steps: Steps
-    store: Store
-    options: Options
-    emit: Listener
-    sleep: Callable[[float], None]
+    services: CommandServices
+    turns: Mapping[str, ComponentTurn]
     attempts: int
     wait_s_max: float
-    flips: Flips
     link: Callable[[Source], SourceChannel] = SourceChannel
     ends_at: float | None = None
     clock: Callable[[], float] = time.time
-    turns: Mapping[str, TurnOfComponent] = field(default_factory=dict)
-    histories: Histories = field(default_factory=Histories)
-
-    @property
-    def config(self) -> WarehouseConfig:
-        """Return the configuration of the warehouse."""
-        return self.flips.config
 
     @property
     def is_deferred(self) -> bool:
         """Return True if mistakes are to be found before Spark may start."""
-        return isinstance(self.steps.session, DeferredSession)
+        return isinstance(self.services.steps.session, DeferredSession)
 
     def finished(self, report: Report) -> None:
         """Emit the last event of a fragment."""
-        self.emit(RefreshFailed(report) if report.error else RefreshCommitted(report))
+        self.services.emit(refresh_ended(report))
         self.leave(report.name)
 
     def leave(self, name: str) -> None:
@@ -123,7 +88,7 @@ class CommandServices:
         report.fail(error)
         self.finished(report)
 
-    def in_time(
+    def startable(
         self, fragments: Sequence[Fragment], reports: Mapping[str, Report], before: PrecedingRun
     ) -> tuple[list[Fragment], float]:
         """Return the fragments of a run to start now; report those that would end too late, or all
@@ -134,7 +99,7 @@ class CommandServices:
         Returns:
             The fragments, and the seconds that they are expected to take; 0 without a deadline.
         """
-        if self.options.is_ending():
+        if self.services.options.is_ending():
             for fragment in fragments:
                 self._not_started(reports[fragment.name], "The command was asked to end.")
             return [], 0.0
@@ -150,7 +115,7 @@ class CommandServices:
         for fragment in fragments:
             takes_s[fragment.name] = 0.0
             with contextlib.suppress(DriftlineError):  # its own refresh says what is wrong
-                last = read(self.store, fragment.name, refreshes(order.DURATIONS))
+                last = read(self.services.store, fragment.name, refreshes(order.DURATIONS))
                 durations_s = last.durations_s(order.DURATIONS)
                 takes_s[fragment.name] = order.expected_s(durations_s)
         left_s = self.ends_at - time.monotonic()
@@ -170,7 +135,7 @@ class CommandServices:
 
     def _opens(self, fragments: Sequence[Fragment]) -> datetime | None:
         """Return when fragments of one source may begin, by its clock; None: now."""
-        if not (self.options.is_scheduled and fragments):
+        if not (self.services.options.is_scheduled and fragments):
             return None
         source = fragments[0].source
         now = datetime.fromtimestamp(self.clock(), ZoneInfo(source.time_zone))
@@ -181,7 +146,7 @@ class CommandServices:
         """Report that a fragment was not started."""
         report.not_started = why
         self.published(report, is_ours=False)
-        self.emit(RefreshNotStarted(report))
+        self.services.emit(RefreshNotStarted(report))
         self.leave(report.name)
 
     def published(self, report: Report, *, is_ours: bool = True) -> None:
@@ -190,8 +155,8 @@ class CommandServices:
         If we hold its lock, also complete its history.
         """
         with contextlib.suppress(Exception):  # the report has the error of the table
-            if (snapshot := formats.head(self.store, report.name)) is not None:
+            if (snapshot := formats.head(self.services.store, report.name)) is not None:
                 report.version = report.previous_version = snapshot.version
                 report.rows_total = snapshot.rows
             if is_ours:
-                self.histories.completed(self.store, report.name, snapshot)
+                self.services.histories.completed(self.services.store, report.name, snapshot)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.planning.tiling import PassSettings
-from warehouse_agent.refresh.order import SourceSchedule, expected_s, in_time, schedule
+from warehouse_agent.runs.order import SourceSchedule, expected_s, in_time, schedule
 
 ERP, CRM = Source("erp", "erp:1"), Source("crm", "crm:1")
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
