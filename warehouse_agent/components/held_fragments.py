@@ -99,12 +99,12 @@ class TakenFragments:
     held: Mapping[str, HeldFragment]
     locks: ExitStack
     is_last: bool
-    _left: set[str] = field(default_factory=set)
+    _tried: set[str] = field(default_factory=set)
 
     def commit(self) -> bool:
         """Commit all, back to back; return False if something could not be committed."""
         done = [held.commit(self._beside(name)) for name, held in self.held.items()]
-        self._left = {*self.held}
+        self._tried = {*self.held}
         return all(done)
 
     def _beside(self, name: str) -> dict[str, int]:
@@ -120,7 +120,7 @@ class TakenFragments:
         """Let go of the locks; remove the files of what was not committed."""
         with self.locks:
             for name, held in self.held.items():
-                if name not in self._left:
+                if name not in self._tried:
                     held.discard()
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from driftline.errors import NotFound, WarehouseUnavailable
 
-from warehouse_agent.components.flip_schedule import HeldChanges
 from warehouse_agent.components.held_fragments import HeldFragment
+from warehouse_agent.components.phase_schedule import HeldChanges
 from warehouse_agent.components.staleness import ProvenBatch
 from warehouse_agent.history.history_lines import moved_views
 from warehouse_agent.refresh.recovery import restored

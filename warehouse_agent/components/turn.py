@@ -2,11 +2,11 @@
 
 A fragment with views is compared, written and proven as any other, and then held, with its lock
 (`held_fragments`). Where every chosen fragment of its component is proven or has finally failed,
-the thread that brought the last one decides (`planning.staleness`):
+the thread that brought the last one decides (`phase_schedule`):
 
 - A view phase is due: the views are computed from the files of the held versions, which no commit
   names yet (`view_phase`); fragments and views are committed back to back; and the flip shows them.
-  Readers see all of it or none. What was ahead already (`component_state`) comes along.
+  Readers see all of it or none. What was ahead already (`state`) comes along.
 - It may wait (`max_lag`): the fragments are committed, and readers keep the warehouse version that
   they have. The next turn of the component decides again, also if nothing changed.
 
@@ -28,13 +28,13 @@ from typing import Any
 
 from driftline.errors import WarehouseUnavailable
 
-from warehouse_agent.components import flip_schedule
+from warehouse_agent.components import phase_schedule
 from warehouse_agent.components.held_fragments import HeldFragments, TakenFragments
-from warehouse_agent.components.phase_timing import PhaseTiming
+from warehouse_agent.components.phase_forecast import PhaseForecast
+from warehouse_agent.components.phase_schedule import HeldChanges
 from warehouse_agent.components.staleness import Staleness, measured
 from warehouse_agent.components.state import ComponentState, state_of
-from warehouse_agent.components.view_decision import CurrentView, StaleView
-from warehouse_agent.components.view_phase import PhaseOfView, ViewPhase
+from warehouse_agent.components.view_phase import BehindView, FailedView, PhaseOfView, ViewPhase
 from warehouse_agent.config import Fragment, OnFailure
 from warehouse_agent.events import RefreshNotStarted, refresh_ended
 from warehouse_agent.refresh.finish import Proven
@@ -71,7 +71,7 @@ class ComponentTurn:
         self._is_named = bool(selection.named & {*component.views})
         self._reports = {name: Report(name) for name in self._selected}
         self._held = HeldFragments(services.store, (f.name for f in fragments))
-        self._timing = PhaseTiming(services, component, fragments, views)
+        self._forecast = PhaseForecast(services, component, fragments, views)
         self._views = ViewPhase(services, component, self._left_out, self._reports)
         self._one_at_a_time = threading.Lock()
         self._phases: list[MovedViews] = []  # of this command
@@ -80,7 +80,7 @@ class ComponentTurn:
     @property
     def fragments(self) -> Sequence[Fragment]:
         """Return the fragments of the component that the command refreshes."""
-        return self._timing.fragments
+        return self._forecast.fragments
 
     @property
     def reports(self) -> Sequence[Report]:
@@ -124,13 +124,13 @@ class ComponentTurn:
     def _within(self) -> set[str]:
         """Return the fragments of a phase that is due while others are compared; or none."""
         waiting = self._held.waiting
-        if not waiting or not self._timing.has_boundaries:
+        if not waiting or not self._forecast.has_boundaries:
             return set()
         held = self._held.held
-        names = flip_schedule.cut(waiting, held, self._timing.source_of, self._timing.fuzzy)
+        names = phase_schedule.cut(waiting, held, self._forecast.source_of, self._forecast.fuzzy)
         rows = sum(held[name].rows_changed for name in names)
         spent_s = sum(phase.seconds for phase in self._phases)
-        if not names or not self._timing.is_due_within(rows, waiting, spent_s):
+        if not names or not self._forecast.is_due_within(rows, waiting, spent_s):
             return set()
         return names
 
@@ -138,18 +138,18 @@ class ComponentTurn:
         """Commit what is taken: with the views, and flip; or alone, if the views may wait."""
         state = self._state(taken)
         turned = self._decided(state)
-        is_current = not state.names_ahead and all(
-            isinstance(t.decision, CurrentView) for t in turned
-        )
-        if not is_current and (not taken.is_last or self._is_due(state)):
-            with self._views.locked():
-                self._move(taken)
-        else:
-            taken.commit()
-            self._note(taken, turned, state.number, state.members)
-            if not is_current:
-                self._note_ahead(taken, turned, state)
-            self._report(taken)
+        waiting = None
+        if state.names_ahead or not all(one.is_current for one in turned):
+            waiting = self._waiting(state) if taken.is_last else None
+            if waiting is None:
+                with self._views.locked():
+                    self._move(taken)
+                return
+        taken.commit()
+        self._note(taken, turned, state.number, state.members)
+        if waiting is not None:
+            self._note_ahead(taken, turned, state, waiting)
+        self._report(taken)
 
     def _state(self, taken: TakenFragments) -> ComponentState:
         """Read the versions of the component's fragments."""
@@ -169,19 +169,19 @@ class ComponentTurn:
         moving = self._moving(state)
         return self._views.decided(state.targets, state.members, moving, evaluating=evaluating)
 
-    def _is_due(self, state: ComponentState) -> bool:
-        """Return True if the last phase of the command is due, and not to wait for a later one."""
-        options, knob = self._services.options, self._timing.knob
-        if knob.max_lag_s == 0 or self._is_named or options.repair or options.anew:
-            return True
+    def _waiting(self, state: ComponentState) -> HeldChanges | None:
+        """Return the changes that wait for a later command; None: the last phase is due now."""
+        options, limits = self._services.options, self._forecast.limits
+        if limits.max_lag_s == 0 or self._is_named or options.repair or options.anew:
+            return None
         if (ahead := state.ahead) is None or state.is_urgent:
-            return True
+            return None
         # A view that is new, stale or changed is no matter of waiting.
         given = self._views.decided(state.visible, state.members, self._moving(state))
-        if not all(isinstance(one.decision, CurrentView) for one in given):
-            return True
-        now = time.time()
-        return flip_schedule.due(ahead, knob, self._timing.between(), now) is not None
+        if not all(one.is_current for one in given):
+            return None
+        reason = phase_schedule.due(ahead, limits, self._forecast.between(), time.time())
+        return ahead if reason is None else None
 
     def _move(self, taken: TakenFragments) -> None:
         """Do a view phase under the locks of the component's views."""
@@ -198,7 +198,7 @@ class ComponentTurn:
                     number, is_flipped = self._flip(state.members, after), True
             else:
                 for one in turned:
-                    one.error = one.error or _not_committed(one.view.name)
+                    one.fail(_not_committed(one.view.name))
             self._measure(turned, state, after if is_flipped else {}, time.monotonic() - began)
             self._note(taken, turned, number, after if is_flipped else state.members)
             self._report(taken)
@@ -245,7 +245,7 @@ class ComponentTurn:
         made = [one.made for one in turned if one.made is not None]
         is_typical = (
             bool(after)
-            and not any(one.error for one in turned)
+            and not any(isinstance(one.state, FailedView) for one in turned)
             and all(not isinstance(m, NextVersion) or m.base is not None for m in made)
         )
         if made:
@@ -292,32 +292,34 @@ class ComponentTurn:
             report.warehouse_version = number
             report.stale = one.behind
             report.not_started = None
-            if one.head is not None:
-                record, member = one.head.record, members.get(one.view.name)
-                is_shown = member and member.version == one.head.version
+            if (head := one.state.head) is not None:
+                record, member = head.record, members.get(one.view.name)
+                is_shown = member and member.version == head.version
                 known = member if member and is_shown else record
                 report.inputs = dict(known.inputs or {})
                 report.consistency, report.proof = known.consistency, known.proof
                 report.as_of, report.checked_at = known.as_of, record.checked_at
-            if one.error is not None:
-                report.fail(one.error)
+            if isinstance(one.state, FailedView):
+                report.fail(one.state.error)
                 continue
             report.recovered()
-            if isinstance(one.decision, StaleView):
-                report.not_started = f"It stays as it is: {one.decision.why}."
+            if isinstance(one.state, BehindView):
+                report.not_started = f"It stays as it is: {one.state.why}."
 
     def _note_ahead(
-        self, taken: TakenFragments, turned: Sequence[PhaseOfView], state: ComponentState
+        self,
+        taken: TakenFragments,
+        turned: Sequence[PhaseOfView],
+        state: ComponentState,
+        ahead: HeldChanges,
     ) -> None:
         """Say in the reports what waits for a later phase, and until when."""
-        ahead = state.ahead
-        assert ahead is not None, "nothing waits if nothing is ahead"
-        knob = self._timing.knob
+        limits = self._forecast.limits
         body = {
             "rows": ahead.rows,
-            "chunk_rows": flip_schedule.chunk_rows(knob, self._timing.between()),
+            "chunk_rows": phase_schedule.chunk_rows(limits, self._forecast.between()),
             "since": utc_at(ahead.since),
-            "due_by": utc_at(ahead.since + knob.max_lag_s),
+            "due_by": utc_at(ahead.since + limits.max_lag_s),
         }
         for held in taken.held.values():
             if held.job.name in state.names_ahead:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from driftline.errors import DriftlineError, Locked, NotFound, WarehouseUnavailable
 
 from warehouse_agent.components.view_decision import (
-    Decision,
+    CurrentView,
     NewestViewVersion,
     StaleView,
-    ViewEvaluation,
+    ViewAdoption,
     decide,
 )
 from warehouse_agent.config import View
@@ -49,33 +49,104 @@ _TRY_S = 0.5  # between two attempts to take a lock
 _LEFT_OUT = "left out with --without"
 
 
+@dataclass(frozen=True, slots=True)
+class KeptVersion:
+    """The newest version of the view stays the newest; `is_current`: readers are given it."""
+
+    head: ViewSnapshot
+    is_current: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DueView:
+    """The view is to be computed; `head`: its newest version, None before the first."""
+
+    head: ViewSnapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedVersion:
+    """The next version of the view is computed, and no commit names its files."""
+
+    head: ViewSnapshot | None
+    made: NextVersion
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedVersion:
+    """The version that was computed is committed, and no flip shows it yet."""
+
+    head: ViewSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class BehindView:
+    """The view cannot follow its inputs, for the reason `why`."""
+
+    head: ViewSnapshot | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedView:
+    """An error ended the work on the view, which stays behind."""
+
+    head: ViewSnapshot | None
+    error: DriftlineError
+
+
+ViewState = KeptVersion | DueView | ComputedVersion | CommittedVersion | BehindView | FailedView
+
+
 @dataclass(slots=True)
 class PhaseOfView:
-    """One view in a phase; `head` is its newest version that is committed."""
+    """One view in a phase.
+
+    Attributes:
+        state: its latest; `state.head` is the newest version that is committed.
+        made: what was computed for it in this phase, whatever becomes of it.
+        is_tried: the commit was begun, which may have been made although it failed.
+        is_committed: the commit was made, whatever failed after it.
+    """
 
     view: View
     report: Report
-    decision: Decision
-    head: ViewSnapshot | None
+    state: ViewState
     made: Computed | None = None
-    is_tried: bool = False  # its commit, which may have been made although it failed
+    is_tried: bool = False
     is_committed: bool = False
-    error: DriftlineError | None = None
 
     @property
     def behind(self) -> str | None:
         """Return why the view stays behind; None if it does not."""
-        if self.error is not None:
-            return self.error.message
-        return self.decision.why if isinstance(self.decision, StaleView) else None
+        match self.state:
+            case FailedView(error=error):
+                return error.message
+            case BehindView(why=why):
+                return why
+            case _:
+                return None
+
+    @property
+    def is_current(self) -> bool:
+        """Return True if readers are given what the phase would give them."""
+        return isinstance(self.state, KeptVersion) and self.state.is_current
 
     @property
     def as_input(self) -> PinnedInput | None:
         """Return the view as an input of views over it."""
-        if isinstance(made := self.made, NextVersion):
-            version = made.base.version + 1 if made.base else 0
-            return PinnedInput(self.view.name, version, made.layout, made.files, feed=made.changes)
-        return None if self.head is None else PinnedInput.published(self.view.name, self.head)
+        name = self.view.name
+        match self.state:
+            case ComputedVersion(made=made):
+                version = made.base.version + 1 if made.base else 0
+                return PinnedInput(name, version, made.layout, made.files, feed=made.changes)
+            case state:
+                return None if state.head is None else PinnedInput.published(name, state.head)
+
+    def fail(self, error: DriftlineError) -> None:
+        """Note what ended the work on the view; an earlier error stays."""
+        if not isinstance(self.state, FailedView):
+            self.state = FailedView(self.state.head, error)
 
     def remove(self, store: Store) -> None:
         """Remove files of a version that was not committed, as `Job.discard`."""
@@ -183,19 +254,20 @@ class ViewPhase:
         """Commit the views that were computed, and put all into `after`, beside their inputs."""
         now, behind = utc_now(), dict[str, str]()
         for one in turned:
-            name, made = one.view.name, one.made
+            name = one.view.name
             late = next((n for n in one.view.inputs if n in behind), None)
             if one.behind is None and late is not None:
-                one.decision = StaleView(f"its input {late} is stale")
+                one.state = BehindView(one.state.head, f"its input {late} is stale")
             try:
                 if one.behind is None:
                     inputs = [after[n] for n in dict.fromkeys(one.view.inputs)]
-                    if isinstance(made, NextVersion):
-                        self._commit_view(one, made, inputs)
-                    assert one.head is not None, "a view that is not computed is published"
-                    after[name] = view_member(self._services.store, name, one.head, inputs)
+                    if isinstance(one.state, ComputedVersion):
+                        one.state = self._committed(one, one.state.made, inputs)
+                    if isinstance(one.state, KeptVersion | CommittedVersion):
+                        head = one.state.head
+                        after[name] = view_member(self._services.store, name, head, inputs)
             except Exception as problem:
-                one.error = mistake(problem, name)
+                one.state = FailedView(one.state.head, mistake(problem, name))
             if one.behind is not None:
                 behind[name] = one.behind
                 if name in after:
@@ -239,13 +311,19 @@ class ViewPhase:
                 is_good = view.name not in self._anew and head.other is None
                 is_good = is_good and _is_same(view, head, inputs)
                 same = NewestViewVersion(head.version, head.record.inputs or {}, is_good)
-            decision = decide(view, known, behind, member, same)
-            if isinstance(decision, ViewEvaluation) and (why := self._lacking(view, inputs)):
-                decision = StaleView(why)
-            return PhaseOfView(view, report, decision, head)
+            state: ViewState = DueView(head)
+            match decide(view, known, behind, member, same):
+                case StaleView(why=why):
+                    state = BehindView(head, why)
+                case CurrentView() if head is not None:
+                    state = KeptVersion(head, is_current=True)
+                case ViewAdoption() if head is not None:
+                    state = KeptVersion(head)
+                case _ if lacks := self._lacking(view, inputs):
+                    state = BehindView(head, lacks)
+            return PhaseOfView(view, report, state)
         except Exception as problem:
-            error = mistake(problem, view.name)
-            return PhaseOfView(view, report, ViewEvaluation(), None, error=error)
+            return PhaseOfView(view, report, FailedView(None, mistake(problem, view.name)))
 
     def _lacking(self, view: View, inputs: Mapping[str, PinnedInput | None]) -> str | None:
         """Return why a view cannot be made of these versions; None if it can.
@@ -262,20 +340,20 @@ class ViewPhase:
 
     def _evaluate(self, one: PhaseOfView, inputs: Mapping[str, PinnedInput | None]) -> None:
         """Compute a view that needs it."""
-        if one.error is not None or not isinstance(one.decision, ViewEvaluation):
+        if not isinstance(one.state, DueView):
             return
-        services, name = self._services, one.view.name
+        services, name, head = self._services, one.view.name, one.state.head
         one.report.attempts += 1
         services.emit(RefreshStarted(name, one.report.attempts))
         try:
             chosen = [given for n in one.view.inputs if (given := inputs[n]) is not None]
             steps = replace(services.steps, log=StepLog(one.report.places))
-            one.made = maintain(
+            one.made = made = maintain(
                 ViewJob(
                     name,
                     query_of(one.view),
                     chosen,
-                    one.head,
+                    head,
                     services.store,
                     steps,
                     one.report,
@@ -285,9 +363,14 @@ class ViewPhase:
                 accept_schema=services.options.accept_schema,
                 anew=name in self._anew,
             )
+            match made:
+                case NextVersion():
+                    one.state = ComputedVersion(head, made)
+                case UnchangedView(base=base):
+                    one.state = KeptVersion(base)
             WarehouseFailpoint.VIEW_COMPUTED.reach()
         except Exception as problem:
-            one.error = services.steps.mistake(problem, name)
+            one.fail(services.steps.mistake(problem, name))
 
     def _unmoved(self, name: str, member: Member | None) -> PinnedInput | None:
         """Return a view that does not move in this phase as an input."""
@@ -296,8 +379,10 @@ class ViewPhase:
         snapshot = formats.view_head(self._services.store, name, version=member.version)
         return None if snapshot is None else PinnedInput.published(name, snapshot)
 
-    def _commit_view(self, one: PhaseOfView, made: NextVersion, inputs: list[Member]) -> None:
-        """Commit a view as its next version."""
+    def _committed(
+        self, one: PhaseOfView, made: NextVersion, inputs: list[Member]
+    ) -> CommittedVersion:
+        """Commit a view as its next version, and return it."""
         store, name, report = self._services.store, one.view.name, one.report
         phase = Phases(report, StepLog(report.places), self._services.emit)
         with phase("publish"):
@@ -326,7 +411,9 @@ class ViewPhase:
             version = formats.commit(store, name, new)
             WarehouseFailpoint.VIEW_COMMITTED.reach()
             one.is_committed = True
-            one.head = formats.view_head(store, name, version=version)
+            head = formats.view_head(store, name, version=version)
+        assert head is not None, "it was just committed"
+        return CommittedVersion(head)
 
 
 def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, PinnedInput | None]) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from driftline.errors import DriftlineError
 
-from warehouse_agent.components.phase_timing import fuzzy_sources
+from warehouse_agent.components.phase_forecast import fuzzy_sources
 from warehouse_agent.components.turn import ComponentTurn
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted

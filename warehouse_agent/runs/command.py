@@ -43,7 +43,7 @@ class PrecedingRun:
 
 @dataclass(frozen=True, slots=True)
 class RefreshCommand:
-    """What the runs of all sources of one command share; safe for threads.
+    """One command, as the runs of all its sources share it; safe for threads.
 
     Attributes:
         turns: of the components, by the names of their chosen fragments.

@@ -1,7 +1,7 @@
 """The table of versions: which versions of all tables of a warehouse belong together.
 
 `<path>/_driftline/warehouse` is a Delta table that anybody can read. Each of its commits replaces
-all rows and is one warehouse version, written last: the flip. A row is a `planning.flip.Member`.
+all rows and is one warehouse version, written last: the flip. A row is a `members.Member`.
 
 The rows are in one small Parquet file per version. A commit that was overtaken is made again on the
 newer members, so commands on different tables do not disturb each other. A newest version that

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from warehouse_agent.components import phase_history
-from warehouse_agent.components.flip_schedule import ExpectedChanges, PhaseLimits, is_due_within
 from warehouse_agent.components.phase_history import RefreshHabit
+from warehouse_agent.components.phase_schedule import ExpectedChanges, PhaseLimits, is_due_within
 from warehouse_agent.components.staleness import PhaseCost
 from warehouse_agent.config import Fragment, Require, View
 from warehouse_agent.history.refresh_history import RefreshHistory, read
@@ -19,7 +19,7 @@ from warehouse_agent.views.component_graph import Component
 
 
 @dataclass
-class PhaseTiming:
+class PhaseForecast:
     """The timing of a component's view phases in one command; read when it is first needed.
 
     Attributes:
@@ -36,7 +36,7 @@ class PhaseTiming:
     _habits: dict[str, RefreshHabit] | None = field(default=None, init=False)
 
     @property
-    def knob(self) -> PhaseLimits:
+    def limits(self) -> PhaseLimits:
         """Return what the views allow: the least of each."""
         lags = [view.max_lag_s for view in self.views]
         chunks = [view.chunk_rows for view in self.views if view.chunk_rows is not None]
@@ -59,7 +59,7 @@ class PhaseTiming:
 
     def between(self) -> ExpectedChanges:
         """Return the changes that come within `max_lag`; the next boundary is the next refresh."""
-        habits, lag_s = self._known(), self.knob.max_lag_s
+        habits, lag_s = self._known(), self.limits.max_lag_s
         ours = [habits[fragment.name] for fragment in self.fragments]
         return ExpectedChanges(
             base_s=lag_s,
@@ -90,9 +90,9 @@ class PhaseTiming:
             boundaries_max=len({*self.source_of.values()}) + len(self.fuzzy),
             next_rows=left_rows / max(len(sources), 1),
         )
-        if self.knob.max_lag_s:
+        if self.limits.max_lag_s:
             stream = self.between()
-        return is_due_within(rows, self.knob, stream, left_s=left_s, left_rows=left_rows)
+        return is_due_within(rows, self.limits, stream, left_s=left_s, left_rows=left_rows)
 
     def _base_s(self, habits: dict[str, RefreshHabit]) -> float:
         """Return the seconds until all fragments are proven: sources are served side by side."""

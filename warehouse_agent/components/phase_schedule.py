@@ -84,18 +84,18 @@ class ExpectedChanges:
         return 0.0 if self.cost is None else self.cost.seconds(rows)
 
 
-def reaches_chunk(rows: int, knob: PhaseLimits, stream: ExpectedChanges) -> bool:
+def reaches_chunk(rows: int, limits: PhaseLimits, stream: ExpectedChanges) -> bool:
     """Return True if enough changed rows are gathered.
 
     A number is a least. The learned optimum is rounded to the nearer boundary.
     """
-    if knob.chunk_rows is not None:
-        return rows >= knob.chunk_rows
+    if limits.chunk_rows is not None:
+        return rows >= limits.chunk_rows
     return rows + stream.next_rows / 2 >= stream.chunk_rows
 
 
 def due(
-    ahead: HeldChanges, knob: PhaseLimits, stream: ExpectedChanges, now: float
+    ahead: HeldChanges, limits: PhaseLimits, stream: ExpectedChanges, now: float
 ) -> PhaseReason | None:
     """Return why a view phase is due at the end of a refresh; None: it may wait.
 
@@ -106,13 +106,13 @@ def due(
     if stream.next_s is None:
         return PhaseReason.LAG
     rows = ahead.rows + stream.next_rows
-    if now + stream.next_s + stream.phase_s(rows) > ahead.since + knob.max_lag_s:
+    if now + stream.next_s + stream.phase_s(rows) > ahead.since + limits.max_lag_s:
         return PhaseReason.LAG
-    return PhaseReason.CHUNK if reaches_chunk(ahead.rows, knob, stream) else None
+    return PhaseReason.CHUNK if reaches_chunk(ahead.rows, limits, stream) else None
 
 
 def is_due_within(
-    rows: int, knob: PhaseLimits, stream: ExpectedChanges, *, left_s: float, left_rows: float
+    rows: int, limits: PhaseLimits, stream: ExpectedChanges, *, left_s: float, left_rows: float
 ) -> bool:
     """Return True if a view phase is due while other sources of the command are compared.
 
@@ -126,9 +126,9 @@ def is_due_within(
         left_s: expected seconds until the others are proven.
         left_rows: changed rows that are expected of them.
     """
-    if rows <= 0 or not reaches_chunk(rows, knob, stream):
+    if rows <= 0 or not reaches_chunk(rows, limits, stream):
         return False
-    if knob.chunk_rows is not None:
+    if limits.chunk_rows is not None:
         return True
     if (cost := stream.cost) is None or left_s <= cost.fixed_s:
         return False
@@ -156,6 +156,6 @@ def cut(
     return {name for name in held if source_of[name] not in is_open}
 
 
-def chunk_rows(knob: PhaseLimits, stream: ExpectedChanges) -> int:
+def chunk_rows(limits: PhaseLimits, stream: ExpectedChanges) -> int:
     """Return how many changed rows are gathered before a phase is due."""
-    return math.ceil(stream.chunk_rows) if knob.chunk_rows is None else knob.chunk_rows
+    return math.ceil(stream.chunk_rows) if limits.chunk_rows is None else limits.chunk_rows

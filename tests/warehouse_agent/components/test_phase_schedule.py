@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.components.flip_schedule import (
+from warehouse_agent.components.phase_schedule import (
     ExpectedChanges,
     HeldChanges,
     PhaseLimits,
