@@ -1,8 +1,9 @@
 """A mutant: one small fault in the product, which some test must notice.
 
-`rooms/ROOM.toml` lists five for each room of the product. A mutant names the file and the function
-that it changes and the text that it replaces there, not a line number: it survives moves of the
-code around it, and where it does not, its words say how to make it again.
+`rooms/ROOM.toml` lists five or more for each room of the product, which is the folder of their
+files. A mutant names the file and the function that it changes and the text that it replaces there,
+not a line number: it survives moves of the code around it, and where it does not, its words say how
+to make it again.
 """
 
 from __future__ import annotations
