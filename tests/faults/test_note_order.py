@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent import changes
-from warehouse_agent.cli.status import Status, status_of
 from warehouse_agent.history.notes import HeadNote, Notes
+from warehouse_agent.inspection.published_state import PublishedState, fragment_state
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -55,8 +55,8 @@ def notes_of(pair: Pair) -> Notes:
     return Notes.read(stored(pair), "orders")
 
 
-def status(pair: Pair) -> Status:
-    return status_of(stored(pair), "orders")
+def status(pair: Pair) -> PublishedState:
+    return fragment_state(stored(pair), "orders")
 
 
 def head_version(pair: Pair) -> int:

@@ -38,15 +38,14 @@ ORDER_BYTES_MAX = 1 << 17  # words and environment; a socket's buffer has more
 # What commands import when they run.
 _OF_PACKAGES = ("pandas", "pyspark.sql.classic.dataframe")
 _OF_SOURCE = (
-    *("cli.main", "cli.check", "enrolment", "cli.explain", "cli.grants", "cli.init", "cli.total"),
+    *("cli.main", "cli.check", "cli.explain", "cli.grants", "cli.init", "cli.total", "enrolment"),
     *("engines.mysql_family.engine", "engines.postgresql.session", "engines.sqlite.engine"),
     "server.service",
 )
 _OF_WAREHOUSE = (
     *("cli.main", "cli.commands", "cli.doctor", "cli.explain", "cli.init", "cli.plan"),
-    *("cli.status", "scheduler.loop", "table_maintenance.garbage"),
-    *("table_maintenance.verification", "refresh.tiled", "runs.batch", "spark.session"),
-    "views.inputs",
+    *("cli.schedule", "cli.status", "scheduler.loop", "refresh.tiled", "runs.batch"),
+    *("spark.session", "views.inputs"),
 )
 
 

@@ -23,6 +23,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -33,6 +34,7 @@ from tests.harness.forks import SOURCE, Fork
 from tests.harness.installation import Installation, clean_environment
 from tests.harness.legacy import LEGACIES, Legacy
 from warehouse_agent import config as configure
+from warehouse_agent.cli.main import cli
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
@@ -159,6 +161,12 @@ class Pair:
         ]
         file.write_text("\n".join(parts))
         return file
+
+    def said(self, *words: str) -> str:
+        """Run a command of the warehouse's agent in this process; return what it prints."""
+        ended = CliRunner().invoke(cli, ["--config", str(self.warehouse_toml()), *words])
+        assert ended.exit_code == 0, ended.output
+        return ended.stdout
 
     def reports(
         self, *names: str, options: Options | None = None, attempts: int = 1

@@ -567,11 +567,11 @@ def test_the_guide_says_the_same_defaults() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    from warehouse_agent.cli.status import Status
+    from warehouse_agent.inspection.published_state import PublishedState
     from warehouse_agent.report import Report
 
     operating = coded(page("operating.md"))
-    for kind in (Report, Status):
+    for kind in (Report, PublishedState):
         assert {f.name for f in fields(kind)} <= operating
     failed = Report("orders")
     failed.fail(errors.Locked("…"))

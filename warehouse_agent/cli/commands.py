@@ -16,15 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from driftline.errors import ProofFailed, SourceUnreachable, UsageError, WarehouseUnavailable
+from driftline.errors import ProofFailed, UsageError, WarehouseUnavailable
 from driftline.relations.derivation_json import to_json
 from driftline.rows.digests import Salt
 from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 
-from warehouse_agent.cli import views
 from warehouse_agent.cli.answers import ReportPrinter
 from warehouse_agent.cli.doctor import examine
-from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
 from warehouse_agent.failpoints import WarehouseFailpoint
@@ -39,6 +37,7 @@ from warehouse_agent.spark.executors import failures, mistake
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.table_maintenance import view_verification
 from warehouse_agent.table_maintenance.garbage import kept_flips, unreferenced
 from warehouse_agent.table_maintenance.verification import (
     check_files,
@@ -81,21 +80,6 @@ def refresh(
     ]
 
 
-def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool) -> list[int]:
-    """Print a forecast of a refresh of each fragment and view; read no row of the source."""
-
-    def one(fragment: Fragment | View) -> int:
-        if isinstance(fragment, View):
-            expected = views.forecast(Store.of(config), fragment, config)
-            print(expected.to_json() if as_json else expected.text(), flush=True)
-            return 0
-        predicted = forecast(Store.of(config), fragment)
-        print(predicted.to_json() if as_json else predicted.text(), flush=True)
-        return SourceUnreachable.exit_code if predicted.source_error else 0
-
-    return each(chosen, one, as_json=as_json, command="plan")
-
-
 def verify(
     config: WarehouseConfig, chosen: Sequence[Fragment | View], *, repair: bool, as_json: bool
 ) -> list[int]:
@@ -109,7 +93,7 @@ def verify(
     def one(fragment: Fragment | View) -> None:
         if isinstance(fragment, View):
             try:
-                report = views.verify(config, store, spark, fragment)
+                report = view_verification.verify(config, store, spark, fragment)
                 given = given_version(store, fragment.name, report.version)
             except (ProofFailed, WarehouseUnavailable) as problem:
                 if not repair:

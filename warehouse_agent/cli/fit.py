@@ -1,9 +1,10 @@
-"""`fit`: when a fragment's relation changes, as its refreshes tell, and what they cannot tell."""
+"""`fit`: print and draw when a fragment's relation changes, and what its refreshes cannot tell."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -12,18 +13,24 @@ from driftline.arrays import Bools
 from driftline.errors import UsageError
 from driftline.settings.hours import DAYS
 
-from warehouse_agent.change_models.fit import Model, fit
-from warehouse_agent.change_models.fitness import Fitness, of_counts, of_model
-from warehouse_agent.change_models.memory import Memory
+from warehouse_agent.change_models.dependencies import Multiplicity
+from warehouse_agent.change_models.event_times import EVENTS_MIN
+from warehouse_agent.change_models.fit import Model
+from warehouse_agent.change_models.fitness import Fitness
 from warehouse_agent.cli.fit_plot import svg
 from warehouse_agent.config import Fragment, WarehouseConfig, select
-from warehouse_agent.history import change_memory
+from warehouse_agent.config.settings import EventKind
+from warehouse_agent.inspection.change_fit import FITNESS_MIN, ChangeFit, fitted
 from warehouse_agent.report import counted
-from warehouse_agent.scheduler.claimed_times import DOUBTFUL, claimed, event_time
-from warehouse_agent.scheduler.parent_deletions import parents
-from warehouse_agent.storage.store import Store
+from warehouse_agent.scheduler.claimed_times import ClaimedTimesFit
+from warehouse_agent.scheduler.parent_deletions import Parents
 
-FITNESS_MIN = 10  # intervals
+DOUBTFUL = 0.05  # p-value
+DAY_H = 24
+BIAS = {
+    EventKind.CREATION: "a creation time: deleted rows do not show, so older rates are too low",
+    EventKind.UPDATE: "an update time: of each row its last change alone shows",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +44,15 @@ class Segment:
 
 
 def fit_each(config: WarehouseConfig, name: str, *, as_json: bool, plot: Path | None) -> None:
-    """Print the models of the fragments that a name or a glob means; arguments as of `fitted`.
+    """Print the models of the fragments that a name or a glob means; draw that of one.
+
+    Args:
+        plot: the file of the picture; None: none.
 
     Raises:
-        UsageError: no fragment matches, or several do and a picture is wanted.
+        UsageError: no fragment matches, or several do and a picture is wanted; or it cannot be
+            written.
+        WarehouseUnavailable, ConfigurationError, DriftlineError: as `change_fit.fitted`.
     """
     chosen = select(config, [name], False)
     if plot is not None and len(chosen) > 1:
@@ -49,63 +61,22 @@ def fit_each(config: WarehouseConfig, name: str, *, as_json: bool, plot: Path | 
             remedy="Name one of them.",
         )
     for fragment in chosen:
-        fitted(config, fragment, as_json=as_json, plot=plot)
+        _print(config, fragment, as_json=as_json, plot=plot)
 
 
-def fitted(
-    config: WarehouseConfig, fragment: Fragment, *, as_json: bool, plot: Path | None = None
+def _print(
+    config: WarehouseConfig, fragment: Fragment, *, as_json: bool, plot: Path | None
 ) -> None:
-    """Print the model of a fragment, and draw it.
-
-    Claimed times of events are fitted instead of the counts of intervals, where there are enough.
-
-    Args:
-        plot: the file of the picture; None: none.
-
-    Raises:
-        WarehouseUnavailable: its history or its table cannot be read.
-        ConfigurationError: its `event_time` is no time.
-        UsageError: the picture cannot be written.
-        DriftlineError: its source, which is asked for foreign keys, refuses the relation.
-    """
-    store = Store.of(config)
-    memory = change_memory.remembered(store, fragment.name, fragment.time_zone)
-    times = None
-    if (of := event_time(store, fragment)) is not None and memory.last is not None:
-        times = claimed(store, fragment, of, memory.last)
-    by_counts = fit(memory, fragment.time_zone)
-    by_times = None if times is None else times.found
-    model = by_counts if by_times is None else by_times.model
-    if model is None:
+    """Print the model of a fragment, and draw it."""
+    found = fitted(config, fragment)
+    if found is None:
         why = "no interval between two complete refreshes is known yet"
         body = json.dumps({"name": fragment.name, "model": None, "why": why})
         print(body if as_json else f"{fragment.name}: {why}")
         return
-    judged = None
-    if by_times is not None:
-        judged = by_times.times
-    elif len(memory.recent) >= FITNESS_MIN:
-        judged = of_counts(model, memory)
-    if by_times is not None and by_counts is not None:  # kinds of change are those of refreshes
-        model = replace(
-            model,
-            shares=by_counts.shares,
-            updated_per_row=by_counts.updated_per_row,
-            deleted_per_row=by_counts.deleted_per_row,
-        )
-    above = parents(config, store, fragment)
-    if as_json:
-        claims = {} if times is None else times.to_json()
-        body_ = body_of(fragment.name, model, memory, judged) | claims | above.to_json()
-        print(json.dumps(body_))
-    else:
-        lines = text_of(fragment.name, model, memory, judged, is_claimed=by_times is not None)
-        rows = memory.recent[-1].rows if memory.recent else 0.0
-        more = [*(() if times is None else times.text()), *above.text(rows)]
-        print("\n".join([*lines, *(f"  {line}" for line in more)]))
+    print(json.dumps(body_of(found)) if as_json else "\n".join(text_of(found)))
     if plot is not None:
-        uniform = of_model(model, memory) if by_times is None else by_times.uniform
-        _write(plot, svg(fragment.name, model, uniform, _verdict(judged)))
+        _write(plot, svg(found.name, found.model, found.uniform(), _result(found.judged)))
 
 
 def _write(file: Path, text: str) -> None:
@@ -118,9 +89,13 @@ def _write(file: Path, text: str) -> None:
         ) from error
 
 
-def _verdict(judged: Fitness | None) -> str:
+def _result(judged: Fitness | None) -> str:
     if judged is None:
         return f"not known from fewer than {FITNESS_MIN} intervals"
+    return _verdict(judged)
+
+
+def _verdict(judged: Fitness) -> str:
     verdict = "doubtful" if judged.p_value <= DOUBTFUL else "not contradicted"
     return f"{verdict} (p = {judged.p_value:.2f})"
 
@@ -158,14 +133,15 @@ def _hours(day: Bools) -> str:
     return " ".join(f"{a:02}:00-{b:02}:00" for a, b in edges.reshape(-1, 2))
 
 
-def body_of(name: str, model: Model, memory: Memory, judged: Fitness | None) -> dict[str, object]:
-    """Return the model as JSON; rates are changed rows per hour."""
-    return {
-        "name": name,
+def body_of(found: ChangeFit) -> dict[str, object]:
+    """Return a fit as JSON; rates are changed rows per hour."""
+    model, judged, times = found.model, found.judged, found.times
+    body = {
+        "name": found.name,
         "model": model.structure,
         "time_zone": model.zone,
         "intervals": model.intervals,
-        "intervals_dropped": memory.dropped,
+        "intervals_dropped": found.memory.dropped,
         "rows_per_hour": model.mean,
         "segments": [
             {"hours": s.hours, "rows_per_hour": s.rate, "low": s.low, "high": s.high}
@@ -179,15 +155,15 @@ def body_of(name: str, model: Model, memory: Memory, judged: Fitness | None) -> 
         "not_known": model.untold,
         "p_value": None if judged is None else judged.p_value,
     }
+    return body | ({} if times is None else _claims_body(times)) | _parents_body(found.parents)
 
 
-def text_of(
-    name: str, model: Model, memory: Memory, judged: Fitness | None, *, is_claimed: bool = False
-) -> list[str]:
-    """Return the model as lines for people; `is_claimed`: it is fitted to claimed times."""
+def text_of(found: ChangeFit) -> list[str]:
+    """Return a fit as lines for people."""
+    model, memory = found.model, found.memory
     kinds = " / ".join(f"{share:.0%}" for share in model.shares)
-    seen = counted(model.intervals, "claimed event" if is_claimed else "interval")
-    lines = [f"{name}: {model.mean:.3g} changed rows an hour, from {seen}"]
+    seen = counted(model.intervals, "claimed event" if found.is_claimed else "interval")
+    lines = [f"{found.name}: {model.mean:.3g} changed rows an hour, from {seen}"]
     lines.append(f"  model: {model.structure}, in {model.zone}")
     lines += [
         f"  {s.hours}: {s.rate:.3g} an hour (95 %: {s.low:.3g} to {s.high:.3g})"
@@ -200,6 +176,94 @@ def text_of(
     lines += [f"  {text}" for text in model.untold]
     if memory.dropped:
         lines.append(f"  dropped, because the clock of the source was set: {memory.dropped}")
-    if not is_claimed:
-        lines.append(f"  goodness of fit: {_verdict(judged)}")
+    if not found.is_claimed:
+        lines.append(f"  goodness of fit: {_result(found.judged)}")
+    rows = memory.recent[-1].rows if memory.recent else 0.0
+    more = [] if found.times is None else _claims_text(found.times)
+    more += _parents_text(found.parents, rows)
+    return [*lines, *(f"  {line}" for line in more)]
+
+
+def _claims_body(times: ClaimedTimesFit) -> dict[str, object]:
+    """Return the fields of claimed times."""
+    event_model = times.found
+    return {
+        "event_time": times.of.column,
+        "event_kind": times.of.kind.value,
+        "event_bias": BIAS[times.of.kind],
+        "events": times.events,
+        "event_times_in_future": times.future,
+        "event_times_missing": times.without,
+        "event_times_p_value": None if event_model is None else event_model.times.p_value,
+        "event_runs_p_value": None
+        if event_model is None or event_model.gaps is None
+        else event_model.gaps.p_value,
+    }
+
+
+def _claims_text(times: ClaimedTimesFit) -> list[str]:
+    """Return lines about claimed times."""
+    lines = [f"times of {times.of.column}, as the source claims them: {BIAS[times.of.kind]}"]
+    if times.future:
+        lines.append(f"{counted(times.future, 'time')} after the snapshot, not counted")
+    if times.without:
+        lines.append(f"{counted(times.without, 'row')} without a time, not counted")
+    if times.found is None:
+        lines.append(f"{counted(times.events, 'event')}: a model needs {EVENTS_MIN}")
+        return lines
+    lines.append(f"goodness of fit of the times (Lemma 6): {_verdict(times.found.times)}")
+    if times.found.gaps is not None:
+        lines.append(f"independence of the sizes (runs): {_verdict(times.found.gaps)}")
     return lines
+
+
+def _parents_body(above: Parents) -> dict[str, object]:
+    """Return the fields of deletions that parents cause."""
+    return {
+        "parents": [
+            {
+                "relation": name,
+                "rows_each": [each.least, each.most],
+                "deleted_per_row_and_hour": above.own.get(name),
+            }
+            for name, each in above.each.items()
+        ],
+        "deleted_with_parents_per_row_and_hour": None if above.why else above.rate,
+        "deleted_alone_per_row_and_hour": None if above.why else above.alone,
+        "parents_not_known": above.why or None,
+    }
+
+
+def _parents_text(above: Parents, rows: float) -> list[str]:
+    """Return lines about deletions that parents cause.
+
+    Args:
+        rows: of the fragment.
+    """
+    if above.why:
+        return [f"foreign keys are not known: {above.why}"]
+    if not above.each:
+        return []
+    named = ", ".join(f"{name} ({_each(one)})" for name, one in above.each.items())
+    low, high = (rows * -math.expm1(-rate * DAY_H) for rate in above.rate)
+    expected = f"{low:,.1f}" if above.rate[0] == above.rate[1] else f"{low:,.1f} to {high:,.1f}"
+    alone = rows * -math.expm1(-above.alone * DAY_H)
+    lines = [
+        f"rows are deleted with those that they reference: {named}",
+        (
+            f"of {rows:,.0f} rows {expected} a day are expected to be deleted so, "
+            f"and {alone:,.1f} by themselves"
+        ),
+    ]
+    if unknown := [name for name in above.each if name not in above.own]:
+        lines.append(
+            f"how often rows of {', '.join(unknown)} are deleted is not known: "
+            "no fragment with a history keeps them"
+        )
+    if above.cyclic:
+        lines.append(f"foreign keys form a cycle, which is cut: {', '.join(above.cyclic)}")
+    return lines
+
+
+def _each(one: Multiplicity) -> str:
+    return f"{one.least} each" if one.is_fixed else f"{one.least} to {one.most} each"

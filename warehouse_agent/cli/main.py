@@ -184,9 +184,9 @@ def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
 
     This reads no row of the source.
     """
-    from warehouse_agent.cli import commands
+    from warehouse_agent.cli import plan as forecasts
 
-    return commands.plan(config, chosen, **options)
+    return forecasts.plan(config, chosen, **options)
 
 
 @_on_fragments(
@@ -234,10 +234,12 @@ def refresh(
     selection = select(config, patterns, not patterns, without)
     failing: list[int] = []
     if due:
+        from warehouse_agent.cli.schedule import say_due
         from warehouse_agent.scheduler import due as timetable
 
         now = datetime.now(UTC)
-        selection, failing = timetable.due(config, selection, without, now)
+        selection, decisions = timetable.due(config, selection, without, now)
+        failing = say_due(decisions, config.file.name, now)
         if not selection.fragments:
             return failing
         names = [fragment.name for fragment in selection.fragments]
@@ -253,7 +255,7 @@ def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[i
 
     Of a view that is named, all that it reads is shown.
     """
-    from warehouse_agent.scheduler import due as timetable
+    from warehouse_agent.cli import schedule as timetable
     from warehouse_agent.views.selection import select
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
@@ -268,6 +270,7 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     SIGTERM ends it after the refreshes that are at work, a second one at once.
     """
     from warehouse_agent.cli import commands
+    from warehouse_agent.cli.schedule import LoopPrinter
     from warehouse_agent.scheduler import loop
     from warehouse_agent.spark.session import DeferredSession
     from warehouse_agent.views.selection import TableSelection
@@ -292,7 +295,7 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
         )
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
-    loop.run(config, patterns, refreshed)
+    loop.run(config, patterns, refreshed, LoopPrinter())
     return []
 
 

@@ -1,393 +1,107 @@
-"""`plan`: what a refresh would do and cost, before it is done.
-
-No row is read: the inputs are the published version, earlier refreshes and, if it answers, the
-source's description. `planning` prices the candidates as in a refresh, so a forecast is wrong only
-where its inputs are: the number of changed rows is predicted from earlier refreshes, and the number
-of source rows is the estimate of its catalogue. A source that does not answer is reported; the rest
-of the forecast still holds. `predict` is pure. Rejected: a trial in Spark, which costs a refresh.
-"""
+"""`plan`: print what a refresh of fragments and views would do and cost."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import statistics
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
 
-import numpy as np
-from driftline import wire_pb2 as pb
-from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
+from driftline.errors import SourceUnreachable
 from driftline.peer_text import one_line
 
-from warehouse_agent.change_models import processes
-from warehouse_agent.change_models.fit import fit
-from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
-from warehouse_agent.config import Fragment, Proof
-from warehouse_agent.history import change_memory, line_notes
-from warehouse_agent.history.forecast_inputs import (
-    Situation,
-    forecasts,
-    foretold_partition,
-    marker_of,
-)
-from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.refresh_history import RefreshHistory, earlier_refreshes, read
-from warehouse_agent.methods.registry import refreshes
-from warehouse_agent.planning import choice
-from warehouse_agent.planning.candidates import Candidate, PlanInputs
-from warehouse_agent.planning.choice import NAMES, Method
-from warehouse_agent.planning.marker_state import MarkerState
-from warehouse_agent.planning.network import Objective
-from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
-from warehouse_agent.refresh.recovery import repair
+from warehouse_agent.config import Fragment, View, WarehouseConfig
+from warehouse_agent.inspection import refresh_prediction, view_prediction
+from warehouse_agent.inspection.refresh_prediction import Forecast, MarkerForecast
+from warehouse_agent.inspection.view_prediction import ViewForecast
+from warehouse_agent.planning.candidates import Candidate
 from warehouse_agent.report import HELD_BACK_SHOWN_S, counted
-from warehouse_agent.storage import formats, row_security
-from warehouse_agent.storage.row_security import PolicyDigests
+from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks.staging import Staging
-from warehouse_agent.transport.channel import SourceChannel, allowances
-from warehouse_agent.transport.preflight import reach
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
-MOST_H = 52.0 * HOURS  # a forecast of rows for later than a year says nothing
-PROOF_OF_PART = f'proof = "{Proof.PART.value}"'
+
+def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool) -> list[int]:
+    """Print a forecast of a refresh of each fragment and view; read no row of the source."""
+
+    def one(fragment: Fragment | View) -> int:
+        if isinstance(fragment, View):
+            expected = view_prediction.forecast(Store.of(config), fragment, config)
+            shown = json.dumps(asdict(expected)) if as_json else text_of_view(expected)
+            print(shown, flush=True)
+            return 0
+        predicted = refresh_prediction.forecast(Store.of(config), fragment)
+        print(json_of(predicted) if as_json else text_of(predicted), flush=True)
+        return SourceUnreachable.exit_code if predicted.source_error else 0
+
+    return each(chosen, one, as_json=as_json, command="plan")
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastFacts:
-    """Facts that a forecast tells beside the prediction, which does not depend on them.
-
-    Attributes:
-        staged_bytes: of an earlier attempt.
-        source_error: why the source could not be asked; None: it was.
-        schema_changes: of the relation, each in words, that a refresh refuses.
-    """
-
-    staged_bytes: int = 0
-    source_error: str | None = None
-    schema_changes: tuple[str, ...] = ()
+def json_of(forecast: Forecast) -> str:
+    """Return a forecast as one line of JSON."""
+    head = {"name": forecast.name, "command": "plan"}
+    return json.dumps(head | asdict(forecast) | {"error": None})
 
 
-NOTHING = ForecastFacts()
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Forecast of one refresh. `chosen` is the `what` of a candidate."""
-
-    name: str
-    command: str
-    version: int | None
-    rows_published: int | None
-    rows_expected: int | None
-    first_load: bool
-    changes_expected: tuple[int, int, int] | None  # low, median, high: an 80 % interval
-    change_share: float
-    change_share_from: str
-    floor_bytes: int | None
-    candidates: tuple[Candidate, ...]
-    chosen: str
-    why: str
-    staged_bytes: int
-    source_error: str | None
-    schema_changes: tuple[str, ...]
-    tiles: int | None = None
-    tiles_done: int | None = None
-    refused: str | None = None
-    marker: dict[str, Any] | None = None
-    rows_forecast: float | None = None  # E|R(f)| at this moment, by Prop. 2; None: no history
-    held_back_s: float | None = None  # by the source, of the last refresh; None: there was none
-    last_s: float | None = None  # that it took in all
-    error: None = None
-
-    def to_json(self) -> str:
-        """Return the forecast as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    def text(self) -> str:
-        """Return the forecast as lines for people."""
-        lines = [f"{self.name}: {self._situation()}"]
-        if self.source_error:
-            lines.append(f"  the source could not be asked: {self.source_error}")
-        for change in self.schema_changes:
-            shown = one_line(change, LINE_CHARACTERS_MAX)
-            lines.append(f"  a refresh will be refused without --accept-schema: {shown}")
-        if self.refused:
-            lines.append(f"  a refresh will be refused now: {self.refused}")
-        if self.staged_bytes:
-            staged = counted(self.staged_bytes, "byte")
-            lines.append(f"  {staged} of an earlier attempt are staged and are not sent again")
-        if self.tiles_done:
-            lines.append(f"  {self.tiles_done} of {self.tiles} tiles are done already")
-        for candidate in self.candidates:
-            mark = "→" if candidate.what == self.chosen else " "
-            lines.append(f"  {mark} {candidate.what}: {_cost(candidate)}")
-        if self.marker is not None:
-            lines.append(f"    {_marker_text(self.marker)}")
-        if self.why:
-            lines.append(f"    {self.chosen}: {self.why}")
-        if self.held_back_s is not None and self.held_back_s >= HELD_BACK_SHOWN_S:
-            lines.append(
-                f"    the source held the last refresh back for {self.held_back_s:,.1f} of its"
-                f" {self.last_s or 0.0:,.1f} s, to spare its database; that is in no price above"
-            )
-        if self.floor_bytes is not None:
-            floor = counted(self.floor_bytes, "byte")
-            lines.append(f"    the changed rows alone would take about {floor}")
-        return "\n".join(lines)
-
-    def _situation(self) -> str:
-        expected = self.rows_expected
-        if self.rows_published is None:
-            about = f"about {counted(expected, 'row')}" if expected is not None else "unknown rows"
-            return f"first load, {about} at the source"
-        at_source = "unknown" if expected is None else f"about {expected:,}"
-        between = ""
-        if self.changes_expected is not None:
-            low, _, high = self.changes_expected
-            between = f", {low:,} to {high:,} rows"
-        grown = ""
-        if self.rows_forecast is not None:
-            grown = f" (by its history about {self.rows_forecast:,.0f})"
-        return (
-            f"version {self.version}, {counted(self.rows_published, 'row')}, "
-            f"{at_source} at the source{grown}; expected to have changed: "
-            f"{self.change_share:.2%}{between} ({self.change_share_from})"
+def text_of(forecast: Forecast) -> str:
+    """Return a forecast as lines for people."""
+    lines = [f"{forecast.name}: {_situation(forecast)}"]
+    if forecast.source_error:
+        lines.append(f"  the source could not be asked: {forecast.source_error}")
+    for change in forecast.schema_changes:
+        shown = one_line(change, LINE_CHARACTERS_MAX)
+        lines.append(f"  a refresh will be refused without --accept-schema: {shown}")
+    if forecast.refused:
+        lines.append(f"  a refresh will be refused now: {forecast.refused}")
+    if forecast.staged_bytes:
+        staged = counted(forecast.staged_bytes, "byte")
+        lines.append(f"  {staged} of an earlier attempt are staged and are not sent again")
+    if forecast.tiles_done:
+        lines.append(f"  {forecast.tiles_done} of {forecast.tiles} tiles are done already")
+    for candidate in forecast.candidates:
+        mark = "→" if candidate.what == forecast.chosen else " "
+        lines.append(f"  {mark} {candidate.what}: {_cost(candidate)}")
+    if forecast.marker is not None:
+        lines.append(f"    {_marker_text(forecast.marker)}")
+    if forecast.why:
+        lines.append(f"    {forecast.chosen}: {forecast.why}")
+    if forecast.held_back_s is not None and forecast.held_back_s >= HELD_BACK_SHOWN_S:
+        lines.append(
+            f"    the source held the last refresh back for {forecast.held_back_s:,.1f} of its"
+            f" {forecast.last_s or 0.0:,.1f} s, to spare its database; that is in no price above"
         )
+    if forecast.floor_bytes is not None:
+        floor = counted(forecast.floor_bytes, "byte")
+        lines.append(f"    the changed rows alone would take about {floor}")
+    return "\n".join(lines)
 
 
-def forecast(store: Store, fragment: Fragment) -> Forecast:
-    """Ask the store and the source, and predict a refresh.
-
-    Raises:
-        WarehouseUnavailable: the published table cannot be read.
-        DriftlineError: the source refuses the relation. A source that cannot be reached, or whose
-            database cannot, is no error: see `Forecast.source_error`.
-    """
-    reply, source_error = _describe(fragment)
-    if reply is not None:
-        with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
-            line_notes.note_limits(store, fragment.source, reply.description)
-    history = read(store, fragment.name, earlier_refreshes())
-    known, beside = know(store, fragment, history, reply)
-    predicted = predict(known, replace(beside, source_error=source_error))
-    expected = rows_forecast(store, fragment, predicted.rows_published, datetime.now(UTC), history)
-    held = history.held_back_s or (None, None)
-    return replace(predicted, rows_forecast=expected, held_back_s=held[0], last_s=held[1])
-
-
-def rows_forecast(
-    store: Store,
-    fragment: Fragment,
-    rows: int | None,
-    now: datetime,
-    history: RefreshHistory | None = None,
-) -> float | None:
-    """Return E|R(f)|, the rows that a relation is expected to have now (Prop. 2), from the last
-    refresh and the insertions and deletions since, at the rates of its history; None: it has none,
-    or is too short to say.
-
-    Args:
-        rows: of the published version.
-        history: of the fragment; None: it is read.
-    """
-    memory = change_memory.remembered(store, fragment.name, fragment.time_zone, history)
-    model = None if rows is None or memory.last is None else fit(memory, fragment.time_zone)
-    if rows is None or memory.last is None or model is None:
-        return None
-    hours = max(now.timestamp() - memory.last, 0.0) / HOUR_S
-    if not model.knows(hours):
-        return None
-    deaths = np.full(HOURS, model.deleted_per_row)
-    begin = float(Week(model.zone).hour_of(memory.last))
-    # Refreshes count the insertions that survived until then (Prop. 1): there were more.
-    died = model.deleted_per_row * statistics.fmean(one.hours for one in memory.recent)
-    inserted = model.hourly * model.shares[0] * (died / -math.expm1(-died) if died > 0 else 1.0)
-    return processes.cardinality(float(rows), inserted, deaths, begin, begin + min(hours, MOST_H))
-
-
-def know(
-    store: Store,
-    fragment: Fragment,
-    history: RefreshHistory,
-    reply: pb.DescribeReply | None,
-) -> tuple[PlanInputs, ForecastFacts]:
-    """Collect the inputs of a prediction from the store and the source's reply.
-
-    Raises:
-        WarehouseUnavailable: the published table cannot be read, or most of its files are missing.
-    """
-    base = formats.head(store, fragment.name)
-    notes = Notes.read(store, fragment.name)
-    if base is not None:
-        base = repair.taken_for_lost(store, fragment.name, base, notes.damaged)
-    staged = Staging(store, fragment.name).frame_bytes()
-    description = reply.description if reply is not None else None
-    described = derivation.recipe_now(reply, fragment, base) if reply is not None else None
-    published = base.layout.recipe if base is not None else None
-    changes: list[str] = []
-    if published and described and published.id != described.id:
-        changes = list(schema_change.column_changes(published, described)) or [
-            "its fingerprint version"
-        ]
-    if base is not None and description is not None:
-        before = notes.policies(base)
-        changes += row_security.changes(before, PolicyDigests.from_message(description))
-    at = Situation(
-        fragment=fragment,
-        base=base,
-        recipe=published or described,
-        notes=notes,
-        earlier=tuple(history.with_newest(base).earlier),
-        line=line_notes.line(store, fragment.source, notes.rows_per_s),
-        now=datetime.now(UTC),
-        allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
-        marker=_marker_state(fragment, base, notes, reply, staged),
-        rows_told=None if description is None else description.rows_expected or None,
-    )
-    files = base.sound if base is not None else ()
-    partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
-    tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
-    return at.known(files, partition, tiled), ForecastFacts(staged, schema_changes=tuple(changes))
-
-
-def _marker_state(
-    fragment: Fragment,
-    base: Snapshot | None,
-    notes: Notes,
-    reply: pb.DescribeReply | None,
-    staged_bytes: int,
-) -> MarkerState | None:
-    """Return what is known of a marker; None: all rows are to be proven.
-
-    A source that does not answer is taken to give marks.
-    """
-    features = None if reply is None else reply.features
-    state = marker_of(fragment, base, notes, features=features, staged_bytes=staged_bytes)
-    is_named = reply is None or reply.description.HasField("marker")
-    if state is None or is_named or not state.is_known:
-        return state
-    return replace(state, mark=b"", why="the source's DBA names no marker of this relation")
-
-
-def predict(known: PlanInputs, beside: ForecastFacts = NOTHING) -> Forecast:
-    """Price the candidates, choose one and say why."""
-    rows, floor = known.rows or 0, None
-    changes, expected = forecasts(known)
-    if changes is None:
-        changed, origin, interval = round(rows * choice.CHANGE_SHARE), "assumed", None
-    else:
-        changed, count = min(changes.median, rows), len(known.earlier) - 1
-        interval = changes.low, changes.median, changes.high
-        origin = f"after the last {'refresh' if count == 1 else f'{count} refreshes'}"
-    differing = changed if expected is None else min(expected.median, rows)
-    candidates, chosen = refreshes(known, expected, max(differing, 1))
-    if known.rows is not None and not known.prices.guessed:
-        floor = choice.floor_bytes(known.rows, changed, known.prices.row)
-    return Forecast(
-        name=known.name,
-        command="plan",
-        version=known.version,
-        rows_published=known.rows,
-        rows_expected=known.rows_expected,
-        first_load=known.rows is None,
-        changes_expected=interval,
-        change_share=changed / known.rows if known.rows else 0.0,
-        change_share_from=origin,
-        floor_bytes=floor,
-        candidates=candidates,
-        chosen=chosen,
-        why=_why(known, candidates, chosen),
-        staged_bytes=beside.staged_bytes,
-        source_error=beside.source_error,
-        schema_changes=beside.schema_changes,
-        tiles=known.scope.tiles,
-        tiles_done=known.scope.tiles_done,
-        refused=known.refusal.message if known.refusal is not None else None,
-        marker=_marker(known, chosen),
+def _situation(forecast: Forecast) -> str:
+    expected = forecast.rows_expected
+    if forecast.rows_published is None:
+        about = f"about {counted(expected, 'row')}" if expected is not None else "unknown rows"
+        return f"first load, {about} at the source"
+    at_source = "unknown" if expected is None else f"about {expected:,}"
+    between = ""
+    if forecast.changes_expected is not None:
+        low, _, high = forecast.changes_expected
+        between = f", {low:,} to {high:,} rows"
+    grown = ""
+    if forecast.rows_forecast is not None:
+        grown = f" (by its history about {forecast.rows_forecast:,.0f})"
+    return (
+        f"version {forecast.version}, {counted(forecast.rows_published, 'row')}, "
+        f"{at_source} at the source{grown}; expected to have changed: "
+        f"{forecast.change_share:.2%}{between} ({forecast.change_share_from})"
     )
 
 
-def _marker(known: PlanInputs, chosen: str) -> dict[str, Any] | None:
-    """Return whether a marker would be used, why not, and its last audit; None: it is not asked
-    for."""
-    state = known.marker
-    if state is None:
-        return None
-    is_used = chosen == NAMES[Method.SINCE]
-    why = state.refused(known.now) or "comparing all rows is as cheap"
-    audit = None if state.audit is None else state.audit.to_json()
-    age_s = state.age_s(known.now)
-    return {
-        "used": is_used,
-        "why": None if is_used else why,
-        "proof": Proof.KEYS.value if is_used else Proof.TOTAL.value,
-        "audit": audit,
-        "audit_age_s": round(age_s) if math.isfinite(age_s) else None,
-        "audit_s": state.audit_s,
-    }
-
-
-def _marker_text(marker: dict[str, Any]) -> str:
-    age_s = marker["audit_age_s"]
+def _marker_text(marker: MarkerForecast) -> str:
+    age_s = marker.audit_age_s
     last = "no audit yet" if age_s is None else f"last audit {age_s / 3600:,.1f} hours ago"
-    every = f"{last}, due every {marker['audit_s'] / 3600:,.1f} hours"
-    if marker["used"]:
+    every = f"{last}, due every {marker.audit_s / 3600:,.1f} hours"
+    if marker.used:
         return f'proves "keys"; {every}'
-    return f"the marker is not used: {marker['why']}; {every}"
-
-
-def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
-    """Return the source's description of the relation, or why it could not be asked."""
-    try:
-        reach(fragment.source)
-        with SourceChannel(fragment.source) as link:
-            return link.describe(fragment.relation), None
-    except (SourceUnreachable, DatabaseUnavailable) as error:
-        return None, error.message
-
-
-def _why(known: PlanInputs, candidates: tuple[Candidate, ...], chosen: str) -> str:
-    if known.rows is None:
-        return "there is nothing to compare yet"
-    if known.read_at_most and known.rows:
-        said = known.allowance
-        if said is None or said.may_scan(known.now):
-            return f"read_at_most = {known.read_at_most}"
-        return f"the source allows {said.describe(known.now)} ({PROOF_OF_PART})"
-    if known.tiled is not None:
-        return "incremental"
-    if known.forced is not None:
-        return f'method = "{known.forced.value}"'
-    sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
-    no_rivals = {chosen, NAMES[Method.GROUP]}  # groups are used only on request
-    others = [c for what, c in sized.items() if what not in no_rivals]
-    line = known.line
-    if chosen not in sized or not others:
-        return ""
-    if line.objective is Objective.BYTES:
-        best = min(others, key=lambda c: c.bytes or 0)
-        less = (best.bytes or 0) - (sized[chosen].bytes or 0)
-        if less < 0:
-            return _despite(sized[chosen], best)
-        return f'{counted(less, "byte")} fewer than {best.what} (objective = "bytes")'
-    best = min(others, key=lambda c: c.exchange_seconds or 0.0)
-    less_s = (best.exchange_seconds or 0.0) - (sized[chosen].exchange_seconds or 0.0)
-    speed = f"{line.rtt_s * 1000:,.0f} ms and {line.bytes_per_s * 8e-6:,.1f} Mbit/s"
-    if less_s < 0:
-        return _despite(sized[chosen], best)
-    return f"{less_s:,.1f} s less than {best.what} over {speed}"
-
-
-def _despite(chosen: Candidate, best: Candidate) -> str:
-    """Return the reason why a candidate that seems cheaper is not chosen."""
-    if chosen.what == NAMES[Method.SKETCH] and chosen.round_trips == 1:
-        return f"the initial sketch is expected to suffice, although {best.what} would take less"
-    return f"{best.what} is rejected: its worst case exceeds a full copy"
+    return f"the marker is not used: {marker.why}; {every}"
 
 
 def _cost(candidate: Candidate) -> str:
@@ -405,3 +119,19 @@ def _cost(candidate: Candidate) -> str:
     if candidate.seconds is not None:
         cost += f"; earlier ones took {candidate.seconds:,.0f} s in all"
     return cost
+
+
+def text_of_view(forecast: ViewForecast) -> str:
+    """Return a forecast of a view for a person."""
+    from_ = ", ".join(
+        f"{name} version {version}" if version is not None else f"{name}, not loaded yet"
+        for name, version in forecast.inputs.items()
+    )
+    took = "" if forecast.seconds is None else f"; earlier ones took {forecast.seconds:,.1f} s"
+    if (ahead := forecast.ahead) is not None:
+        rows = counted(ahead.rows, "changed row")
+        took += f"; {rows} already wait for it, since {ahead.since}, until {ahead.due_by}"
+    return (
+        f"{forecast.name}: view, {forecast.what} if an input moves ({forecast.why}), from {from_}: "
+        f"{counted(forecast.rows_read, 'row')}, {counted(forecast.bytes_read, 'byte')}{took}"
+    )

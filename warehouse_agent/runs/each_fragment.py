@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from driftline.errors import NotFound
+from driftline.errors import DriftlineError, NotFound
 
 from warehouse_agent.config import Fragment, View
 from warehouse_agent.report import Report, say_error
@@ -23,12 +23,14 @@ def each(
     *,
     as_json: bool,
     command: str,
+    on_error: Callable[[DriftlineError], None] = say_error,
 ) -> list[int]:
     """Call `action` for every fragment or view and report the errors of each.
 
     Args:
         as_json: also print a report of each failure on stdout.
         command: the name of the command in that report.
+        on_error: is called with each error.
 
     Returns:
         An exit code for each fragment: what the action returned, 0 for None, or its error's.
@@ -49,7 +51,7 @@ def each(
             codes.append(error.exit_code)
             if as_json:
                 print(report.to_json(), flush=True)
-            say_error(error)
+            on_error(error)
     return codes
 
 

@@ -18,32 +18,24 @@ from driftline.arrays import Floats
 from driftline.errors import ConfigurationError, WarehouseUnavailable
 
 from warehouse_agent.change_models.event_times import (
-    EVENTS_MIN,
     RECENT_MAX_H,
     EventModel,
     fitted,
     gathered,
 )
-from warehouse_agent.change_models.fitness import Fitness
 from warehouse_agent.change_models.week import HOUR_S, Week
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
 from warehouse_agent.config.settings import EventKind, EventTime
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.report import counted
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.scan import read_batches
 from warehouse_agent.timetable.claims import Claims, from_json
 
-DOUBTFUL = 0.05  # p-value
 READ_AGAIN_S = 86_400.0  # by the source's clock: a day more changes little in 26 weeks
 FAR_S = (RECENT_MAX_H + 48) * HOUR_S  # from a snapshot, and from its local time: not looked at
-BIAS = {
-    EventKind.CREATION: "a creation time: deleted rows do not show, so older rates are too low",
-    EventKind.UPDATE: "an update time: of each row its last change alone shows",
-}
 _TYPES = ("timestamp", "timestamptz")
 
 
@@ -62,42 +54,6 @@ class ClaimedTimesFit:
     events: int = 0
     future: int = 0
     without: int = 0
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields of `fit --json`."""
-        event_model = self.found
-        return {
-            "event_time": self.of.column,
-            "event_kind": self.of.kind.value,
-            "event_bias": BIAS[self.of.kind],
-            "events": self.events,
-            "event_times_in_future": self.future,
-            "event_times_missing": self.without,
-            "event_times_p_value": None if event_model is None else event_model.times.p_value,
-            "event_runs_p_value": None
-            if event_model is None or event_model.gaps is None
-            else event_model.gaps.p_value,
-        }
-
-    def text(self) -> list[str]:
-        """Return lines for people."""
-        lines = [f"times of {self.of.column}, as the source claims them: {BIAS[self.of.kind]}"]
-        if self.future:
-            lines.append(f"{counted(self.future, 'time')} after the snapshot, not counted")
-        if self.without:
-            lines.append(f"{counted(self.without, 'row')} without a time, not counted")
-        if self.found is None:
-            lines.append(f"{counted(self.events, 'event')}: a model needs {EVENTS_MIN}")
-            return lines
-        lines.append(f"goodness of fit of the times (Lemma 6): {_verdict(self.found.times)}")
-        if self.found.gaps is not None:
-            lines.append(f"independence of the sizes (runs): {_verdict(self.found.gaps)}")
-        return lines
-
-
-def _verdict(one: Fitness) -> str:
-    doubt = "doubtful" if one.p_value <= DOUBTFUL else "not contradicted"
-    return f"{doubt} (p = {one.p_value:.2f})"
 
 
 def event_time(store: Store, fragment: Fragment) -> EventTime | None:

@@ -1,13 +1,12 @@
 """The configuration of a command that runs for long: read again when its file has changed.
 
 What was deleted from the file is not refreshed any more; a refresh that is at work ends as it
-began, with what the file said then. A file that cannot be used is said once, and the one before it
+began, with what the file said then. A file that cannot be used is told once, and the one before it
 counts. [spark] counts when the process starts, because it has one session.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from driftline.errors import DriftlineError, UsageError
 
 from warehouse_agent.config import WarehouseConfig
-from warehouse_agent.report import say_error
+from warehouse_agent.scheduler.loop_events import ConfigurationRefused, LoopFailed, LoopListener
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import TableSelection, select
 
@@ -27,10 +26,12 @@ class Configuration:
     Attributes:
         patterns: names and globs; none: everything.
         config: as the command read it first.
+        listener: is told what cannot be used.
     """
 
     patterns: Sequence[str]
     config: WarehouseConfig
+    listener: LoopListener
     chosen: TableSelection = field(init=False)
     _body: bytes | None = field(init=False)
 
@@ -40,31 +41,29 @@ class Configuration:
         self._body = _read(self.config.file)
 
     def renew(self) -> None:
-        """Read the file again if it has changed; say what is wrong with it on stderr."""
+        """Read the file again if it has changed."""
         body = _read(self.config.file)
         if body == self._body:
             return
         self._body = body
         try:
             config = load(self.config.file)
-            self.config, self.chosen = config, _chosen(config, self.patterns)
+            self.config, self.chosen = config, self._selected(config)
         except DriftlineError as error:
-            say_error(error)
-            print("The configuration that was read before still counts.", file=sys.stderr)
+            self.listener(ConfigurationRefused(error))
 
-
-def _chosen(config: WarehouseConfig, patterns: Sequence[str]) -> TableSelection:
-    """Return what the patterns mean; say which mean nothing any more."""
-    left = []
-    for pattern in patterns:
-        try:
-            select(config, [pattern], False)
-            left.append(pattern)
-        except UsageError as gone:
-            say_error(gone)
-    if patterns and not left:
-        return TableSelection(())
-    return select(config, left, not patterns)
+    def _selected(self, config: WarehouseConfig) -> TableSelection:
+        """Return what the patterns mean; tell which mean nothing any more."""
+        left = []
+        for pattern in self.patterns:
+            try:
+                select(config, [pattern], False)
+                left.append(pattern)
+            except UsageError as gone:
+                self.listener(LoopFailed(gone))
+        if self.patterns and not left:
+            return TableSelection(())
+        return select(config, left, not self.patterns)
 
 
 def _read(file: Path) -> bytes | None:

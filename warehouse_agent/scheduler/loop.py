@@ -10,7 +10,6 @@ warehouse.toml is read before each look.
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +19,9 @@ from driftline.errors import DriftlineError, InternalError
 
 from warehouse_agent.change_models.memory import LearnedMemories
 from warehouse_agent.config import WarehouseConfig
-from warehouse_agent.report import say_error
 from warehouse_agent.scheduler.configuration import Configuration
-from warehouse_agent.scheduler.due import gains, look, never_due
+from warehouse_agent.scheduler.due import gains, look
+from warehouse_agent.scheduler.loop_events import LookEnded, LoopFailed, LoopListener
 from warehouse_agent.timetable.retry import wait_s
 from warehouse_agent.views.selection import TableSelection, select
 
@@ -83,6 +82,7 @@ def run(
     config: WarehouseConfig,
     patterns: Sequence[str],
     refresh: Refresh,
+    listener: LoopListener,
 ) -> None:
     """Refresh what is due until SIGTERM; before each look, read a changed configuration again.
 
@@ -91,25 +91,22 @@ def run(
         refresh: refreshes a selection, given what is gained by each fragment (`due.gains`) and what
             tells whether nothing more is to be started; returns the exit codes of its fragments,
             then others.
+        listener: is told what a person may want to know.
 
     Raises:
         UsageError: a pattern matches nothing.
         BrokenPipeError: nobody reads the answers any more.
         KeyboardInterrupt: Ctrl-C, or a second SIGTERM.
     """
-    learned, current = LearnedMemories(), Configuration(patterns, config)
+    learned, current = LearnedMemories(), Configuration(patterns, config, listener)
     undecided: list[str] = []
-    told = ""
 
     def looked(now: float) -> Looked:
-        nonlocal told
         current.renew()
         moment = datetime.fromtimestamp(now, UTC)
         decisions = look(current.config, current.chosen, moment, learned)
         undecided[:] = decisions.undecided
-        if (said := never_due(decisions, current.config.file.name)) != told:
-            print(said or "Every fragment is due at some time now.", file=sys.stderr, flush=True)
-            told = said
+        listener(LookEnded(decisions, current.config.file.name))
         return decisions.due + undecided, [(one.name, one.decision.at) for one in decisions.later]
 
     def refreshed(names: Sequence[str]) -> Sequence[int]:
@@ -120,7 +117,7 @@ def run(
             gained = gains(current.config, [*in_order], time.time(), learned)
             codes = refresh(current.config, selection, gained, lambda: ending.is_asked)
         except DriftlineError as error:
-            say_error(error)
+            listener(LoopFailed(error))
             return [error.exit_code] * len(names)
         # What cannot be decided is due again at once, so it waits like what failed.
         again = dict.fromkeys(undecided, InternalError.exit_code)

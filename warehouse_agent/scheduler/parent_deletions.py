@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,8 +26,6 @@ from warehouse_agent.storage.store import Store
 if TYPE_CHECKING:
     from warehouse_agent.transport.channel import SourceChannel
 
-DAY_H = 24
-
 
 @dataclass(frozen=True, slots=True)
 class Parents:
@@ -49,56 +46,6 @@ class Parents:
     alone: float = 0.0
     cyclic: tuple[str, ...] = ()
     why: str = ""
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields of `fit --json`."""
-        return {
-            "parents": [
-                {
-                    "relation": name,
-                    "rows_each": [each.least, each.most],
-                    "deleted_per_row_and_hour": self.own.get(name),
-                }
-                for name, each in self.each.items()
-            ],
-            "deleted_with_parents_per_row_and_hour": None if self.why else self.rate,
-            "deleted_alone_per_row_and_hour": None if self.why else self.alone,
-            "parents_not_known": self.why or None,
-        }
-
-    def text(self, rows: float) -> list[str]:
-        """Return lines for people.
-
-        Args:
-            rows: of the fragment.
-        """
-        if self.why:
-            return [f"foreign keys are not known: {self.why}"]
-        if not self.each:
-            return []
-        named = ", ".join(f"{name} ({_each(one)})" for name, one in self.each.items())
-        low, high = (rows * -math.expm1(-rate * DAY_H) for rate in self.rate)
-        expected = f"{low:,.1f}" if self.rate[0] == self.rate[1] else f"{low:,.1f} to {high:,.1f}"
-        alone = rows * -math.expm1(-self.alone * DAY_H)
-        lines = [
-            f"rows are deleted with those that they reference: {named}",
-            (
-                f"of {rows:,.0f} rows {expected} a day are expected to be deleted so, "
-                f"and {alone:,.1f} by themselves"
-            ),
-        ]
-        if unknown := [name for name in self.each if name not in self.own]:
-            lines.append(
-                f"how often rows of {', '.join(unknown)} are deleted is not known: "
-                "no fragment with a history keeps them"
-            )
-        if self.cyclic:
-            lines.append(f"foreign keys form a cycle, which is cut: {', '.join(self.cyclic)}")
-        return lines
-
-
-def _each(one: Multiplicity) -> str:
-    return f"{one.least} each" if one.is_fixed else f"{one.least} to {one.most} each"
 
 
 def parents(config: WarehouseConfig, store: Store, fragment: Fragment) -> Parents:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from driftline.errors import DriftlineError, NotNow
 from driftline.relations.activity import Activity, UnknownActivity
@@ -15,7 +16,6 @@ from driftline.relations.activity import Activity, UnknownActivity
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import RefreshHistory, earlier_refreshes, read
-from warehouse_agent.report import counted
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
@@ -27,18 +27,15 @@ from warehouse_agent.transport.preflight import reach
 SOURCES_AT_ONCE: Final = 4
 
 
-def asked(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, dict[str, Any]]:
-    """Ask the sources of fragments; return what changed since each version, as JSON, by name.
+@dataclass(frozen=True, slots=True)
+class ProbedChange:
+    """What a source says of the changes since a version; None: nothing is published."""
 
-    Raises:
-        WarehouseUnavailable: a published table cannot be read.
-    """
-    return {name: _json(*answer) for name, answer in probed(store, fragments).items()}
+    probe: ProbeResult
+    version: int | None
 
 
-def probed(
-    store: Store, fragments: Sequence[Fragment]
-) -> Mapping[str, tuple[ProbeResult, int | None]]:
+def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, ProbedChange]:
     """Ask the sources of fragments; return what changed since which version, by name.
 
     Raises:
@@ -68,33 +65,17 @@ def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activi
 
 def _since(
     store: Store, fragment: Fragment, said: Mapping[str, Activity] | ProbeResult
-) -> tuple[ProbeResult, int | None]:
+) -> ProbedChange:
     version = formats.head(store, fragment.name)
     if version is None:
-        return ProbeResult(why="nothing is published yet"), None
+        return ProbedChange(ProbeResult(why="nothing is published yet"), None)
     if isinstance(said, ProbeResult):
-        return said, version.version
+        return ProbedChange(said, version.version)
     now = said[fragment.relation]
     before = kept(store, version, fragment.name)
     history = read(store, fragment.name, earlier_refreshes(None))
     probe = change_since(before, now, refreshes(history))
-    return probe, version.version
-
-
-def _json(probe: ProbeResult, version: int | None) -> dict[str, Any]:
-    """Return an answer as `status --json` has it; `text` is for people."""
-    text = f"not known: {probe.why}"
-    if probe.answer is ProbeAnswer.UNCHANGED:
-        text = f"unchanged since version {version}"
-    elif probe.answer is ProbeAnswer.CHANGED:
-        about = "" if probe.rows is None else f"about {counted(int(probe.rows), 'row')} "
-        text = f"{about}changed since version {version}"
-    return {
-        "state": probe.answer.value,
-        "rows": probe.rows,
-        "why": probe.why or None,
-        "text": text,
-    }
+    return ProbedChange(probe, version.version)
 
 
 def kept(store: Store, version: Snapshot, name: str) -> Activity | None:

@@ -18,7 +18,7 @@ from tests.harness.family import FAMILY
 from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of, plain
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill, order
-from warehouse_agent.cli import status
+from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.methods.groups import opening
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import finish, prepare
@@ -363,7 +363,7 @@ def test_a_part_is_as_old_as_the_last_refresh_of_everything(pair: Pair) -> None:
         pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(key)])
         report = pair.refresh("orders")
         (pair.warehouse / "_driftline" / "fragments" / "orders.json").unlink()
-        found = status.status_of(Store(str(pair.warehouse)), "orders")
+        found = fragment_state(Store(str(pair.warehouse)), "orders")
         assert (found.version, found.proof) == (report.version, "part")
         assert (found.as_of, found.checked_at) == (whole.as_of, whole.checked_at)
         assert found.as_of != report.as_of
@@ -379,7 +379,7 @@ def test_a_whole_refresh_after_a_part_says_that_all_is_proven(pair: Pair) -> Non
     pair.fragment_lines.clear()
     report = pair.refresh("orders")
     assert (report.version, report.rows_changed, report.proof) == (2, 0, "total")
-    found = status.status_of(Store(str(pair.warehouse)), "orders")
+    found = fragment_state(Store(str(pair.warehouse)), "orders")
     assert (found.proof, found.consistency) == ("total", "exact")
     pair.check("orders")
     pair.check_feed("orders", 2)

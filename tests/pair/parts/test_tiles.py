@@ -30,8 +30,8 @@ from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.relay import Relay
-from warehouse_agent.cli import status as show
-from warehouse_agent.cli.plan import forecast
+from warehouse_agent.inspection.published_state import PublishedState, fragment_state
+from warehouse_agent.inspection.refresh_prediction import forecast
 from warehouse_agent.methods import conversation
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh import auxiliary_table, commit, finish, tiled
@@ -560,8 +560,8 @@ def test_what_is_kept_is_private(pair: Pair) -> None:
     assert again["salt"] != kept["salt"]
 
 
-def status(pair: Pair) -> show.Status:
-    return show.status_of(Store(str(pair.warehouse)), "orders")
+def status(pair: Pair) -> PublishedState:
+    return fragment_state(Store(str(pair.warehouse)), "orders")
 
 
 def test_status_says_how_it_was_found_equal(pair: Pair) -> None:
@@ -667,11 +667,11 @@ def test_plan_tells_of_tiles(daily_clock: type[Daily], pair: Pair) -> None:
     found = forecast(store, fragment)
     assert found.chosen == f"in {TILES} tiles"
     assert (found.tiles, found.tiles_done) == (TILES, 0)
-    assert f"in {TILES} tiles" in found.text()
+    assert f"in {TILES} tiles" in pair.said("plan", "orders")
     cut(pair, 3)
     found = forecast(store, fragment)
     assert (found.tiles, found.tiles_done) == (TILES, 3)
-    assert "3 of 8 tiles are done" in found.text()
+    assert "3 of 8 tiles are done" in pair.said("plan", "orders")
     report = pair.refresh("orders")
     chosen = next(c for c in found.candidates if c.what == found.chosen)
     assert report.predicted is not None

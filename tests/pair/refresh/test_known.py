@@ -21,12 +21,12 @@ from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.pair.since.rig import BY_VERSION
-from warehouse_agent.cli import plan
 from warehouse_agent.config import Fragment
 from warehouse_agent.history import forecast_inputs as history_known
 from warehouse_agent.history.change_memory import remembered
 from warehouse_agent.history.forecast_inputs import even_knots, forecasts
 from warehouse_agent.history.refresh_history import read
+from warehouse_agent.inspection import refresh_prediction
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning.candidates import PlanInputs
 from warehouse_agent.planning.choice import partition_for
@@ -61,10 +61,10 @@ class Orders:
         self.pair.fragment_lines["orders"] = f'interval_max = "1h"\n{text}'
 
     def foretold(self) -> PlanInputs:
-        reply, error = plan._describe(self.fragment)
+        reply, error = refresh_prediction._describe(self.fragment)
         assert reply is not None, error
         history = read(self.pair.store, "orders")
-        known, _ = plan.know(self.pair.store, self.fragment, history, reply)
+        known, _ = refresh_prediction.know(self.pair.store, self.fragment, history, reply)
         return known
 
     def refreshed(self, options: Options | None = None) -> PlanInputs:

@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import Legacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
-from warehouse_agent.cli import status
+from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.recovery import restored
 from warehouse_agent.storage import formats
@@ -199,7 +199,7 @@ def test_a_refresh_goes_on_after(pair: Pair, name: str, work: Callable[[DeltaTab
     head = formats.head(pair.store, name)
     assert head == before, "what readers of Driftline are given"
     assert (head.other is None) == (maintained == 2)
-    told = status.status_of(pair.store, name).other
+    told = fragment_state(pair.store, name).other
     assert (told is None) == (maintained == 2)
     said = restored.same_rows(pair.steps, pair.store, name, head)
     assert said.endswith("with the same rows") == (maintained > 2)

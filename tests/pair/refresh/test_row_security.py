@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.cli import doctor as examine
-from warehouse_agent.cli.plan import forecast
-from warehouse_agent.cli.status import status_of, text_of
+from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.refresh import whole
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.whole import ComparisonResult
@@ -111,8 +109,7 @@ def doctor(pair: Pair) -> str:
 
 # Both agents.
 def plan(pair: Pair) -> str:
-    fragment = pair.config().fragments["rows"]
-    return forecast(Store(str(pair.warehouse)), fragment).text()
+    return pair.said("plan", "rows")
 
 
 def test_what_is_hidden_is_said_by_everybody(pair: Pair) -> None:
@@ -123,9 +120,8 @@ def test_what_is_hidden_is_said_by_everybody(pair: Pair) -> None:
     said = "the relation is what the login may see (policies that apply: own of public.rows)"
     assert said in text
     assert said in doctor(pair)
-    status = status_of(Store(str(pair.warehouse)), "rows")
-    assert status.row_security is True
-    lines = text_of([status], datetime.now(UTC), None)
+    assert fragment_state(Store(str(pair.warehouse)), "rows").row_security is True
+    lines = pair.said("status", "rows").splitlines()
     assert "row security hides rows of the source from its login: rows" in lines
     kept = meta_of(pair)["row_security"]
     assert [row[:2] for row in kept["policies"]] == [["public.rows", "own"]]
@@ -205,9 +201,9 @@ def test_a_version_without_a_digest_adopts_the_first(
         older.setattr(PostgresqlSession, "_secured", lambda self, shape: shape)
         pair.refresh("rows")
         assert "row_security" not in meta_of(pair)
-        assert status_of(Store(str(pair.warehouse)), "rows").row_security is None
+        assert fragment_state(Store(str(pair.warehouse)), "rows").row_security is None
     assert pair.refresh("rows").version == 0, "nothing changed: no version"
-    assert status_of(Store(str(pair.warehouse)), "rows").row_security is True
+    assert fragment_state(Store(str(pair.warehouse)), "rows").row_security is True
     pair.legacy.execute("ALTER TABLE rows DISABLE ROW LEVEL SECURITY")
     assert pair.error("rows")["code"] == "RECIPE"
     pair.legacy.execute("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")

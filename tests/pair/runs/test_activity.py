@@ -15,8 +15,6 @@ from tests.harness.legacy import PostgresLegacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
-from warehouse_agent import config as configure
-from warehouse_agent.cli import status
 from warehouse_agent.history.refresh_history import read
 from warehouse_agent.scheduler import probes
 from warehouse_agent.storage.formats import head
@@ -51,10 +49,9 @@ def reported(legacy: PostgresLegacy) -> None:
 
 
 def asked(pair: Pair, name: str = "orders") -> dict[str, Any]:
-    config = pair.config()
-    chosen = configure.select(config, [name], False)
     time.sleep(0.002)  # the least time between two questions
-    return probes.asked(pair.store, chosen)[name]
+    activity: dict[str, Any] = json.loads(pair.said("status", "--ask", "--json", name))["activity"]
+    return activity
 
 
 def written(pair: Pair, statement: str) -> None:
@@ -63,7 +60,7 @@ def written(pair: Pair, statement: str) -> None:
     reported(pair.legacy)
 
 
-def test_from_the_load_on(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_load_on(pair: Pair) -> None:
     assert asked(pair)["text"] == "not known: nothing is published yet"
     loaded, _ = pair.reports()
     assert asked(pair)["text"] == "unchanged since version 0"
@@ -84,15 +81,10 @@ def test_from_the_load_on(pair: Pair, capsys: pytest.CaptureFixture[str]) -> Non
     assert asked(pair)["text"] == "unchanged since version 1"
     written(pair, "TRUNCATE orders")
     assert "count anew" in asked(pair)["why"]
-    capsys.readouterr()
-    chosen = configure.select(pair.config(), [], True)
-    assert status.status(pair.config(), chosen, ask=True, as_json=True) == [0, 0]
-    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    shown = [json.loads(line) for line in pair.said("status", "--ask", "--json").splitlines()]
     assert [one["activity"]["state"] for one in shown] == ["unknown", "unknown"]
-    status.status(pair.config(), chosen, ask=True, as_json=False)
-    assert "orders: not known: the source has begun" in capsys.readouterr().out
-    status.status(pair.config(), chosen, ask=False, as_json=True)
-    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "orders: not known: the source has begun" in pair.said("status", "--ask")
+    shown = [json.loads(line) for line in pair.said("status", "--json").splitlines()]
     assert [one["activity"] for one in shown] == [None, None]
 
 

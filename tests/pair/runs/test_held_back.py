@@ -20,10 +20,9 @@ from source_agent.budgets.others import OtherProcesses
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent.cli.answers import text_of
-from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import ProgressDisplay
-from warehouse_agent.cli.status import history
 from warehouse_agent.events import Event, RowsRead
+from warehouse_agent.inspection.refresh_prediction import forecast
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.views.selection import select
@@ -62,7 +61,6 @@ def test_report_history_and_audit_say_it(
     tmp_path: Path,
     is_on: bool,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with orders(spark, tmp_path) as pair:
         pair.limits = f"feedback = {str(is_on).lower()}"
@@ -82,10 +80,8 @@ def test_report_history_and_audit_say_it(
         monkeypatch.setattr("warehouse_agent.cli.answers.HELD_BACK_SHOWN_S", 1e-9)
         monkeypatch.setattr("warehouse_agent.cli.status.HELD_BACK_SHOWN_S", 1e-9)
         assert ("held back for" in text_of(report)) == is_on
-        history(pair.config(), "orders", 20, as_json=False)
-        assert ("held back for" in capsys.readouterr().out) == is_on
-        history(pair.config(), "orders", 20, as_json=True)
-        told = json.loads(capsys.readouterr().out)
+        assert ("held back for" in pair.said("history", "orders")) == is_on
+        told = json.loads(pair.said("history", "orders", "--json"))
         assert told["held_back_s"] == report.held_back_s
 
 
@@ -139,4 +135,4 @@ def test_while_it_reads_a_source_says_that_it_is_held_back(
         assert "held back by the source for" in capsys.readouterr().err
         found = forecast(pair.store, config.fragments["orders"])
         assert found.held_back_s == report.held_back_s
-        assert "the source held the last refresh back for" in found.text()
+        assert "the source held the last refresh back for" in pair.said("plan")

@@ -11,10 +11,10 @@ import pytest
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
-from warehouse_agent.cli import plan, status
 from warehouse_agent.config import select
 from warehouse_agent.history import change_memory, refresh_history
 from warehouse_agent.history.refresh_history import append, read
+from warehouse_agent.inspection import refresh_prediction
 from warehouse_agent.scheduler import due
 from warehouse_agent.storage.store import PRIVATE, Store
 
@@ -53,25 +53,22 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_history_is_read_once(
-    pair: Pair, opened: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_history_is_read_once(pair: Pair, opened: list[str]) -> None:
     fragment = select(pair.config(), ["orders"], False)[0]
     assert pair.refresh("orders").rows_changed == 0
     assert opened == ["orders"]
     for answer in (
-        lambda: plan.forecast(pair.store, fragment),
+        lambda: refresh_prediction.forecast(pair.store, fragment),
         lambda: due.scheduled(pair.config(), pair.store, fragment, time.time(), None),
-        lambda: status.status(pair.config(), [fragment], ask=False, as_json=False),
-        lambda: status.history(pair.config(), "orders", 20, as_json=False),
+        lambda: pair.said("status", "orders"),
+        lambda: pair.said("history", "orders"),
     ):
         opened.clear()
-        answer()
+        assert "older than" not in str(answer())
         assert opened == ["orders"]
     opened.clear()
     pair.reports()
     assert sorted(opened) == ["items"] * 2 + ["orders"] * 2, "once for the order of the command"
-    assert "older than" not in capsys.readouterr().out
 
 
 def test_a_turn_sees_what_it_appends(pair: Pair, opened: list[str]) -> None:
@@ -90,9 +87,7 @@ def test_a_turn_sees_what_it_appends(pair: Pair, opened: list[str]) -> None:
     assert [one.changed for one in read(pair.store, "orders").earlier] == [300, 9, 0]
 
 
-def test_what_is_not_kept_is_still_told(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_kept_is_still_told(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refresh_history, "LINES_BYTES_MAX", 9000)
     monkeypatch.setattr(refresh_history, "KEPT_BYTES", 5000)
     for _ in range(6):
@@ -101,8 +96,7 @@ def test_what_is_not_kept_is_still_told(
     assert len(known.lines) < 7
     assert (known.totals.refreshes, known.totals.loads, known.totals.loaded) == (7, 1, 300)
     assert len(known.lines) + known.folded.whole.refreshes == 7
-    status.history(pair.config(), "orders", 20, as_json=False)
-    told = capsys.readouterr().out.splitlines()[-1]
+    told = pair.said("history", "orders").splitlines()[-1]
     assert told.startswith(f"older than the lines that are kept, from {known.folded.since}: ")
     assert f": {known.folded.whole.refreshes} refreshes went well, 0 failed, +0 ~0 -0 rows" in told
     for _ in range(4):  # foreign lines, in between, change nothing

@@ -13,6 +13,7 @@ from tests.harness.servers import PostgreSQL
 from tests.pair.since.rig import ROWS, XMIN, Stock, counts
 from warehouse_agent.config import select
 from warehouse_agent.scheduler import probes
+from warehouse_agent.timetable.probe import ProbeAnswer
 
 LEFT_BEHIND = (
     "SET DateStyle = 'German, DMY'",
@@ -88,6 +89,6 @@ def test_refreshes_through_a_pooler(legacy: Pooled, tmp_path: Path) -> None:
     assert (counts(report), report.proof) == ((0, 2, 0), "total")
     stock.check()
     config = stock.pair.config()
-    asked = probes.asked(stock.pair.store, select(config, ["stock"], False))["stock"]
-    assert asked["state"] == "unchanged" or not legacy.reports_counts
+    asked = probes.probed(stock.pair.store, select(config, ["stock"], False))["stock"].probe
+    assert asked.answer is ProbeAnswer.UNCHANGED or not legacy.reports_counts
     stock.pair.stop()

@@ -20,8 +20,7 @@ from tests.harness.legacy import PostgresLegacy
 from tests.harness.servers import PostgreSQL
 from tests.pair.since.rig import OLD, ROWS, XMIN, Stock, counts, used
 from warehouse_agent.cli.answers import text_of
-from warehouse_agent.cli.status import status_of
-from warehouse_agent.cli.status import text_of as status_lines
+from warehouse_agent.inspection.published_state import fragment_state
 
 BY_TIME = '{ column = "updated_at", late = "1m" }'
 TOUCH = """CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -117,7 +116,7 @@ def test_every_row_that_a_lying_column_missed_is_named(touched: Stock, how: str)
         report = touched.refresh()
         assert (report.proof, used(report)["used"]) == ("keys", True)
         assert counts(report) == (0, 198, 0)
-        assert status_of(touched.pair.store, "stock").proof == "keys"
+        assert fragment_state(touched.pair.store, "stock").proof == "keys"
     theirs = {row[0]: row[1] for row in touched.legacy.rows("stock")}
     ours = {row[0]: row[1] for row in touched.published()}
     assert {key for key in theirs if ours[key] != theirs[key]} == liars
@@ -146,16 +145,15 @@ def test_a_transaction_that_is_open_for_longer_than_late_is_told(
         (warning,) = used(report)["warnings"]
         assert warning.startswith("a transaction of the source has been open for ")
         assert "longer than `late` allows" in text_of(report)
-        told = status_of(touched.pair.store, "stock")
+        told = fragment_state(touched.pair.store, "stock")
         assert told.marker_warnings == [warning]
-        lines = status_lines([told], NOW, None)
-        assert any(warning in one for one in lines)
+        assert warning in touched.pair.said("status", "stock")
         # It goes on: the time from which it is known to be open is kept.
         assert used(touched.refresh())["warnings"]
         writer.commit()
     over = touched.refresh()
     assert used(over)["warnings"] == []
-    assert status_of(touched.pair.store, "stock").marker_warnings is None
+    assert fragment_state(touched.pair.store, "stock").marker_warnings is None
 
 
 def test_a_marker_whose_column_was_dropped_is_refused(touched: Stock) -> None:

@@ -26,9 +26,8 @@ from tests.harness.legacy import LEGACIES, Legacy
 from tests.pair.since.rig import BY_VERSION, OLD, ROWS, XMIN, Stock, by_time, counts, seeds, used
 from warehouse_agent.cli.answers import text_of
 from warehouse_agent.cli.commands import receipt
-from warehouse_agent.cli.plan import forecast
-from warehouse_agent.cli.status import status_of
-from warehouse_agent.cli.status import text_of as status_lines
+from warehouse_agent.inspection.published_state import fragment_state
+from warehouse_agent.inspection.refresh_prediction import forecast
 from warehouse_agent.refresh.job import Options
 
 SEEDS = seeds(3)
@@ -192,7 +191,7 @@ def test_a_time_in_the_future_does_not_move_the_mark(stock: Stock) -> None:
     found = stock.refresh()
     assert (counts(found), used(found)["rows"]) == ((0, 1, 0), 2)
     assert used(found)["warnings"] == [warning]
-    assert status_of(stock.pair.store, "stock").marker_warnings == [warning]
+    assert fragment_state(stock.pair.store, "stock").marker_warnings == [warning]
     assert warning in text_of(found)
     stock.check()
     stock.delete([5000])
@@ -374,9 +373,10 @@ def test_what_people_are_told(local: Stock, tmp_path: Path) -> None:
     local.update([60, 90], 4242, honest=False)
     assert "keys proven equal" in text_of(local.refresh())
     planned = forecast(local.pair.store, local.pair.config().fragments["stock"])
-    assert (planned.chosen, (planned.marker or {})["proof"]) == ("by marker", "keys")
-    assert 'proves "keys"; last audit 0.0 hours ago, due every 168.0 hours' in planned.text()
-    told = status_of(local.pair.store, "stock")
+    assert (planned.chosen, planned.marker and planned.marker.proof) == ("by marker", "keys")
+    said = local.pair.said("plan")
+    assert 'proves "keys"; last audit 0.0 hours ago, due every 168.0 hours' in said
+    told = fragment_state(local.pair.store, "stock")
     assert (told.proof, told.miss_probability) == ("keys", None)
     receipt(local.pair.config(), "stock", tmp_path / "receipt.json")
     body = json.loads((tmp_path / "receipt.json").read_text())
@@ -384,14 +384,14 @@ def test_what_people_are_told(local: Stock, tmp_path: Path) -> None:
     local.fragment('audit = "1s"')
     said = text_of(local.refresh_when_due())
     assert "the marker had missed 2 changed rows (60, 90)" in said
-    told = status_of(local.pair.store, "stock")
+    told = fragment_state(local.pair.store, "stock")
     assert told.proof == "total"
-    (line,) = [one for one in status_lines([told], datetime.now(UTC), None) if "missed" in one][:1]
+    lines = local.pair.said("status").splitlines()
+    (line,) = [one for one in lines if "missed" in one][:1]
     assert line == "stock: the marker missed 2 of 3 changes since 2020-01-01 (60, 90)"
     local.pair.publish("stock", 'table = "stock"')
     local.fragment()
-    unused = forecast(local.pair.store, local.pair.config().fragments["stock"])
-    assert "the source's DBA names no marker of this relation" in unused.text()
+    assert "the source's DBA names no marker of this relation" in local.pair.said("plan")
 
 
 @on("sqlite", "postgresql")
@@ -511,7 +511,7 @@ def test_keys_compared_without_a_snapshot_are_no_proof_of_rows(
         assert made.refresh().proof == "total"  # the mark was of another table
         found = made.refresh()
         assert (found.proof, found.consistency, found.version) == ("keys", "fuzzy", loaded.version)
-        told = status_of(made.pair.store, "stock")
+        told = fragment_state(made.pair.store, "stock")
         assert (told.as_of, told.checked_at) == (loaded.as_of, found.checked_at)
         assert told.proof == "keys"
     finally:

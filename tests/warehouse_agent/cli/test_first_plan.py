@@ -17,9 +17,10 @@ from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
 from source_agent.server import catalogue
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
-from warehouse_agent.cli.plan import Forecast, know, predict
+from warehouse_agent.cli.plan import json_of, text_of
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.refresh_history import RefreshHistory
+from warehouse_agent.inspection.refresh_prediction import Forecast, know, predict
 from warehouse_agent.storage.store import Store
 
 ROWS = 18
@@ -53,8 +54,8 @@ def test_a_plan_before_the_first_load_tells_no_bytes(
     found = planned(reply, tmp_path)
     assert found.rows_expected == ROWS
     assert [candidate.bytes for candidate in found.candidates] == [None]
-    assert "full copy: bytes not known" in found.text()
-    assert json.loads(found.to_json())["candidates"][0]["bytes"] is None
+    assert "full copy: bytes not known" in text_of(found)
+    assert json.loads(json_of(found))["candidates"][0]["bytes"] is None
 
 
 def planned(reply: pb.DescribeReply, tmp_path: Path) -> Forecast:

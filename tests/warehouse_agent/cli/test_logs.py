@@ -20,7 +20,7 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.warehouse_agent.storage.test_table_formats import LAYOUT, RECORD, put
 from warehouse_agent.cli import main
-from warehouse_agent.cli.status import status_of
+from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion
@@ -110,4 +110,4 @@ def test_a_log_of_many_versions_is_read_from_its_checkpoint(
     assert oldest is not None
     assert oldest[0] == 0
     monkeypatch.setattr(DeltaLog, "entries", None)
-    assert status_of(store, name).version == 204
+    assert fragment_state(store, name).version == 204

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,11 +23,10 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.warehouse_agent.change_models.weeks import OFFICE, THREE, every, remembered
 from warehouse_agent.change_models.fit import fit
-from warehouse_agent.change_models.memory import Interval
 from warehouse_agent.cli.fit import spans
 from warehouse_agent.cli.fit_plot import svg
 from warehouse_agent.cli.main import cli
-from warehouse_agent.cli.plan import rows_forecast
+from warehouse_agent.cli.schedule import NAMES_SHOWN, never_due
 from warehouse_agent.history.refresh_history import append
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import PARTIAL
@@ -131,10 +129,12 @@ def test_what_is_never_due_is_named_beside_what_is_due(pair: Pair) -> None:
 
 
 def test_few_names_of_many_that_are_never_due() -> None:
-    names = [f"table_{n}" for n in range(timetable.NAMES_SHOWN + 1_204)]
+    names = [f"table_{n}" for n in range(NAMES_SHOWN + 1_204)]
     later = [timetable.FragmentDecision(name, Decision(False, NEVER, "no goal")) for name in names]
-    said = timetable.never_due(timetable.SelectionDecision([], [], later), "warehouse.toml")
-    assert f"table_{timetable.NAMES_SHOWN - 1} and 1,204 more. warehouse.toml" in said
+    decisions = timetable.SelectionDecision([], [], later)
+    assert decisions.never_due == names
+    said = never_due(decisions.never_due, "warehouse.toml")
+    assert f"table_{NAMES_SHOWN - 1} and 1,204 more. warehouse.toml" in said
 
 
 @pytest.mark.starts
@@ -148,9 +148,9 @@ def test_refresh_of_what_is_due(pair: Pair) -> None:
     assert "Nothing is due. Next: items: not before 20" in again.stderr
     config = pair.config()
     tomorrow = datetime.now(UTC) + timedelta(days=1, minutes=1)
-    chosen, failing = timetable.due(config, select(config, [], True), (), tomorrow)
+    chosen, decisions = timetable.due(config, select(config, [], True), (), tomorrow)
     assert [fragment.name for fragment in chosen.fragments] == ["items", "orders"]
-    assert failing == []
+    assert decisions.held == []
 
 
 @pytest.mark.starts
@@ -203,8 +203,8 @@ def test_waits_after_failures_double_up_to_an_hour(times: int) -> None:
 def due(pair: Pair, days: float) -> list[str]:
     time.sleep(0.002)  # the least time between two questions
     config, now = pair.config(), datetime.now(UTC) + timedelta(days=days)
-    chosen, failing = timetable.due(config, select(config, [], True), (), now)
-    assert failing == []
+    chosen, decisions = timetable.due(config, select(config, [], True), (), now)
+    assert decisions.held == []
     return [fragment.name for fragment in chosen.fragments]
 
 
@@ -347,43 +347,6 @@ def test_a_picture_of_a_fit(tmp_path: Path) -> None:
     model = fit(memory, "UTC")
     assert model is not None
     ElementTree.fromstring(svg('<b a="1">&\x1b', model, np.zeros(0), "<&>"))
-
-
-def test_the_expected_number_of_rows(tmp_path: Path) -> None:
-    """Proposition 2, from what refreshes found: insertions alone, then with deletions."""
-    file = tmp_path / "warehouse.toml"
-    file.write_text(
-        '[warehouse]\npath = "w"\n[sources.erp]\naddress = "localhost:1"\ninsecure = true\n'
-        '[fragments.orders]\nsource = "erp"\n'
-    )
-    fragment = load(file).fragments["orders"]
-    store, known = Store(str(tmp_path / "w")), remembered(THREE, every(6), np.random.default_rng(1))
-    assert known.until is not None
-    last = datetime.fromtimestamp(known.until, UTC)
-    later = last + timedelta(hours=48)
-    assert rows_forecast(store, fragment, 1000, later) is None
-    for deaths in (0.0, 0.001):
-        recent = tuple(
-            replace(one, rows=1e5, deleted=1e5 * -math.expm1(-deaths * one.hours))
-            for one in known.recent
-        )
-        memory = replace(known, recent=recent, line=(last.isoformat(), last.isoformat()))
-        store.write(json.dumps(memory.to_json()).encode(), PRIVATE, "schedule", "orders.json")
-        model = fit(memory, "UTC")
-        assert model is not None
-        found = rows_forecast(store, fragment, 1000, later)
-        inserted = model.hourly[:48].sum() * model.shares[0]
-        if not deaths:
-            assert found == pytest.approx(1000 + inserted)
-        else:
-            survive = math.exp(-model.deleted_per_row * 48)
-            assert 1000 * survive + inserted * survive < (found or 0) < 1000 * survive + inserted
-    assert rows_forecast(store, fragment, None, later) is None
-    # As many rows come as go, half of them a day: refreshes see those alone that survive till then.
-    stays = tuple(Interval(a, a + 86_400, 500, 0, 500, 1000) for a in np.arange(30) * 86_400.0)
-    body = replace(known, recent=stays, line=(last.isoformat(), last.isoformat())).to_json()
-    store.write(json.dumps(body).encode(), PRIVATE, "schedule", "orders.json")
-    assert rows_forecast(store, fragment, 1000, later) == pytest.approx(1000, rel=0.01)
 
 
 @pytest.mark.starts

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.cli.status import (
-    HEADINGS,
-    INTERVAL_S,
-    NEVER,
-    Status,
-    interval_s,
-    text_of,
-)
-from warehouse_agent.columns.layout import Layout
+from warehouse_agent.cli.status import HEADINGS, NEVER, text_of
+from warehouse_agent.inspection.published_state import PublishedState
 from warehouse_agent.report import age
-from warehouse_agent.storage.table import Snapshot, VersionRecord
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 
@@ -28,8 +19,8 @@ def at(**ago: float) -> str:
     return (NOW - timedelta(**ago)).isoformat().replace("+00:00", "Z")
 
 
-def published(name: str, proof: str = "total", missed: float | None = 6e-37) -> Status:
-    return Status(
+def published(name: str, proof: str = "total", missed: float | None = 6e-37) -> PublishedState:
+    return PublishedState(
         name,
         version=12,
         rows_total=1_204_118,
@@ -65,22 +56,8 @@ def test_ages(moment: str | None, words: str) -> None:
     assert age(moment, NOW) == words
 
 
-def test_the_interval_of_versions() -> None:
-    def of(version: int, published_at: str) -> tuple[int, VersionRecord]:
-        record = VersionRecord(
-            as_of="", checked_at="", consistency="", proof="", rows=0, published_at=published_at
-        )
-        return version, record
-
-    version, record = of(9, "2026-01-11T00:00:00Z")
-    newest = Snapshot(version, "", (), cast("Layout", None), record, None)
-    assert interval_s(newest, None) == interval_s(newest, (version, record)) == INTERVAL_S
-    assert interval_s(newest, of(4, "2026-01-01T00:00:00Z")) == 2 * 86_400
-    assert interval_s(newest, of(4, "2026-01-11T00:00:00Z")) == 1, "two in a second"
-
-
 def test_a_table() -> None:
-    shown = [published("orders"), Status("items"), published("ledger", "part", None)]
+    shown = [published("orders"), PublishedState("items"), published("ledger", "part", None)]
     assert text_of(shown, NOW, None) == [
         "fragment  version       rows  equal to the source  checked       consistency  proof",
         "orders         12  1,204,118  3 hours ago          1 minute ago  exact        total",
@@ -99,7 +76,10 @@ def test_the_odds_are_said_once_and_are_the_worst() -> None:
 
 
 def test_nothing_was_published() -> None:
-    assert text_of([Status("orders")], NOW, 80) == ["fragment", "orders    nothing published yet"]
+    assert text_of([PublishedState("orders")], NOW, 80) == [
+        "fragment",
+        "orders    nothing published yet",
+    ]
 
 
 @given(
@@ -110,7 +90,7 @@ def test_any_names_on_any_terminal(names: list[tuple[int, bool]], width: int) ->
     shown = []
     for number, (length, is_published) in enumerate(names):
         name = f"{number}{'x' * (length - 1)}"
-        shown.append(published(name) if is_published else Status(name))
+        shown.append(published(name) if is_published else PublishedState(name))
     lines = text_of(shown, NOW, width)
     if lines[0].split("  ")[0] == HEADINGS[0]:  # a table
         rows = lines[: len(names) + 1]

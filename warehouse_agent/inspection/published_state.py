@@ -1,0 +1,333 @@
+"""What is known of published tables: versions, how fresh they are and how they were proven.
+
+The Delta log and the notes of earlier refreshes are read, without Spark and, unless a caller asks
+for it, without the source. The fields of `PublishedState` are those of `status --json` and stable:
+jobs read them. For a fragment that was never published, all are null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from driftline.errors import NotFound
+
+from warehouse_agent.components import phase_history
+from warehouse_agent.config import Fragment, View, WarehouseConfig
+from warehouse_agent.history import alarms, failures, refresh_history
+from warehouse_agent.history.alarms import MonitoringState
+from warehouse_agent.history.failures import Failure
+from warehouse_agent.history.notes import Notes, UncomparedNote
+from warehouse_agent.history.refresh_history import RefreshHistory
+from warehouse_agent.history.totals import OlderTotals
+from warehouse_agent.planning.marker_state import MarkerAudit
+from warehouse_agent.report import (
+    fingerprint_kind,
+    miss_probability,
+    utc_at,
+    years_until_missed,
+)
+from warehouse_agent.runs.each_fragment import published, published_view
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot, VersionRecord
+from warehouse_agent.views.timings import longest_s
+from warehouse_agent.visible_versions.members import Member
+
+if TYPE_CHECKING:
+    from warehouse_agent.scheduler.probes import ProbedChange
+
+READ_AT_ONCE = 4  # tables
+INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were two
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenChanges:
+    """Changed rows of a fragment that no flip shows, and since when, ISO 8601 in UTC."""
+
+    rows: int
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedState:
+    """Published state of a fragment or a view. Times are ISO 8601, UTC; `bytes` is the size of its
+    files."""
+
+    name: str
+    version: int | None = None
+    rows_total: int | None = None
+    as_of: str | None = None
+    checked_at: str | None = None
+    published_at: str | None = None
+    consistency: str | None = None
+    proof: str | None = None
+    fingerprint: str | None = None
+    miss_probability: float | None = None
+    years_until_a_change_is_missed: float | None = None
+    files: int | None = None
+    bytes: int | None = None
+    row_security: bool | None = None  # policies of the source hide rows; null: not known
+    kind: str = "fragment"  # or "kept", for a relation that only views need, or "view"
+    visible_version: int | None = None  # which readers are given; null without a table of versions
+    visible_as_of: str | None = None  # of that version
+    inputs: dict[str, int] | None = None  # of a view, the versions that it was made of
+    stale: str | None = None  # of a view: why it stayed behind its inputs
+    ahead: UnseenChanges | None = None  # of a fragment
+    staleness: dict[str, Any] | None = None  # of a view, when it last moved; seconds
+    audit: MarkerAudit | None = None  # of the marker, the last one; null: no marker is used
+    marker_warnings: list[str] | None = None  # promises that are not kept; null: none is known
+    part: UncomparedNote | None = None  # what the last refresh left, if it compared a part
+    activity: ProbedChange | None = None  # of a fragment whose source was asked
+    other: str | None = None  # what another program wrote after this version; null: nothing
+    damaged: int | None = None  # data files noted as missing or damaged; null: none
+    failed: Failure | None = None  # the refreshes since the last that went well
+    put_off_until: str | None = None  # its source reads nothing before; null: it does
+    state: MonitoringState | None = None
+    alarms: list[str] | None = None  # why it is not ok; null: it is
+    late_s: float | None = None  # since a refresh went well, if it is late; null: it is not
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """A version of a table, the failures between it and the next one, and its staleness, if known.
+
+    `is_given`: readers are given it, although there is a newer one.
+    """
+
+    version: int
+    record: VersionRecord
+    failed: tuple[Failure, ...]
+    staleness: Mapping[str, Any] | None
+    is_given: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VersionHistory:
+    """The versions of a table, the newest first, and what its history still says beside them.
+
+    Attributes:
+        failed: refreshes that failed before the first version, or while none was published.
+        is_moved: staleness is known of some versions.
+        folded: what older lines of the history came to.
+        missing: nothing is published; None: something is.
+    """
+
+    versions: tuple[PublishedVersion, ...]
+    failed: tuple[Failure, ...]
+    is_moved: bool
+    folded: OlderTotals
+    missing: NotFound | None = None
+
+
+@contextlib.contextmanager
+def reading(
+    config: WarehouseConfig, chosen: Sequence[Fragment | View], now: datetime, *, ask: bool
+) -> Iterator[Callable[[Fragment | View], PublishedState]]:
+    """Read what is published of tables, READ_AT_ONCE at a time; yield what returns that of each.
+
+    Args:
+        ask: ask the sources of the fragments whether anything changed.
+    """
+    store = Store.of(config)
+    activities = _asked(store, chosen) if ask else {}
+    with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+        flipped = pool.submit(_members, store)
+        read = {one.name: pool.submit(_table_state, store, one) for one in chosen}
+
+        def state(one: Fragment | View) -> PublishedState:
+            known, history = read[one.name].result()
+            table = _ahead(store, _visible(known, flipped.result()))
+            table = replace(table, activity=activities.get(one.name))
+            return _judged(config, history, one, table, now)
+
+        try:
+            yield state
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _asked(store: Store, chosen: Sequence[Fragment | View]) -> Mapping[str, ProbedChange]:
+    """Return what the sources say of the changes since the published versions."""
+    from warehouse_agent.scheduler import probes  # gRPC, which a state needs for nothing else
+
+    return probes.probed(store, [one for one in chosen if isinstance(one, Fragment)])
+
+
+def _judged(
+    config: WarehouseConfig,
+    history: RefreshHistory,
+    one: Fragment | View,
+    table: PublishedState,
+    now: datetime,
+) -> PublishedState:
+    """Add the failures since the last success, and what monitoring makes of the table."""
+    is_fragment = isinstance(one, Fragment) and table.version is not None
+    known = alarms.known(
+        history,
+        now,
+        version=table.version,
+        checked_at=table.checked_at if is_fragment else None,
+        interval_s=longest_s(config, one) if isinstance(one, Fragment) else None,
+        damaged=table.damaged or 0,
+        stale=table.stale,
+    )
+    wrong = alarms.alarms(known)
+    return replace(
+        table,
+        failed=known.failure,
+        put_off_until=known.put_off_until,
+        state=alarms.worst([one.state for one in wrong] or [MonitoringState.OK]),
+        alarms=[one.why for one in wrong] or None,
+        late_s=alarms.late_s(known),
+    )
+
+
+def _members(store: Store) -> Mapping[str, Member]:
+    """Return the members of the newest warehouse version; none without a table of versions."""
+    if not store.files(PRIVATE, "warehouse", "_delta_log"):
+        return {}
+    from warehouse_agent.visible_versions import warehouse_versions
+
+    newest = warehouse_versions.newest(store)
+    return newest.members if newest else {}
+
+
+def _visible(table: PublishedState, members: Mapping[str, Member]) -> PublishedState:
+    """Add what the newest warehouse version says of a table.
+
+    It knows what a view is made of that keeps its version because nothing changed in it.
+    """
+    if (member := members.get(table.name)) is None:
+        return table
+    table = replace(
+        table, visible_version=member.version, visible_as_of=member.as_of, stale=member.stale
+    )
+    if table.kind != "view" or table.version != member.version:
+        return table
+    return replace(
+        table,
+        as_of=member.as_of,
+        consistency=member.consistency,
+        proof=member.proof,
+        inputs=dict(member.inputs),
+    )
+
+
+def _ahead(store: Store, table: PublishedState) -> PublishedState:
+    """Add the changes of a fragment that no flip shows, if it is ahead."""
+    visible, version = table.visible_version, table.version
+    if table.kind == "view" or visible is None or version is None or version <= visible:
+        return table
+    entries = formats.entries(store, table.name, after=visible)
+    entries = [entry for entry in entries if entry.version <= version]
+    rows = sum(e.record.rows_changed for e in entries if e.record is not None)
+    since = min((e.committed for e in entries), default=datetime.now(UTC))
+    return replace(table, ahead=UnseenChanges(rows, utc_at(since.timestamp())))
+
+
+def _table_state(store: Store, one: Fragment | View) -> tuple[PublishedState, RefreshHistory]:
+    """Return what is published of a table, and the history of its refreshes."""
+    if isinstance(one, Fragment):
+        table = replace(fragment_state(store, one.name), kind="kept" if one.is_kept else "fragment")
+        return table, refresh_history.read(store, one.name, failures.until_success())
+    snapshot = formats.view_head(store, one.name)
+    history = refresh_history.read(store, one.name, phase_history.last_staleness)
+    if snapshot is None:
+        return PublishedState(one.name, kind="view"), history
+    record = snapshot.record
+    table = PublishedState(
+        name=one.name,
+        version=snapshot.version,
+        rows_total=snapshot.rows,
+        as_of=record.as_of,
+        checked_at=record.checked_at,
+        published_at=record.published_at,
+        consistency=record.consistency,
+        proof=record.proof,
+        files=len(snapshot.files),
+        bytes=sum(f.size for f in snapshot.files),
+        kind="view",
+        inputs=dict(record.inputs or {}),
+        other=None if snapshot.other is None else snapshot.other.text,
+        staleness=next((dict(s) for _, s in phase_history.staleness(history)), None),
+    )
+    return table, history
+
+
+def fragment_state(store: Store, name: str) -> PublishedState:
+    """Return the published state of a fragment. Raises WarehouseUnavailable."""
+    snapshot = formats.head(store, name)
+    if snapshot is None:
+        return PublishedState(name)
+    record = snapshot.record
+    notes = Notes.read(store, name)
+    comparison, security = notes.comparison(snapshot), notes.policies(snapshot)
+    interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)
+    recipe = snapshot.layout.recipe
+    is_total, marking = comparison.proof == "total", notes.marking(snapshot)
+    probability = miss_probability(record.rows_changed, recipe) if is_total else None
+    return PublishedState(
+        name=name,
+        version=snapshot.version,
+        rows_total=snapshot.rows,
+        as_of=comparison.as_of,
+        checked_at=comparison.checked_at,
+        published_at=record.published_at,
+        consistency=comparison.consistency,
+        proof=comparison.proof,
+        fingerprint=fingerprint_kind(recipe),
+        miss_probability=probability,
+        years_until_a_change_is_missed=(
+            None if probability is None else years_until_missed(probability, interval)
+        ),
+        files=len(snapshot.files),
+        bytes=sum(f.size for f in snapshot.files),
+        row_security=None if security is None else security.hides,
+        audit=marking.audit,
+        marker_warnings=list(marking.warnings) or None,
+        part=notes.part_left(snapshot),
+        other=None if snapshot.other is None else snapshot.other.text,
+        damaged=sum(one.path in notes.damaged for one in snapshot.files) or None,
+    )
+
+
+def interval_s(newest: Snapshot, oldest: tuple[int, VersionRecord] | None) -> float:
+    """Return the mean time between versions in seconds, at least 1."""
+    if oldest is None or oldest[0] == newest.version:
+        return INTERVAL_S
+    first, last = (datetime.fromisoformat(r.published_at) for r in (oldest[1], newest.record))
+    return max((last - first).total_seconds() / (newest.version - oldest[0]), 1.0)
+
+
+def history_of(store: Store, one: Fragment | View) -> VersionHistory:
+    """Return the versions of a fragment or a view, and which refreshes failed after each.
+
+    Raises:
+        WarehouseUnavailable: the table cannot be read.
+    """
+    known = refresh_history.read(store, one.name)
+    failed = failures.kept(known)
+    look = published_view if isinstance(one, View) else published
+    try:
+        head = look(store, one.name)
+    except NotFound as missing:
+        return VersionHistory((), tuple(failed), False, known.folded, missing)
+    entries = formats.entries(store, one.name, head)
+    ours = [(e.version, e.record) for e in entries if e.record]
+    member = _members(store).get(one.name)
+    moved = dict(phase_history.staleness(known))
+    versions = []
+    for version, record in ours:
+        # Both are in UTC, to the second.
+        later = [f for f in failed if f.at is not None and f.at >= record.published_at]
+        failed = failed[len(later) :]
+        is_given = member is not None and member.version == version != ours[0][0]
+        versions.append(
+            PublishedVersion(version, record, tuple(later), moved.get(version), is_given)
+        )
+    return VersionHistory(tuple(versions), tuple(failed), bool(moved), known.folded)

@@ -1,0 +1,337 @@
+"""What a refresh of a fragment would do and cost, before it is done (`plan`).
+
+No row is read: the inputs are the published version, earlier refreshes and, if it answers, the
+source's description. `planning` prices the candidates as in a refresh, so a forecast is wrong only
+where its inputs are: the number of changed rows is predicted from earlier refreshes, and the number
+of source rows is the estimate of its catalogue. A source that does not answer is reported; the rest
+of the forecast still holds. `predict` is pure. Rejected: a trial in Spark, which costs a refresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+from driftline import wire_pb2 as pb
+from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
+
+from warehouse_agent.change_models import processes
+from warehouse_agent.change_models.fit import fit
+from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
+from warehouse_agent.config import Fragment, Proof
+from warehouse_agent.history import change_memory, line_notes
+from warehouse_agent.history.forecast_inputs import (
+    Situation,
+    forecasts,
+    foretold_partition,
+    marker_of,
+)
+from warehouse_agent.history.notes import Notes
+from warehouse_agent.history.refresh_history import RefreshHistory, earlier_refreshes, read
+from warehouse_agent.methods.registry import refreshes
+from warehouse_agent.planning import choice
+from warehouse_agent.planning.candidates import Candidate, PlanInputs
+from warehouse_agent.planning.choice import NAMES, Method
+from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
+from warehouse_agent.planning.network import Objective
+from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
+from warehouse_agent.refresh.recovery import repair
+from warehouse_agent.report import counted
+from warehouse_agent.storage import formats, row_security
+from warehouse_agent.storage.row_security import PolicyDigests
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.tasks.staging import Staging
+from warehouse_agent.transport.channel import SourceChannel, allowances
+from warehouse_agent.transport.preflight import reach
+
+MOST_H = 52.0 * HOURS  # a forecast of rows for later than a year says nothing
+PROOF_OF_PART = f'proof = "{Proof.PART.value}"'
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastFacts:
+    """Facts that a forecast tells beside the prediction, which does not depend on them.
+
+    Attributes:
+        staged_bytes: of an earlier attempt.
+        source_error: why the source could not be asked; None: it was.
+        schema_changes: of the relation, each in words, that a refresh refuses.
+    """
+
+    staged_bytes: int = 0
+    source_error: str | None = None
+    schema_changes: tuple[str, ...] = ()
+
+
+NOTHING = ForecastFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerForecast:
+    """Forecast of the use of a marker.
+
+    Attributes:
+        why: it would not be used; None: it would.
+        proof: that a refresh would give.
+        audit: the last one; None: there was none.
+        audit_age_s, audit_s: seconds since the last one, None: not known; and between two.
+    """
+
+    used: bool
+    why: str | None
+    proof: str
+    audit: MarkerAudit | None
+    audit_age_s: int | None
+    audit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Forecast of one refresh. `chosen` is the `what` of a candidate."""
+
+    name: str
+    version: int | None
+    rows_published: int | None
+    rows_expected: int | None
+    first_load: bool
+    changes_expected: tuple[int, int, int] | None  # low, median, high: an 80 % interval
+    change_share: float
+    change_share_from: str
+    floor_bytes: int | None
+    candidates: tuple[Candidate, ...]
+    chosen: str
+    why: str
+    staged_bytes: int
+    source_error: str | None
+    schema_changes: tuple[str, ...]
+    tiles: int | None = None
+    tiles_done: int | None = None
+    refused: str | None = None
+    marker: MarkerForecast | None = None
+    rows_forecast: float | None = None  # E|R(f)| at this moment, by Prop. 2; None: no history
+    held_back_s: float | None = None  # by the source, of the last refresh; None: there was none
+    last_s: float | None = None  # that it took in all
+
+
+def forecast(store: Store, fragment: Fragment) -> Forecast:
+    """Ask the store and the source, and predict a refresh.
+
+    Raises:
+        WarehouseUnavailable: the published table cannot be read.
+        DriftlineError: the source refuses the relation. A source that cannot be reached, or whose
+            database cannot, is no error: see `Forecast.source_error`.
+    """
+    reply, source_error = _describe(fragment)
+    if reply is not None:
+        with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
+            line_notes.note_limits(store, fragment.source, reply.description)
+    history = read(store, fragment.name, earlier_refreshes())
+    known, beside = know(store, fragment, history, reply)
+    predicted = predict(known, replace(beside, source_error=source_error))
+    expected = rows_forecast(store, fragment, predicted.rows_published, datetime.now(UTC), history)
+    held = history.held_back_s or (None, None)
+    return replace(predicted, rows_forecast=expected, held_back_s=held[0], last_s=held[1])
+
+
+def rows_forecast(
+    store: Store,
+    fragment: Fragment,
+    rows: int | None,
+    now: datetime,
+    history: RefreshHistory | None = None,
+) -> float | None:
+    """Return E|R(f)|, the rows that a relation is expected to have now (Prop. 2), from the last
+    refresh and the insertions and deletions since, at the rates of its history; None: it has none,
+    or is too short to say.
+
+    Args:
+        rows: of the published version.
+        history: of the fragment; None: it is read.
+    """
+    memory = change_memory.remembered(store, fragment.name, fragment.time_zone, history)
+    model = None if rows is None or memory.last is None else fit(memory, fragment.time_zone)
+    if rows is None or memory.last is None or model is None:
+        return None
+    hours = max(now.timestamp() - memory.last, 0.0) / HOUR_S
+    if not model.knows(hours):
+        return None
+    deaths = np.full(HOURS, model.deleted_per_row)
+    begin = float(Week(model.zone).hour_of(memory.last))
+    # Refreshes count the insertions that survived until then (Prop. 1): there were more.
+    died = model.deleted_per_row * statistics.fmean(one.hours for one in memory.recent)
+    inserted = model.hourly * model.shares[0] * (died / -math.expm1(-died) if died > 0 else 1.0)
+    return processes.cardinality(float(rows), inserted, deaths, begin, begin + min(hours, MOST_H))
+
+
+def know(
+    store: Store,
+    fragment: Fragment,
+    history: RefreshHistory,
+    reply: pb.DescribeReply | None,
+) -> tuple[PlanInputs, ForecastFacts]:
+    """Collect the inputs of a prediction from the store and the source's reply.
+
+    Raises:
+        WarehouseUnavailable: the published table cannot be read, or most of its files are missing.
+    """
+    base = formats.head(store, fragment.name)
+    notes = Notes.read(store, fragment.name)
+    if base is not None:
+        base = repair.taken_for_lost(store, fragment.name, base, notes.damaged)
+    staged = Staging(store, fragment.name).frame_bytes()
+    description = reply.description if reply is not None else None
+    described = derivation.recipe_now(reply, fragment, base) if reply is not None else None
+    published = base.layout.recipe if base is not None else None
+    changes: list[str] = []
+    if published and described and published.id != described.id:
+        changes = list(schema_change.column_changes(published, described)) or [
+            "its fingerprint version"
+        ]
+    if base is not None and description is not None:
+        before = notes.policies(base)
+        changes += row_security.changes(before, PolicyDigests.from_message(description))
+    at = Situation(
+        fragment=fragment,
+        base=base,
+        recipe=published or described,
+        notes=notes,
+        earlier=tuple(history.with_newest(base).earlier),
+        line=line_notes.line(store, fragment.source, notes.rows_per_s),
+        now=datetime.now(UTC),
+        allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
+        marker=_marker_state(fragment, base, notes, reply, staged),
+        rows_told=None if description is None else description.rows_expected or None,
+    )
+    files = base.sound if base is not None else ()
+    partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
+    tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
+    return at.known(files, partition, tiled), ForecastFacts(staged, schema_changes=tuple(changes))
+
+
+def _marker_state(
+    fragment: Fragment,
+    base: Snapshot | None,
+    notes: Notes,
+    reply: pb.DescribeReply | None,
+    staged_bytes: int,
+) -> MarkerState | None:
+    """Return what is known of a marker; None: all rows are to be proven.
+
+    A source that does not answer is taken to give marks.
+    """
+    features = None if reply is None else reply.features
+    state = marker_of(fragment, base, notes, features=features, staged_bytes=staged_bytes)
+    is_named = reply is None or reply.description.HasField("marker")
+    if state is None or is_named or not state.is_known:
+        return state
+    return replace(state, mark=b"", why="the source's DBA names no marker of this relation")
+
+
+def predict(known: PlanInputs, beside: ForecastFacts = NOTHING) -> Forecast:
+    """Price the candidates, choose one and say why."""
+    rows, floor = known.rows or 0, None
+    changes, expected = forecasts(known)
+    if changes is None:
+        changed, origin, interval = round(rows * choice.CHANGE_SHARE), "assumed", None
+    else:
+        changed, count = min(changes.median, rows), len(known.earlier) - 1
+        interval = changes.low, changes.median, changes.high
+        origin = f"after the last {'refresh' if count == 1 else f'{count} refreshes'}"
+    differing = changed if expected is None else min(expected.median, rows)
+    candidates, chosen = refreshes(known, expected, max(differing, 1))
+    if known.rows is not None and not known.prices.guessed:
+        floor = choice.floor_bytes(known.rows, changed, known.prices.row)
+    return Forecast(
+        name=known.name,
+        version=known.version,
+        rows_published=known.rows,
+        rows_expected=known.rows_expected,
+        first_load=known.rows is None,
+        changes_expected=interval,
+        change_share=changed / known.rows if known.rows else 0.0,
+        change_share_from=origin,
+        floor_bytes=floor,
+        candidates=candidates,
+        chosen=chosen,
+        why=_why(known, candidates, chosen),
+        staged_bytes=beside.staged_bytes,
+        source_error=beside.source_error,
+        schema_changes=beside.schema_changes,
+        tiles=known.scope.tiles,
+        tiles_done=known.scope.tiles_done,
+        refused=known.refusal.message if known.refusal is not None else None,
+        marker=_marker(known, chosen),
+    )
+
+
+def _marker(known: PlanInputs, chosen: str) -> MarkerForecast | None:
+    """Return whether a marker would be used, why not, and its last audit; None: it is not asked
+    for."""
+    state = known.marker
+    if state is None:
+        return None
+    is_used = chosen == NAMES[Method.SINCE]
+    why = state.refused(known.now) or "comparing all rows is as cheap"
+    age_s = state.age_s(known.now)
+    return MarkerForecast(
+        used=is_used,
+        why=None if is_used else why,
+        proof=Proof.KEYS.value if is_used else Proof.TOTAL.value,
+        audit=state.audit,
+        audit_age_s=round(age_s) if math.isfinite(age_s) else None,
+        audit_s=state.audit_s,
+    )
+
+
+def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
+    """Return the source's description of the relation, or why it could not be asked."""
+    try:
+        reach(fragment.source)
+        with SourceChannel(fragment.source) as link:
+            return link.describe(fragment.relation), None
+    except (SourceUnreachable, DatabaseUnavailable) as error:
+        return None, error.message
+
+
+def _why(known: PlanInputs, candidates: tuple[Candidate, ...], chosen: str) -> str:
+    if known.rows is None:
+        return "there is nothing to compare yet"
+    if known.read_at_most and known.rows:
+        said = known.allowance
+        if said is None or said.may_scan(known.now):
+            return f"read_at_most = {known.read_at_most}"
+        return f"the source allows {said.describe(known.now)} ({PROOF_OF_PART})"
+    if known.tiled is not None:
+        return "incremental"
+    if known.forced is not None:
+        return f'method = "{known.forced.value}"'
+    sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
+    no_rivals = {chosen, NAMES[Method.GROUP]}  # groups are used only on request
+    others = [c for what, c in sized.items() if what not in no_rivals]
+    line = known.line
+    if chosen not in sized or not others:
+        return ""
+    if line.objective is Objective.BYTES:
+        best = min(others, key=lambda c: c.bytes or 0)
+        less = (best.bytes or 0) - (sized[chosen].bytes or 0)
+        if less < 0:
+            return _despite(sized[chosen], best)
+        return f'{counted(less, "byte")} fewer than {best.what} (objective = "bytes")'
+    best = min(others, key=lambda c: c.exchange_seconds or 0.0)
+    less_s = (best.exchange_seconds or 0.0) - (sized[chosen].exchange_seconds or 0.0)
+    speed = f"{line.rtt_s * 1000:,.0f} ms and {line.bytes_per_s * 8e-6:,.1f} Mbit/s"
+    if less_s < 0:
+        return _despite(sized[chosen], best)
+    return f"{less_s:,.1f} s less than {best.what} over {speed}"
+
+
+def _despite(chosen: Candidate, best: Candidate) -> str:
+    """Return the reason why a candidate that seems cheaper is not chosen."""
+    if chosen.what == NAMES[Method.SKETCH] and chosen.round_trips == 1:
+        return f"the initial sketch is expected to suffice, although {best.what} would take less"
+    return f"{best.what} is rejected: its worst case exceeds a full copy"
