@@ -229,6 +229,11 @@ class Report:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + spent.seconds, 3)
 
 
+def is_held_back_for_long(seconds: float) -> bool:
+    """Return True if a source held reads back for long enough to tell a person."""
+    return seconds >= HELD_BACK_SHOWN_S
+
+
 def say_error(error: DriftlineError) -> None:
     """Print an error for a person on stderr: what, where, why, what to do."""
     retry = " Safe to run again." if error.is_retryable else ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.events import Event, RefreshEnded
-from warehouse_agent.report import HELD_BACK_SHOWN_S, Report, counted
+from warehouse_agent.report import Report, counted, is_held_back_for_long
 
 NAMED_MAX = 10  # fragments that failed, or were not started, in the line at the end
 
@@ -132,7 +132,7 @@ def text_of(report: Report) -> str:
     if report.repaired_files:
         lost = counted(report.repaired_files, "lost file")
         extra += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
-    if report.held_back_s >= HELD_BACK_SHOWN_S:
+    if is_held_back_for_long(report.held_back_s):
         extra += f", held back for {report.held_back_s:,.1f} s by the source, to spare its database"
     if report.ahead is not None:
         extra += (

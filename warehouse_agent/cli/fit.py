@@ -76,7 +76,7 @@ def _print(
         return
     print(json.dumps(body_of(found)) if as_json else "\n".join(text_of(found)))
     if plot is not None:
-        _write(plot, svg(found.name, found.model, found.uniform(), _result(found.judged)))
+        _write(plot, svg(found.name, found.model, found.uniform(), _verdict(found.judged)))
 
 
 def _write(file: Path, text: str) -> None:
@@ -89,13 +89,9 @@ def _write(file: Path, text: str) -> None:
         ) from error
 
 
-def _result(judged: Fitness | None) -> str:
+def _verdict(judged: Fitness | None) -> str:
     if judged is None:
         return f"not known from fewer than {FITNESS_MIN} intervals"
-    return _verdict(judged)
-
-
-def _verdict(judged: Fitness) -> str:
     verdict = "doubtful" if judged.p_value <= DOUBTFUL else "not contradicted"
     return f"{verdict} (p = {judged.p_value:.2f})"
 
@@ -161,8 +157,9 @@ def body_of(found: ChangeFit) -> dict[str, object]:
 def text_of(found: ChangeFit) -> list[str]:
     """Return a fit as lines for people."""
     model, memory = found.model, found.memory
+    is_claimed = found.times is not None and found.times.found is not None
     kinds = " / ".join(f"{share:.0%}" for share in model.shares)
-    seen = counted(model.intervals, "claimed event" if found.is_claimed else "interval")
+    seen = counted(model.intervals, "claimed event" if is_claimed else "interval")
     lines = [f"{found.name}: {model.mean:.3g} changed rows an hour, from {seen}"]
     lines.append(f"  model: {model.structure}, in {model.zone}")
     lines += [
@@ -176,8 +173,8 @@ def text_of(found: ChangeFit) -> list[str]:
     lines += [f"  {text}" for text in model.untold]
     if memory.dropped:
         lines.append(f"  dropped, because the clock of the source was set: {memory.dropped}")
-    if not found.is_claimed:
-        lines.append(f"  goodness of fit: {_result(found.judged)}")
+    if not is_claimed:
+        lines.append(f"  goodness of fit: {_verdict(found.judged)}")
     rows = memory.recent[-1].rows if memory.recent else 0.0
     more = [] if found.times is None else _claims_text(found.times)
     more += _parents_text(found.parents, rows)

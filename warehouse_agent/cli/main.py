@@ -295,7 +295,7 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
         )
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
-    loop.run(config, patterns, refreshed, LoopPrinter())
+    loop.run(config, patterns, refreshed, LoopPrinter(config.file.name))
     return []
 
 

@@ -14,7 +14,7 @@ from warehouse_agent.inspection import refresh_prediction, view_prediction
 from warehouse_agent.inspection.refresh_prediction import Forecast, MarkerForecast
 from warehouse_agent.inspection.view_prediction import ViewForecast
 from warehouse_agent.planning.candidates import Candidate
-from warehouse_agent.report import HELD_BACK_SHOWN_S, counted
+from warehouse_agent.report import counted, is_held_back_for_long
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
@@ -64,7 +64,7 @@ def text_of(forecast: Forecast) -> str:
         lines.append(f"    {_marker_text(forecast.marker)}")
     if forecast.why:
         lines.append(f"    {forecast.chosen}: {forecast.why}")
-    if forecast.held_back_s is not None and forecast.held_back_s >= HELD_BACK_SHOWN_S:
+    if forecast.held_back_s is not None and is_held_back_for_long(forecast.held_back_s):
         lines.append(
             f"    the source held the last refresh back for {forecast.held_back_s:,.1f} of its"
             f" {forecast.last_s or 0.0:,.1f} s, to spare its database; that is in no price above"

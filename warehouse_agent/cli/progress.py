@@ -28,7 +28,7 @@ from warehouse_agent.events import (
     RefreshRetried,
     RowsRead,
 )
-from warehouse_agent.report import HELD_BACK_SHOWN_S, counted
+from warehouse_agent.report import counted, is_held_back_for_long
 
 LINE_EVERY_S = 10.0
 PHASE_CHARACTERS_MAX = 20  # of the source's word for its work
@@ -167,7 +167,7 @@ class ProgressDisplay:
 def _amount(rows: RowsRead, seconds: float) -> str:
     expected, read = rows.rows_expected, rows.rows
     text = f"{read:,} of about {expected:,} rows" if expected else counted(read, "row")
-    if rows.held_back_s >= HELD_BACK_SHOWN_S:
+    if is_held_back_for_long(rows.held_back_s):
         text += f", held back by the source for {rows.held_back_s:,.0f} s"
     rate = read / seconds if seconds > 0 else 0.0
     if rate <= 0:

@@ -11,13 +11,13 @@ from datetime import datetime
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.report import age, counted, say_error, utc_at
 from warehouse_agent.runs.each_fragment import each
+from warehouse_agent.scheduler.configuration import LoopError
 from warehouse_agent.scheduler.due import (
     FragmentDecision,
     SelectionDecision,
     probes,
     scheduled,
 )
-from warehouse_agent.scheduler.loop_events import ConfigurationRefused, LookEnded, LoopEvent
 from warehouse_agent.storage.store import Store
 from warehouse_agent.timetable.decision import NEVER, Decision
 from warehouse_agent.views.selection import TableSelection
@@ -65,19 +65,20 @@ def say_due(decisions: SelectionDecision, file: str, now: datetime) -> list[int]
 class LoopPrinter:
     """Listener of `scheduler.loop` that prints on stderr; what is never due, when that changes."""
 
-    def __init__(self) -> None:
-        self._never_due = ""
+    def __init__(self, file: str) -> None:
+        """`file`: the name of the configuration."""
+        self._file, self._never_due = file, ""
 
-    def __call__(self, event: LoopEvent) -> None:
+    def __call__(self, event: SelectionDecision | LoopError) -> None:
         """Print an event."""
-        if not isinstance(event, LookEnded):
+        if isinstance(event, LoopError):
             say_error(event.error)
-            if isinstance(event, ConfigurationRefused):
+            if event.is_former_kept:
                 print("The configuration that was read before still counts.", file=sys.stderr)
             return
-        for error in event.decisions.errors:
+        for error in event.errors:
             say_error(error)
-        if (said := never_due(event.decisions.never_due, event.file)) != self._never_due:
+        if (said := never_due(event.never_due, self._file)) != self._never_due:
             print(said or "Every fragment is due at some time now.", file=sys.stderr, flush=True)
             self._never_due = said
 

@@ -15,7 +15,7 @@ from warehouse_agent.history import alarms
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.notes import UncomparedNote
 from warehouse_agent.inspection.published_state import PublishedState, history_of, reading
-from warehouse_agent.report import HELD_BACK_SHOWN_S, age, counted
+from warehouse_agent.report import age, counted, is_held_back_for_long
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import VersionRecord
@@ -267,7 +267,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
         if as_json:
             body = {k: v for k, v in record.body.items() if k not in _OURS}
             body |= {k: v for k, v in (record.report or {}).items() if k in _BRAKES}
-            body |= {"failed": [f.to_json() for f in shown.failed]}
+            body |= {"failed": [asdict(f) for f in shown.failed]}
             print(json.dumps(body | ({"staleness": shown.staleness} if known.is_moved else {})))
             continue
         print("".join(f"{f.attempt}\n" for f in shown.failed), end="")
@@ -286,5 +286,5 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
 def _held_back(record: VersionRecord) -> str:
     """Return for how long the source held the refresh of a version back, if it did; else empty."""
     held_s = (record.report or {}).get("held_back_s")
-    is_told = isinstance(held_s, int | float) and held_s >= HELD_BACK_SHOWN_S
+    is_told = isinstance(held_s, int | float) and is_held_back_for_long(held_s)
     return f", held back for {held_s:,.1f} s" if is_told else ""

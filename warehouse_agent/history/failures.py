@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from warehouse_agent.history.history_lines import FailureLine, HistoryLine, SuccessLine
 from warehouse_agent.history.refresh_history import Enough, RefreshHistory
@@ -42,10 +42,6 @@ class Failure:
     safe_to_retry: bool
     exit_code: int
     details: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON."""
-        return asdict(self)
 
     def has_cause_of(self, other: Failure) -> bool:
         """Return True if both are one cause, met while the same version was published."""

@@ -25,7 +25,8 @@ class ChangeFit:
     Attributes:
         memory: the intervals between its refreshes.
         judged: the goodness of fit; None: there are fewer than FITNESS_MIN intervals.
-        times: the fit of claimed times; None: no column claims any.
+        times: the fit of claimed times; None: no column claims any. A model of it, if there are
+            enough, is `model`.
         parents: deletions that its parents cause.
     """
 
@@ -35,11 +36,6 @@ class ChangeFit:
     judged: Fitness | None
     times: ClaimedTimesFit | None
     parents: Parents
-
-    @property
-    def is_claimed(self) -> bool:
-        """Return True if claimed times of events are fitted, not the counts of intervals."""
-        return self.times is not None and self.times.found is not None
 
     def uniform(self) -> Floats:
         """Return values that are uniform on 0..1 if the model is right, [n]."""

@@ -134,7 +134,12 @@ def reading(
         ask: ask the sources of the fragments whether anything changed.
     """
     store = Store.of(config)
-    activities = _asked(store, chosen) if ask else {}
+    activities: Mapping[str, ProbedChange] = {}
+    if ask:
+        from warehouse_agent.scheduler import probes  # gRPC, which a state needs for nothing else
+
+        fragments = [one for one in chosen if isinstance(one, Fragment)]
+        activities = probes.probed(store, fragments)
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
         flipped = pool.submit(_members, store)
         read = {one.name: pool.submit(_table_state, store, one) for one in chosen}
@@ -149,13 +154,6 @@ def reading(
             yield state
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _asked(store: Store, chosen: Sequence[Fragment | View]) -> Mapping[str, ProbedChange]:
-    """Return what the sources say of the changes since the published versions."""
-    from warehouse_agent.scheduler import probes  # gRPC, which a state needs for nothing else
-
-    return probes.probed(store, [one for one in chosen if isinstance(one, Fragment)])
 
 
 def _judged(

@@ -7,16 +7,28 @@ counts. [spark] counts when the process starts, because it has one session.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from driftline.errors import DriftlineError, UsageError
 
 from warehouse_agent.config import WarehouseConfig
-from warehouse_agent.scheduler.loop_events import ConfigurationRefused, LoopFailed, LoopListener
+from warehouse_agent.scheduler.due import SelectionDecision
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import TableSelection, select
+
+
+@dataclass(frozen=True, slots=True)
+class LoopError:
+    """An error that ends nothing; `is_former_kept`: a changed file cannot be used, and the
+    configuration that was read before still counts."""
+
+    error: DriftlineError
+    is_former_kept: bool = False
+
+
+LoopListener = Callable[[SelectionDecision | LoopError], None]
 
 
 @dataclass
@@ -50,7 +62,7 @@ class Configuration:
             config = load(self.config.file)
             self.config, self.chosen = config, self._selected(config)
         except DriftlineError as error:
-            self.listener(ConfigurationRefused(error))
+            self.listener(LoopError(error, is_former_kept=True))
 
     def _selected(self, config: WarehouseConfig) -> TableSelection:
         """Return what the patterns mean; tell which mean nothing any more."""
@@ -60,7 +72,7 @@ class Configuration:
                 select(config, [pattern], False)
                 left.append(pattern)
             except UsageError as gone:
-                self.listener(LoopFailed(gone))
+                self.listener(LoopError(gone))
         if self.patterns and not left:
             return TableSelection(())
         return select(config, left, not self.patterns)

@@ -19,9 +19,8 @@ from driftline.errors import DriftlineError, InternalError
 
 from warehouse_agent.change_models.memory import LearnedMemories
 from warehouse_agent.config import WarehouseConfig
-from warehouse_agent.scheduler.configuration import Configuration
+from warehouse_agent.scheduler.configuration import Configuration, LoopError, LoopListener
 from warehouse_agent.scheduler.due import gains, look
-from warehouse_agent.scheduler.loop_events import LookEnded, LoopFailed, LoopListener
 from warehouse_agent.timetable.retry import wait_s
 from warehouse_agent.views.selection import TableSelection, select
 
@@ -91,7 +90,7 @@ def run(
         refresh: refreshes a selection, given what is gained by each fragment (`due.gains`) and what
             tells whether nothing more is to be started; returns the exit codes of its fragments,
             then others.
-        listener: is told what a person may want to know.
+        listener: is told the result of each look, and errors that end nothing.
 
     Raises:
         UsageError: a pattern matches nothing.
@@ -106,7 +105,7 @@ def run(
         moment = datetime.fromtimestamp(now, UTC)
         decisions = look(current.config, current.chosen, moment, learned)
         undecided[:] = decisions.undecided
-        listener(LookEnded(decisions, current.config.file.name))
+        listener(decisions)
         return decisions.due + undecided, [(one.name, one.decision.at) for one in decisions.later]
 
     def refreshed(names: Sequence[str]) -> Sequence[int]:
@@ -117,7 +116,7 @@ def run(
             gained = gains(current.config, [*in_order], time.time(), learned)
             codes = refresh(current.config, selection, gained, lambda: ending.is_asked)
         except DriftlineError as error:
-            listener(LoopFailed(error))
+            listener(LoopError(error))
             return [error.exit_code] * len(names)
         # What cannot be decided is due again at once, so it waits like what failed.
         again = dict.fromkeys(undecided, InternalError.exit_code)

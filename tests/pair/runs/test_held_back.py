@@ -77,8 +77,7 @@ def test_report_history_and_audit_say_it(
         run = pair.store.read("_driftline", "runs", "orders.jsonl")
         assert run is not None
         assert json.loads(run)["held_back_s"] == report.held_back_s
-        monkeypatch.setattr("warehouse_agent.cli.answers.HELD_BACK_SHOWN_S", 1e-9)
-        monkeypatch.setattr("warehouse_agent.cli.status.HELD_BACK_SHOWN_S", 1e-9)
+        monkeypatch.setattr("warehouse_agent.report.HELD_BACK_SHOWN_S", 1e-9)
         assert ("held back for" in text_of(report)) == is_on
         assert ("held back for" in pair.said("history", "orders")) == is_on
         told = json.loads(pair.said("history", "orders", "--json"))
@@ -113,8 +112,7 @@ def test_while_it_reads_a_source_says_that_it_is_held_back(
 ) -> None:
     """Before rows, so that the line is not taken to be slow; and `plan` says it afterwards."""
     monkeypatch.setattr("source_agent.server.conversation.HELD_NEWS_S", 1e-9)
-    for where in ("plan", "progress"):
-        monkeypatch.setattr(f"warehouse_agent.cli.{where}.HELD_BACK_SHOWN_S", 1e-9)
+    monkeypatch.setattr("warehouse_agent.report.HELD_BACK_SHOWN_S", 1e-9)
     with orders(spark, tmp_path, lambda _: os.urandom(100), "BLOB") as pair:
         pair.limits = ""
         pair.restart()

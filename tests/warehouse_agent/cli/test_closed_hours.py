@@ -247,7 +247,7 @@ def test_a_fragment_that_is_deleted_from_the_file_while_run_refreshes_it(
     file, left = pair.warehouse_toml(), without_orders(pair)
     pair.warehouse_toml()
     edit_when(monkeypatch, WarehouseFailpoint.COMPARED, lambda: file.write_text(left))
-    current = Configuration(["orders", "i*"], load(file), LoopPrinter())
+    current = Configuration(["orders", "i*"], load(file), LoopPrinter("warehouse.toml"))
     refreshed = list[list[str]]()
     now = [datetime.now(UTC).timestamp()]
 
@@ -296,7 +296,7 @@ def test_what_cannot_be_decided_is_not_refreshed_without_end(
 
     monkeypatch.setattr(timetable, "scheduled", scheduled)
     monkeypatch.setattr(ScheduleLoop, "run", turns)
-    run_loop(load(pair.warehouse_toml()), [], refresh, LoopPrinter())
+    run_loop(load(pair.warehouse_toml()), [], refresh, LoopPrinter("warehouse.toml"))
     assert [sorted(names) for names in refreshed] == [["items", "orders"]]
     assert RETRY_S - 10 < waits[1] <= RETRY_S
     assert "year 10000 is out of range" in capsys.readouterr().err
@@ -307,7 +307,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(
 ) -> None:
     file = pair.warehouse_toml()
     sound = file.read_text()
-    current = Configuration([], load(file), LoopPrinter())
+    current = Configuration([], load(file), LoopPrinter("warehouse.toml"))
     before = current.config
     file.write_text(sound + "[fragments.orders\n")
     current.renew()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def test_what_failed_last_is_said_with_its_cause_and_remedy(tmp_path: Path) -> N
         " RECIPE: orders: Columns changed. Look."
     )
     assert detail == "  added: note"
-    assert Failure(**whole.to_json()) == whole
+    assert Failure(**asdict(whole)) == whole
 
 
 @pytest.mark.parametrize(
