@@ -29,7 +29,7 @@ SOURCES_AT_ONCE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ProbedChange:
-    """What a source says of the changes since a version; None: nothing is published."""
+    """Answer of a source about the changes since a version; None: nothing is published."""
 
     probe: ProbeResult
     version: int | None
