@@ -1,1 +1,1 @@
-"""The DBA's command line: one module per command."""
+"""The DBA's command line: options, words and tables."""

@@ -1,324 +1,24 @@
-"""`check`: report to the DBA what the agent would do, before it runs.
-
-Whether it can listen, which database it reaches and as whom, what each relation is and what a scan
-costs, and which privileges the login has beyond SELECT on what is published. It reads catalogues
-and plans; it scans no table and never tries to write. A relation that cannot be described does not
-hide the others.
-"""
+"""`check`: print to the DBA what the agent would do, before it runs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+import json
+from dataclasses import asdict
 
-from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
-from driftline.limits import NO_PROGRESS_S
 from driftline.relations.derivations import Comparable, DerivablePart
-from sqlalchemy.engine import URL, make_url
 
-from source_agent.budgets.audit import recent_snapshots
-from source_agent.budgets.budget import local_now
-from source_agent.cli import marker_advice
-from source_agent.cli.check_endpoint import EndpointReport, examine
-from source_agent.cli.marker_advice import MarkerReport
-from source_agent.config.file import ServedRelation, SourceConfig
-from source_agent.engines import plug_ins
-from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
-from source_agent.engines.registry import KINDS, has_files, is_file, untested
-from source_agent.engines.relations.shapes import Fingerprint, Relation, Shape
+from source_agent.checks.configuration import CheckReport, SnapshotReport
+from source_agent.checks.relations import RelationReport
+from source_agent.engines.interface import Privilege
 from source_agent.printable import counted
 
 _TILES = "by the index of its key"
-READ_ONLY = "every session is opened read-only and its driver sends no other statement"
-OF_FILES = "files are opened for reading alone, and links are not followed"
-BY_LOGIN = "sessions are not opened read-only: only the login keeps them from writing"
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnReport:
-    """One column of a relation."""
-
-    name: str
-    type: str
-    nullable: bool
-    key: bool
-    comparable: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RelationReport:
-    """A relation, or the `error` why it cannot be served.
-
-    `no_tiles` says why it cannot be read in tiles; None: it can. `scan` has the hours in which a
-    scan may begin, none: never; None: always. `scan_now` says the same of the time of the check.
-    `marker` is the one that the file names, None: none, and `marker_read` how it is read;
-    `markers` are others that might be named, `flags` columns that look like flags of deleted rows.
-    """
-
-    name: str
-    allow: list[str] | None
-    columns: list[ColumnReport]
-    vouched: bool
-    rows_expected: int
-    scan_cost: str
-    notes: list[str]
-    fingerprint: str = ""
-    error: str | None = None
-    error_code: str | None = None
-    derive: list[str] = field(default_factory=list)
-    no_tiles: str | None = None
-    scan: list[str] | None = None
-    scan_now: str = "now"
-    rows_by_key: int | None = None
-    marker: str | None = None
-    marker_read: MarkerReport | None = None
-    markers: list[MarkerReport] = field(default_factory=list)
-    flags: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class LimitReport:
-    """A time limit of the agent's sessions, with a note if it endangers a refresh."""
-
-    name: str
-    seconds: float
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotReport:
-    """The work of the database that an exchange's snapshot holds back, and for how long.
-
-    `longest_s`: of the last `exchanges` in the audit file; None: it has none. `most_s`: the DBA's
-    limit; None: no limit.
-    """
-
-    holds_back: str
-    longest_s: float | None
-    exchanges: int
-    most_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """Everything that `check` prints.
-
-    `identity`: what tells the database from a copy of it, by names for people.
-    """
-
-    database: str
-    login: str
-    as_of: str
-    consistency: str
-    read_only: str
-    relations: list[RelationReport]
-    privileges: list[Privilege]
-    limits: list[LimitReport]
-    snapshot: SnapshotReport
-    server: list[EndpointReport]
-    plug_ins: list[str] = field(default_factory=list)  # that are not used, and why
-    identity: dict[str, str] = field(default_factory=dict)
-    release: str = ""  # of the server
-    notes: tuple[str, ...] = ()  # on the server
-
-    @property
-    def failed(self) -> bool:
-        """True if a relation cannot be served or the agent cannot listen; not for privileges."""
-        return self.served < len(self.relations) or any(entry.problem for entry in self.server)
-
-    @property
-    def served(self) -> int:
-        """Number of relations that can be served."""
-        return sum(relation.error is None for relation in self.relations)
-
-
-def check(config: SourceConfig, engine: Engine) -> CheckReport:
-    """Examine [server] and the catalogues.
-
-    Raises DatabaseUnavailable or DatabaseRefused, with the problems of [server] as details.
-    """
-    server = examine(config)
-    try:
-        return _check(config, engine, server)
-    except DriftlineError as error:
-        error.details |= {f"server.{entry.what}": entry.text for entry in server if entry.problem}
-        raise
-
-
-def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -> CheckReport:
-    relations = [published.relation for published in config.relations.values()]
-    session = engine.open()
-    try:
-        as_of, consistency = session.snapshot.as_of, session.snapshot.consistency.value
-        identity = _identity(session)
-        limits = [_limit(limit) for limit in session.time_limits]
-        snapshot = _snapshot(config, session)
-        release, pooler = session.server.release, session.server.pooler
-        reports = []
-        for name in config.relations:
-            reports.append(_relation(config, engine, session, name))
-            if reports[-1].error is not None:  # the failed statement may have ended the transaction
-                session.close()
-                session = engine.open()
-    finally:
-        session.close()
-    privileges = _privileges(engine, relations)
-    url = make_url(config.database.url)
-    read_only = OF_FILES if has_files(url) else READ_ONLY
-    return CheckReport(
-        database=engine.name,
-        login=url.username or ("the account of this process" if is_file(url) else ""),
-        as_of=as_of,
-        consistency=consistency,
-        read_only=BY_LOGIN if any(p.is_unknown for p in privileges) else read_only,
-        relations=reports,
-        privileges=privileges,
-        limits=limits,
-        snapshot=snapshot,
-        server=server,
-        plug_ins=plug_ins.refused(KINDS),
-        identity=identity,
-        release=release,
-        notes=tuple(filter(None, (pooler, untested(release), _renamed(url, engine)))),
-    )
-
-
-def _privileges(engine: Engine, relations: list[Relation]) -> list[Privilege]:
-    """Return what the login may do; a note why it is not known, where catalogues are closed."""
-    try:
-        return engine.privileges(relations)
-    except DatabaseRefused as error:
-        what = f"the rights of the login cannot be read: {error.message}"
-        return [Privilege(what, excess=False, is_note=True)]
-
-
-def _identity(session: Session) -> dict[str, str]:
-    """Return what a mark carries of the database; nothing if the login may not ask for it."""
-    markers = session.capabilities.markers
-    try:
-        return {} if markers is None else dict(markers.identity())
-    except DatabaseRefused:
-        return {}
-
-
-def _snapshot(config: SourceConfig, session: Session) -> SnapshotReport:
-    held = recent_snapshots(config.server.audit_file)
-    longest_s = max(held, default=None)
-    return SnapshotReport(session.server.holds_back, longest_s, len(held), config.budget.snapshot_s)
-
-
-def _snapshot_lines(report: SnapshotReport) -> list[str]:
-    """Return what waits for the end of a refresh, if anything does, and for how long."""
-    if not report.holds_back:
-        return []
-    most = "no limit" if report.most_s is None else f"at most {report.most_s:g} s"
-    held = "the audit file has no refresh yet"
-    if report.longest_s is not None:
-        exchanges = counted(report.exchanges, "exchange")
-        held = f"{report.longest_s:,.1f} s at most in the last {exchanges} of the audit"
-    return [
-        f"  snapshot holds back {report.holds_back}",
-        f"           for as long as a refresh lasts: {held}; {most} (limits.snapshot_seconds)",
-    ]
-
-
-def _weight(privilege: Privilege) -> str:
-    if privilege.is_unknown:
-        return "unknown"
-    if privilege.is_note:
-        return "note"
-    return "EXCESS" if privilege.excess else "needed"
-
-
-def _limit(limit: TimeLimit) -> LimitReport:
-    is_short = limit.is_idle and limit.seconds < NO_PROGRESS_S
-    note = (
-        f"shorter than the {NO_PROGRESS_S:g} s for which the two agents wait for each other: if"
-        " the warehouse answers slowly, the snapshot is lost (SNAPSHOT_LOST)"
-    )
-    return LimitReport(limit.name, limit.seconds, note if is_short else "")
-
-
-def _relation(config: SourceConfig, engine: Engine, session: Session, name: str) -> RelationReport:
-    published = config.relations[name]
-    allow = None if published.allow is None else sorted(published.allow)
-    try:
-        shape = session.describe(published.relation)
-        published.check_key(shape)
-        marker_read = marker_advice.read(session, shape)
-        markers = marker_advice.advice(session, shape)
-        cost = engine.scan_cost(shape)
-        if config.budget.readers > 1:
-            split = session.capabilities.split
-            is_shared = split is not None and split(shape) is not None
-            readers = f"{config.budget.readers} processes read it"
-            cost += f"; {readers if is_shared else 'one process reads it'}"
-    except DriftlineError as error:
-        return RelationReport(name, allow, [], False, 0, "", [], "", str(error), error.code)
-    keys = {column.name for column in shape.recipe.key}
-    comparable = shape.comparable_by_name
-    columns = [
-        ColumnReport(c.name, str(c.type), c.nullable, c.name in keys, comparable[c.name].value)
-        for c in shape.recipe.published_order
-    ]
-    return RelationReport(
-        name,
-        allow,
-        columns,
-        shape.vouched,
-        shape.rows_expected,
-        cost,
-        [*shape.notes, *shape.notes_local, *engine.warnings(shape)],
-        _fingerprint(session, shape),
-        derive=sorted(part.value for part in published.derive),
-        no_tiles=shape.not_by_key or None,
-        scan=None if published.scan is None else [str(span) for span in published.scan.spans],
-        scan_now=_scan_now(published, local_now()),
-        rows_by_key=published.relation.rows_by_key,
-        marker=None if shape.marker is None else str(shape.marker),
-        marker_read=marker_read,
-        markers=markers,
-        flags=marker_advice.flags(shape),
-    )
-
-
-def _scan_now(published: ServedRelation, now: datetime) -> str:
-    """Return when a scan may begin, as seen from a local time."""
-    if published.scan is None:
-        return "now"
-    window = published.scan.window(now)
-    if window is None:
-        return "never"
-    if window.is_open(now):
-        return f"now, until {window.ends:%Y-%m-%d %H:%M}"
-    return f"not before {window.begins:%Y-%m-%d %H:%M}"
-
-
-def _fingerprint(session: Session, shape: Shape) -> str:
-    """Return who makes this relation's fingerprints, and whether the database could."""
-    relation = shape.relation
-    if relation.fingerprint is Fingerprint.DATABASE:
-        return "made by the database: 64 bits, no protection against forged rows"
-    try:
-        session.describe(replace(relation, fingerprint=Fingerprint.DATABASE))
-    except ConfigurationError as error:
-        return f"made by the agent. {error.message}"
-    return 'made by the agent; fingerprint = "database" is possible'
-
-
-def _renamed(url: URL, engine: Engine) -> str:
-    """Return the difference between what a URL calls a server and what it is; empty: none."""
-    named = url.get_backend_name()
-    if named == engine.name or named not in KINDS:
-        return ""
-    return (
-        f"database.url says {named}, and the server is {engine.name}: it is read as {engine.name}"
-    )
-
-
-def as_json(report: CheckReport) -> dict[str, object]:
+def as_json(report: CheckReport) -> str:
     """Return the report for `--json`, with `ok` and the number of relations that are served."""
-    return {"ok": not report.failed, "served": report.served, **asdict(report)}
+    facts = {"ok": not report.failed, "served": report.served, **asdict(report)}
+    return json.dumps(facts, ensure_ascii=False)
 
 
 def as_text(report: CheckReport) -> str:
@@ -356,6 +56,29 @@ def as_text(report: CheckReport) -> str:
         lines += ["  none known to this database"]
     lines += ["", *_verdict(report)]
     return "\n".join(lines)
+
+
+def _snapshot_lines(report: SnapshotReport) -> list[str]:
+    """Return what waits for the end of a refresh, if anything does, and for how long."""
+    if not report.holds_back:
+        return []
+    most = "no limit" if report.most_s is None else f"at most {report.most_s:g} s"
+    held = "the audit file has no refresh yet"
+    if report.longest_s is not None:
+        exchanges = counted(report.exchanges, "exchange")
+        held = f"{report.longest_s:,.1f} s at most in the last {exchanges} of the audit"
+    return [
+        f"  snapshot holds back {report.holds_back}",
+        f"           for as long as a refresh lasts: {held}; {most} (limits.snapshot_seconds)",
+    ]
+
+
+def _weight(privilege: Privilege) -> str:
+    if privilege.is_unknown:
+        return "unknown"
+    if privilege.is_note:
+        return "note"
+    return "EXCESS" if privilege.excess else "needed"
 
 
 def _verdict(report: CheckReport) -> list[str]:

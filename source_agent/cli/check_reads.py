@@ -1,69 +1,25 @@
-"""`check --reads`: compare a sample of a relation with what the database's driver itself returns.
+"""`check --reads`: print how a sample of a relation compares with the driver's own values.
 
-For a server on which Driftline was never run. What is compared, and what cannot be found so, says
-`engines.own_values.comparison`. Values are shown, shortened, on the terminal of the DBA; none goes
-to a warehouse.
+Values are shown, shortened, on the terminal of the DBA; none goes to a warehouse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from dataclasses import asdict
 
-from driftline.errors import NotFound
-from driftline.settings.declarations import nearest
-
-from source_agent.config.file import SourceConfig
-from source_agent.engines.interface import Engine
-from source_agent.engines.own_values.comparison import (
-    ColumnReads,
-    ValueComparison,
-    compare,
-    not_compared,
-)
-from source_agent.engines.own_values.reading import own_values_of, why_none
+from source_agent.checks.reads import failed
+from source_agent.engines.own_values.comparison import ColumnReads, ValueComparison
 from source_agent.printable import VALUE_CHARACTERS_MAX, counted
 
 _SHOWN = 3  # differences of a column
 
 
-def check_reads(
-    config: SourceConfig, engine: Engine, names: Sequence[str], rows: int
-) -> dict[str, ValueComparison]:
-    """Compare about `rows` rows of each relation.
-
-    Raises NotFound without such a relation, and what describing or scanning it raises.
-    """
-    for name in names:
-        if name not in config.relations:
-            raise NotFound(
-                f"{config.path.name} does not publish {name!r}.",
-                remedy=nearest(name, tuple(config.relations)),
-            )
-    comparisons = {}
-    for name in names:
-        session = engine.open()
-        try:
-            shape = session.describe(config.relations[name].relation)
-            own = own_values_of(engine, session)
-            if own is None:
-                comparisons[name] = not_compared(shape, why_none(engine))
-            else:
-                comparisons[name] = compare(session, own, shape, rows)
-        finally:
-            session.close()
-    return comparisons
-
-
-def failed(comparisons: dict[str, ValueComparison]) -> bool:
-    """Return True if a value differs, or a relation has none that could be compared."""
-    return any(one.differs or not one.is_compared for one in comparisons.values())
-
-
-def as_json(comparisons: dict[str, ValueComparison]) -> dict[str, object]:
+def as_json(comparisons: dict[str, ValueComparison]) -> str:
     """Return the report for `--json`."""
     relations = [{"name": name, **asdict(one)} for name, one in comparisons.items()]
-    return {"ok": not failed(comparisons), "relations": relations}
+    facts = {"ok": not failed(comparisons), "relations": relations}
+    return json.dumps(facts, ensure_ascii=False)
 
 
 def as_text(comparisons: dict[str, ValueComparison]) -> str:

@@ -9,7 +9,6 @@ modules itself: `enroll` needs no database driver, and `--help` neither SQLAlche
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import signal
@@ -27,6 +26,10 @@ from driftline.peer_text import escape_in
 from source_agent.failpoints import SourceFailpoint
 
 if TYPE_CHECKING:
+    from driftline.rows.digests import Digest
+
+    from source_agent.checks.statements import StatementSection
+    from source_agent.checks.total import SourceTotal
     from source_agent.config.file import SourceConfig
     from source_agent.engines.interface import Engine
 
@@ -35,6 +38,7 @@ INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 # of every block: 6 % of a scan of SQLite. Rows are in no cycle.
 GC_OBJECTS = 10_000
 _SILENT = "NONE"  # of GRPC_VERBOSITY
+_ASKED = "-- The agent issues these statements to describe it:"
 _DEBUG_HELP = "Log more and show tracebacks."
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -115,11 +119,10 @@ def init(
 
     If source.toml exists, print the relations that can be added to it, and write nothing.
     """
+    from source_agent.checks.first_configuration import InitOptions
     from source_agent.cli import init as scaffold
 
-    request = scaffold.InitOptions(
-        config, url, patterns, login, password_file, listen, force, _prompt
-    )
+    request = InitOptions(config, url, patterns, login, password_file, listen, _prompt)
     if config.exists() and not force:
         lacks = scaffold.missing(request)
         if lacks.text:
@@ -128,7 +131,7 @@ def init(
         if lacks.addable:
             click.echo("next: driftline-source grants, check; SIGHUP adds relations", err=True)
         return
-    made = scaffold.init(request)
+    made = scaffold.init(request, force=force)
     for path in made.files:
         click.echo(path)
     click.echo(str(made), err=True)
@@ -189,25 +192,21 @@ def check(config: Path, as_json: bool, compared: tuple[str, ...], rows: int) -> 
     if compared:
         _check_reads(config, compared, rows, as_json=as_json)
         return
-    from source_agent.cli import check as checking
+    from source_agent.checks.configuration import check as examine
+    from source_agent.cli import check as printing
 
-    report = checking.check(*_connected(config))
-    if as_json:
-        click.echo(json.dumps(checking.as_json(report), ensure_ascii=False))
-    else:
-        click.echo(checking.as_text(report))
+    report = examine(*_connected(config))
+    click.echo(printing.as_json(report) if as_json else printing.as_text(report))
     _end(failed=report.failed)
 
 
 def _check_reads(path: Path, names: tuple[str, ...], rows: int, *, as_json: bool) -> None:
-    from source_agent.cli import check_reads as comparing
+    from source_agent.checks.reads import check_reads, failed
+    from source_agent.cli import check_reads as printing
 
-    comparisons = comparing.check_reads(*_connected(path), names, rows)
-    if as_json:
-        click.echo(json.dumps(comparing.as_json(comparisons), ensure_ascii=False))
-    else:
-        click.echo(comparing.as_text(comparisons))
-    _end(failed=comparing.failed(comparisons))
+    comparisons = check_reads(*_connected(path), names, rows)
+    click.echo(printing.as_json(comparisons) if as_json else printing.as_text(comparisons))
+    _end(failed=failed(comparisons))
 
 
 @cli.command()
@@ -215,7 +214,7 @@ def _check_reads(path: Path, names: tuple[str, ...], rows: int, *, as_json: bool
 @click.pass_obj
 def grants(config: Path, login: str | None) -> None:
     """Print a script of the least grants; run it as yourself."""
-    from source_agent.cli.grants import grants as script
+    from source_agent.checks.grants import grants as script
 
     click.echo(script(*_connected(config), login=login))
 
@@ -224,14 +223,32 @@ def grants(config: Path, login: str | None) -> None:
 @click.pass_obj
 def explain(config: Path) -> None:
     """Print every SQL text that the agent can issue."""
-    from source_agent.cli import explain as explaining
+    from source_agent.checks.statements import explain as sections_of
 
-    sections = explaining.explain(*_connected(config))
-    click.echo(explaining.as_text(sections))
+    sections = sections_of(*_connected(config))
+    click.echo(_statements_text(sections))
     failed = [section for section in sections if section.error is not None]
     for section in failed:
         click.echo(f"{section.heading} cannot be served: {section.error}", err=True)
     _end(failed=bool(failed))
+
+
+def _statements_text(sections: list[StatementSection]) -> str:
+    """Return the statements as text; headings are SQL comments."""
+    lines: list[str] = []
+    for section in sections:
+        lines.append(f"-- {section.heading}")
+        if section.error is not None:
+            reason = " ".join(section.error.split())
+            lines += [f"-- cannot be served: {reason}", _ASKED, ""]
+        if section.slots:
+            lines += ["-- A warehouse may fill these slots (derive):"]
+            lines += [f"-- {line}" for slot in section.slots for line in slot.splitlines()]
+            lines.append("")
+        for sql in section.statements:
+            lines += [sql.strip().removesuffix(";") + ";", ""]
+        lines.append("")
+    return "\n".join(lines).rstrip()
 
 
 @cli.command()
@@ -292,11 +309,31 @@ def _no_cryptography() -> ConfigurationError:
 @click.pass_obj
 def total(config: Path, receipt: Path) -> None:
     """Recompute a receipt of the warehouse from this database."""
-    from source_agent.cli import total as totalling
+    from source_agent.checks import total as room
 
-    comparison = totalling.total(*_connected(config), totalling.read_receipt(receipt))
-    click.echo(str(comparison))
+    comparison = room.total(*_connected(config), room.read_receipt(receipt))
+    click.echo(_total_text(comparison))
     _end(failed=not comparison.equal)
+
+
+def _total_text(found: SourceTotal) -> str:
+    stated = found.receipt
+    head = f"{stated.relation}: {_counted(found.digest)}"
+    if found.equal:
+        return f"{head}, equal to the receipt of {stated.as_of}"
+    version = f"version {stated.version}" if stated.version else "the receipt's version"
+    return (
+        f"{head}, differs from the receipt of {stated.as_of}: {_counted(stated.digest)}. "
+        f"The table may have changed since: {version} was read as of {stated.as_of}, "
+        f"this total as of {found.as_of}. To compare at a time without writes, refresh, make a "
+        "new receipt and run this again."
+    )
+
+
+def _counted(digest: Digest) -> str:
+    """Return rows and total in the form that both sides print."""
+    rows = "row" if digest.count == 1 else "rows"
+    return f"{digest.count} {rows}, total {digest.sum_bytes().hex()}"
 
 
 def _end(*, failed: bool) -> None:

@@ -38,7 +38,8 @@ ORDER_BYTES_MAX = 1 << 17  # words and environment; a socket's buffer has more
 # What commands import when they run.
 _OF_PACKAGES = ("pandas", "pyspark.sql.classic.dataframe")
 _OF_SOURCE = (
-    *("cli.main", "cli.check", "cli.explain", "cli.grants", "cli.init", "cli.total", "enrolment"),
+    *("cli.main", "cli.check", "cli.init", "checks.configuration", "checks.first_configuration"),
+    *("checks.grants", "checks.statements", "checks.total", "enrolment"),
     *("engines.mysql_family.engine", "engines.postgresql.session", "engines.sqlite.engine"),
     "server.service",
 )

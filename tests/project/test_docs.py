@@ -35,8 +35,8 @@ from driftline import errors
 from driftline.values.types import WIDTHS, parse_type
 
 from source_agent.budgets.audit import AuditEntry
+from source_agent.checks.configuration import check
 from source_agent.cli import main as source_cli
-from source_agent.cli.check import check
 from source_agent.config import declarations as source_settings
 from source_agent.config import file as source_configure
 from source_agent.engines.conformance.reads import decoded, flat

@@ -310,11 +310,36 @@ def test_it_finds_what_is_not_worth_its_place() -> None:
     assert words_for_everything(alike | {"a/y.py": "def g(): ...\n" * 20}) == {}
 
 
+@pytest.mark.starts
+@pytest.mark.parametrize("agent", ["source_agent"])
+def test_commands_are_run_and_not_imported(agent: str) -> None:
+    """A decision lies in a room: outside the folder of a command line only `main` is imported."""
+    inside = ROOT / agent / "cli", ROOT / "tests" / agent / "cli"
+    found, looked_at = set(), 0
+    for name in _files():
+        path = ROOT / name
+        if path.suffix != ".py" or any(path.is_relative_to(folder) for folder in inside):
+            continue
+        looked_at += 1
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module == f"{agent}.cli":
+                modules = [f"{agent}.cli.{alias.name}" for alias in node.names]
+            else:
+                modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {
+                f"{name}: {module}"
+                for module in modules
+                if module.startswith(f"{agent}.cli") and module != f"{agent}.cli.main"
+            }
+    assert looked_at > 100
+    assert not found, "\n".join(sorted(found))
+
+
 # They read JSON or TOML, or make JSON, and nothing else.
 JSON = {
-    "source_agent/cli/check.py",
-    "source_agent/cli/check_reads.py",
-    "source_agent/cli/total.py",
+    "source_agent/checks/total.py",
     "source_agent/scan/marked.py",
     "warehouse_agent/cli/commands.py",
     "warehouse_agent/cli/fit.py",

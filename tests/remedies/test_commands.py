@@ -16,24 +16,18 @@ import pytest
 from driftline.errors import DriftlineError
 
 from deploy.demonstration import job, processes
-from source_agent.cli import grants, init
 from source_agent.config.file import load
 from source_agent.engines.dump.engine import DumpEngine
 from source_agent.engines.interface import Limits
-from source_agent.engines.registry import connect
 from source_agent.enrolment import enroll
 from tests import ROOT
+from tests.harness.source_commands import source_command
 from tests.remedies.told import told
 from warehouse_agent.cli import init as warehouse_init
 from warehouse_agent.config import Source
 from warehouse_agent.differential.command import DiffOptions, diff
 from warehouse_agent.differential.reading import named
 from warehouse_agent.transport.certificates import certificates, context_of
-
-SOURCE_INIT: dict[str, Any] = {
-    "patterns": (), "login": None, "password_file": None, "listen": "127.0.0.1:0", "force": False,
-    "ask_password": lambda _: None,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -44,12 +38,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def request(folder: Path, **options: Any) -> init.InitOptions:
-    given = {"config": folder / "source.toml", "url": "sqlite:///erp.db", **SOURCE_INIT, **options}
-    return init.InitOptions(**given)
+def init(folder: Path, *flags: str, **options: str | None) -> None:
+    """Run `init` in a folder, which ends with one relation that can be served."""
+    given = {"url": "sqlite:///erp.db", "listen": "127.0.0.1:0", **options}
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    done = source_command(folder / "source.toml", "init", *words, *flags)
+    assert done.exit_code == 0, done
+    assert done.stderr.startswith("1 relation can be served\n")
 
 
-INIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+INIT: list[tuple[str, dict[str, str | None], dict[str, str]]] = [
     ("Add --url, such as --url postgresql://reader@localhost/erp.", {"url": None}, {}),
     (
         "Write one such as postgresql://reader@localhost/erp or sqlite:///erp.db.",
@@ -65,7 +63,7 @@ INIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {},
     ),
     ("Write HOST:PORT, such as ….", {"listen": "7443"}, {"listen": "127.0.0.1:7443"}),
-    ("Did you mean …?", {"patterns": ("order",)}, {"patterns": ("orders",)}),
+    ("Did you mean …?", {"tables": "order"}, {"tables": "orders"}),
     (
         "Check database.url: an absolute path has four slashes, sqlite:////path/to/file.",
         {"url": "sqlite:///erb.db"},
@@ -76,52 +74,49 @@ INIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("case", INIT, ids=lambda case: case[0][:40])
 def test_a_first_file_of_the_source(
-    folder: Path, case: tuple[str, dict[str, Any], dict[str, Any]]
+    folder: Path, case: tuple[str, dict[str, str | None], dict[str, str]]
 ) -> None:
     remedy, fault, mended = case
     with pytest.raises(DriftlineError) as caught:
-        init.init(request(folder, **fault))
+        init(folder, **fault)
     told(caught.value, remedy)
     at = str(folder).removeprefix("/")
-    mended = {k: v.replace("{folder}", at) if isinstance(v, str) else v for k, v in mended.items()}
-    assert init.init(request(folder, **mended)).published == 1
+    init(folder, **{name: value.replace("{folder}", at) for name, value in mended.items()})
 
 
 def test_files_that_init_would_overwrite(folder: Path) -> None:
-    init.init(request(folder))
+    init(folder)
+    (folder / "source.toml").rename(folder / "source.toml.away")
     text = "Choose another --config, move it away, or add --force."
-    for mended in (
-        {"config": folder / "two" / "source.toml", "url": f"sqlite:///{folder}/erp.db"},
-        {"force": True},
-    ):
+    for at, *flags in ((folder / "two",), (folder, "--force")):
         with pytest.raises(DriftlineError) as caught:
-            init.init(request(folder))
+            init(folder)
         told(caught.value, text)
-        assert init.init(request(folder, **mended)).published == 1
+        init(at, *flags, url=f"sqlite:///{folder}/erp.db")
     for path in ("source.toml", "grants.sh"):
         (folder / path).rename(folder / f"{path}.away")
-    assert init.init(request(folder)).published == 1
+    init(folder)
     with pytest.raises(DriftlineError) as caught:
-        init.missing(request(folder, url="sqlite:///other.db"))
+        init(folder, url="sqlite:///other.db")
     told(caught.value, "Choose another --config, for a second agent; or, to begin anew, --force.")
     with closing(sqlite3.connect(folder / "other.db")) as connection:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY NOT NULL)")
-    other = {"url": f"sqlite:///{folder}/other.db"}
-    assert init.init(request(folder, **other, config=folder / "three" / "source.toml")).published
-    assert init.init(request(folder, **other, force=True)).published == 1
+    other = f"sqlite:///{folder}/other.db"
+    init(folder / "three", url=other)
+    init(folder, "--force", url=other)
 
 
 def test_no_tables_and_odd_names(folder: Path) -> None:
     sqlite3.connect(folder / "empty.db").close()
     with pytest.raises(DriftlineError) as caught:
-        init.init(request(folder, url="sqlite:///empty.db"))
+        init(folder, url="sqlite:///empty.db")
     told(caught.value, "Is it the right database?")
-    assert init.init(request(folder, url="sqlite:///erp.db")).published == 1
+    init(folder, url="sqlite:///erp.db")
     with closing(sqlite3.connect(folder / "odd.db")) as connection:
         connection.execute('CREATE TABLE "a\nb" (id INTEGER PRIMARY KEY NOT NULL)')
-    init.init(request(folder, url="sqlite:///odd.db", force=True))
-    text = "Publish a query under another name."
     file = folder / "source.toml"
+    assert source_command(file, "init", "--url=sqlite:///odd.db", "--force").exit_code == 1
+    text = "Publish a query under another name."
     assert told(text, text) in file.read_text()
     file.write_text(
         file.read_text()
@@ -134,7 +129,7 @@ def test_no_tables_and_odd_names(folder: Path) -> None:
 def test_a_folder_of_dumps_is_not_proposed(folder: Path) -> None:
     (folder / "dumps").mkdir()
     with pytest.raises(DriftlineError) as caught:
-        init.init(request(folder, url=f"dump:///{folder}/dumps"))
+        init(folder, url=f"dump:///{folder}/dumps")
     told(
         caught.value,
         "Write source.toml and the formats yourself: docs/dba-guide.md, Dump files.",
@@ -148,12 +143,10 @@ def test_grants_without_a_login(folder: Path) -> None:
         '[database]\nurl = "postgresql:///erp"\n[server]\nlisten = "[::1]:0"\ninsecure = true\n'
         '[relations.orders]\ntable = "orders"\n'
     )
-    config = load(file)
-    engine = connect(config.database.url, None, Limits())
     with pytest.raises(DriftlineError) as caught:
-        grants.grants(config, engine, login=None)
+        source_command(file, "grants")
     told(caught.value, "Add --login NAME.")
-    assert "driftline" in grants.grants(config, engine, login="driftline")
+    assert "driftline" in source_command(file, "grants", "--login", "driftline").stdout
 
 
 def test_certificates_of_both_agents(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from driftline.rows.digests import Salt
 from driftline.values.types import Recipe
 from pyspark.sql import SparkSession
 
-from source_agent.cli.total import Receipt, total
+from source_agent.checks.total import Receipt, total
 from source_agent.config import file as configure
 from source_agent.engines.registry import connect
 from tests.harness.legacy import PostgresLegacy

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from source_agent.cli.total import read_receipt, total
+from source_agent.checks.total import read_receipt, total
 from source_agent.config.file import load
 from source_agent.engines.registry import connect
 from tests.harness.legacy_dump import DumpFolder

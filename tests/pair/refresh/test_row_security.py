@@ -19,8 +19,6 @@ from driftline import wire_pb2 as pb
 from driftline.errors import RecipeChanged
 from pyspark.sql import SparkSession
 
-from source_agent.cli.check import as_text, check
-from source_agent.config import file as source_configure
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
@@ -28,6 +26,7 @@ from source_agent.engines.relations.shapes import Relation, Shape
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
+from tests.harness.source_commands import source_command
 from warehouse_agent.cli import doctor as examine
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.refresh import whole
@@ -114,9 +113,7 @@ def plan(pair: Pair) -> str:
 
 def test_what_is_hidden_is_said_by_everybody(pair: Pair) -> None:
     assert pair.refresh("rows").rows_total == 6
-    config = source_configure.load(pair.source_toml())
-    engine = connect(config.database.url, config.database.password, config.database.limits)
-    text = as_text(check(config, engine))
+    text = source_command(pair.source_toml(), "check").stdout
     said = "the relation is what the login may see (policies that apply: own of public.rows)"
     assert said in text
     assert said in doctor(pair)

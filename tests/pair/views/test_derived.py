@@ -13,7 +13,7 @@ import pytest
 from driftline.relations.derivations import text_of
 from pyspark.sql import SparkSession
 
-from source_agent.cli.total import read_receipt, total
+from source_agent.checks.total import read_receipt, total
 from source_agent.config.file import load
 from source_agent.engines.registry import connect
 from tests.harness.legacy import LEGACIES

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from driftline.errors import DriftlineError, UsageError, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
-from source_agent.cli.total import read_receipt, total
+from source_agent.checks.total import read_receipt, total
 from source_agent.config.file import load as source_config
 from source_agent.engines.registry import connect
 from tests.harness.views import Sites

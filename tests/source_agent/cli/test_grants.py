@@ -13,7 +13,8 @@ import psycopg
 import pymysql
 import pytest
 
-from source_agent.cli.check import as_text, check
+from source_agent.checks.configuration import check
+from source_agent.cli.check import as_text
 from source_agent.config.file import SourceConfig, load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import rows_of

@@ -16,8 +16,10 @@ import pytest
 from driftline.errors import ConfigurationError, DatabaseRefused, UsageError
 from sqlalchemy.engine import make_url
 
-from source_agent.cli import check, init
-from source_agent.cli.init import InitOptions, WrittenFiles
+from source_agent.checks.configuration import check
+from source_agent.checks.first_configuration import InitOptions
+from source_agent.cli import init
+from source_agent.cli.init import WrittenFiles
 from source_agent.config.file import SourceConfig, load
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
@@ -102,7 +104,6 @@ def requested(folder: Path, place: Place, **more: Any) -> InitOptions:
         "login": None,
         "password_file": None,
         "listen": "127.0.0.1:0",
-        "force": False,
         "ask_password": lambda prompt: place.password,
     }
     return InitOptions(**options | more)
@@ -118,7 +119,7 @@ def published(config: SourceConfig) -> dict[str, tuple[str, tuple[str, ...] | No
 
 def test_what_is_written_is_what_is_served(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "agent"
-    made = init.init(requested(folder, place))
+    made = init.init(requested(folder, place), force=False)
     text = (folder / "source.toml").read_text()
     config = load(folder / "source.toml")
     quote = "`" if place.name == "mariadb" else '"'
@@ -144,7 +145,7 @@ def test_what_is_written_is_what_is_served(place: Place, tmp_path: Path) -> None
         ]
         assert "is not published: The table has no primary key" in reason
     database = config.database
-    report = check.check(config, connect(database.url, database.password, database.limits))
+    report = check(config, connect(database.url, database.password, database.limits))
     assert report.served == len(report.relations) == len(expected)
     assert all(relation.vouched for relation in report.relations)
     _check_files(made, place, folder)
@@ -168,8 +169,10 @@ def _check_files(made: WrittenFiles, place: Place, folder: Path) -> None:
 def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path) -> None:
     if place.password is None:
         with pytest.raises(UsageError, match="No table or view is called 'order"):
-            init.init(requested(tmp_path / "a", place, patterns=("orders",)))
-        made = init.init(requested(tmp_path / "b", place, patterns=("main.k*", "pair")))
+            init.init(requested(tmp_path / "a", place, patterns=("orders",)), force=False)
+        made = init.init(
+            requested(tmp_path / "b", place, patterns=("main.k*", "pair")), force=False
+        )
         assert sorted(load(made.files[0]).relations) == ["keyed", "pair"]
         return
     secret = tmp_path / "mine"
@@ -180,11 +183,11 @@ def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path
         raise AssertionError(prompt)
 
     chosen = {"password_file": secret, "ask_password": nobody, "patterns": (f"{place.second}.*",)}
-    made = init.init(requested(tmp_path / "a", place, **chosen))
+    made = init.init(requested(tmp_path / "a", place, **chosen), force=False)
     config = load(made.files[0])
     assert list(config.relations) == ["keyed"]
     assert config.database.password == place.password
-    made = init.init(requested(tmp_path / "b", place, login="reader", **chosen))
+    made = init.init(requested(tmp_path / "b", place, login="reader", **chosen), force=False)
     text = made.files[0].read_text()
     assert "://reader@" in text
     assert 'password_file = "reader.password"' in text
@@ -193,10 +196,10 @@ def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path
     assert made.password_to_write == "reader.password"
     secret.chmod(0o644)
     with pytest.raises(ConfigurationError, match="is open to others than its owner"):
-        init.init(requested(tmp_path / "c", place, **chosen))
+        init.init(requested(tmp_path / "c", place, **chosen), force=False)
     # Nobody to ask, as in a script.
     with pytest.raises(DatabaseRefused) as caught:
-        init.init(requested(tmp_path / "d", place, ask_password=lambda prompt: None))
+        init.init(requested(tmp_path / "d", place, ask_password=lambda prompt: None), force=False)
     assert "--password-file" in caught.value.remedy
     assert not (tmp_path / "d").exists()
 
@@ -212,7 +215,7 @@ def test_a_url_without_a_user_stays_without_one(
         with postgresql.superuser(name) as admin:
             admin.execute(TABLES[0])
         place = Place("postgresql", url, None, None)
-        made = init.init(requested(tmp_path / "a", place))
+        made = init.init(requested(tmp_path / "a", place), force=False)
         database = load(made.files[0]).database
         assert make_url(database.url).username is None
         with closing(connect(database.url, None, database.limits).open()) as session:
@@ -287,9 +290,8 @@ def test_nothing_is_overwritten_unless_forced(folder: Path) -> None:
 
 def test_the_pause_file_is_there_from_the_start(folder: Path) -> None:
     url = f"sqlite:///{folder / 'erp.db'}"
-    init.init(
-        InitOptions(folder / "source.toml", url, (), None, None, "[::1]:0", False, lambda _: "")
-    )
+    request = InitOptions(folder / "source.toml", url, (), None, None, "[::1]:0", lambda _: "")
+    init.init(request, force=False)
     assert load(folder / "source.toml").budget.pause_file == folder / "PAUSE"
 
 
@@ -297,7 +299,7 @@ def test_new_tables_are_printed_to_be_added(place: Place, tmp_path: Path) -> Non
     """What is printed, added to the file, is what the agent then serves; nothing is written."""
     folder = tmp_path / "agent"
     file = folder / "source.toml"
-    init.init(requested(folder, place, patterns=("pair",)))
+    init.init(requested(folder, place, patterns=("pair",)), force=False)
     text = file.read_text()
     own = "mine as it was"
     file.write_text(
@@ -321,7 +323,7 @@ def test_new_tables_are_printed_to_be_added(place: Place, tmp_path: Path) -> Non
     names |= {"main.keyed"} if place.second is None else {f"{place.second}.keyed"}
     assert names <= set(config.relations)
     database = config.database
-    report = check.check(config, connect(database.url, database.password, database.limits))
+    report = check(config, connect(database.url, database.password, database.limits))
     assert report.served == len(config.relations)
     assert init.missing(again).addable == 0, "each is served now"
     with pytest.raises(ConfigurationError, match="for another database") as caught:
@@ -382,7 +384,7 @@ def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     config = tmp_path / "source.toml"
     url = f"sqlite:///{tmp_path / 'erp.db'}"
     made = init.init(
-        InitOptions(config, url, (), None, None, "127.0.0.1:7443", False, lambda _: None)
+        InitOptions(config, url, (), None, None, "127.0.0.1:7443", lambda _: None), force=False
     )
     assert made.found - made.published == len(unreadable)
     text = config.read_text()
@@ -423,7 +425,7 @@ def test_a_name_in_a_file_that_is_not_utf8_is_left_out_by_name(tmp_path: Path) -
 
 def expect_left_out(folder: Path, place: Place, names: list[str]) -> None:
     """Check that the table `t` alone is published, and each of the others named with why not."""
-    init.init(requested(folder, place))
+    init.init(requested(folder, place), force=False)
     assert list(load(folder / "source.toml").relations) == ["t"]
     text = (folder / "source.toml").read_text()
     for name in names:

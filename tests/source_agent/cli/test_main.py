@@ -22,7 +22,7 @@ from driftline.values.send_format import string_encoder
 from driftline.values.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.cli.grants import grants
+from source_agent.checks.grants import grants
 from source_agent.cli.main import cli
 from source_agent.config.file import load
 from source_agent.engines.registry import connect

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from driftline import errors
 
-from source_agent.cli import check
-from source_agent.config.file import load
 from source_agent.engines.conformance.reads import split_of
 from source_agent.engines.interface import Engine, Limits, Session
 from source_agent.engines.registry import connect
@@ -23,6 +21,7 @@ from source_agent.engines.relations.shapes import Relation
 from tests.harness.family import FAMILY
 from tests.harness.mysql_server import MySQL
 from tests.harness.servers import FamilyServer, PostgreSQL
+from tests.harness.source_commands import source_command
 
 ROLE_LIMITS_MS = {
     "statement_timeout": 700,
@@ -186,11 +185,10 @@ def test_check_shows_the_limits_in_force(
         '[relations.few]\ntable = "few"\nkey = ["id"]\n'
     )
     try:
-        report = check.check(load(file), engine(strict_role))
+        text = source_command(file, "check").stdout
     finally:
         with postgresql.superuser() as connection:
             connection.execute("DROP TABLE few")
-    text = check.as_text(report)
     assert "statement_timeout 0.7 s" in text
     assert "idle_in_transaction_session_timeout is shorter than the 30 s" in text
 

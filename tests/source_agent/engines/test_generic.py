@@ -11,8 +11,6 @@ import pytest
 from driftline.errors import ConfigurationError, DatabaseUnavailable
 from sqlalchemy import types as sql
 
-from source_agent.cli.check import as_text, check
-from source_agent.config.file import load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
@@ -23,6 +21,7 @@ from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Marker
 from source_agent.engines.relations.shapes import Consistency, Relation
 from tests.harness.legacy_generic import GenericOverPostgreSQL, GenericOverSQLite
+from tests.harness.source_commands import source_command
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -140,8 +139,7 @@ def test_check_does_not_say_that_sessions_are_read_only(tmp_path: Path) -> None:
         f'[database]\nurl = "{made.url}"\n'
         '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n[relations.orders]\ntable = "orders"\n'
     )
-    config = load(tmp_path / "source.toml")
-    said = as_text(check(config, made.connect()))
+    said = source_command(tmp_path / "source.toml", "check").stdout
     assert "reads    fuzzy; sessions are not opened read-only" in said
     assert "unknown  the generic engine cannot read privileges" in said
     assert "1 of 1 relation can be served" in said

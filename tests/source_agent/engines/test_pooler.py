@@ -25,8 +25,6 @@ from driftline.errors import (
 )
 from driftline.rows.key_order import KeyRange
 
-from source_agent.cli import check
-from source_agent.config.file import load
 from source_agent.engines.conformance.reads import (
     flat,
     key_hashes,
@@ -46,6 +44,7 @@ from source_agent.enrolment import enroll
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.pgbouncer import PgBouncer, Pooler
 from tests.harness.servers import PostgreSQL
+from tests.harness.source_commands import source_command
 
 pytestmark = pytest.mark.starts
 
@@ -174,13 +173,11 @@ def test_a_declared_pooler_is_never_sent_options(
         '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n[limits]\nreaders = 2\n'
         '[relations.t]\ntable = "t"\n[relations.v]\ntable = "v"\nkey = ["id"]\n'
     )
-    config = load(file)
-    of = config.database
-    report = check.check(config, connect(of.url, None, of.limits, pooler=of.pooler))
+    done = source_command(file, "check")
     assert "unsupported" not in logged(pooler)
-    assert not report.failed, check.as_text(report)
-    assert f"  note     {settings.POOLED}" in check.as_text(report)
-    assert "one process reads it" in check.as_text(report)
+    assert done.exit_code == 0, done.output
+    assert f"  note     {settings.POOLED}" in done.stdout
+    assert "one process reads it" in done.stdout
 
 
 def test_a_direct_connection_is_no_pooler(pg: OfPostgreSQL) -> None:

@@ -16,7 +16,7 @@ from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES, database_seed, finge
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from source_agent.cli.check import as_text, check
+from source_agent.checks.configuration import check
 from source_agent.config.file import load as load_file
 from source_agent.engines.interface import Ask, Limits, Rows, Session
 from source_agent.engines.postgresql import hashes as postgresql_hashes
@@ -29,6 +29,7 @@ from source_agent.scan.reader import ReadCounts, Reader
 from tests.harness.absent import needs_release
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.source_commands import source_command
 from tests.reference import values as reference
 from tests.reference.rows import Row, row_bytes
 from tests.samples import values as value_samples
@@ -454,7 +455,7 @@ def test_check_says_who_makes_them_and_who_could(legacy: OfPostgreSQL, tmp_path:
         )
         report = check(load_file(file), connect(url, None, Limits()))
         said.append(report.relations[0].fingerprint)
-        assert f"fingerprints {said[-1]}" in as_text(report)
+        assert f"fingerprints {said[-1]}" in source_command(file, "check").stdout
     assert said[0].startswith("made by the database: 64 bits")
     assert said[1] == 'made by the agent; fingerprint = "database" is possible'
     assert said[2].startswith("made by the agent. Only PostgreSQL")

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 
 from source_agent.budgets import feedback
 from source_agent.budgets.budget import ExchangeStopped, GovernedSession, GovernedSplit, Governor
-from source_agent.cli.check import check
-from source_agent.cli.explain import explain
-from source_agent.cli.grants import grants
+from source_agent.checks.configuration import check
+from source_agent.checks.grants import grants
+from source_agent.checks.statements import explain
 from source_agent.config.file import Budget, load
 from source_agent.engines.conformance.reads import split_of
 from source_agent.engines.interface import DatabaseTime, Limits, Rows, Session, Split

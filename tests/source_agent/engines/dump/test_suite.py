@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 from driftline.errors import ConfigurationError
 
-from source_agent.cli.check import as_text, check
-from source_agent.config.file import load
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
-from source_agent.engines.interface import Limits
-from source_agent.engines.registry import connect
 from tests.harness.legacy_dump import OfDump
+from tests.harness.source_commands import source_command
 from tests.source_agent.engines.dump.folders import Accounts
 
 
@@ -37,8 +34,7 @@ def checked(folder: Path, lines: str) -> str:
         f'files = "a-*.csv"\nformat = "{accounts.format}"\nsettle_s = 0.000001\nkey = ["id"]\n'
         f"{lines}\n"
     )
-    config = load(folder / "source.toml")
-    return as_text(check(config, connect(config.database.url, None, Limits())))
+    return source_command(folder / "source.toml", "check").stdout
 
 
 def test_check_speaks_of_files(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from source_agent.cli import check, marker_advice
-from source_agent.cli.explain import explain
+from source_agent.checks import marker_advice
+from source_agent.checks.configuration import CheckReport, check
+from source_agent.checks.statements import explain
 from source_agent.config.file import SourceConfig, load
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
@@ -22,6 +23,7 @@ from source_agent.engines.relations.markers import Marker
 from source_agent.engines.relations.shapes import Relation
 from tests.harness.family import FAMILY, spelled_as
 from tests.harness.legacies import KINDS
+from tests.harness.source_commands import source_command
 
 AWARE = {"postgresql": "timestamptz", "mariadb": "timestamp", "sqlite": "DATETIME"}
 NAIVE = {"postgresql": "timestamp", "mariadb": "datetime", "sqlite": "DATETIME"}
@@ -71,9 +73,9 @@ def url(legacy: Legacy) -> Iterator[str]:
     legacy.drop_login(login)
 
 
-def report_of(url: str, folder: Path, relations: str) -> check.CheckReport:
+def report_of(url: str, folder: Path, relations: str) -> CheckReport:
     config = written(url, folder, relations)
-    return check.check(config, engine_of(config))
+    return check(config, engine_of(config))
 
 
 def written(url: str, folder: Path, relations: str) -> SourceConfig:
@@ -113,7 +115,7 @@ def test_markers_are_suggested_with_the_way_they_are_read(
         (slow, "by a scan of the table")
     ]
     assert "an index that begins with it" in bare.markers[-1].note
-    text = check.as_text(report)
+    text = source_command(tmp_path / "source.toml", "check").stdout
     for line in (*lines, slow):
         assert f"\n  possible {line}\n" in text
     assert "\n  flags    is_deleted: " in text
@@ -142,8 +144,8 @@ def test_the_identity_of_the_database_is_what_marks_carry(
         mark = markers_of(session).mark(session.describe(relation))
     # A table of PostgreSQL has a number besides.
     assert mark.source.split(" ")[0] == ":".join(report.identity.values())
-    assert "\n  identity " in check.as_text(report)
-    body = json.loads(json.dumps(check.as_json(report)))
+    assert "\n  identity " in source_command(tmp_path / "source.toml", "check").stdout
+    body = json.loads(source_command(tmp_path / "source.toml", "check", "--json").stdout)
     assert body["identity"] == report.identity
     assert [m["line"] for m in body["relations"][0]["markers"]]
 

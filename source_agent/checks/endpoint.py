@@ -1,4 +1,4 @@
-"""`check` of [server]: find out whether `serve` could listen, and a warehouse would trust it.
+"""Find of [server] whether `serve` could listen, and whether a warehouse would trust it.
 
 Everything is tried as `serve` does it, and undone: certificates are read, the address is bound and
 released. If the port is taken, its owner is identified, because a running agent is no problem. One

@@ -1,4 +1,4 @@
-"""`grants`: print a script with the privileges that the login needs, and no others.
+"""The script of the privileges that the login needs, and no others.
 
 The engine writes the script, because each database spells privileges differently. The DBA runs it
 as herself; the agent never does, and needs no login to print it.

@@ -1,4 +1,4 @@
-"""`explain`: print every SQL text that this agent can issue, for the DBA to review.
+"""Every SQL text that this agent can issue, for the DBA to review.
 
 Identifiers and queries are those of source.toml, and values from the network are bound. For a
 relation with `derive` there are templates, whose slots a warehouse fills with what is listed. The
@@ -17,7 +17,7 @@ from driftline.errors import DriftlineError
 from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
 from driftline.relations.derivations import DerivablePart
 
-from source_agent.cli import marker_advice
+from source_agent.checks import marker_advice
 from source_agent.config.file import SourceConfig
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.own_values.reading import own_values_of
@@ -33,7 +33,6 @@ from source_agent.engines.relations.select import plan_of
 from source_agent.engines.relations.shapes import Fingerprint, Shape
 
 EVERY_SESSION = "every session"
-_ASKED = "-- The agent issues these statements to describe it:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +127,3 @@ def _own(statements: Sequence[str], common: Sequence[str]) -> tuple[str, ...]:
 def _renewed(engine: Engine, session: Session) -> Session:
     session.close()
     return engine.open()
-
-
-def as_text(sections: list[StatementSection]) -> str:
-    """Return the statements as text; headings are SQL comments."""
-    lines: list[str] = []
-    for section in sections:
-        lines.append(f"-- {section.heading}")
-        if section.error is not None:
-            reason = " ".join(section.error.split())
-            lines += [f"-- cannot be served: {reason}", _ASKED, ""]
-        if section.slots:
-            lines += ["-- A warehouse may fill these slots (derive):"]
-            lines += [f"-- {line}" for slot in section.slots for line in slot.splitlines()]
-            lines.append("")
-        for sql in section.statements:
-            lines += [sql.strip().removesuffix(";") + ";", ""]
-        lines.append("")
-    return "\n".join(lines).rstrip()

@@ -1,4 +1,4 @@
-"""`total`: recompute a receipt of the warehouse from the DBA's own database.
+"""Recompute a receipt of the warehouse from the DBA's own database.
 
 A receipt states what the warehouse published: relation, columns in tuple order, as-of, version,
 count, and a total under a key and salt made for this receipt alone. The same rows under the same
@@ -62,25 +62,6 @@ class SourceTotal:
     def equal(self) -> bool:
         """True if the source has the rows of the receipt."""
         return self.digest == self.receipt.digest
-
-    def __str__(self) -> str:
-        stated = self.receipt
-        head = f"{stated.relation}: {_counted(self.digest)}"
-        if self.equal:
-            return f"{head}, equal to the receipt of {stated.as_of}"
-        version = f"version {stated.version}" if stated.version else "the receipt's version"
-        return (
-            f"{head}, differs from the receipt of {stated.as_of}: {_counted(stated.digest)}. "
-            f"The table may have changed since: {version} was read as of {stated.as_of}, "
-            f"this total as of {self.as_of}. To compare at a time without writes, refresh, make a "
-            "new receipt and run this again."
-        )
-
-
-def _counted(digest: Digest) -> str:
-    """Return rows and total in the form that both sides print."""
-    rows = "row" if digest.count == 1 else "rows"
-    return f"{digest.count} {rows}, total {digest.sum_bytes().hex()}"
 
 
 def read_receipt(path: Path) -> Receipt:
