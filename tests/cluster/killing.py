@@ -35,8 +35,9 @@ from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
+from warehouse_agent.table_maintenance.file_checks import check_files
 from warehouse_agent.table_maintenance.garbage import unreferenced
-from warehouse_agent.table_maintenance.verification import check_files, damaged, verified
+from warehouse_agent.table_maintenance.verification import damaged, verified
 from warehouse_agent.tasks.steps import Steps
 
 ROWS = 400

@@ -20,13 +20,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from driftline.errors import NotFound, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import SMALL_BYTES, Pair
 from warehouse_agent import changes
-from warehouse_agent.cli import commands
+from warehouse_agent.cli.main import cli
 from warehouse_agent.history.notes import Notes, note_damage
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import repair
@@ -208,9 +209,7 @@ def test_damage_that_verify_found_in_an_older_version(pair: Pair) -> None:
     assert not store(pair).read_json("_driftline", "fragments", "orders.json").get("damaged")
 
 
-def test_a_repair_is_told_what_verify_found(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repair_is_told_what_verify_found(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours may pass between both, with refreshes that read nothing of what is damaged."""
     lost = head(pair).files[1]
     flip(lost, 0.3)
@@ -224,12 +223,12 @@ def test_a_repair_is_told_what_verify_found(
         assert pair.refresh("orders").repaired_files == 0
         return wrong
 
-    monkeypatch.setattr(commands, "damaged", found)
+    monkeypatch.setattr(verification, "damaged", found)
     monkeypatch.setattr(session, "start", lambda *_: pair.spark)
-    config = pair.config()
-    chosen = [config.fragments["orders"]]
-    assert commands.verify(config, chosen, repair=True, as_json=True) == [0]
-    assert json.loads(capsys.readouterr().out)["repaired_files"] == 1
+    words = ["--config", str(pair.warehouse_toml()), "verify", "orders", "--repair", "--json"]
+    ended = CliRunner().invoke(cli, words)
+    assert ended.exit_code == 0
+    assert json.loads(ended.stdout)["repaired_files"] == 1
     assert lost.path not in {f.path for f in head(pair).files}
     pair.check("orders")
 

@@ -44,8 +44,8 @@ _OF_SOURCE = (
     "server.service",
 )
 _OF_WAREHOUSE = (
-    *("cli.main", "cli.commands", "cli.doctor", "cli.explain", "cli.init", "cli.plan"),
-    *("cli.schedule", "cli.status", "scheduler.loop", "refresh.tiled", "runs.batch"),
+    *("cli.main", "cli.commands", "cli.explain", "cli.init", "cli.plan", "cli.schedule"),
+    *("cli.status", "inspection.readiness", "refresh.tiled", "runs.batch", "scheduler.loop"),
     *("spark.session", "views.inputs"),
 )
 

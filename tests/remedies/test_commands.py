@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from driftline.errors import DriftlineError
 
 from deploy.demonstration import job, processes
@@ -23,10 +24,11 @@ from source_agent.enrolment import enroll
 from tests import ROOT
 from tests.harness.source_commands import source_command
 from tests.remedies.told import told
-from warehouse_agent.cli import init as warehouse_init
+from warehouse_agent.cli.main import cli
 from warehouse_agent.config import Source
 from warehouse_agent.differential.command import DiffOptions, diff
 from warehouse_agent.differential.reading import named
+from warehouse_agent.inspection.first_configuration import source_of
 from warehouse_agent.transport.certificates import certificates, context_of
 
 
@@ -283,32 +285,35 @@ OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_options_of_a_source(case: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
     remedy, fault, mended = case
 
-    def source_of(**given: Any) -> Source | None:
+    def described(**given: Any) -> Source | None:
         files = {k: given.pop(k, None) for k in ("ca", "certificate", "key")}
         options = {"address": None, "server_name": None, "insecure": False, "name": None, **given}
-        return warehouse_init.source_of(options.pop("address"), **options, **files)
+        return source_of(options.pop("address"), **options, **files)
 
     with pytest.raises(DriftlineError) as caught:
-        source_of(**fault)
+        described(**fault)
     told(caught.value, remedy)
-    assert source_of(**mended)
+    assert described(**mended)
 
 
 def test_a_file_of_the_warehouse_that_exists(tmp_path: Path) -> None:
-    file = tmp_path / "warehouse.toml"
-    assert warehouse_init.init(file, None, force=False) == 0
-    with pytest.raises(DriftlineError) as caught:
-        warehouse_init.init(file, None, force=False)
+    def init(file: str, *words: str) -> BaseException | int:
+        done = CliRunner().invoke(cli, ["--config", str(tmp_path / file), "init", *words])
+        return done.exception or done.exit_code
+
+    assert init("warehouse.toml") == 0
+    again = init("warehouse.toml")
+    assert isinstance(again, DriftlineError)
     told(
-        caught.value,
+        again,
         "Name a source with --source to see what it lacks, use another --config, or --force to"
         " overwrite it.",
     )
-    assert warehouse_init.init(tmp_path / "other.toml", None, force=False) == 0
-    assert warehouse_init.init(file, None, force=True) == 0
-    with pytest.raises(DriftlineError) as caught:
-        warehouse_init.init(file, Source("erp", "127.0.0.1:9", insecure=True), force=False)
-    told(caught.value, "Choose another name for this one with --name.")
+    assert init("other.toml") == 0
+    assert init("warehouse.toml", "--force") == 0
+    other = init("warehouse.toml", "--source", "127.0.0.1:9", "--insecure", "--name", "erp")
+    assert isinstance(other, DriftlineError)
+    told(other, "Choose another name for this one with --name.")
 
 
 DIFF: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +24,6 @@ from driftline.debug_option import DebugGroup
 from driftline.peer_text import escape_in
 from driftline.settings.declarations import duration_s
 
-from warehouse_agent.columns.without_pandas import leave_out_pandas
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.spark import foreign_output
 
@@ -90,6 +90,33 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
     _log.setLevel(logging.DEBUG if debug else logging.WARNING)
     WarehouseFailpoint.check()
     context.obj = config
+
+
+def _leave_out_pandas() -> None:
+    """Keep pyarrow from importing pandas with the first array that it makes, which takes 0.3 s.
+
+    It only asks whether a value is an array of pandas, and asks once: so this is for a process of
+    our own. What needs pandas, such as PySpark, still imports it.
+    """
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    absent = _AbsentPandas()
+    sys.meta_path.insert(0, absent)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(absent)
+
+
+class _AbsentPandas(MetaPathFinder):
+    """Import finder that says that pandas is not installed."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Raise ModuleNotFoundError for pandas; leave other modules to other finders."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
 
 
 def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
@@ -161,9 +188,10 @@ def init(config: Path, /, force: bool, address: str | None, **options: Any) -> N
     the file needs its address alone.
     """
     from warehouse_agent.cli import init as first_file
+    from warehouse_agent.inspection.first_configuration import known_source, source_of
 
-    known = None if force else first_file.known_source(config, address, options["name"])
-    source = known or first_file.source_of(address, **options)
+    known = None if force else known_source(config, address, options["name"])
+    source = known or source_of(address, **options)
     sys.exit(first_file.init(config, source, force=force))
 
 
@@ -220,16 +248,23 @@ def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     click.option("--due", is_flag=True, help="Only what `driftline schedule` says is due."),
 )
 def refresh(
-    config: WarehouseConfig, _chosen: Chosen, without: Sequence[str], due: bool, **options: Any
+    config: WarehouseConfig,
+    _chosen: Chosen,
+    *,
+    without: Sequence[str],
+    due: bool,
+    as_json: bool,
+    **options: Any,
 ) -> list[int]:
     """Make fragments, by default all, equal to their relations; prove it; publish.
 
     The views over them move with them; of a view that is named, all that it reads is refreshed.
     """
     from warehouse_agent.cli import commands
+    from warehouse_agent.refresh.job import Options
     from warehouse_agent.views.selection import select
 
-    leave_out_pandas()
+    _leave_out_pandas()
     patterns: Sequence[str] = click.get_current_context().params["names"]
     selection = select(config, patterns, not patterns, without)
     failing: list[int] = []
@@ -244,7 +279,8 @@ def refresh(
             return failing
         names = [fragment.name for fragment in selection.fragments]
         options["gains"] = timetable.gains(config, names, now.timestamp())
-    return failing + commands.refresh(config, selection, is_scheduled=due, **options)
+    chosen = Options(is_scheduled=due, **options)
+    return failing + commands.refresh(config, selection, chosen, as_json=as_json)
 
 
 @_on_fragments(
@@ -271,11 +307,12 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     """
     from warehouse_agent.cli import commands
     from warehouse_agent.cli.schedule import LoopPrinter
+    from warehouse_agent.refresh.job import Options
     from warehouse_agent.scheduler import loop
     from warehouse_agent.spark.session import DeferredSession
     from warehouse_agent.views.selection import TableSelection
 
-    leave_out_pandas()
+    _leave_out_pandas()
     spark = DeferredSession.of(config)
 
     def refreshed(
@@ -284,15 +321,8 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
         gains: Mapping[str, float],
         is_ending: Callable[[], bool],
     ) -> list[int]:
-        return commands.refresh(
-            config,
-            selection,
-            as_json=as_json,
-            spark=spark,
-            is_scheduled=True,
-            gains=gains,
-            is_ending=is_ending,
-        )
+        options = Options(is_scheduled=True, gains=gains, is_ending=is_ending)
+        return commands.refresh(config, selection, options, as_json=as_json, spark=spark)
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
     loop.run(config, patterns, refreshed, LoopPrinter(config.file.name))
@@ -338,7 +368,7 @@ def verify(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]
     """Read every published file and check each row; compute each view again and compare."""
     from warehouse_agent.cli import commands
 
-    leave_out_pandas()
+    _leave_out_pandas()
     return commands.verify(config, chosen, **options)
 
 
@@ -351,7 +381,7 @@ def receipt(config: Path, name: str, output: Path | None) -> None:
     from warehouse_agent.cli import commands
     from warehouse_agent.views.inputs import load
 
-    leave_out_pandas()
+    _leave_out_pandas()
     commands.receipt(load(config), name, output or Path(f"{name}.receipt.json"))
 
 
@@ -430,7 +460,7 @@ def diff(config: Path, /, files: Sequence[Path], as_json: bool, **options: Any) 
     """Write the changes between two dump files of one relation."""
     from warehouse_agent.differential import command
 
-    leave_out_pandas()
+    _leave_out_pandas()
     command.diff(config, files, command.DiffOptions(**options), as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""`gc`: decide which files of a fragment's folders may be removed.
+"""Decide which files of a fragment's folders may be removed, and remove them (`gc`).
 
 A version is kept for `keep_hours` after the next one was published: from then on no new reader can
 pin it. Where the warehouse has a table of versions, a version is kept as well while a warehouse
@@ -26,14 +26,17 @@ removes every file that it does not know.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from driftline.errors import UsageError, WarehouseUnavailable
 
+from warehouse_agent.config import Fragment, View
+from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh.recovery import restored
 from warehouse_agent.storage import formats
@@ -78,6 +81,38 @@ class _Kept:
     oldest: int | None = None
     paths: frozenset[str] = frozenset()
     feeds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by folder
+
+
+def collector(
+    store: Store, keep_hours: int, now: datetime, *, removes: bool
+) -> Callable[[Fragment | View], Garbage]:
+    """Return a function that finds the garbage of a table, and if it `removes`, removes it.
+
+    It raises what `unreferenced` raises, and Locked.
+    """
+    flips = functools.cache(functools.partial(kept_flips, store, keep_hours, now))
+
+    @functools.cache
+    def shorten_versions() -> None:
+        if flips():
+            warehouse_versions.shorten(flips()[0])
+
+    def collect(table: Fragment | View) -> Garbage:
+        name, is_view = table.name, isinstance(table, View)
+        with store.lock(name):
+            garbage = unreferenced(
+                store, name, keep_hours=keep_hours, now=now, is_view=is_view, flips=flips()
+            )
+            if removes:
+                for place in garbage.places:
+                    store.remove_file(*place)
+                    WarehouseFailpoint.GARBAGE_REMOVED.reach()
+                if garbage.oldest is not None:
+                    formats.shorten(store, name, garbage.oldest)
+                shorten_versions()
+        return garbage
+
+    return collect
 
 
 def kept_flips(store: Store, keep_hours: int, now: datetime) -> Sequence[WarehouseVersion]:

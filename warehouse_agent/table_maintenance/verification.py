@@ -1,37 +1,127 @@
-"""`verify`: is every published file there, and is every row still what it was?
+"""Check that every published file is there, and that every row is still what it was (`verify`).
 
 First the files of a version must exist with their sizes. Then Spark's tasks read all of them,
 encode and fingerprint each row again, and compare it with the stored fingerprint
 (`tasks.file_damage`). Only a note of the damage is written, and no source is asked: a refresh pulls
 lost rows again (`refresh.repair`). To verify again does not help, so no error is retryable here.
+A view is computed again (`view_verification`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import tenacity
-from driftline.errors import DriftlineError, Locked, WarehouseUnavailable
+from driftline.errors import DriftlineError, Locked, ProofFailed, WarehouseUnavailable
 
+from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history.notes import Notes, note_damage
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.recovery import repair as damage
 from warehouse_agent.refresh.recovery import restored
-from warehouse_agent.report import counted
+from warehouse_agent.report import Report, counted, utc_now
+from warehouse_agent.runs.each_fragment import published
 from warehouse_agent.spark.executors import cause, failures
-from warehouse_agent.storage import formats
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import Snapshot, ViewSnapshot
-from warehouse_agent.tasks import file_damage
-from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.table_maintenance import view_verification
+from warehouse_agent.table_maintenance.file_checks import check_files, damage_error, given_version
+from warehouse_agent.tasks.steps import StepLog, Steps
 
-_REMEDY = "Run `driftline verify {} --repair`, or the next refresh: it pulls their rows again."
 _NOT_NOTED = (
     "This could not be noted: {} Run `driftline verify {} --repair`: it pulls their rows again."
 )
 NOTE_WAIT_S = 60.0  # for a running refresh, before a note of damage is given up
 _TRY_S = 0.5  # between two attempts to take the fragment's lock
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedTable:
+    """A table whose newest version was read back, and is what it was.
+
+    Attributes:
+        given: the older version that readers are given; None: the newest.
+        others: in words, what another program wrote after it, with the same rows; empty: nothing.
+    """
+
+    report: Report
+    given: int | None
+    others: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsoundTable:
+    """A table that a refresh has to repair.
+
+    Attributes:
+        files: why each missing or damaged file of it is so, by path.
+        why: what is wrong if it is not these files.
+    """
+
+    name: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
+
+
+def verify(
+    config: WarehouseConfig,
+    store: Store,
+    spark: DeferredSession,
+    table: Fragment | View,
+    *,
+    repair: bool,
+) -> VerifiedTable | UnsoundTable:
+    """Read the newest version of a table, and check each row.
+
+    Args:
+        repair: the caller refreshes what is unsound; without, that is an error.
+
+    Raises:
+        NotFound: it is not published, or an input of the view is not.
+        ProofFailed: rows of the view differ.
+        RecipeChanged: the view means something else now.
+        WarehouseUnavailable: it is damaged, or older than the last published version.
+    """
+    if isinstance(table, View):
+        try:
+            report = view_verification.recomputed(config, store, spark, table)
+            return VerifiedTable(report, given_version(store, table.name, report.version))
+        except (ProofFailed, WarehouseUnavailable) as problem:
+            if not repair:
+                raise
+            return UnsoundTable(table.name, why=problem.message)
+    name = table.name
+    snapshot = published(store, name)
+    report = Report(name, "verify", snapshot.version, snapshot.version)
+    with report.phase("verify"):
+        if not repair:
+            check_files(store, name, snapshot)  # before Spark is started
+        steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]), store)
+        wrong = damaged(steps, store, name, snapshot, repair=repair)
+    if wrong and repair:
+        return UnsoundTable(name, wrong)
+    report.rows_total = verified(store, name, snapshot, wrong)
+    others = restored.same_rows(steps, store, name, snapshot)
+    try:
+        given = given_version(store, name, snapshot.version)
+    except WarehouseUnavailable as problem:
+        if not repair:
+            raise
+        return UnsoundTable(name, why=problem.message)  # the newest version is sound: it is flipped
+    report.proof, report.checked_at = "values", utc_now()
+    return VerifiedTable(report, given, others)
+
+
+def repairing(unsound: Sequence[UnsoundTable], views: Mapping[str, View]) -> Options:
+    """Return the options of the refresh that repairs these tables."""
+    return Options(
+        repair=True,
+        suspects=frozenset((one.name, path) for one in unsound for path in one.files),
+        anew=frozenset(one.name for one in unsound if one.name in views),
+    )
 
 
 def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str]) -> int:
@@ -45,7 +135,7 @@ def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str])
             published version.
     """
     if wrong:
-        raise _damaged(name, wrong)
+        raise damage_error(name, wrong)
     if (noted := Notes.read(store, name).newer(snapshot)) is not None:
         restored.refuse(name, snapshot, noted)
     if snapshot.rows != snapshot.record.rows:
@@ -83,7 +173,7 @@ def damaged(
                 note_damage(store, name, wrong)
         except DriftlineError as error:
             if not repair:
-                raise _damaged(name, wrong, _NOT_NOTED.format(error.message, name)) from error
+                raise damage_error(name, wrong, _NOT_NOTED.format(error.message, name)) from error
     return wrong
 
 
@@ -99,63 +189,3 @@ def _locked(store: Store, name: str, wait_s: float) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         retrying(lambda: stack.enter_context(store.lock(name)))
         yield
-
-
-def _damaged(name: str, wrong: dict[str, str], remedy: str | None = None) -> WarehouseUnavailable:
-    path, what = next(iter(wrong.items()))
-    more = f"; {counted(len(wrong) - 1, 'more file')} missing or damaged" if len(wrong) > 1 else ""
-    state = what if what == file_damage.MISSING else f"damaged: {what.rstrip('.')}"
-    return WarehouseUnavailable(
-        f"Data file {path} is {state}{more}.",
-        where=name,
-        remedy=_REMEDY.format(name) if remedy is None else remedy,
-        details=file_damage.listed(wrong),
-    )
-
-
-def check_files(store: Store, name: str, snapshot: Snapshot | ViewSnapshot) -> None:
-    """Check that every data file of a version exists and has its size.
-
-    Raises:
-        WarehouseUnavailable: some do not; the details name them.
-    """
-    if wrong := file_damage.absent(store, name, snapshot.files):
-        raise _damaged(name, wrong)
-
-
-def check_rows(name: str, snapshot: Snapshot, rows: int) -> None:
-    """Check that the files of a version had its number of `rows` when they were read.
-
-    Raises:
-        WarehouseUnavailable: they had another; `verify` names the file.
-    """
-    if rows != snapshot.record.rows:
-        raise WarehouseUnavailable(
-            f"{counted(rows, 'row')} were read, and the version has {snapshot.record.rows:,}.",
-            where=name,
-            remedy=_REMEDY.format(name),
-        )
-
-
-def given_version(store: Store, name: str, newest: int | None) -> str:
-    """Return in words which version of a fragment or a view readers are given, if not the newest.
-
-    Its files are checked as `check_files` does.
-
-    Raises:
-        WarehouseUnavailable: files of it are missing. A refresh of a view over it shows the newest.
-    """
-    member = warehouse_versions.visible_member(store, name)
-    if member is None or member.version == newest:
-        return ""
-    given = formats.any_head(store, name, version=member.version)
-    if given is not None:
-        try:
-            check_files(store, name, given)
-        except WarehouseUnavailable as wrong:
-            wrong.remedy = (
-                f"Readers are given this version, {given.version}. Refresh a view over {name} by"
-                " its name: readers are then given the newest one."
-            )
-            raise
-    return f"; readers are given version {member.version} until the views over it follow"

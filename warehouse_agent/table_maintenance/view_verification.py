@@ -1,4 +1,4 @@
-"""`verify` of a view: its newest version is computed again from its inputs, and compared."""
+"""Verify a view: compute its newest version again from its inputs, and compare (`verify`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from driftline.errors import NotFound
 from warehouse_agent.config import View, WarehouseConfig
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.runs.each_fragment import published_view
-from warehouse_agent.spark import session
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
-from warehouse_agent.table_maintenance.verification import check_files
+from warehouse_agent.table_maintenance.file_checks import check_files
 from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.views.evaluate import PinnedInput
 from warehouse_agent.views.inputs import query_of
@@ -21,9 +21,7 @@ from warehouse_agent.views.maintenance.recompute import verified
 from warehouse_agent.visible_versions import warehouse_versions
 
 
-def verify(
-    config: WarehouseConfig, store: Store, spark: session.DeferredSession, view: View
-) -> Report:
+def recomputed(config: WarehouseConfig, store: Store, spark: DeferredSession, view: View) -> Report:
     """Compute the newest version of a view again from what it was made of; return a report.
 
     Raises:

@@ -27,7 +27,7 @@ from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
 from tests.harness.source_commands import source_command
-from warehouse_agent.cli import doctor as examine
+from warehouse_agent.inspection import readiness
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.refresh import whole
 from warehouse_agent.refresh.job import Options
@@ -103,7 +103,7 @@ def meta_of(pair: Pair) -> dict[str, Any]:
 def doctor(pair: Pair) -> str:
     (fragment,) = pair.config().fragments.values()
     newest = partial(head, pair.store, fragment.name)
-    return examine._relation(pair.store, fragment, newest)
+    return readiness._relation(pair.store, fragment, newest)
 
 
 # Both agents.

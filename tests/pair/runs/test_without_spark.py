@@ -17,7 +17,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
-from warehouse_agent.cli.doctor import examine
+from warehouse_agent.inspection.readiness import examine
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.spark import java

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
 from driftline import wire_pb2 as pb
 from driftline.limits import ROWS_HELD_BYTES
@@ -25,7 +26,7 @@ from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.pair.since.rig import BY_VERSION, OLD, ROWS, XMIN, Stock, by_time, counts, seeds, used
 from warehouse_agent.cli.answers import text_of
-from warehouse_agent.cli.commands import receipt
+from warehouse_agent.cli.main import cli
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.inspection.refresh_prediction import forecast
 from warehouse_agent.refresh.job import Options
@@ -378,8 +379,10 @@ def test_what_people_are_told(local: Stock, tmp_path: Path) -> None:
     assert 'proves "keys"; last audit 0.0 hours ago, due every 168.0 hours' in said
     told = fragment_state(local.pair.store, "stock")
     assert (told.proof, told.miss_probability) == ("keys", None)
-    receipt(local.pair.config(), "stock", tmp_path / "receipt.json")
-    body = json.loads((tmp_path / "receipt.json").read_text())
+    toml, output = str(local.pair.warehouse_toml()), tmp_path / "receipt.json"
+    words = ["--config", toml, "receipt", "stock", "--output", str(output)]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    body = json.loads(output.read_text())
     assert (body["proven"]["proof"], body["proven"]["audit"]["missed"]) == ("keys", 0)
     local.fragment('audit = "1s"')
     said = text_of(local.refresh_when_due())

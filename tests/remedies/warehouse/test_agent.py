@@ -11,6 +11,7 @@ from unittest import mock
 
 import grpc
 import pytest
+from click.testing import CliRunner, Result
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, DriftlineError
 from pyspark.sql import SparkSession
@@ -22,9 +23,9 @@ from tests.fixtures.disk import Mount
 from tests.harness.raw_server import served
 from tests.remedies.site import Site
 from tests.remedies.told import told
-from warehouse_agent.cli import doctor
-from warehouse_agent.cli import init as warehouse_init
+from warehouse_agent.cli.main import cli
 from warehouse_agent.config import Source
+from warehouse_agent.inspection import readiness
 from warehouse_agent.spark import executors, session
 from warehouse_agent.tasks import scan
 from warehouse_agent.transport import channel, frame_admission
@@ -72,6 +73,14 @@ def test_models_of_changes(site: Site) -> None:
     assert site.driftline("fit", "orders", "--plot", str(site.folder / "q.svg")).code == 0
 
 
+def write_first(source: Source, file: Path) -> Result:
+    """Run `driftline init` for a source."""
+    files = {"ca": source.ca, "certificate": source.certificate, "key": source.key}
+    words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    words += ["--source", source.address, "--name", source.name]
+    return CliRunner().invoke(cli, ["--config", str(file), "init", *words])
+
+
 def test_certificates_of_a_place_that_no_file_can_name(site: Site) -> None:
     odd, plain = site.folder / os.fsdecode(b"c\xe9"), site.folder / "certs"
     enroll(plain, source_names=["127.0.0.1"])
@@ -89,17 +98,17 @@ def test_certificates_of_a_place_that_no_file_can_name(site: Site) -> None:
         plain.rename(odd)
         ca, certificate, key = (odd / name for name in files)
         moved = replace(source, ca=ca, certificate=certificate, key=key)
-        with pytest.raises(DriftlineError) as caught:
-            warehouse_init.init(site.folder / "new.toml", moved, force=False)
-        told(caught.value, "Rename it.")
+        refused = write_first(moved, site.folder / "new.toml").exception
+        assert isinstance(refused, DriftlineError)
+        told(refused, "Rename it.")
         odd.rename(plain)
-        assert warehouse_init.init(site.folder / "new.toml", source, force=False) == 0
+        assert write_first(source, site.folder / "new.toml").exit_code == 0
         check = "Check this machine's clock. `driftline-source enroll` makes new certificates."
         for days in (-9, 9999):  # of a clock that is wrong
             with pytest.raises(DriftlineError) as caught:
-                doctor._ours(source, datetime.now(UTC) + timedelta(days=days))
+                readiness._ours(source, datetime.now(UTC) + timedelta(days=days))
             told(caught.value, check)
-        assert "valid until" in doctor._ours(source, datetime.now(UTC))
+        assert "valid until" in readiness._ours(source, datetime.now(UTC))
         for name in files:
             (plain / name).unlink()
         old = datetime.now(UTC) - timedelta(days=999)
@@ -107,12 +116,12 @@ def test_certificates_of_a_place_that_no_file_can_name(site: Site) -> None:
         for name in files:
             (site.folder / "old" / name).rename(plain / name)
         with pytest.raises(DriftlineError) as caught:
-            doctor._ours(source, datetime.now(UTC))
+            readiness._ours(source, datetime.now(UTC))
         told(caught.value, check)
         enroll(site.folder / "again", source_names=["127.0.0.1"])
         for name in files:
             (site.folder / "again" / name).rename(plain / name)
-        assert "valid until" in doctor._ours(source, datetime.now(UTC))
+        assert "valid until" in readiness._ours(source, datetime.now(UTC))
     finally:
         server.stop()
 

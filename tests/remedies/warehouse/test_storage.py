@@ -21,7 +21,7 @@ from tests.harness.nobody import NOBODY, as_nobody, give, only_root, open_folder
 from tests.remedies.site import Site, rewrite
 from tests.remedies.told import told
 from tests.warehouse_agent.visible_versions.test_members import fragment
-from warehouse_agent.cli import doctor
+from warehouse_agent.inspection import readiness
 from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.storage import delta_log, formats
 from warehouse_agent.storage.store import Store
@@ -170,12 +170,12 @@ def test_a_path_that_no_storage_has(site: Site) -> None:
 
 
 def test_a_disk_with_little_space(site: Site) -> None:
-    with mock.patch.object(doctor, "FREE_BYTES_MIN", 1 << 62):
+    with mock.patch.object(readiness, "FREE_BYTES_MIN", 1 << 62):
         with pytest.raises(DriftlineError) as caught:
-            doctor._writable(store_of(site))
+            readiness._writable(store_of(site))
         told(caught.value, "Free space, or remove old versions with `driftline gc --all`.")
     assert site.driftline("gc", "--all").code == 0
-    assert "writable" in doctor._writable(store_of(site))
+    assert "writable" in readiness._writable(store_of(site))
 
 
 def test_a_table_that_is_gone_when_it_was_committed(site: Site) -> None:

@@ -14,6 +14,7 @@ from unittest import mock
 
 import pyarrow.compute as pc
 import pytest
+from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 from driftline.errors import DriftlineError, UsageError, WarehouseUnavailable
 from pyspark.sql import SparkSession
@@ -25,8 +26,7 @@ from tests.harness.views import Sites
 from tests.remedies.site import rewrite
 from tests.remedies.told import told
 from warehouse_agent import at, changes, read
-from warehouse_agent.cli import commands
-from warehouse_agent.config import WarehouseConfig
+from warehouse_agent.cli.main import cli
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.spark import session
 from warehouse_agent.storage import formats
@@ -142,16 +142,16 @@ def test_what_readers_wait_for(sites: Sites, spark: SparkSession) -> None:
     assert verified(sites, "orders")["error"] is None
 
 
+def driftline(sites: Sites, *words: object) -> Result:
+    """Run a command with the warm session."""
+    with mock.patch.object(session, "start", return_value=sites.spark):
+        return CliRunner().invoke(cli, ["--config", str(sites.toml()), *map(str, words)])
+
+
 def verified(sites: Sites, name: str, *, repair: bool = False) -> dict[str, Any]:
     """Run `verify`; return its report, or what it raises."""
-    config = sites.config()
-    chosen = config.views[name] if name in config.views else config.fragments[name]
-    printed: list[str] = []
-    with (
-        mock.patch.object(session, "start", return_value=sites.spark),
-        mock.patch("builtins.print", lambda *text, **_: printed.append(str(text[0]))),
-    ):
-        commands.verify(config, [chosen], repair=repair, as_json=True)
+    options = ["--json", *(["--repair"] if repair else [])]
+    printed = driftline(sites, "verify", name, *options).stdout.splitlines()
     report: dict[str, Any] = json.loads(next(t for t in reversed(printed) if t[0] == "{"))
     return report
 
@@ -176,14 +176,14 @@ def test_rows_that_are_not_those_of_the_query(sites: Sites) -> None:
 
 def test_a_receipt_of_a_view(sites: Sites) -> None:
     output = sites.folder / "receipt.json"
-    with pytest.raises(UsageError) as caught:
-        commands.receipt(sites.config(), "large", output)
+    refused = driftline(sites, "receipt", "large", "--output", output).exception
+    assert isinstance(refused, UsageError)
     told(
-        caught.value,
+        refused,
         "`driftline verify …` computes it again; ask for receipts of what it reads: ….",
     )
     assert verified(sites, "large")["error"] is None
-    commands.receipt(sites.config(), "orders", output)
+    assert driftline(sites, "receipt", "orders", "--output", output).exit_code == 0
     assert read_receipt(output).digest.count == 20
 
 
@@ -230,11 +230,8 @@ def test_rows_of_a_receipt_that_cannot_be_chosen(sites: Sites) -> None:
 
     def compared() -> bool:
         output.unlink(missing_ok=True)
-        receipts(sites.config(), output)
+        assert driftline(sites, "receipt", "erp.items", "--output", output).exit_code == 0
         return of_source()
-
-    def receipts(config: WarehouseConfig, output: Path) -> None:
-        commands.receipt(config, "erp.items", output)
 
     def of_source() -> bool:
         database = source_config(pair.folder / "source.toml").database

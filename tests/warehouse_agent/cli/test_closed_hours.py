@@ -40,6 +40,7 @@ from warehouse_agent.views.selection import TableSelection, select
 pytestmark = pytest.mark.starts
 
 NAMES = ("items", "orders")
+SCHEDULED = Options(is_scheduled=True)
 MORE = "ahead = 1"  # each fragment is a run of its own
 
 
@@ -126,7 +127,7 @@ def test_run_waits_for_the_end_of_a_quiet_hour_and_no_longer(pair: Pair) -> None
     def refresh(names: Sequence[str]) -> list[int]:
         config = pair.config()
         chosen = select(config, names, False)
-        codes.extend(commands.refresh(config, chosen, as_json=True, is_scheduled=True))
+        codes.extend(commands.refresh(config, chosen, SCHEDULED, as_json=True))
         return codes[-1:]
 
     def look(at: float) -> tuple[list[str], list[tuple[str, float]]]:
@@ -260,7 +261,7 @@ def test_a_fragment_that_is_deleted_from_the_file_while_run_refreshes_it(
     def refresh(names: Sequence[str]) -> list[int]:
         refreshed.append(list(names))
         chosen = select(current.config, names, False)
-        return commands.refresh(current.config, chosen, as_json=True, is_scheduled=True)
+        return commands.refresh(current.config, chosen, SCHEDULED, as_json=True)
 
     loop = ScheduleLoop(look, refresh, lambda: now[0], lambda _: True)
     loop.turn()
@@ -289,7 +290,7 @@ def test_what_cannot_be_decided_is_not_refreshed_without_end(
 
     def refresh(config: WarehouseConfig, chosen: TableSelection, *_: object) -> list[int]:
         refreshed.append([fragment.name for fragment in chosen.fragments])
-        return commands.refresh(config, chosen, as_json=True, is_scheduled=True)
+        return commands.refresh(config, chosen, SCHEDULED, as_json=True)
 
     def turns(self: ScheduleLoop) -> None:
         waits.extend(self.turn() for _ in range(2))

@@ -25,6 +25,11 @@ from tests.warehouse_agent.cli.test_main import Ended
 from warehouse_agent import config as configure
 from warehouse_agent.cli import init, main
 from warehouse_agent.config import Source
+from warehouse_agent.inspection.first_configuration import (
+    OfferedRelation,
+    fragment_name,
+    proposed,
+)
 
 Driftline = Callable[..., Ended]
 
@@ -236,7 +241,7 @@ def test_options_that_do_not_fit_together(
 def test_any_names_become_fragments(names: list[str]) -> None:
     taken: set[str] = set()
     for name in names:
-        found = init.fragment_name(name, taken)
+        found = fragment_name(name, taken)
         assert configure.is_fragment_name(found)
         assert not found.lower().startswith(configure.RESERVED)
         assert found.lower() not in taken
@@ -252,10 +257,8 @@ def test_any_words_of_a_source_leave_a_file_that_loads(
     described = pb.Description(
         columns=[pb.ColumnDescription(name=note, type="int8")], key_columns=1, notes=[note]
     )
-    offered = [
-        init.OfferedRelation(name, described),
-        init.OfferedRelation(f"not {name}", None, note),
-    ]
-    file.write_text(init.text_of(file, source, offered), encoding="utf-8", newline="")
+    offered = [OfferedRelation(name, described), OfferedRelation(f"not {name}", None, note)]
+    text = init.text_of(file, proposed(source, offered, None))
+    file.write_text(text, encoding="utf-8", newline="")
     (fragment,) = configure.load(file).fragments.values()
     assert (fragment.relation, fragment.source) == (name, source)

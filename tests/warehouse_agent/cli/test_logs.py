@@ -66,7 +66,7 @@ def opened(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Opened:
         return dict(found)
 
     for check in ("_java", "_spark"):  # of `doctor`, which take long and know no table
-        monkeypatch.setattr(f"warehouse_agent.cli.doctor.{check}", lambda *_: "not asked")
+        monkeypatch.setattr(f"warehouse_agent.inspection.readiness.{check}", lambda *_: "not asked")
     return run
 
 

@@ -21,9 +21,9 @@ from tests.harness.agents import configuration, make_orders
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, environment
 from tests.harness.relay import unanswered
-from warehouse_agent.cli.doctor import examine_source
-from warehouse_agent.cli.init import offers
 from warehouse_agent.config import Fragment, Source, select
+from warehouse_agent.inspection.first_configuration import offers
+from warehouse_agent.inspection.readiness import examine_source
 from warehouse_agent.inspection.refresh_prediction import forecast
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from tests.harness.connect_proxy import ConnectProxy
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.tls_pair import TlsPair
-from warehouse_agent.cli.doctor import examine_source
 from warehouse_agent.config import select
+from warehouse_agent.inspection.readiness import examine_source
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import DeferredSession

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.rogue import line_to
-from warehouse_agent.cli import doctor
 from warehouse_agent.config import Fragment
+from warehouse_agent.inspection import readiness
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport import reply_validation
@@ -183,7 +183,7 @@ def test_a_hostile_column_is_kept_as_it_is_and_shown_escaped(tmp_path: Path) -> 
         got = link.describe("orders")
         assert [column.name for column in got.description.columns] == [c.name for c in columns]
         fragment = Fragment("orders", link.source, "orders")
-        told = doctor._relation(Store(str(tmp_path / "warehouse")), fragment, lambda: None)
+        told = readiness._relation(Store(str(tmp_path / "warehouse")), fragment, lambda: None)
     assert told.isprintable()
     assert "\\x1b[2J" in told
     old = Recipe((Column("id", parse_type("int8"), False, 1),), 1)

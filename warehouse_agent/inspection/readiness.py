@@ -1,4 +1,4 @@
-"""`doctor`: check everything that a refresh needs, in the order in which it is needed.
+"""Check everything that a refresh needs, in the order in which it is needed (`doctor`).
 
 Each thing is checked by itself: an error says what to do and does not hide later checks, except
 those that cannot be made without it. Nothing is changed, but a small file is written to the
@@ -36,10 +36,10 @@ from driftline.errors import (
 from driftline.peer_text import one_line
 from driftline.x509 import read_der
 
-from warehouse_agent.cli.init import size_and_key
 from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
 from warehouse_agent.history.forecast_inputs import rows_of_part
 from warehouse_agent.history.notes import Notes
+from warehouse_agent.inspection.first_configuration import size_and_key
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.spark import cluster, java, session
@@ -48,7 +48,7 @@ from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.table_maintenance.verification import check_files
+from warehouse_agent.table_maintenance.file_checks import check_files
 from warehouse_agent.transport.certificates import certificates, context_of, validity
 from warehouse_agent.transport.channel import SourceChannel, allowances
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
@@ -70,7 +70,7 @@ PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorCheck:
+class ReadinessCheck:
     """One check: what was checked, and what was found or the error with its remedy."""
 
     what: str
@@ -78,7 +78,7 @@ class DoctorCheck:
     error: DriftlineError | None = None
 
 
-def examine(path: Path) -> Iterator[DoctorCheck]:
+def examine(path: Path) -> Iterator[ReadinessCheck]:
     """Make every check and yield it at once."""
     read: list[WarehouseConfig] = []
 
@@ -116,19 +116,19 @@ def examine(path: Path) -> Iterator[DoctorCheck]:
             look = partial(_relation, store, fragment, newest)
             yield check(f"fragment {fragment.name}: relation", look)
         else:
-            yield DoctorCheck(f"fragment {fragment.name}: relation", "", error)
+            yield ReadinessCheck(f"fragment {fragment.name}: relation", "", error)
         look = partial(_published, store, fragment, newest)
         yield check(f"fragment {fragment.name}: published", look)
     for view in config.views.values():
         yield check(f"view {view.name}", partial(_view, store, view))
 
 
-def check(what: str, look: Callable[[], str]) -> DoctorCheck:
+def check(what: str, look: Callable[[], str]) -> ReadinessCheck:
     """Make one check; whatever it raises becomes its error."""
     try:
-        return DoctorCheck(what, look())
+        return ReadinessCheck(what, look())
     except Exception as problem:
-        return DoctorCheck(what, "", mistake(problem, what))
+        return ReadinessCheck(what, "", mistake(problem, what))
 
 
 def _writable(store: Store) -> str:
@@ -322,7 +322,7 @@ def _published(store: Store, fragment: Fragment, newest: Newest) -> str:
     )
 
 
-def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[DoctorCheck]:
+def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[ReadinessCheck]:
     """Check the connection to a source, step by step; end with the first failure."""
     moment = now or datetime.now(UTC)
     looks: list[tuple[str, Callable[[], str]]] = [("TCP", lambda: _tcp(source))]
