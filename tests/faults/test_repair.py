@@ -20,14 +20,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from driftline.errors import NotFound, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import SMALL_BYTES, Pair
 from warehouse_agent import changes
-from warehouse_agent.cli.main import cli
 from warehouse_agent.history.notes import Notes, note_damage
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import repair
@@ -225,10 +223,8 @@ def test_a_repair_is_told_what_verify_found(pair: Pair, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(verification, "damaged", found)
     monkeypatch.setattr(session, "start", lambda *_: pair.spark)
-    words = ["--config", str(pair.warehouse_toml()), "verify", "orders", "--repair", "--json"]
-    ended = CliRunner().invoke(cli, words)
-    assert ended.exit_code == 0
-    assert json.loads(ended.stdout)["repaired_files"] == 1
+    said = pair.said("verify", "orders", "--repair", "--json")
+    assert json.loads(said)["repaired_files"] == 1
     assert lost.path not in {f.path for f in head(pair).files}
     pair.check("orders")
 

@@ -16,9 +16,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +37,7 @@ from tests.harness.installation import Installation, clean_environment
 from tests.harness.legacy import LEGACIES, Legacy
 from warehouse_agent import config as configure
 from warehouse_agent.cli.main import cli
+from warehouse_agent.events import Event, RefreshEnded
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
@@ -43,6 +46,7 @@ from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.views.selection import TableSelection
 from warehouse_agent.visible_versions.readers import changes, read
 
 START_S_MAX = 60.0
@@ -51,6 +55,16 @@ SMALL_BYTES = configure.SMALL_BYTES
 ON_SPARK = "sqlite, all on Spark"  # the name of a parameter, see `legacy_of`
 # Else an agent beside its database rests up to 15 times as long as it reads while other tests run.
 UNBRAKED = "feedback = false"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a refresh by the command told its listeners, and what it printed."""
+
+    report: Report
+    events: list[Event]
+    out: str
+    err: str
 
 
 class Pair:
@@ -167,6 +181,21 @@ class Pair:
         ended = CliRunner().invoke(cli, ["--config", str(self.warehouse_toml()), *words])
         assert ended.exit_code == 0, ended.output
         return ended.stdout
+
+    def heard(self, *options: str) -> Heard:
+        """Run the command `refresh` on one fragment, which must go well."""
+        events, refresh = list[Event](), Runner.refresh
+
+        def refreshed(runner: Runner, chosen: TableSelection, options: Options) -> list[Report]:
+            listening = replace(runner, listeners=(*runner.listeners, events.append))
+            return refresh(listening, chosen, options)
+
+        words = ["--config", str(self.warehouse_toml()), "refresh", *options]
+        with mock.patch.object(Runner, "refresh", refreshed):
+            ended = CliRunner().invoke(cli, words)
+        assert ended.exit_code == 0, ended.output
+        (report,) = [event.report for event in events if isinstance(event, RefreshEnded)]
+        return Heard(report, events, ended.stdout, ended.stderr)
 
     def reports(
         self, *names: str, options: Options | None = None, attempts: int = 1

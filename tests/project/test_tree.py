@@ -311,7 +311,7 @@ def test_it_finds_what_is_not_worth_its_place() -> None:
 
 
 @pytest.mark.starts
-@pytest.mark.parametrize("agent", ["source_agent"])
+@pytest.mark.parametrize("agent", ["source_agent", "warehouse_agent"])
 def test_commands_are_run_and_not_imported(agent: str) -> None:
     """A decision lies in a room: outside the folder of a command line only `main` is imported."""
     inside = ROOT / agent / "cli", ROOT / "tests" / agent / "cli"

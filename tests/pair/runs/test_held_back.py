@@ -19,13 +19,8 @@ from source_agent.budgets import feedback
 from source_agent.budgets.others import OtherProcesses
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
-from warehouse_agent.cli.answers import text_of
-from warehouse_agent.cli.progress import ProgressDisplay
-from warehouse_agent.events import Event, RowsRead
+from warehouse_agent.events import RowsRead
 from warehouse_agent.inspection.refresh_prediction import forecast
-from warehouse_agent.refresh.job import Options
-from warehouse_agent.runs.batch import Runner
-from warehouse_agent.views.selection import select
 
 ROWS = 40_000
 
@@ -65,7 +60,9 @@ def test_report_history_and_audit_say_it(
     with orders(spark, tmp_path) as pair:
         pair.limits = f"feedback = {str(is_on).lower()}"
         pair.restart()
-        (report,) = pair.reports()
+        monkeypatch.setattr("warehouse_agent.report.HELD_BACK_SHOWN_S", 1e-9)
+        heard = pair.heard()
+        report = heard.report
         pair.check("orders")
         assert report.error is None
         assert (report.held_back_s > 0) == is_on
@@ -77,8 +74,7 @@ def test_report_history_and_audit_say_it(
         run = pair.store.read("_driftline", "runs", "orders.jsonl")
         assert run is not None
         assert json.loads(run)["held_back_s"] == report.held_back_s
-        monkeypatch.setattr("warehouse_agent.report.HELD_BACK_SHOWN_S", 1e-9)
-        assert ("held back for" in text_of(report)) == is_on
+        assert ("held back for" in heard.out) == is_on
         assert ("held back for" in pair.said("history", "orders")) == is_on
         told = json.loads(pair.said("history", "orders", "--json"))
         assert told["held_back_s"] == report.held_back_s
@@ -108,7 +104,6 @@ def test_while_it_reads_a_source_says_that_it_is_held_back(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Before rows, so that the line is not taken to be slow; and `plan` says it afterwards."""
     monkeypatch.setattr("source_agent.server.conversation.HELD_NEWS_S", 1e-9)
@@ -116,21 +111,13 @@ def test_while_it_reads_a_source_says_that_it_is_held_back(
     with orders(spark, tmp_path, lambda _: os.urandom(100), "BLOB") as pair:
         pair.limits = ""
         pair.restart()
-        config, heard, display = pair.config(), list[RowsRead](), ProgressDisplay()
         monkeypatch.setattr("warehouse_agent.cli.progress.LINE_EVERY_S", 0.0)
-
-        def listen(event: Event) -> None:
-            display(event)
-            if isinstance(event, RowsRead):
-                heard.append(event)
-
-        runner = Runner(pair.spark, config, listeners=[listen])
-        (report,) = runner.refresh(select(config, [], True), Options())
-        assert report.error is None
-        told = [event.held_back_s for event in heard]
-        assert 0 < max(told) <= report.held_back_s
+        heard = pair.heard()
+        assert heard.report.error is None
+        told = [event.held_back_s for event in heard.events if isinstance(event, RowsRead)]
+        assert 0 < max(told) <= heard.report.held_back_s
         assert told == sorted(told)
-        assert "held back by the source for" in capsys.readouterr().err
-        found = forecast(pair.store, config.fragments["orders"])
-        assert found.held_back_s == report.held_back_s
+        assert "held back by the source for" in heard.err
+        found = forecast(pair.store, pair.config().fragments["orders"])
+        assert found.held_back_s == heard.report.held_back_s
         assert "the source held the last refresh back for" in pair.said("plan")

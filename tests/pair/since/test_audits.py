@@ -15,7 +15,6 @@ from driftline.errors import ProofFailed
 from source_agent.scan import marked
 from tests.harness.legacy import SqliteLegacy
 from tests.pair.since.rig import Stock, counts, used
-from warehouse_agent.cli.answers import text_of
 from warehouse_agent.methods import registry
 from warehouse_agent.methods.full_copy import WholeCopy
 from warehouse_agent.methods.ranges import RangeDigests
@@ -115,12 +114,14 @@ def test_misses_of_an_audit_are_told_once(local: Stock) -> None:
     local.refresh()
     local.update([30, 33], 7, honest=False)
     local.fragment('audit = "1s"')
-    assert "the marker had missed 2 changed rows" in text_of(local.refresh_when_due())
+    local.make_due()
+    assert "the marker had missed 2 changed rows" in local.pair.said("refresh")
     local.update([36], 8, honest=False)
-    found = local.refresh(Options(accept_schema=True))
+    heard = local.pair.heard("--accept-schema")
+    found = heard.report
     assert found.audit is not None
     assert (counts(found), found.audit["missed"]) == ((0, 1, 0), 2)
-    assert "had missed" not in text_of(found)
+    assert "had missed" not in heard.out
 
 
 def test_a_sample_without_a_miss_clears_no_earlier_audit(
@@ -134,17 +135,19 @@ def test_a_sample_without_a_miss_clears_no_earlier_audit(
     local.pair.fragment_lines["stock"] = 'proof = "keys"\nmethod = "full"\n'
     monkeypatch.setattr(marked, "UNMARKED_ROWS_MAX", 100)
     local.update([33], 8)
-    found = local.refresh()
+    heard = local.pair.heard()
+    found = heard.report
     assert found.audit is not None
     assert (found.audit["missed"], found.audit["in_row"]) == (0, 1)
     assert found.audit["is_sample"] is True
-    assert "in a sample of the rows, the marker had missed none" in text_of(found)
+    assert "in a sample of the rows, the marker had missed none" in heard.out
     # Half of all rows, so that some of them are among the named ones.
     local.legacy.execute("UPDATE stock SET amount = amount + 1000 WHERE id % 2 = 0")
-    found = local.refresh()
+    heard = local.pair.heard()
+    found = heard.report
     assert found.audit is not None
     assert (found.audit["missed"] > 100, found.audit["in_row"]) == (True, 2)
-    assert "the marker had missed about" in text_of(found)
+    assert "the marker had missed about" in heard.out
     monkeypatch.undo()
     trusted = local.refresh(Options(trust_marker=True))
     assert trusted.audit is not None

@@ -19,7 +19,6 @@ from tests.harness.absent import absent
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.servers import PostgreSQL
 from tests.pair.since.rig import OLD, ROWS, XMIN, Stock, counts, used
-from warehouse_agent.cli.answers import text_of
 from warehouse_agent.inspection.published_state import fragment_state
 
 BY_TIME = '{ column = "updated_at", late = "1m" }'
@@ -141,10 +140,10 @@ def test_a_transaction_that_is_open_for_longer_than_late_is_told(
         first = touched.refresh()
         assert used(first)["warnings"] == []
         touched.change_mark(as_of="2026-01-01T00:00:00Z", since="2026-01-01T00:00:00Z")
-        report = touched.refresh()
-        (warning,) = used(report)["warnings"]
+        heard = touched.pair.heard()
+        (warning,) = used(heard.report)["warnings"]
         assert warning.startswith("a transaction of the source has been open for ")
-        assert "longer than `late` allows" in text_of(report)
+        assert "longer than `late` allows" in heard.out
         told = fragment_state(touched.pair.store, "stock")
         assert told.marker_warnings == [warning]
         assert warning in touched.pair.said("status", "stock")

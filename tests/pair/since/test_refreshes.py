@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from deltalake import DeltaTable
 from driftline import wire_pb2 as pb
 from driftline.limits import ROWS_HELD_BYTES
@@ -25,8 +24,6 @@ from source_agent.scan.reader import Reader
 from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.pair.since.rig import BY_VERSION, OLD, ROWS, XMIN, Stock, by_time, counts, seeds, used
-from warehouse_agent.cli.answers import text_of
-from warehouse_agent.cli.main import cli
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.inspection.refresh_prediction import forecast
 from warehouse_agent.refresh.job import Options
@@ -189,11 +186,12 @@ def test_a_time_in_the_future_does_not_move_the_mark(stock: Stock) -> None:
     (warning,) = used(stock.refresh())["warnings"]
     assert warning.startswith("1 row has a time in the future: ")
     stock.update([30], 12)
-    found = stock.refresh()
+    heard = stock.pair.heard()
+    found = heard.report
     assert (counts(found), used(found)["rows"]) == ((0, 1, 0), 2)
     assert used(found)["warnings"] == [warning]
     assert fragment_state(stock.pair.store, "stock").marker_warnings == [warning]
-    assert warning in text_of(found)
+    assert warning in heard.out
     stock.check()
     stock.delete([5000])
     assert used(stock.refresh())["warnings"] == []
@@ -372,20 +370,20 @@ def test_what_people_are_told(local: Stock, tmp_path: Path) -> None:
     local.refresh()
     local.update([3], 8)
     local.update([60, 90], 4242, honest=False)
-    assert "keys proven equal" in text_of(local.refresh())
+    assert "keys proven equal" in local.pair.said("refresh")
     planned = forecast(local.pair.store, local.pair.config().fragments["stock"])
     assert (planned.chosen, planned.marker and planned.marker.proof) == ("by marker", "keys")
     said = local.pair.said("plan")
     assert 'proves "keys"; last audit 0.0 hours ago, due every 168.0 hours' in said
     told = fragment_state(local.pair.store, "stock")
     assert (told.proof, told.miss_probability) == ("keys", None)
-    toml, output = str(local.pair.warehouse_toml()), tmp_path / "receipt.json"
-    words = ["--config", toml, "receipt", "stock", "--output", str(output)]
-    assert CliRunner().invoke(cli, words).exit_code == 0
+    output = tmp_path / "receipt.json"
+    local.pair.said("receipt", "stock", "--output", str(output))
     body = json.loads(output.read_text())
     assert (body["proven"]["proof"], body["proven"]["audit"]["missed"]) == ("keys", 0)
     local.fragment('audit = "1s"')
-    said = text_of(local.refresh_when_due())
+    local.make_due()
+    said = local.pair.said("refresh")
     assert "the marker had missed 2 changed rows (60, 90)" in said
     told = fragment_state(local.pair.store, "stock")
     assert told.proof == "total"
