@@ -93,11 +93,12 @@ def _say_verified(table: verification.VerifiedTable, *, as_json: bool) -> None:
         print(report.to_json(), flush=True)
         return
     rows = counted(report.rows_total or 0, "row")
-    given = "" if table.given is None else f"; {_given(table.given)}"
+    given = "" if table.given is None else f"; {_lagging_readers(table.given)}"
     print(f"{report.name}: version {report.version}, {rows} verified{given}{table.others}")
 
 
-def _given(version: int) -> str:
+def _lagging_readers(version: int) -> str:
+    """Return in words that readers are given this version, which is not the newest."""
     return f"readers are given version {version} until the views over it follow"
 
 
@@ -116,7 +117,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     rows = counted(digest.count, "row")
     print(f"{name}: version {version}, {rows}, total {digest.sum_bytes().hex()}")
     if given is not None:
-        print(_given(given), file=sys.stderr)
+        print(_lagging_readers(given), file=sys.stderr)
     command = f"driftline-source total --receipt {output.name}"
     print(f"Wrote {output}. On the DBA's machine: {command}", file=sys.stderr)
 
