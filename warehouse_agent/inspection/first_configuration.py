@@ -47,7 +47,7 @@ class OfferedRelation:
 
 @dataclass(frozen=True, slots=True)
 class FirstConfiguration:
-    """What a warehouse.toml lacks of a source.
+    """Settings of a source and its fragments that a warehouse.toml lacks.
 
     Attributes:
         source: that serves the relations.

@@ -1,4 +1,4 @@
-"""Total the published values of a fragment, for a receipt whose total the DBA can recompute.
+"""Add up the published values of a fragment, for a receipt whose total the DBA can recompute.
 
 The values are totalled as they are read; `verify` says if they are what was proven.
 """
@@ -44,7 +44,7 @@ class PublishedTotal:
 
 
 def published_total(config: WarehouseConfig, store: Store, name: str) -> PublishedTotal:
-    """Total the published values of a fragment.
+    """Add up the published values of a fragment.
 
     Raises:
         UsageError: it is a view, which no relation of a source equals.
