@@ -65,7 +65,7 @@ class RelationProposal:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstConfiguration:
+class SourceProposal:
     """The values of a first source.toml, and the script of grants for its login.
 
     `password_file` is in force only if `keeps_password`. `typed` is the password to write into it;
@@ -125,7 +125,7 @@ def _place(url: URL, request: InitOptions) -> tuple[object, ...]:
     return url.get_backend_name(), url.host, url.port, database, url.normalized_query
 
 
-def propose(request: InitOptions, url: URL) -> FirstConfiguration:
+def propose(request: InitOptions, url: URL) -> SourceProposal:
     """Return what to write for the database of a checked URL.
 
     Raises UsageError for an option, ConfigurationError for a file, and errors of the database.
@@ -137,7 +137,7 @@ def propose(request: InitOptions, url: URL) -> FirstConfiguration:
     is_own = is_file(url) or request.login in {None, url.username}
     named, is_kept = _kept_password(request, secret, is_own=is_own, typed=typed is not None)
     relations = [o.shape.relation for o in proposals if o.shape is not None]
-    return FirstConfiguration(
+    return SourceProposal(
         # Without --login a URL without a user stays as it is: ACCOUNT may not exist.
         url=url if is_own else url.set(username=login),
         password_file=named,

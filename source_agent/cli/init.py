@@ -19,9 +19,9 @@ from driftline.errors import ConfigurationError, UsageError
 from driftline.peer_text import one_line
 
 from source_agent.checks.first_configuration import (
-    FirstConfiguration,
     InitOptions,
     RelationProposal,
+    SourceProposal,
     checked_url,
     propose,
     unserved,
@@ -136,7 +136,7 @@ def _refuse_existing(config: Path, paths: Sequence[Path], *, force: bool) -> Non
         )
 
 
-def _text(listen: str, made: FirstConfiguration) -> str:
+def _text(listen: str, made: SourceProposal) -> str:
     lines = [
         "# Made by `driftline-source init`. Relative paths start from the folder of this file.",
         "[database]",

@@ -93,7 +93,7 @@ class PublishedState:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedVersion:
+class HistoryEntry:
     """A version of a table, the failures between it and the next one, and its staleness, if known.
 
     `is_given`: readers are given it, although there is a newer one.
@@ -117,7 +117,7 @@ class VersionHistory:
         missing: nothing is published; None: something is.
     """
 
-    versions: tuple[PublishedVersion, ...]
+    versions: tuple[HistoryEntry, ...]
     failed: tuple[Failure, ...]
     is_moved: bool
     folded: OlderTotals
@@ -325,7 +325,5 @@ def history_of(store: Store, one: Fragment | View) -> VersionHistory:
         later = [f for f in failed if f.at is not None and f.at >= record.published_at]
         failed = failed[len(later) :]
         is_given = member is not None and member.version == version != ours[0][0]
-        versions.append(
-            PublishedVersion(version, record, tuple(later), moved.get(version), is_given)
-        )
+        versions.append(HistoryEntry(version, record, tuple(later), moved.get(version), is_given))
     return VersionHistory(tuple(versions), tuple(failed), bool(moved), known.folded)
