@@ -44,7 +44,7 @@ class PublishedVersion:
 
     Counts are rows; `bytes_rewritten` is the size of our files that were replaced or deleted.
     `checked_at` is ISO 8601 in UTC. `miss_probability` is None where not all rows were compared,
-    `audit` (a `markers.state.Audit`) where no marker is used,
+    `audit` (a `planning.marker_state.MarkerAudit`) where no marker is used,
     `modelled` (a `candidates.Candidate`) where the number of changed rows is not known.
     """
 

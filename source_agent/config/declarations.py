@@ -1,7 +1,7 @@
 """The settings of source.toml, each declared once: its values, its meaning, its default.
 
 The reference in docs/operating.md and the schema for editors are made of it (`docs/generate`).
-`config` and `marker_settings` read a file by it, and check what one setting says of another.
+`file` and `markers` read a file by it, and check what one setting says of another.
 """
 
 from __future__ import annotations

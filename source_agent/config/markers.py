@@ -1,8 +1,8 @@
 """The markers of a relation in source.toml: `marker` of a table, `markers` of a query's tables.
 
 Only the file is read: whether the columns exist and can be markers, the database tells
-(`engines.markers`). A query with `markers` is read as far as needed to tell that it joins tables
-and does nothing else (`joins`).
+(`engines.relations.markers`). A query with `markers` is read as far as needed to tell that it joins
+tables and does nothing else (`joins`).
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class SnapshotState:
 
 
 class MarkerReads(Protocol):
-    """Reads by markers, for the relations whose shape has one (`engines.markers`)."""
+    """Reads by markers, for the relations whose shape has one (`engines.relations.markers`)."""
 
     def identity(self) -> Mapping[str, str]:
         """Return what tells this database from another one, by names for people; empty: nothing.

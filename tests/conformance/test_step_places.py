@@ -452,7 +452,7 @@ def joined(*place: Any, before: Any, after: Any, layout: Layout) -> VersionFeed:
 STEPS_CALL = {"scan", "spread", "added", "runs_here", "spark"}
 # Files and rooms: SQL, which only Spark can do, and what `pair/views/test_incremental.py` runs in
 # both places.
-OF_VIEWS = {"view_phase.py", "views.py", "maintenance"}
+OF_VIEWS = {"view_phase.py", "view_verification.py", "semi_join.py", "view_rows.py", "maintenance"}
 
 
 def steps_in_source() -> set[tuple[str, str]]:

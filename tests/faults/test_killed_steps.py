@@ -50,7 +50,7 @@ def killed(*args, **kwargs):
 setattr(owner, name, killed)
 main()
 """
-STAGED, WRITTEN = "tasks.staging:Writer:flush", "tasks.staging:write_staged"
+STAGED, WRITTEN = "tasks.staging:FrameWriter:flush", "tasks.staging:write_staged"
 # What is refreshed, the function, when, the number of its call.
 PUBLISHED = [("change", "storage.formats:commit", "after", 1)]
 PUBLISHED.append(("change", "tasks.staging:Staging:clear", "before", 1))
@@ -61,7 +61,7 @@ EVERYWHERE = [
     ("change", "tasks.change_feed:write", "after", 1),
     ("change", "storage.formats:commit", "before", 1),
     ("column", "refresh.prepare:restate", "after", 1),
-    ("leftovers", "refresh.leftovers:rewrite", "after", 1),
+    ("leftovers", "refresh.recovery.leftovers:rewrite", "after", 1),
     PUBLISHED[0],
 ]
 IN_DRIVER = [
@@ -79,8 +79,8 @@ IN_DRIVER = [
     ("change", "tasks.change_feed:write", "before", 1),
     ("column", "refresh.prepare:restate", "before", 1),
     ("column", WRITTEN, "after", 1),
-    ("leftovers", "refresh.leftovers:list_rows", "before", 1),
-    ("leftovers", "refresh.leftovers:rewrite", "after", 2),
+    ("leftovers", "refresh.recovery.leftovers:list_rows", "before", 1),
+    ("leftovers", "refresh.recovery.leftovers:rewrite", "after", 2),
     ("leftovers", WRITTEN, "after", 3),
     ("leftovers", "tasks.proof:prove", "after", 1),
     ("leftovers", "storage.formats:commit", "after", 1),

@@ -119,10 +119,10 @@ def kill_at(sites: Sites, number: int, point: WarehouseFailpoint, nth: int) -> N
 
 # Of the maintenance of a view by affected keys, from its first data file on.
 INCREMENTAL = [
-    ("tasks.maintenance.semi_join:select", "after", 1),
+    ("tasks.semi_join:select", "after", 1),
     ("views.maintenance.incremental:_joined", "after", 1),
-    ("tasks.maintenance.view_rewrite:remove", "after", 1),
-    ("tasks.maintenance.view_rewrite:write_feed", "after", 1),
+    ("tasks.rewrites.view_rows:remove", "after", 1),
+    ("tasks.rewrites.view_rows:write_feed", "after", 1),
     ("views.maintenance.slice_proof:check", "after", 2),
     ("storage.formats:commit", "after", 1),
     ("storage.formats:commit", "after", 3),
@@ -194,9 +194,9 @@ def check_cleaned(sites: Sites) -> None:
 
 AHEAD: list[tuple[str, int, list[str]]] = [
     ("storage.formats:commit", 1, []),  # of a fragment that is to run ahead
-    ("runs.view_phase:maintain", 1, ["joined"]),
+    ("components.view_phase:maintain", 1, ["joined"]),
     ("storage.formats:commit", 2, ["joined"]),  # the first view, after a fragment
-    ("storage.warehouse_versions:flip", 1, ["joined"]),
+    ("visible_versions.warehouse_versions:flip", 1, ["joined"]),
 ]
 
 

@@ -21,6 +21,7 @@ import pytest
 from tests import ROOT
 from tests.project.test_tree import parsed
 
+PRODUCT = ("proto/", "source_agent/", "warehouse_agent/")
 PAGES = ("README.md", "docs/", "benchmarks/peers.md", "findings/README.md")
 # Not all files that git knows: a test that asks git is none of the quick ones.
 FOLDERS = (
@@ -46,6 +47,12 @@ FOREIGN = {"XXH64", "app", "grpc", "np", "pyspark", "schema", "source", "spark"}
 OTHER_NAMES = {
     *("driftline.engines", "driftline.Source", "driftline.value1", "driftline.value2"),
     *("driftline.name", "driftline.type"),
+}
+# Of the gRPC service, loggers, values, failpoints, a mutant's probe: what follows the name of a
+# package in a string and is no module.
+FOREIGN_PARTS = {
+    *("Source", "_probe", "engines", "erp", "name", "password", "py", "source", "tests", "type"),
+    *("value", "value1", "value2", "value3", "warehouse"),
 }
 MADE = {"dist/", "locks/", "warehouse/"}  # by a command
 # Functions of databases and libraries.
@@ -229,6 +236,23 @@ def _properties(body: Any) -> Iterator[str]:
             yield from _properties(inner)
 
 
+def stale(text: str, tree: Tree) -> list[str]:
+    """Return the code spans of a module's text that begin with a room of ours and name nothing."""
+    spans = dict.fromkeys(re.findall(r"`([a-z_]\w*(?:\.\w+)+)`", text))
+    rooms = {part for name in tree.modules for part in name.split(".")[:-1]} - _packages(tree)
+    ours = [span for span in spans if span.split(".")[0] in rooms - {*FOREIGN, "server"}]
+    return [span for span in ours if not any(_ends_in(span, tree))]
+
+
+def _ends_in(span: str, tree: Tree) -> Iterator[bool]:
+    """Yield True for each module whose name ends with the span, or with all of it but a name."""
+    parts = span.split(".")
+    for name, file in tree.modules.items():
+        for at in range(1, len(parts) + 1):
+            if f".{name}".endswith("." + ".".join(parts[:at])):
+                yield at == len(parts) or ".".join(parts[at:]) in tree.defined(file)
+
+
 @pytest.fixture(scope="module")
 def tree() -> Tree:
     files = {
@@ -246,6 +270,45 @@ def test_what_pages_name_is_there(tree: Tree) -> None:
     pages = [n for n in tree.files if n.endswith(".md") and n.startswith(PAGES)]
     assert pages
     found = {name: unknown((ROOT / name).read_text(), tree) for name in pages}
+    assert not any(found.values()), {name: spans for name, spans in found.items() if spans}
+
+
+def test_what_modules_name_is_there(tree: Tree) -> None:
+    """The words of a module that moved stay behind in the headers of others."""
+    product = [
+        n for n in tree.code if n.startswith(("proto/", "source_agent/", "warehouse_agent/"))
+    ]
+    assert len(product) > 400
+    found = {name: stale(tree.code[name], tree) for name in product if "_pb2" not in name}
+    assert not any(found.values()), {name: spans for name, spans in found.items() if spans}
+
+
+def patched(text: str, tree: Tree) -> list[str]:
+    """Return the names of modules and what is in them that stand in a text as strings, to be
+    imported or replaced by it, and are not there."""
+    whole = re.findall(r"""["']((?:driftline|source_agent|warehouse_agent)(?:\.\w+)+)["']""", text)
+    short = re.findall(r"""["']([a-z_]+(?:\.[a-z_]+)+):([A-Za-z_]\w*)[:\w]*["']""", text)
+    names = [(name, "") for name in whole] + [(f"warehouse_agent.{a}", b) for a, b in short]
+    return [f"{a} {b}".strip() for a, b in dict.fromkeys(names) if not _is_there(a, b, tree)]
+
+
+def _is_there(name: str, within: str, tree: Tree) -> bool:
+    parts = [*name.split("."), *within.split()]
+    if parts[1] in FOREIGN_PARTS:
+        return True
+    for at in range(len(parts), 0, -1):
+        module = ".".join(parts[:at])
+        if (file := tree.modules.get(module)) is not None:
+            return at == len(parts) or parts[at] in tree.defined(file)
+        if f"{module.replace('.', '/')}/" in tree.folders:
+            return at == len(parts)
+    return False
+
+
+def test_what_tests_name_as_text_is_there(tree: Tree) -> None:
+    """A test that kills, replaces or imports by a name fails late, and only if it is run."""
+    others = [n for n in tree.code if n.startswith(("tests/", "benchmarks/"))]
+    found = {n: patched(tree.code[n], tree) for n in others if "test_names_in_docs" not in n}
     assert not any(found.values()), {name: spans for name, spans in found.items() if spans}
 
 
@@ -297,3 +360,23 @@ SMALL = Tree.of(
 def test_it_finds_what_is_not_there(span: str, is_named: bool) -> None:
     assert unknown(f"See `{span}`.", SMALL) == ([] if is_named else [span])
     assert not unknown(f"```sh\n`{span}`\n```\n## Old names\n`{span}`\n", SMALL)
+
+
+def test_it_finds_modules_that_moved_away() -> None:
+    good = (
+        "`runs.batch`, `runs.batch.Runner`, `runs.batch.Runner.refresh`, `report.counted`, `runs`"
+    )
+    assert stale(good, SMALL) == []
+    bad = "`runs.schedule`, `runs.batch.Loop`"
+    assert stale(f"{good}, {bad}", SMALL) == ["runs.schedule", "runs.batch.Loop"]
+
+
+def test_it_finds_names_in_texts_of_tests() -> None:
+    good = """("runs.batch:Runner", "warehouse_agent.runs.batch.Runner.x", "runs.batch:heap:x")"""
+    assert patched(good, SMALL) == []
+    bad = """["runs.schedule:Runner", 'warehouse_agent.runs.batch.Loop', "runs.batch:Loop:x"]"""
+    assert patched(good + bad, SMALL) == [
+        "warehouse_agent.runs.batch.Loop",
+        "warehouse_agent.runs.schedule Runner",
+        "warehouse_agent.runs.batch Loop",
+    ]

@@ -2,9 +2,9 @@
 
 The history of refreshes keeps its newest lines alone. `_driftline/schedule/NAME.json` has what the
 scheduler needs of all of them: the newest intervals and sums of the others
-(`schedule.memory`). A refresh brings it up to date; a reader adds lines that it lacks. If it is
-lost, the lines that are left tell the rest, and refreshes come by fixed intervals until there are
-enough.
+(`change_models.memory`). A refresh brings it up to date; a reader adds lines that it lacks. If it
+is lost, the lines that are left tell the rest, and refreshes come by fixed intervals until there
+are enough.
 """
 
 from __future__ import annotations

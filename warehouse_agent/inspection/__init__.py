@@ -1,1 +1,1 @@
-"""What a command finds about published tables, and what a refresh would do; it changes nothing."""
+"""What a command finds about published tables, and what a refresh would do; it changes no table."""

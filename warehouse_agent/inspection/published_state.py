@@ -70,7 +70,7 @@ class PublishedState:
     miss_probability: float | None = None
     years_until_a_change_is_missed: float | None = None
     files: int | None = None
-    bytes: int | None = None
+    bytes: int | None = None  # of its files; what a refresh moved is `RefreshCost.bytes`
     row_security: bool | None = None  # policies of the source hide rows; null: not known
     kind: str = "fragment"  # or "kept", for a relation that only views need, or "view"
     visible_version: int | None = None  # which readers are given; null without a table of versions

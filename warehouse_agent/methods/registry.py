@@ -1,6 +1,9 @@
 """All methods of comparison: choose the opening of a refresh, go on after a stall, price each.
 
 To add a method, add it to `OPENINGS`, and to `CONTINUATIONS` if other openings may go on with it.
+The first opening that supports a refresh is taken, so one that is only used on request stands
+behind those that always can; the one behind `SinceOpening` is what a refresh by a marker is weighed
+with.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The columns and rows of a kept relation: decided from its views, kept with each version.
 
-Nobody configured a kept fragment, so it has what its views need (`decomposition.wishes`). The
+Nobody configured a kept fragment, so it has what its views need (`decomposition.view_needs`). The
 choice is made from a description of the relation: at the first load, when the views need something
 else than at the last refresh, and with `--accept-schema`. It lies in the layout of each version and
 is sent with every exchange; without another wish no description is asked for.

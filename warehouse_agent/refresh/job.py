@@ -51,7 +51,7 @@ class Options:
         is_scheduled: start nothing of a source outside of its `refresh_hours`.
         is_ending: tells, at any time, whether nothing more is to be started.
         gains: by fragment name, what a second of a refresh is expected to save, in row-hours; those
-            without one come first (`runs.schedule`).
+            without one come first (`runs.order`).
     """
 
     accept_schema: bool = False

@@ -3,8 +3,8 @@
 First the files of a version must exist with their sizes. Then Spark's tasks read all of them,
 encode and fingerprint each row again, and compare it with the stored fingerprint
 (`tasks.file_damage`). Only a note of the damage is written, and no source is asked: a refresh pulls
-lost rows again (`refresh.repair`). To verify again does not help, so no error is retryable here.
-A view is computed again (`view_verification`).
+lost rows again (`refresh.recovery.repair`). To verify again does not help, so no error is retryable
+here. A view is computed again (`view_verification`).
 """
 
 from __future__ import annotations

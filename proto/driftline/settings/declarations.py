@@ -3,7 +3,7 @@
 A class below `SettingsTable` declares the settings of one table as attributes: what its values are
 (a `SettingKind`), its meaning, its default. An attribute of the class is the declaration; of a
 table that was read, the value. References, schemas for editors and the comments of `init` are made
-of the same declarations. `setting_kinds` has the kinds that several tables use.
+of the same declarations. `kinds` has the kinds that several tables use.
 
 An unknown name is refused, with the nearest known one, so a misspelt limit never counts as no
 limit. Each error names the file, the setting, what was expected and what was found.

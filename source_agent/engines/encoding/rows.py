@@ -397,7 +397,7 @@ def spooled(
 
     Raises:
         DatabaseRefused: the same row comes again and again, as from a damaged index: the reader,
-            which notices that (`scan.repeats`), has no batch before the read ends.
+            which notices that (`scan.reader`), has no batch before the read ends.
     """
     with TemporaryFile() as file:
         sizes = []

@@ -2,7 +2,7 @@
 `schedule` knows the same refreshes.
 
 The one that a refresh has is taken from inside of it. What differs is named: when it was made, and
-what only one of the two asks the source for (`history.known`).
+what only one of the two asks the source for (`history.forecast_inputs`).
 """
 
 from __future__ import annotations

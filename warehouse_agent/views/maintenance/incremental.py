@@ -8,11 +8,11 @@ lineage has no changed key has the same rows in both states, so it is in both re
 (MAUVE, Eq. 3, has a term for each relation and nets its deltas; here is one query, over new state.)
 
  1. `reduce`: rows of R' that may join with a changed row are found by their join columns
-    (`join_graph`, `tasks.maintenance.semi_join`) and written apart, with a flag where the row
+    (`join_graph`, `tasks.semi_join`) and written apart, with a flag where the row
     itself changed.
  2. `join`: the user's query, once, over these rows; what was made of a flagged row is kept.
  3. `rewrite`: files of V that hold affected rows are written again without them, the new rows are
-    files beside; both are paired by lineage (`tasks.maintenance.view_rewrite`), which gives the
+    files beside; both are paired by lineage (`tasks.rewrites.view_rows`), which gives the
     change feed.
  4. `check`: a slice of the view is computed by another road and compared (`slice_proof`), also
     where no row of the view differs.
