@@ -1,7 +1,7 @@
 """The source's half of an exchange about one relation (protocol, section 9).
 
 A comparison is a generator of replies over an iterator of requests: it runs the generators of the
-methods, and waits for the requests (`driftline.exchange_states` refuses those that may not come).
+methods, and waits for the requests (`wire.exchange_states` refuses those that may not come).
 The opening decides which method answers (`registry`); a method that cannot finish hands over to the
 one that the warehouse asks for next. If the opening names a tile, or a part by keys, only its rows
 exist (`scan.tile`, `scan.key_part`). This module knows no gRPC server, no engine and no method.
@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
-from driftline.exchange_states import StateTracker
 from driftline.relations.activity_messages import to_message
 from driftline.rows.digests import Salt
+from driftline.wire.exchange_states import StateTracker
 from driftline.wire.negotiation import check_fields
 
 from source_agent.engines.interface import Session

@@ -4,7 +4,7 @@ This is the only place where the source validates messages of an exchange: the o
 sizes, counts and the partition. A malformed opening is refused before anything is read. Messages in
 pieces are bounded by what was asked for, so a warehouse can neither fill the memory nor keep the
 source busy with empty pieces; each function about one receives the pieces behind the first. Of what
-kind a request is was checked before (`driftline.exchange_states`).
+kind a request is was checked before (`driftline.wire.exchange_states`).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import Protocol, TypeVar
 
 from driftline import wire_pb2 as pb
 from driftline.errors import SourceUnreachable
-from driftline.exchange_states import ExchangeState, StateTracker, Take
 from driftline.limits import EXCHANGE_S_MAX
 from driftline.rows.digests import Digest
+from driftline.wire.exchange_states import ExchangeState, StateTracker, Take
 from driftline.wire.negotiation import Agreement
 
 from warehouse_agent.transport.frame_admission import FrameAdmission

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.exchange_states import TABLE, ExchangeState, StateTracker, name_of
 from driftline.reconciliation.ranges import from_quantiles, uniform
 from driftline.reconciliation.sketches import Embedding
+from driftline.wire.exchange_states import TABLE, ExchangeState, StateTracker, name_of
 
 from tests.harness.exchange_pair import INTEGER, Groups, Pair, Table, exchange, fill, open_session
 from tests.harness.legacy import SqliteLegacy

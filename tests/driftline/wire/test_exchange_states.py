@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
-from driftline.exchange_states import TABLE, ExchangeState, StateTracker, name_of
+from driftline.wire.exchange_states import TABLE, ExchangeState, StateTracker, name_of
 
 from tests import ROOT
 
