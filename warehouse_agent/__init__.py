@@ -1,9 +1,6 @@
 """The warehouse agent keeps fragments equal to relations at remote sources, with Spark.
 
-Users import `at`, `read` and `changes`. The folders are layers (docs/architecture.md): `cli` calls
-`runs`, which call `refresh` for each fragment; below are `methods`, `tasks`, `history`,
-`transport`, `spark` and `storage`; `planning` decides without I/O, and `columns` converts bytes to
-Spark's values.
+Users import `at`, `read` and `changes`. The rooms are layers (docs/architecture.md).
 
 PySpark takes 0.1 s to import, and small commands need none of it. So a function that calls it
 imports it itself, and its types are imported for the type checker alone. Only `readers`, which gets

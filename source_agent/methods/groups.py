@@ -3,8 +3,8 @@
 The three steps of Lu, Liu and Hyland in one pass over the rows. Rows whose keys the warehouse did
 not name are sent at once: they are new, or likely to change. Named keys without rows were deleted.
 The remaining rows of each group are hashed and compared. Groups that differ are sent whole, or by
-row hashes where that is cheaper (`units.refines`). A *part* reads the named keys and some ranges by
-index, and nothing else, for sources that cannot afford a scan.
+row hashes where that is cheaper (`groups.refines`). A *part* reads the named keys and some ranges
+by index, and nothing else, for sources that cannot afford a scan.
 
 Memory is bounded by GROUPED_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HELD_BYTES.
 """

@@ -209,7 +209,7 @@ class GroupParameters:
     """Parameters of groups.
 
     embedding: of the k that name rows; None: keys name them. row_bytes, wait_bytes: price row
-    hashes (`units.refines`); part: ranges of positions to read besides the named keys, int64 [n]
+    hashes (`groups.refines`); part: ranges of positions to read besides the named keys, int64 [n]
     first and last, None: all rows, or a part by keys; rows_max: limit for a part.
     """
 

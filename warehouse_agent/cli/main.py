@@ -270,15 +270,15 @@ def refresh(
     failing: list[int] = []
     if due:
         from warehouse_agent.cli.schedule import say_due
-        from warehouse_agent.scheduler import due as timetable
+        from warehouse_agent.scheduler import due as due_now
 
         now = datetime.now(UTC)
-        selection, decisions = timetable.due(config, selection, without, now)
+        selection, decisions = due_now.due(config, selection, without, now)
         failing = say_due(decisions, config.file.name, now)
         if not selection.fragments:
             return failing
         names = [fragment.name for fragment in selection.fragments]
-        options["gains"] = timetable.gains(config, names, now.timestamp())
+        options["gains"] = due_now.gains(config, names, now.timestamp())
     chosen = Options(is_scheduled=due, **options)
     return failing + commands.refresh(config, selection, chosen, as_json=as_json)
 
@@ -291,12 +291,12 @@ def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[i
 
     Of a view that is named, all that it reads is shown.
     """
-    from warehouse_agent.cli import schedule as timetable
+    from warehouse_agent.cli import schedule as printed
     from warehouse_agent.views.selection import select
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
     selection = select(config, patterns, not patterns)
-    return timetable.schedule(config, selection, datetime.now(UTC), **options)
+    return printed.schedule(config, selection, datetime.now(UTC), **options)
 
 
 @_on_fragments()

@@ -96,6 +96,22 @@ class WarehouseCondition:
 Condition: TypeAlias = ColumnTest | Conjunction | Disjunction | Negation | WarehouseCondition
 
 
+def form_of(condition: Condition) -> str:
+    """Return a condition as text, whose hash notes keep: it has no names of classes of today."""
+    match condition:
+        case ColumnTest(column, operator, literals):
+            return f"Test(column={column!r}, operator={operator!r}, literals={literals!r})"
+        case Conjunction(parts) | Disjunction(parts):
+            forms = "".join(f"{form_of(part)}, " for part in parts)
+            forms = forms.removesuffix(", ") if len(parts) > 1 else forms.rstrip()
+            kind = "Conjunction" if isinstance(condition, Conjunction) else "Disjunction"
+            return f"{kind}(parts=({forms}))"
+        case Negation(part):
+            return f"Negation(part={form_of(part)})"
+        case WarehouseCondition(why):
+            return f"Stays(why={why!r})"
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedColumn:
     """A column of a relation, and the operators that have one meaning for it."""

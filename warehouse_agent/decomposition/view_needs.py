@@ -41,6 +41,7 @@ from warehouse_agent.decomposition.conditions import (
     ComparedColumn,
     Condition,
     PushedCondition,
+    form_of,
     pushed,
 )
 
@@ -188,7 +189,7 @@ def implies(strong: Predicate, weak: Predicate) -> bool:
 
 
 def _signature(wish: OccurrenceNeed) -> tuple[list[str], list[str], list[str]]:
-    conditions = sorted(repr(conjunct.condition) for conjunct in wish.conjuncts)
+    conditions = sorted(form_of(conjunct.condition) for conjunct in wish.conjuncts)
     return sorted(wish.columns), sorted(wish.unqualified), conditions
 
 

@@ -29,7 +29,7 @@ def by_window(
     """Write the changes between two files with equal recipes, and return their counts.
 
     Raises:
-        GaveUp: the files need more memory; nothing was written.
+        WindowExhausted: the files need more memory; nothing was written.
         DuplicateKey, NullKey: a key comes twice or is NULL.
         TableShrank: more than half of the records are gone.
         InternalError: different keys collide with all hashes.

@@ -101,7 +101,7 @@ class Totals:
         put_off: that their source put off, such as outside hours of its DBA.
         failed: by the code of the error.
         inserted, updated, deleted: rows, without those of loads.
-        sent, received, seconds, held_back_s: of all refreshes, as in `lines.Spent`.
+        sent, received, seconds, held_back_s: of all refreshes, as in `history_lines.RefreshCost`.
         took_s, moved, changed: seconds, bytes in both directions and changed rows of a refresh that
             went well and was no load.
     """

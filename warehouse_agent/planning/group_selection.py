@@ -15,9 +15,10 @@ dynamic programming from 1,000 rows on.
 
 A whole table is not sorted. Rows of a class of similar P({±t}) have one best group size, so
 `plan_groups` needs only the histogram; the group of a row is its rank in its class, in key order
-and within its Spark task, divided by that size (`unit_assignment`). For 20,000 rows that costs at
-most 0.3 % more, and about Φ_h for each class of each further task. Rejected: buckets by a hash of
-the key, whose sizes have a Poisson distribution, which costs another a·Φ_t a row, 2 to 8 % in all.
+and within its Spark task, divided by that size (`methods.groups.assignment`). For 20,000 rows that
+costs at most 0.3 % more, and about Φ_h for each class of each further task. Rejected: buckets by a
+hash of the key, whose sizes have a Poisson distribution, which costs another a·Φ_t a row, 2 to 8 %
+in all.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class VersionRecord:
         beside: versions of other fragments, by name, that were committed directly before or after
             this one from the same snapshot of their source; None: there were none.
         marking: JSON of `history.marks.KeptMark`; None where no marker is asked for.
-        total: JSON of `Total`, which the rows were proven to have; None of a view, and in older
-            tables.
+        total: JSON of a `VersionTotal`, which the rows were proven to have; None of a view, and in
+            older tables.
         adopted: the version whose rows these are, in the files of another program's maintenance;
             else None.
         body: the JSON as committed, with the format's own keys and keys of other releases.

@@ -27,7 +27,7 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import change_memory
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.scheduler import due as timetable
+from warehouse_agent.scheduler import due as due_now
 from warehouse_agent.scheduler.configuration import Configuration
 from warehouse_agent.scheduler.loop import ScheduleLoop
 from warehouse_agent.scheduler.loop import run as run_loop
@@ -84,15 +84,15 @@ def test_a_quiet_hour_is_no_failure_and_the_fragment_is_due_when_it_ends(pair: P
     chosen = select(config, ["orders"], False)
     soon = end - timedelta(days=3)  # long before the day after the last refresh, too
     for now, is_due in ((soon, False), (end - timedelta(seconds=1), False), (end, False)):
-        assert (timetable.look(config, chosen, now).due == ["orders"]) == is_due
+        assert (due_now.look(config, chosen, now).due == ["orders"]) == is_due
     pair.fragment_lines["orders"] = 'interval_max = "1m"'
     config = pair.config()
     chosen = select(config, ["orders"], False)
-    found = timetable.look(config, chosen, end - timedelta(seconds=1))
+    found = due_now.look(config, chosen, end - timedelta(seconds=1))
     assert found.due == []
     assert found.later[0].decision.at == end.timestamp()
     assert "its source reads nothing before then" in found.later[0].decision.why
-    assert timetable.look(config, chosen, end).due == ["orders"]
+    assert due_now.look(config, chosen, end).due == ["orders"]
 
 
 def test_a_scheduled_refresh_that_meets_a_quiet_hour_ends_with_0(pair: Pair) -> None:
@@ -113,7 +113,7 @@ def test_a_scheduled_refresh_that_meets_a_quiet_hour_ends_with_0(pair: Pair) -> 
     pair.limits = ""  # the DBA opens it earlier, and somebody refreshes by hand
     pair.restart()
     assert run(pair, "refresh").exit_code == 0
-    assert timetable.scheduled(
+    assert due_now.scheduled(
         pair.config(), pair.store, pair.config().fragments["orders"], end.timestamp(), None
     ).decision.why.startswith("every 24 h")
 
@@ -132,7 +132,7 @@ def test_run_waits_for_the_end_of_a_quiet_hour_and_no_longer(pair: Pair) -> None
 
     def look(at: float) -> tuple[list[str], list[tuple[str, float]]]:
         config, moment = pair.config(), datetime.fromtimestamp(at, UTC)
-        found = timetable.look(config, select(config, ["orders"], False), moment)
+        found = due_now.look(config, select(config, ["orders"], False), moment)
         return found.due, [(one.name, one.decision.at) for one in found.later]
 
     loop = ScheduleLoop(look, refresh, lambda: now[0], lambda _: True)
@@ -255,7 +255,7 @@ def test_a_fragment_that_is_deleted_from_the_file_while_run_refreshes_it(
     def look(at: float) -> tuple[list[str], list[tuple[str, float]]]:
         current.renew()
         moment = datetime.fromtimestamp(at, UTC)
-        found = timetable.look(current.config, current.chosen, moment)
+        found = due_now.look(current.config, current.chosen, moment)
         return found.due, [(one.name, one.decision.at) for one in found.later]
 
     def refresh(names: Sequence[str]) -> list[int]:
@@ -281,9 +281,9 @@ def test_what_cannot_be_decided_is_not_refreshed_without_end(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is due at each look, and its refreshes go well: it waits as long as one that fails."""
-    decided, refreshed, waits = timetable.scheduled, list[list[str]](), list[float]()
+    decided, refreshed, waits = due_now.scheduled, list[list[str]](), list[float]()
 
-    def scheduled(*given: Any, **others: Any) -> timetable.FragmentDecision:
+    def scheduled(*given: Any, **others: Any) -> due_now.FragmentDecision:
         if given[2].name == "orders":
             raise ValueError("year 10000 is out of range")
         return decided(*given, **others)
@@ -295,7 +295,7 @@ def test_what_cannot_be_decided_is_not_refreshed_without_end(
     def turns(self: ScheduleLoop) -> None:
         waits.extend(self.turn() for _ in range(2))
 
-    monkeypatch.setattr(timetable, "scheduled", scheduled)
+    monkeypatch.setattr(due_now, "scheduled", scheduled)
     monkeypatch.setattr(ScheduleLoop, "run", turns)
     run_loop(load(pair.warehouse_toml()), [], refresh, LoopPrinter("warehouse.toml"))
     assert [sorted(names) for names in refreshed] == [["items", "orders"]]
@@ -337,9 +337,9 @@ def test_what_is_due_comes_by_what_a_second_of_it_saves(pair: Pair) -> None:
         line = json.dumps(report | {"seconds": {"exchange": seconds}})
         pair.store.write(line.encode() + b"\n", PRIVATE, "runs", f"{name}.jsonl")
     config = pair.config()
-    found = timetable.gains(config, NAMES, now + 86_400)
+    found = due_now.gains(config, NAMES, now + 86_400)
     assert found["orders"] / found["items"] == pytest.approx(4 / 5 * 9 / 2, rel=0.2)
-    assert timetable.gains(config, ["orders"], now) == {}, "alone, its place does not matter"
+    assert due_now.gains(config, ["orders"], now) == {}, "alone, its place does not matter"
     order = list[str]()
 
     def note(event: Event) -> None:

@@ -30,7 +30,7 @@ from warehouse_agent.cli.schedule import NAMES_SHOWN, never_due
 from warehouse_agent.history.refresh_history import append
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import PARTIAL
-from warehouse_agent.scheduler import due as timetable
+from warehouse_agent.scheduler import due as due_now
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.timetable.decision import NEVER, Decision
 from warehouse_agent.timetable.retry import COUNTED, RETRY_S, RETRY_S_MAX, wait_s
@@ -67,9 +67,9 @@ def run(pair: Pair, *words: str, more: str = "") -> Result:
     return CliRunner().invoke(cli, ["--config", str(file), *words])
 
 
-def at(pair: Pair, name: str, hours: float) -> timetable.FragmentDecision:
+def at(pair: Pair, name: str, hours: float) -> due_now.FragmentDecision:
     config, now = pair.config(), datetime.now(UTC) + timedelta(hours=hours)
-    return timetable.scheduled(config, pair.store, config.fragments[name], now.timestamp(), None)
+    return due_now.scheduled(config, pair.store, config.fragments[name], now.timestamp(), None)
 
 
 @pytest.mark.starts
@@ -130,8 +130,8 @@ def test_what_is_never_due_is_named_beside_what_is_due(pair: Pair) -> None:
 
 def test_few_names_of_many_that_are_never_due() -> None:
     names = [f"table_{n}" for n in range(NAMES_SHOWN + 1_204)]
-    later = [timetable.FragmentDecision(name, Decision(False, NEVER, "no goal")) for name in names]
-    decisions = timetable.SelectionDecision([], [], later)
+    later = [due_now.FragmentDecision(name, Decision(False, NEVER, "no goal")) for name in names]
+    decisions = due_now.SelectionDecision([], [], later)
     assert decisions.never_due == names
     said = never_due(decisions.never_due, "warehouse.toml")
     assert f"table_{NAMES_SHOWN - 1} and 1,204 more. warehouse.toml" in said
@@ -148,7 +148,7 @@ def test_refresh_of_what_is_due(pair: Pair) -> None:
     assert "Nothing is due. Next: items: not before 20" in again.stderr
     config = pair.config()
     tomorrow = datetime.now(UTC) + timedelta(days=1, minutes=1)
-    chosen, decisions = timetable.due(config, select(config, [], True), (), tomorrow)
+    chosen, decisions = due_now.due(config, select(config, [], True), (), tomorrow)
     assert [fragment.name for fragment in chosen.fragments] == ["items", "orders"]
     assert decisions.held == []
 
@@ -191,7 +191,7 @@ def test_what_failed_is_told_each_time_and_tried_again_later(pair: Pair) -> None
 def look_at(pair: Pair, now: datetime) -> list[str]:
     """Return whether `orders` is due at a moment."""
     config = pair.config()
-    return timetable.look(config, select(config, ["orders"], False), now).due
+    return due_now.look(config, select(config, ["orders"], False), now).due
 
 
 @given(st.integers(1, 100))
@@ -203,7 +203,7 @@ def test_waits_after_failures_double_up_to_an_hour(times: int) -> None:
 def due(pair: Pair, days: float) -> list[str]:
     time.sleep(0.002)  # the least time between two questions
     config, now = pair.config(), datetime.now(UTC) + timedelta(days=days)
-    chosen, decisions = timetable.due(config, select(config, [], True), (), now)
+    chosen, decisions = due_now.due(config, select(config, [], True), (), now)
     assert decisions.held == []
     return [fragment.name for fragment in chosen.fragments]
 
@@ -236,7 +236,7 @@ def test_a_source_that_was_asked_a_moment_ago_is_asked_later(pair: Pair) -> None
     pair.restart()
     assert "unchanged since" in run(pair, "status", "--ask").stdout
     config, now = pair.config(), datetime.now(UTC) + timedelta(hours=20)
-    seen = timetable.look(config, select(config, [], True), now)
+    seen = due_now.look(config, select(config, [], True), now)
     assert seen.due + seen.undecided == []
     (found,) = (one.decision for one in seen.later if one.name == "orders")
     assert 0 < found.at - now.timestamp() <= 60
@@ -387,7 +387,7 @@ def test_the_views_over_a_fragment_are_priced_with_it(pair: Pair) -> None:
     def moment() -> float:
         now = datetime.now(UTC).timestamp()
         fragment = config.fragments["orders"]
-        return timetable.scheduled(config, pair.store, fragment, now, None).decision.at
+        return due_now.scheduled(config, pair.store, fragment, now, None).decision.at
 
     alone = moment()
     phases = [{"rows": 0, "seconds": 300.0, "at": f"2026-01-0{n}T00:00:00Z"} for n in (1, 2, 3)]

@@ -274,6 +274,26 @@ def test_a_wish_is_known_by_what_it_needs() -> None:
         assert wish_id(wishes(other)) != wish_id(wishes(text)), other
 
 
+@pytest.mark.parametrize(
+    ("where", "noted"),
+    [
+        ("", "c2d09d6294e05da111ed687e592dd473"),
+        ("WHERE a = 1", "8122a1471fb8f3496acbd6b924f67b5f"),
+        ("WHERE a = 1 OR t = 'x'", "91d497d95e8bb42ddef91c0f648502a8"),
+        (
+            "WHERE NOT (a > 2 AND c < 3.50) AND d >= DATE '2020-01-02'",
+            "85f216c2b4482a2c8efd1c5401fdfe69",
+        ),
+        ("WHERE a = 1 OR (c = 2 AND t LIKE 'x%')", "690413404361abf27b4d291a09782e43"),
+        ("WHERE upper(t) = 'X'", "ef3bc4aab4deb662f02f08199a460fc2"),
+        ("WHERE a IN (1, 2, 3) AND t IS NOT NULL", "e8fa93e31988bd6fbf8f69f0f28b6c1b"),
+    ],
+)
+def test_notes_of_older_releases_mean_the_same(where: str, noted: str) -> None:
+    """The text is on disk: another one has each kept relation described again."""
+    assert wish_id(wishes(f"SELECT a FROM e.r {where}")) == noted
+
+
 def test_a_version_that_lacks_something() -> None:
     stored = united(wishes("SELECT a FROM e.r WHERE a = 1 AND t = 'x'"), ALL).derivation
     assert stored is not None

@@ -18,7 +18,7 @@ from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.cli.main import cli
 from warehouse_agent.scheduler import claimed_times
-from warehouse_agent.scheduler import due as timetable
+from warehouse_agent.scheduler import due as due_now
 
 ROWS = 3000
 LINES = 'event_time = "created_at"\nevent_kind = "creation"\ntime_zone = "Europe/Vienna"\n'
@@ -85,12 +85,10 @@ def test_a_fit_of_claimed_times(pair: Pair, tmp_path: Path) -> None:
     assert "cannot be written" in f"{lost.exception}{lost.output}"
 
 
-def decision(pair: Pair, lines: str, hours: float = 1.0) -> timetable.FragmentDecision:
+def decision(pair: Pair, lines: str, hours: float = 1.0) -> due_now.FragmentDecision:
     pair.fragment_lines = {"orders": lines}
     config, now = pair.config(), datetime.now(UTC) + timedelta(hours=hours)
-    return timetable.scheduled(
-        config, pair.store, config.fragments["orders"], now.timestamp(), None
-    )
+    return due_now.scheduled(config, pair.store, config.fragments["orders"], now.timestamp(), None)
 
 
 def test_a_decision_reads_the_claimed_times_once_a_day(

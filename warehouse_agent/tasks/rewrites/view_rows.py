@@ -2,7 +2,7 @@
 
 A file that holds an affected row is written again without it (copy-on-write); new rows are files of
 their own, made by Spark. So rows that change often gather in young, small files; when there are
-more than SMALL_FILES_MAX of them, the next refresh writes them as one (`rewrite.touched_files`).
+more than SMALL_FILES_MAX of them, the next refresh writes them as one (`touched_files`).
 
 Affected rows before and after are paired by lineage in memory, column by column. Rows that are the
 same on both sides are no change. More of them than PAIRED_BYTES_MAX are for Spark's join.

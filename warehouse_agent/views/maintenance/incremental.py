@@ -161,8 +161,8 @@ def maintain(job: ViewJob, plan: MaintainableView) -> Computed | MissingFeed:
     """Compute the next version of a view from the rows that changed.
 
     Returns:
-        NoFeed if the feeds turn out not to serve, or rows of another Java would lie beside the new
-        ones; nothing was written then.
+        MissingFeed if the feeds turn out not to serve, or rows of another Java would lie beside the
+        new ones; nothing was written then.
 
     Raises:
         RecipeChanged: the query, an input's columns, settings or Spark's version are others.
