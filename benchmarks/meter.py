@@ -11,15 +11,20 @@ Memory is the largest sum, over samples, of what the processes of one side hold 
 shared memory (a server's buffers, which are configured, the same for all, and mapped into every
 backend). What is shorter than a sample may be missed.
 
+A command's processes are those that it started, also one that ends after it, such as a JVM: orphans
+are adopted and waited for.
+
 The cost of measuring is a look at /proc per sample, some 1 % of a core. Linux only.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -31,6 +36,7 @@ QUIET_S = 0.25  # beyond a round trip: the link rests when nothing has moved for
 QUIET_S_MAX = 10.0  # something else talks: measure nevertheless
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,28 @@ def cpu_s(roots: Iterable[int]) -> float:
     """User and system seconds of these processes, all below them, and the dead among those."""
     below = children()
     return sum(_ticks(pid) for pid in _tree(roots, below)) / _TICKS_S
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose parents end before them, such as a command's JVM."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def own_children() -> list[int]:
+    """Return the children of this process, adopted ones included."""
+    return children().get(os.getpid(), [])
+
+
+def reap(*, but: Collection[int]) -> None:
+    """Wait for all children but these."""
+    while left := [pid for pid in own_children() if pid not in but]:
+        os.waitpid(left[0], 0)
+
+
+def ended_children_cpu_s() -> float:
+    """Return the seconds of all children that were waited for, and of those below them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _tree(roots: Iterable[int], children: dict[int, list[int]]) -> set[int]:

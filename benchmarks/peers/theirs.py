@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks import environments
 from benchmarks.meter import Meter
 from benchmarks.peers.sites import (
     DATABASE,
@@ -33,7 +34,6 @@ from tests.harness.servers import find_program
 from tests.wan.link import SOURCE_ADDRESS
 
 RELADIFF = "reladiff[postgresql]==0.6.0"
-VENVS = Path(".cache/venvs")
 COPY_PORT = 7450  # and the level, so that each level has its own
 
 # Serves a command's output to whoever connects; one at a time, like an operator's pipe over ssh.
@@ -133,18 +133,7 @@ class Reladiff(Comparer):
 
     @classmethod
     def missing(cls) -> str | None:
-        program = VENVS / "reladiff" / "bin" / "reladiff"
-        if program.exists():
-            return None
-        pip = program.with_name("pip")
-        for command in (
-            [sys.executable, "-m", "venv", str(program.parent.parent)],
-            [str(pip), "install", "--quiet", RELADIFF],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                return f"pip could not install {RELADIFF}"
-        return None
+        return environments.missing("reladiff", [RELADIFF])
 
     def run(self, cell: Cell, meter: Meter) -> Outcome:
         factor, threshold, threads = self.numbers(32, 16384, 1)
@@ -152,7 +141,7 @@ class Reladiff(Comparer):
         (host, port), warehouse = self.reached, self.warehouse
         out = self.at_warehouse(
             [
-                (VENVS / "reladiff" / "bin" / "reladiff").absolute(),
+                environments.program("reladiff", "reladiff"),
                 f"postgresql://{READER}@{host}:{port}/{DATABASE}",
                 table.name,
                 f"postgresql://postgres@{warehouse.host}:{warehouse.port}/{DATABASE}",

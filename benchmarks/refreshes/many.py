@@ -16,10 +16,8 @@ when the command does. Linux only.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import resource
 import sqlite3
 import statistics
 import subprocess
@@ -40,7 +38,6 @@ from tests import ROOT
 from tests.harness.pair import SourceProcess, environment
 
 SAMPLE_S = 0.01  # wall seconds may be longer by as much
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +132,7 @@ class Bench:
 
     def run(self, source: SourceProcess, *words: str) -> Ran:
         """Run a command of the warehouse, which must succeed."""
-        began, source_began = _children_cpu_s(), meter.cpu_s([source.process.pid])
+        began, source_began = meter.ended_children_cpu_s(), meter.cpu_s([source.process.pid])
         out = self.folder / "out"
         with out.open("wb") as stdout:
             start = time.perf_counter()
@@ -150,27 +147,16 @@ class Bench:
                 peak_bytes = max(peak_bytes, _peak_bytes(process.pid))
                 time.sleep(SAMPLE_S)
             wall_s = time.perf_counter() - start
-        _reap(but=source.process.pid)
+        meter.reap(but=[source.process.pid])
         assert process.returncode == 0, words
         lines = out.read_text().splitlines() if "--json" in words else []
         return Ran(
             wall_s,
-            _children_cpu_s() - began,
+            meter.ended_children_cpu_s() - began,
             meter.cpu_s([source.process.pid]) - source_began,
             peak_bytes,
             tuple(map(json.loads, lines)),
         )
-
-
-def adopt_orphans() -> None:
-    """Become the parent of processes whose parents end before them, such as a command's JVM."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _reap(*, but: int) -> None:
-    """Wait for all children but one."""
-    while left := [pid for pid in meter.children().get(os.getpid(), []) if pid != but]:
-        os.waitpid(left[0], 0)
 
 
 def _peak_bytes(pid: int) -> int:
@@ -178,11 +164,6 @@ def _peak_bytes(pid: int) -> int:
     with contextlib.suppress(OSError, StopIteration):
         return round(status_mb(pid, "VmHWM") * 1e6)
     return 0
-
-
-def _children_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def text_of(what: str, runs: Sequence[Ran]) -> str:
@@ -209,7 +190,7 @@ def text_of(what: str, runs: Sequence[Ran]) -> str:
 @click.option("--small-bytes", type=int, help="Of [warehouse]; default: the agent's.")
 def main(tables: int, rows: int, changed: int, rounds: int, small_bytes: int | None) -> None:
     """Time the commands of a warehouse whose tables are small, or change little."""
-    adopt_orphans()
+    meter.adopt_orphans()
     with TemporaryDirectory() as folder:
         bench = Bench(Path(folder), tables=tables, rows=rows)
         print(f"{tables:,} x {rows:,} rows, {rounds} rounds, {os.cpu_count()} cores", flush=True)

@@ -335,6 +335,19 @@ COMMANDS = {
     "replay.picture": Command(
         "--results {folder}/replay.jsonl --picture {folder}/replay.svg", (), prepare=write_replay
     ),
+    "reloads.against_reload": Command(
+        "--table orders --scale 0.002 --rounds 1 --share 1 --peer copy --peer connectorx"
+        " --no-install --json {folder}/reloads.json",
+        (
+            r"^\| orders, 3,000 rows \| driftline, s \| copy, s \| ÷ copy \| connectorx, s \|",
+            rf"^\| first load, proven \| {N}; {N} \| {N}; {N} \| {N}; {N} \| NOT MEASURED \|",
+            rf"^\| nothing changed \| {N}; {N} \|.* ≤ 0\.5 × dlt: NOT MEASURED \|$",
+            rf"^\| 1 % updated \| {N}; {N} \|.* {N}; {N} \| ≤ 0\.27 × before: NOT MEASURED \|$",
+            r"^- CONNECTORX IS LEFT OUT: not installed, and nothing is to be",
+        ),
+        (POSTGRESQL,),
+        is_process=True,
+    ),
     "refreshes.shards": Command(
         "3000 500", (r'"rows": 3000, .*"proof": "total", .*"equal": true',)
     ),
@@ -586,7 +599,7 @@ def test_command(
     for expected in command.prints:
         assert re.search(expected, out, re.MULTILINE), f"{expected}\nis not in\n{out}"
     for option, file in pairwise(words):
-        if option in ("--results", "--picture"):
+        if option in ("--results", "--picture", "--json"):
             assert Path(file).stat().st_size > 0
         if option == "--pictures" and module == "peers.plots":
             assert [*Path(file).glob("*.svg")]
