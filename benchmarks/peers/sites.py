@@ -206,35 +206,8 @@ class PlacedPostgreSQL(PostgreSQL):
             connection.execute(f"VACUUM (ANALYZE) {table.name}")
 
     def apply(self, changes: ChangeSet) -> None:
-        """In one transaction: updates as updates, not as pairs of others."""
-        table, key = changes.table, ", ".join(changes.table.key)
         with self.superuser(DATABASE) as connection:
-            with connection.transaction():
-                connection.execute(
-                    f"CREATE TEMP TABLE gone AS SELECT {key} FROM {table.name} LIMIT 0"
-                )
-                connection.execute(f"CREATE TEMP TABLE come (LIKE {table.name})")
-                _copy(connection, "gone", changes.deleted_keys)
-                _copy(connection, "come", [*changes.updated, *changes.inserted])
-                connection.execute("ANALYZE gone")
-                connection.execute("ANALYZE come")
-                connection.execute(
-                    f"DELETE FROM {table.name} AS t USING gone AS g"
-                    f" WHERE {' AND '.join(f't.{k} = g.{k}' for k in table.key)}"
-                )
-                names = connection.execute(
-                    "SELECT string_agg(attname || ' = excluded.' || attname, ', ')"
-                    " FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
-                    " AND attname <> ALL(%s)",
-                    (table.name, list(table.key)),
-                ).fetchone()
-                assert names is not None
-                connection.execute(
-                    f"INSERT INTO {table.name} SELECT * FROM come"
-                    f" ON CONFLICT ({key}) DO UPDATE SET {names[0]}"
-                )
-                connection.execute("DROP TABLE gone, come")
-            connection.execute(f"VACUUM (ANALYZE) {table.name}")
+            write_changes(connection, changes)
 
     def statements(self) -> int | None:
         if not self._counts():
@@ -251,6 +224,35 @@ class PlacedPostgreSQL(PostgreSQL):
     def version(self) -> str:
         with self.superuser() as connection:
             return f"PostgreSQL {connection.info.server_version // 10_000}"
+
+
+def write_changes(connection: psycopg.Connection[Any], changes: ChangeSet) -> None:
+    """In one transaction: updates as updates, not as pairs of others."""
+    table, key = changes.table, ", ".join(changes.table.key)
+    with connection.transaction():
+        connection.execute(f"CREATE TEMP TABLE gone AS SELECT {key} FROM {table.name} LIMIT 0")
+        connection.execute(f"CREATE TEMP TABLE come (LIKE {table.name})")
+        _copy(connection, "gone", changes.deleted_keys)
+        _copy(connection, "come", [*changes.updated, *changes.inserted])
+        connection.execute("ANALYZE gone")
+        connection.execute("ANALYZE come")
+        connection.execute(
+            f"DELETE FROM {table.name} AS t USING gone AS g"
+            f" WHERE {' AND '.join(f't.{k} = g.{k}' for k in table.key)}"
+        )
+        names = connection.execute(
+            "SELECT string_agg(attname || ' = excluded.' || attname, ', ')"
+            " FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
+            " AND attname <> ALL(%s)",
+            (table.name, list(table.key)),
+        ).fetchone()
+        assert names is not None
+        connection.execute(
+            f"INSERT INTO {table.name} SELECT * FROM come"
+            f" ON CONFLICT ({key}) DO UPDATE SET {names[0]}"
+        )
+        connection.execute("DROP TABLE gone, come")
+    connection.execute(f"VACUUM (ANALYZE) {table.name}")
 
 
 class PlacedMariaDB(MariaDB):

@@ -37,7 +37,7 @@ RELADIFF = "reladiff[postgresql]==0.6.0"
 COPY_PORT = 7450  # and the level, so that each level has its own
 
 # Serves a command's output to whoever connects; one at a time, like an operator's pipe over ssh.
-_SERVE = """
+SERVE = """
 import socket, subprocess, sys
 server = socket.create_server((sys.argv[1], int(sys.argv[2])))
 print("listening", flush=True)
@@ -72,7 +72,7 @@ class FullCopy(Tool):
         self._unpack = "zstd -dc" if level else "cat"
         pipe = f"{copy} | zstd -c -{level}" if level else copy
         self._port = COPY_PORT + level
-        command = [sys.executable, "-S", "-E", "-c", _SERVE, SOURCE_ADDRESS, str(self._port)]
+        command = [sys.executable, "-S", "-E", "-c", SERVE, SOURCE_ADDRESS, str(self._port)]
         self._server = self.sites.link.popen_source(
             [*drop_rights(None, "KILL"), *command, "bash", "-o", "pipefail", "-c", pipe],
             stdout=subprocess.PIPE,

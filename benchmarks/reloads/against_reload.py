@@ -1,6 +1,7 @@
 """A refresh against reloading the table: whole commands, in turn, on the same source and change.
 
     python -m benchmarks.reloads.against_reload --before ../before --json reloads.json
+    python -m benchmarks.reloads.against_reload --only-lines --line 100ms,10mbit --line loopback
     python -m benchmarks.reloads.against_reload --table orders --scale 0.002 --rounds 1 --peer copy
 
 TPC-H tables in a PostgreSQL on loopback. Of each: a first load, a refresh that finds nothing, and
@@ -9,6 +10,10 @@ round of a step every tool runs once, the first of them another one each time. D
 refresh with a copy of the same published version, has the default settings, and mutual TLS; with
 `--before` another checkout does the same. Peers load all, as `peers` says.
 
+With `--line` half of lineitem changes, in clusters and scattered, between two network namespaces
+behind such a line (or on loopback), beside a compressed COPY over the same: at first, after a load,
+and once the forecast has met as much before.
+
 After each run what the tool wrote is compared with the source: the number of rows, and a hash of
 all values. What is not equal ends the benchmark. What cannot be installed is left out LOUDLY: a
 table without a peer says nothing about that peer. Nothing else should run on the machine.
@@ -16,9 +21,7 @@ table without a peer says nothing about that peer. Nothing else should run on th
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,83 +31,17 @@ import click
 
 from benchmarks import meter
 from benchmarks.peers.matrix import here
-from benchmarks.reloads.contents import Contents, UnequalError, compare
-from benchmarks.reloads.ours import Checkout, Refreshed
+from benchmarks.reloads import lines
+from benchmarks.reloads.comparison import Comparison
+from benchmarks.reloads.contents import UnequalError
 from benchmarks.reloads.peers import PEERS, Reload
 from benchmarks.reloads.place import FailedError, Source
-from benchmarks.reloads.results import BEFORE, LOAD, NOTHING, OURS, Measurement, Run, dump, updated
+from benchmarks.reloads.results import BEFORE, COPY_ON_LINE, OURS, Measurement, dump
 from tests import ROOT
 from tests.harness.servers import PostgreSQL
+from tests.wan.link import available
 
 TABLES = ("lineitem", "orders")
-Turn = Callable[[str], Run]  # a tool that runs once in a step
-
-
-class Comparison:
-    """The tools that take part, and what they did with one table."""
-
-    def __init__(
-        self, source: Source, folder: Path, trees: dict[str, Path], peers: Sequence[Reload]
-    ) -> None:
-        self._source, self._folder = source, folder
-        self._trees, self._peers = trees, peers
-        self.runs: list[Run] = []
-
-    def measure(self, table: str, shares_percent: Sequence[float], rounds: int) -> int:
-        """Run all steps of a table; return its rows."""
-        rows = self._source.load(table)
-        with ExitStack() as stack:
-            sides = [
-                stack.enter_context(Checkout(name, tree, self._folder / name, self._source))
-                for name, tree in self._trees.items()
-            ]
-            for peer in self._peers:
-                (self._folder / peer.name).mkdir()
-                stack.callback(shutil.rmtree, self._folder / peer.name)
-            peers = [self._reload_of(peer) for peer in self._peers]
-            self._step(LOAD, [*(self._load_of(side) for side in sides), *peers], rounds)
-            for share in (0.0, *shares_percent):
-                changed = 0
-                if share:
-                    self._source.load(table)
-                    changed = self._source.update(share / 100)
-                turns = [*(self._refresh_of(side, changed) for side in sides), *peers]
-                self._step(updated(share) if share else NOTHING, turns, rounds)
-        return rows
-
-    def _step(self, step: str, turns: Sequence[Turn], rounds: int) -> None:
-        for number in range(rounds):
-            first = number % len(turns)
-            for turn in (*turns[first:], *turns[:first]):
-                ran = turn(step)
-                self.runs.append(ran)
-                print(
-                    f"{ran.table}, {step}: {ran.tool} {ran.cost.wall_s:.2f} s, processor"
-                    f" {ran.cost.cpu_s:.2f} s, source's {ran.cost.source_cpu_s:.2f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-    def _load_of(self, side: Checkout) -> Turn:
-        return lambda step: self._ours(side, step, side.load())
-
-    def _refresh_of(self, side: Checkout, changed: int) -> Turn:
-        return lambda step: self._ours(side, step, side.refresh(changed))
-
-    def _ours(self, side: Checkout, step: str, done: Refreshed) -> Run:
-        compare(f"{step}: {side.name}", done.contents, self._source.contents)
-        return Run(self._source.table, step, side.name, done.cost, done.report)
-
-    def _reload_of(self, peer: Reload) -> Turn:
-        def reload(step: str) -> Run:
-            cost, written = peer.reload(self._source, self._folder / peer.name)
-            source = self._source.contents
-            if isinstance(written, int):  # it kept nothing to hash
-                written = Contents(written, source.hashes)
-            compare(f"{step}: {peer.name}", written, source)
-            return Run(self._source.table, step, peer.name, cost)
-
-        return reload
 
 
 def chosen(names: Sequence[str], *, install: bool) -> tuple[list[Reload], dict[str, str]]:
@@ -126,6 +63,68 @@ def commit(tree: Path) -> str:
     return found or "of no known commit"
 
 
+class Record:
+    """What was measured so far: printed and written as it comes, also if the next thing fails."""
+
+    def __init__(self, machine: str, source: Source, rounds: int, file: Path | None) -> None:
+        self._machine, self._source, self._rounds, self._file = machine, source, rounds, file
+        self._measured: list[Measurement] = []
+
+    def take(
+        self,
+        measure: Callable[[], int],
+        comparison: Comparison,
+        *,
+        table: str,
+        line: str,
+        versions: dict[str, str],
+        left_out: dict[str, str],
+    ) -> None:
+        """Measure one table, and record it with what was run and what was not.
+
+        Raises:
+            click.ClickException: a tool failed, or was wrong.
+        """
+        rows = 0
+        try:
+            rows = measure()
+        except (FailedError, UnequalError) as error:
+            raise click.ClickException(f"{table}: {error}") from None
+        finally:
+            self._measured.append(
+                Measurement(
+                    table=table,
+                    line=line,
+                    rows=rows,
+                    rounds=self._rounds,
+                    machine=self._machine,
+                    commit=commit(ROOT),
+                    server=self._source.version,
+                    versions=versions,
+                    left_out=left_out,
+                    runs=comparison.runs,
+                )
+            )
+            print(self._measured[-1].markdown(), end="\n\n", flush=True)
+            if self._file is not None:
+                self._file.write_text(dump(self._measured))
+
+
+def checked(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse what is no line, or cannot be made here."""
+    for name in names:
+        if name != lines.LOOPBACK.name:
+            try:
+                lines.shape(name)
+            except ValueError as error:
+                raise click.BadParameter(str(error)) from None
+            if reason := available():
+                raise click.BadParameter(f"no simulated line here: {reason}")
+    if names and (reason := lines.CompressedCopy.missing()):
+        raise click.BadParameter(reason)
+    return names
+
+
 @click.command(help=__doc__)
 @click.option("--table", "tables", multiple=True, type=click.Choice(TABLES))
 @click.option("--scale", default=0.5, show_default=True, help="0.5: 3,000,000 and 750,000 rows.")
@@ -135,8 +134,10 @@ def commit(tree: Path) -> str:
 @click.option(
     "--before",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Another checkout, that of which goals are a part.",
+    help="Another checkout, which some goals name.",
 )
+@click.option("--line", "over", multiple=True, callback=checked, help="`100ms,10mbit`, `loopback`.")
+@click.option("--only-lines", is_flag=True, help="Measure what --line names, and no more.")
 @click.option("--no-install", is_flag=True, help="Leave out what is not there yet.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path))
 def main(
@@ -146,46 +147,46 @@ def main(
     rounds: int,
     names: tuple[str, ...],
     before: Path | None,
+    over: tuple[str, ...],
+    only_lines: bool,
     no_install: bool,
     file: Path | None,
 ) -> None:
     """See the module."""
     meter.adopt_orphans()
-    peers, left_out = chosen(names, install=not no_install)
+    machine = here(scale, Path()).machine
+    peers, left_out = chosen(names, install=not no_install) if not only_lines else ([], {})
     trees = {OURS: ROOT} | ({BEFORE: before} if before else {})
     if before is None:
         left_out[BEFORE] = "no other checkout was named (--before)"
-    machine = here(scale, Path()).machine
-    measured: list[Measurement] = []
+    versions = {BEFORE: f"Driftline {commit(before)}"} if before else {}
+    versions |= {peer.name: f"{peer.version()}, into {peer.writes}" for peer in peers}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        server = stack.enter_context(PostgreSQL(autovacuum="off"))
-        source = Source(server, scale)
-        versions = {BEFORE: f"Driftline {commit(before)}"} if before else {}
-        versions |= {peer.name: f"{peer.version()}, into {peer.writes}" for peer in peers}
-        for table in tables or TABLES:
+        folder.chmod(0o755)
+        source = Source(stack.enter_context(PostgreSQL(autovacuum="off")), scale)
+        record = Record(machine, source, rounds, file)
+        for table in () if only_lines else tables or TABLES:
             comparison = Comparison(source, folder, trees, peers)
-            rows = 0
-            try:
-                rows = comparison.measure(table, shares, rounds)
-            except (FailedError, UnequalError) as error:
-                raise click.ClickException(f"{table}: {error}") from None
-            finally:
-                done = Measurement(
-                    table,
-                    rows,
-                    rounds,
-                    machine,
-                    commit(ROOT),
-                    source.version,
-                    versions,
-                    left_out,
-                    comparison.runs,
+            record.take(
+                lambda c=comparison, t=table: c.measure(t, shares, rounds),
+                comparison,
+                table=table,
+                line=lines.LOOPBACK.name,
+                versions=versions,
+                left_out=left_out,
+            )
+        for name in over:
+            comparison = Comparison(source, folder, trees, ())
+            with lines.line_of(name) as line:
+                record.take(
+                    lambda c=comparison, at=line: c.measure_halves(at, rounds),
+                    comparison,
+                    table="lineitem",
+                    line=name,
+                    versions={COPY_ON_LINE: f"COPY (csv) | zstd -{lines.LEVEL}, counted"},
+                    left_out={},
                 )
-                measured.append(done)
-                print(done.markdown(), end="\n\n", flush=True)
-                if file is not None:
-                    file.write_text(dump(measured))
 
 
 if __name__ == "__main__":

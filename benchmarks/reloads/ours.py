@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,9 +20,13 @@ from typing import Any, Self
 from deltalake import DeltaTable
 
 from benchmarks.reloads.contents import Contents, of_files
+from benchmarks.reloads.lines import LOOPBACK, Line
 from benchmarks.reloads.place import Cost, FailedError, Source, run
 from source_agent.enrolment import enroll
-from tests.harness.pair import SourceProcess, environment
+from tests.harness.pair import environment
+
+START_S_MAX = 60.0
+_CHANGES = ("rows_inserted", "rows_updated", "rows_deleted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +41,64 @@ class Refreshed:
 class Checkout:
     """Both agents of a tree, for one table."""
 
-    def __init__(self, name: str, tree: Path, folder: Path, source: Source) -> None:
+    def __init__(
+        self, name: str, tree: Path, folder: Path, source: Source, line: Line = LOOPBACK
+    ) -> None:
         self.name, self._tree, self._folder, self._source = name, tree.resolve(), folder, source
-        self._stack = ExitStack()
+        self._line = line
 
     def __enter__(self) -> Self:
-        folder, table = self._folder, self._source.table
+        folder, table, host = self._folder, self._source.table, self._line.address
         folder.mkdir()
-        enroll(folder / "certs", source_names=["127.0.0.1"])
+        enroll(folder / "certs", source_names=[host])
         (folder / "source.toml").write_text(
-            f'[database]\nurl = "{self._source.url}"\n[server]\nlisten = "127.0.0.1:0"\n'
+            f'[database]\nurl = "{self._source.url}"\n[server]\nlisten = "{host}:0"\n'
             'certificate = "certs/source.pem"\nkey = "certs/source.key"\n'
             'client_ca = "certs/ca.pem"\naudit_file = "audit.jsonl"\n'
             f'[relations.{table}]\ntable = "{table}"\n'
         )
-        process = SourceProcess(folder / "source.toml", tree=self._tree)
-        self._agent = self._stack.enter_context(process)
+        port = self._serve()
         (folder / "warehouse.toml").write_text(
-            f'[warehouse]\npath = "warehouse"\n[sources.erp]\naddress = "{self._agent.address}"\n'
+            f'[warehouse]\npath = "warehouse"\n[sources.erp]\naddress = "{host}:{port}"\n'
             'ca = "certs/ca.pem"\ncertificate = "certs/warehouse.pem"\n'
             f'key = "certs/warehouse.key"\n[fragments.{table}]\nsource = "erp"\n'
         )
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._agent.kill()
+        self._agent.wait()
         shutil.rmtree(self._folder)
+
+    def _serve(self) -> int:
+        """Start the source agent; return its port."""
+        ready, log = self._folder / "port", self._folder / "source.log"
+        words = ["--config", str(self._folder / "source.toml"), "serve", "--port-file", str(ready)]
+        with log.open("wb") as out:
+            self._agent = subprocess.Popen(
+                [*self._line.at_source, sys.executable, "-m", "source_agent.cli", *words],
+                cwd=self._folder,
+                env=environment(self._tree),
+                stdout=out,
+                stderr=out,
+            )
+        until = time.monotonic() + START_S_MAX
+        while not ready.exists():
+            if self._agent.poll() is not None or time.monotonic() > until:
+                self._agent.kill()
+                raise FailedError(f"the source agent did not start: {log.read_text()}")
+            time.sleep(0.05)
+        return int(ready.read_text())
 
     def load(self) -> Refreshed:
         """Load the table into an empty warehouse, and keep that as what refreshes begin with."""
         shutil.rmtree(self._warehouse, ignore_errors=True)
         loaded = self._refresh()
-        shutil.rmtree(self._published, ignore_errors=True)
-        self._warehouse.rename(self._published)
+        self.keep()
         return loaded
 
     def refresh(self, changed: int) -> Refreshed:
-        """Refresh a copy of what was loaded, and find so many updated rows.
+        """Refresh a copy of what is kept, and find so many changes.
 
         Raises:
             FailedError: it did not.
@@ -80,9 +106,14 @@ class Checkout:
         shutil.rmtree(self._warehouse, ignore_errors=True)
         shutil.copytree(self._published, self._warehouse)
         refreshed = self._refresh()
-        if refreshed.report["rows_updated"] != changed:
-            raise FailedError(f"{refreshed.report['rows_updated']} rows updated, {changed} changed")
+        if (found := sum(refreshed.report[what] for what in _CHANGES)) != changed:
+            raise FailedError(f"{self.name} found {found:,} changes of {changed:,}")
         return refreshed
+
+    def keep(self) -> None:
+        """Let refreshes begin with what the last one published."""
+        shutil.rmtree(self._published, ignore_errors=True)
+        self._warehouse.rename(self._published)
 
     @property
     def _warehouse(self) -> Path:
@@ -94,9 +125,12 @@ class Checkout:
 
     def _refresh(self) -> Refreshed:
         cost, out = run(
-            [sys.executable, "-m", "warehouse_agent.cli", "refresh", "--all", "--json"],
+            [
+                *self._line.at_warehouse,
+                *(sys.executable, "-m", "warehouse_agent.cli", "refresh", "--all", "--json"),
+            ],
             folder=self._folder,
-            source_pids=[self._source.pid, self._agent.process.pid],
+            source_pids=[self._source.pid, self._agent.pid],
             env=environment(self._tree),
         )
         report = json.loads(out)

@@ -17,6 +17,8 @@ from typing import IO, Any
 import psycopg
 
 from benchmarks import meter, tpch
+from benchmarks.peers.changes import ChangeSet
+from benchmarks.peers.sites import write_changes
 from benchmarks.reloads.contents import Contents, columns, of_source
 from tests.harness.servers import PostgreSQL
 
@@ -60,7 +62,7 @@ class Source:
     """A table of TPC-H in a database, and the reader that may SELECT."""
 
     def __init__(self, server: PostgreSQL, scale: float) -> None:
-        self._server, self._scale = server, scale
+        self._server, self.scale = server, scale
         server.create_database(DATABASE)
         self.connection: psycopg.Connection[Any] = server.superuser(DATABASE)
         self.connection.execute(f"CREATE ROLE {READER} LOGIN")
@@ -70,7 +72,7 @@ class Source:
 
     def load(self, table: str) -> int:
         """Make the table anew as it was generated; return its rows."""
-        rows = tpch.load(self.connection, tpch.generate(tpch.DATA, self._scale, table), table)
+        rows = tpch.load(self.connection, tpch.generate(tpch.DATA, self.scale, table), table)
         self.connection.execute(f"GRANT SELECT ON {table} TO {READER}")
         self.table, self.types = table, columns(self.connection, table)
         self.contents = of_source(self.connection, table)
@@ -86,6 +88,11 @@ class Source:
         self.connection.execute(f"VACUUM (ANALYZE) {self.table}")
         self.contents = of_source(self.connection, self.table)
         return done.rowcount
+
+    def apply(self, changes: ChangeSet) -> None:
+        """Change the table as a value says."""
+        write_changes(self.connection, changes)
+        self.contents = of_source(self.connection, self.table)
 
     @property
     def url(self) -> str:

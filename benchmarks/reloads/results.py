@@ -8,16 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from benchmarks.peers.changes import Pattern
 from benchmarks.reloads.place import Cost
 
 OURS, BEFORE = "driftline", "before"
 LOAD, NOTHING = "first load, proven", "nothing changed"
+COPY_ON_LINE = "zstd copy"
 ABSENT = "NOT MEASURED"
 
 
 def updated(share_percent: float) -> str:
     """Return the name of a step."""
     return f"{share_percent:g} % updated"
+
+
+def half(pattern: str, *, is_known: bool) -> str:
+    """Return the name of a step in which half of the rows change."""
+    return f"half, {pattern}, {'when forecast' if is_known else 'at first'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,11 @@ GOALS = (
     Goal("orders", NOTHING, "dlt", 0.5),
     Goal("orders", updated(0.1), BEFORE, 0.27),
     Goal("orders", updated(1), BEFORE, 0.27),
+    *(
+        Goal("lineitem", half(pattern.value, is_known=is_known), COPY_ON_LINE, at_most)
+        for pattern in (Pattern.CLUSTERED, Pattern.SCATTERED)
+        for is_known, at_most in ((False, 1.3), (True, 1.05))
+    ),
 )
 
 
@@ -60,12 +72,14 @@ class Measurement:
     """All runs of one table.
 
     Attributes:
+        line: between the agents.
         machine, commit, server: what they were made on and with.
         versions: of each other tool, in the order of the columns.
         left_out: why a tool was not run.
     """
 
     table: str
+    line: str
     rows: int
     rounds: int
     machine: str
@@ -78,7 +92,7 @@ class Measurement:
     def markdown(self) -> str:
         """Return the table, what its columns are, and what is not in it."""
         others = [*self.versions, *self.left_out]
-        head = [f"{self.table}, {self.rows:,} rows", f"{OURS}, s"]
+        head = [f"{self.table}, {self.rows:,} rows, {self.line}", f"{OURS}, s"]
         for other in others:
             head += [f"{other}, s", f"÷ {other}"]
         head += ["source's processor, s", "÷ copy's", "goal"]

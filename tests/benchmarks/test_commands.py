@@ -339,7 +339,7 @@ COMMANDS = {
         "--table orders --scale 0.002 --rounds 1 --share 1 --peer copy --peer connectorx"
         " --no-install --json {folder}/reloads.json",
         (
-            r"^\| orders, 3,000 rows \| driftline, s \| copy, s \| ÷ copy \| connectorx, s \|",
+            r"^\| orders, 3,000 rows, loopback \| driftline, s \| copy, s \| ÷ copy \| connectorx",
             rf"^\| first load, proven \| {N}; {N} \| {N}; {N} \| {N}; {N} \| NOT MEASURED \|",
             rf"^\| nothing changed \| {N}; {N} \|.* ≤ 0\.5 × dlt: NOT MEASURED \|$",
             rf"^\| 1 % updated \| {N}; {N} \|.* {N}; {N} \| ≤ 0\.27 × before: NOT MEASURED \|$",
