@@ -24,12 +24,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
 from benchmarks import meter
+from benchmarks.peers.changes import Pattern
 from benchmarks.peers.matrix import here
 from benchmarks.reloads import lines
 from benchmarks.reloads.comparison import Comparison
@@ -137,6 +139,13 @@ def checked(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tu
     help="Another checkout, which some goals name.",
 )
 @click.option("--line", "over", multiple=True, callback=checked, help="`100ms,10mbit`, `loopback`.")
+@click.option(
+    "--pattern",
+    "patterns",
+    multiple=True,
+    type=click.Choice([one.value for one in Pattern]),
+    help="Where half of the rows change, with --line. Default: both.",
+)
 @click.option("--only-lines", is_flag=True, help="Measure what --line names, and no more.")
 @click.option("--no-install", is_flag=True, help="Leave out what is not there yet.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path))
@@ -148,12 +157,14 @@ def main(
     names: tuple[str, ...],
     before: Path | None,
     over: tuple[str, ...],
+    patterns: tuple[str, ...],
     only_lines: bool,
     no_install: bool,
     file: Path | None,
 ) -> None:
     """See the module."""
     meter.adopt_orphans()
+    where = [Pattern(one) for one in patterns] or [Pattern.CLUSTERED, Pattern.SCATTERED]
     machine = here(scale, Path()).machine
     peers, left_out = chosen(names, install=not no_install) if not only_lines else ([], {})
     trees = {OURS: ROOT} | ({BEFORE: before} if before else {})
@@ -169,7 +180,7 @@ def main(
         for table in () if only_lines else tables or TABLES:
             comparison = Comparison(source, folder, trees, peers)
             record.take(
-                lambda c=comparison, t=table: c.measure(t, shares, rounds),
+                partial(comparison.measure, table, shares, rounds),
                 comparison,
                 table=table,
                 line=lines.LOOPBACK.name,
@@ -180,7 +191,7 @@ def main(
             comparison = Comparison(source, folder, trees, ())
             with lines.line_of(name) as line:
                 record.take(
-                    lambda c=comparison, at=line: c.measure_halves(at, rounds),
+                    partial(comparison.measure_halves, line, where, rounds),
                     comparison,
                     table="lineitem",
                     line=name,

@@ -54,13 +54,13 @@ class Comparison:
                 self._step(updated(share) if share else NOTHING, turns, rounds)
         return rows
 
-    def measure_halves(self, line: Line, rounds: int) -> int:
+    def measure_halves(self, line: Line, patterns: Sequence[Pattern], rounds: int) -> int:
         """Change half of lineitem, and again until it is expected; return the rows of the table.
 
         The other checkout takes no part, nor do the peers, but for the copy over the same line.
         """
         rows = 0
-        for pattern in (Pattern.CLUSTERED, Pattern.SCATTERED):
+        for pattern in patterns:
             rows = self._source.load(LINEITEM.name)
             lines = lines_of(LINEITEM, tpch.DATA, self._source.scale)
             with (

@@ -95,7 +95,7 @@ class Measurement:
         head = [f"{self.table}, {self.rows:,} rows, {self.line}", f"{OURS}, s"]
         for other in others:
             head += [f"{other}, s", f"÷ {other}"]
-        head += ["source's processor, s", "÷ copy's", "goal"]
+        head += ["source's processor, s", *(["÷ copy's"] if "copy" in others else []), "goal"]
         lines = [_row(head), _row(["---"] * len(head))]
         for step in dict.fromkeys(run.step for run in self.runs):
             lines.append(_row(self._cells(step, others)))
@@ -126,7 +126,8 @@ class Measurement:
                 _pair(self._ratios(step, other, _wall)),
             ]
         cells.append(_pair(self._seconds(step, OURS, _source_processor)))
-        cells.append(_pair(self._ratios(step, "copy", _source_processor)))
+        if "copy" in others:
+            cells.append(_pair(self._ratios(step, "copy", _source_processor)))
         goals = [goal for goal in GOALS if (goal.table, goal.step) == (self.table, step)]
         return [*cells, "; ".join(map(self._told, goals))]
 

@@ -337,15 +337,18 @@ COMMANDS = {
     ),
     "reloads.against_reload": Command(
         "--table orders --scale 0.002 --rounds 1 --share 1 --peer copy --peer connectorx"
-        " --no-install --json {folder}/reloads.json",
+        " --no-install --json {folder}/reloads.json --line 1ms,1000mbit --pattern scattered",
         (
             r"^\| orders, 3,000 rows, loopback \| driftline, s \| copy, s \| ÷ copy \| connectorx",
             rf"^\| first load, proven \| {N}; {N} \| {N}; {N} \| {N}; {N} \| NOT MEASURED \|",
             rf"^\| nothing changed \| {N}; {N} \|.* ≤ 0\.5 × dlt: NOT MEASURED \|$",
             rf"^\| 1 % updated \| {N}; {N} \|.* {N}; {N} \| ≤ 0\.27 × before: NOT MEASURED \|$",
             r"^- CONNECTORX IS LEFT OUT: not installed, and nothing is to be",
+            rf"^\| lineitem, {N} rows, 1ms,1000mbit \| driftline, s \| zstd copy, s \|",
+            rf"^\| half, scattered, at first \| {N}; {N} \| {N}; {N} \|.* ≤ 1\.3 × zstd copy: ",
+            rf"^\| half, scattered, when forecast \| {N}; {N} \|.* ≤ 1\.05 × zstd copy: ",
         ),
-        (POSTGRESQL,),
+        (POSTGRESQL, WAN),
         is_process=True,
     ),
     "refreshes.shards": Command(

@@ -13,6 +13,7 @@ import pyarrow.dataset as arrow
 import pytest
 from pyarrow import parquet
 
+from benchmarks.reloads.comparison import Comparison
 from benchmarks.reloads.contents import (
     Contents,
     UnequalError,
@@ -21,7 +22,9 @@ from benchmarks.reloads.contents import (
     of_files,
     of_source,
 )
-from benchmarks.reloads.place import Cost
+from benchmarks.reloads.lines import shape
+from benchmarks.reloads.peers import Copy
+from benchmarks.reloads.place import DATABASE, READER, Cost, Source
 from benchmarks.reloads.results import BEFORE, LOAD, NOTHING, OURS, Measurement, Run, dump, updated
 from tests.harness.servers import PostgreSQL
 
@@ -103,7 +106,7 @@ def test_one_other_value_is_unequal(
     source: tuple[Contents, dict[str, str]], tmp_path: Path, column: int, value: object
 ) -> None:
     contents, types = source
-    changed = list(ROWS[0])
+    changed: list[object] = [*ROWS[0]]
     changed[column] = value
     files = written(tmp_path, [tuple(changed), *ROWS[1:]], pa.decimal128(38, 10))
     with pytest.raises(UnequalError, match=r"dlt wrote 3 rows with hash \w+, the source has 3"):
@@ -119,6 +122,46 @@ def test_a_row_too_few_or_twice_is_unequal(
     for rows in (ROWS[1:], [*ROWS, ROWS[0]], [ROWS[0], *ROWS[:2]]):
         with pytest.raises(UnequalError):
             compare("it", of_files(written(tmp_path, rows, pa.decimal128(15, 2)), types), contents)
+
+
+class Forgetful(Copy):
+    """A reload that loses a row."""
+
+    def reload(self, source: Source, folder: Path) -> tuple[Cost, Contents | int]:
+        cost, rows = super().reload(source, folder)
+        assert isinstance(rows, int)
+        return cost, rows - 1
+
+
+@pytest.mark.slow
+@pytest.mark.postgresql
+def test_a_tool_that_is_wrong_ends_the_comparison(
+    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Source(postgresql, 0.001)
+    try:
+        right = Comparison(source, tmp_path, {}, [Copy()])
+        assert right.measure("orders", [10], 2) == 1500
+        steps = [NOTHING, updated(10)]
+        assert [run.step for run in right.runs] == [LOAD, LOAD, *(s for s in steps for _ in "12")]
+        assert all(run.cost.wall_s > 0 for run in right.runs)
+        wrong = Comparison(source, tmp_path, {}, [Forgetful()])
+        with pytest.raises(UnequalError, match="proven: copy wrote 1,499 rows"):
+            wrong.measure("orders", [], 1)
+        assert not wrong.runs
+    finally:
+        source.connection.close()
+        postgresql.drop_database(DATABASE)
+        with postgresql.superuser() as connection:
+            connection.execute(f"DROP ROLE {READER}")
+
+
+@pytest.mark.parametrize("name", ["100ms", "100ms,10", "-1ms,10mbit", "100ms,10mbit,"])
+def test_what_is_no_line(name: str) -> None:
+    assert shape("100ms,10mbit") == (100, 10)
+    with pytest.raises(ValueError, match="nor like '100ms,10mbit'"):
+        shape(name)
 
 
 def run(step: str, tool: str, wall_s: float, source_cpu_s: float = 1.0) -> Run:
