@@ -86,9 +86,11 @@ class Comparison:
             for turn in (*turns[first:], *turns[:first]):
                 ran = turn(step)
                 self.runs.append(ran)
+                held_s = ran.report.get("held_back_s")
                 print(
                     f"{ran.table}, {step}: {ran.tool} {ran.cost.wall_s:.2f} s, processor"
-                    f" {ran.cost.cpu_s:.2f} s, source's {ran.cost.source_cpu_s:.2f} s",
+                    f" {ran.cost.cpu_s:.2f} s, source's {ran.cost.source_cpu_s:.2f} s"
+                    + (f", held back {held_s:.2f} s" if held_s else ""),
                     file=sys.stderr,
                     flush=True,
                 )

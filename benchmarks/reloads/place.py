@@ -75,7 +75,7 @@ class Source:
         rows = tpch.load(self.connection, tpch.generate(tpch.DATA, self.scale, table), table)
         self.connection.execute(f"GRANT SELECT ON {table} TO {READER}")
         self.table, self.types = table, columns(self.connection, table)
-        self.contents = of_source(self.connection, table)
+        self._settle()
         return rows
 
     def update(self, share: float) -> int:
@@ -86,12 +86,17 @@ class Source:
             f" WHERE (hashint8({key})::bigint + 2147483648) % {_PARTS} < {round(share * _PARTS)}"
         )
         self.connection.execute(f"VACUUM (ANALYZE) {self.table}")
-        self.contents = of_source(self.connection, self.table)
+        self._settle()
         return done.rowcount
 
     def apply(self, changes: ChangeSet) -> None:
         """Change the table as a value says."""
         write_changes(self.connection, changes)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let the server write now what it would write later, and look at what the table holds."""
+        self.connection.execute("CHECKPOINT")
         self.contents = of_source(self.connection, self.table)
 
     @property
@@ -136,6 +141,7 @@ def run(
     Raises:
         FailedError: it ended badly.
     """
+    os.sync()  # what was written before is not this command's to wait for
     before, errors = meter.own_children(), folder / "errors"
     began, source_began = meter.ended_children_cpu_s(), meter.cpu_s(source_pids)
     start = time.perf_counter()

@@ -104,6 +104,11 @@ class Measurement:
             f"Seconds from the command to its exit: minimum; median of {self.rounds}. Ratios: of"
             f" minima; of medians. {self.server}; {self.machine}; Driftline {self.commit}."
         )
+        if held_s := max((run.report.get("held_back_s", 0.0) for run in self.runs), default=0.0):
+            lines.append(
+                f"- {OURS}: for up to {held_s:.1f} s of a run its source agent held itself back,"
+                " as it does by default where others need the processors: was the machine quiet?"
+            )
         lines += [f"- {tool}: {version}" for tool, version in self.versions.items()]
         lines += [f"- {tool.upper()} IS LEFT OUT: {why}" for tool, why in self.left_out.items()]
         return "\n".join(lines)

@@ -165,7 +165,13 @@ def test_what_is_no_line(name: str) -> None:
 
 
 def run(step: str, tool: str, wall_s: float, source_cpu_s: float = 1.0) -> Run:
-    return Run("lineitem", step, tool, Cost(wall_s, 0.5, source_cpu_s), {"method": "sketch"})
+    return Run(
+        "lineitem",
+        step,
+        tool,
+        Cost(wall_s, 0.5, source_cpu_s),
+        {"method": "sketch", "held_back_s": wall_s / 10},
+    )
 
 
 RUNS = [
@@ -209,13 +215,14 @@ def test_minimum_median_ratios_and_goals() -> None:
     assert ten["÷ before"] == "0.50; 0.50"
     assert ten["goal"] == "≤ 0.55 × before: met, 0.50"
     assert "- SPARK IS LEFT OUT: no JDBC driver" in rest
+    assert any(line.startswith("- driftline: for up to 4.0 s of a run its") for line in rest)
 
 
 def test_what_json_says() -> None:
     (found,) = json.loads(dump([MEASUREMENT]))
     assert len(found["runs"]) == len(RUNS)
     assert found["runs"][0]["cost"] == {"wall_s": 6.0, "cpu_s": 0.5, "source_cpu_s": 1.0}
-    assert found["runs"][0]["report"] == {"method": "sketch"}
+    assert found["runs"][0]["report"] == {"method": "sketch", "held_back_s": 0.6}
     reached = {(goal["step"], goal["than"]): goal["reached"] for goal in found["goals"]}
     assert reached[NOTHING, "dlt"] == pytest.approx(5 / 9)
     assert (LOAD, "spark") not in reached
