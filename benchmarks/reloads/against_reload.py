@@ -21,6 +21,7 @@ table without a peer says nothing about that peer. Nothing else should run on th
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ import click
 
 from benchmarks import meter
 from benchmarks.peers.changes import Pattern
+from benchmarks.peers.compare import leave
 from benchmarks.peers.matrix import here
 from benchmarks.reloads import lines
 from benchmarks.reloads.comparison import Comparison
@@ -163,6 +165,7 @@ def main(
     file: Path | None,
 ) -> None:
     """See the module."""
+    signal.signal(signal.SIGTERM, leave)
     meter.adopt_orphans()
     where = [Pattern(one) for one in patterns] or [Pattern.CLUSTERED, Pattern.SCATTERED]
     machine = here(scale, Path()).machine
