@@ -196,6 +196,8 @@ def row_hashes() -> Requests[Hashes | None]:
         reply = yield None
         if reply.HasField("hashes_end"):
             if reply.hashes_end.too_many:
+                if pieces:
+                    raise MalformedMessage("Row hashes came, and were too many to be sent.")
                 return None
             return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
         if len(reply.row_hashes.hashes) % 8 or not reply.row_hashes.hashes:

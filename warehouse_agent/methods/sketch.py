@@ -158,7 +158,7 @@ class SketchSide(CellSide):
         """Send the cells of a grid that the source lacks; receive its answer."""
         yield from self.send(grid, before, stuck)
         keys = ShippedKeys(terms, self.sketch.embedding)
-        reply = yield keys.take
+        reply = yield None if grid is None else keys.take
         match reply.WhichOneof("message"):
             case "verdict":
                 return self.stalled(reply.verdict, grid, self._go_on)

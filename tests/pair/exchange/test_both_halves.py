@@ -1006,3 +1006,11 @@ def test_a_refusal_is_raised_as_what_it_is(bench: Bench) -> None:
     for before in ([], [verdict()], [verdict(), NONE]):
         with patched("as it is", coarsen=0), pytest.raises(SnapshotLost, match="It changed"):
             converse(Script([*before, pb.Reply(refused=refused)]), bench.ours)
+
+
+def test_row_hashes_that_came_are_not_too_many() -> None:
+    hashes = ranges.row_hashes()
+    next(hashes)
+    hashes.send(pb.Reply(row_hashes=pb.RowHashes(hashes=bytes(16))))
+    with pytest.raises(MalformedMessage, match="too many to be sent"):
+        hashes.send(pb.Reply(hashes_end=pb.HashesEnd(too_many=True)))
