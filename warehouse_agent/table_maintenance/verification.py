@@ -173,7 +173,9 @@ def damaged(
                 note_damage(store, name, wrong)
         except DriftlineError as error:
             if not repair:
-                raise damage_error(name, wrong, _NOT_NOTED.format(error.message, name)) from error
+                raise damage_error(
+                    name, wrong, remedy=_NOT_NOTED.format(error.message, name)
+                ) from error
     return wrong
 
 

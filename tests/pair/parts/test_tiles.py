@@ -44,6 +44,7 @@ from warehouse_agent.table_maintenance.garbage import unreferenced
 from warehouse_agent.tasks import staging
 from warehouse_agent.tasks.rewrites.replaced_rows import RowsInTiles
 from warehouse_agent.tasks.staging import Staging
+from warehouse_agent.transport import waiting
 
 pytestmark = pytest.mark.spark
 
@@ -648,7 +649,7 @@ def test_pauses_while_the_database_is_slow(pair: Pair, monkeypatch: pytest.Monke
         return real(self, *given, **options)
 
     monkeypatch.setattr(SqliteSession, "read_ranges", read_ranges)
-    monkeypatch.setattr(conversation, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(waiting, "monotonic", lambda: clock[0])
     pair.fragment_lines["orders"] = IN_TILES.replace("0.01", '"auto"')
     config = pair.config()
     runner = Runner(pair.spark, config, attempts=1, sleep=slept.append)
