@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# connectorx 0.4.6, pandas 2.3.3, pyarrow 26.0.1: a read in partitions of a column with fractions,
-# which its message "Partition can only be done on int or float columns" allows, loses the rows at
-# the lower end: the least and the greatest value are cut to integers towards zero, and -3.2 is less
-# than -3. As pandas it returns as many rows as the table has, those lost made of zeros; as Arrow it
-# returns fewer. partition_num=1 loses them as well. An integer column loses the row with 2^63 - 1.
-# PostgreSQL's numeric and double precision do the same. Safe: partition_range with integers
-# below and above every value, a column of integers, or no partitions.
+# connectorx 0.4.6, pandas 2.3.3, pyarrow 26.0.1: a read in partitions of a column of fractions, which
+# "Partition can only be done on int or float columns" allows, loses rows where the least value is
+# negative: both ends are cut to integers towards zero, and -3.2 is less than -3. As pandas it returns
+# as many rows as the table has, the lost ones made of zeros; as Arrow it returns fewer.
+# partition_num=1 loses them as well, and a column of integers loses its row with 2^63 - 1.
+# PostgreSQL's numeric and double precision do the same: 49 of 1000 balances were lost. Safe:
+# partition_range with integers below and above every value, or no partitions.
 set -euo pipefail
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
