@@ -50,6 +50,7 @@ N = r"[\d.,]+"  # a number
 POSTGRESQL, MARIADB, SPARK, WAN = (
     getattr(pytest.mark, name) for name in ("postgresql", "mariadb", "spark", "wan")
 )
+ZSTD = pytest.mark.skipif(shutil.which("zstd") is None, reason="no zstd: tests/setup zstd")
 PGBENCH = pytest.mark.skipif(
     shutil.which("pgbench") is None, reason="NO PGBENCH, NOT TESTED: install postgresql-contrib"
 )
@@ -348,7 +349,7 @@ COMMANDS = {
             rf"^\| half, scattered, at first \| {N}; {N} \| {N}; {N} \|.* ≤ 1\.3 × zstd copy: ",
             rf"^\| half, scattered, when forecast \| {N}; {N} \|.* ≤ 1\.05 × zstd copy: ",
         ),
-        (POSTGRESQL, WAN),
+        (POSTGRESQL, WAN, ZSTD),
         is_process=True,
     ),
     "refreshes.shards": Command(
