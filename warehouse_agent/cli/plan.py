@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from driftline.errors import SourceUnreachable
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.inspection import refresh_prediction, view_prediction
+from warehouse_agent.inspection import refresh_prediction
 from warehouse_agent.inspection.refresh_prediction import Forecast, MarkerForecast
-from warehouse_agent.inspection.view_prediction import ViewForecast
 from warehouse_agent.planning.candidates import Candidate
 from warehouse_agent.report import counted, is_held_back_for_long
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
+
+if TYPE_CHECKING:
+    from warehouse_agent.inspection.view_prediction import ViewForecast
 
 
 def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool) -> list[int]:
@@ -25,6 +28,8 @@ def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json:
 
     def one(fragment: Fragment | View) -> int:
         if isinstance(fragment, View):
+            from warehouse_agent.inspection import view_prediction  # and sqlglot
+
             expected = view_prediction.forecast(Store.of(config), fragment, config)
             shown = json.dumps(asdict(expected)) if as_json else text_of_view(expected)
             print(shown, flush=True)

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from driftline.errors import DriftlineError
 
 from warehouse_agent.components.phase_forecast import fuzzy_sources
-from warehouse_agent.components.turn import ComponentTurn
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
 from warehouse_agent.history.change_memory import IntervalHistory
@@ -46,6 +45,8 @@ from warehouse_agent.visible_versions.flips import Flips
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from warehouse_agent.components.turn import ComponentTurn
 
 ATTEMPTS = 4  # of a refresh, if its errors are retryable
 WAIT_S_MAX = 30.0
@@ -112,7 +113,7 @@ class Runner:
             flips=Flips(self.store, self.config),
             histories=histories,
         )
-        components = [ComponentTurn(services, one, selection) for one in selection.components]
+        components = _turns_of(services, selection)
         command = RefreshCommand(
             services,
             turns={fragment.name: turn for turn in components for fragment in turn.fragments},
@@ -151,6 +152,15 @@ class Runner:
         reports |= of_views
         names = [*(f.name for f in fragments), *(view.name for view in selection.views), *of_views]
         return [reports[name] for name in dict.fromkeys(names)]
+
+
+def _turns_of(services: CommandServices, selection: TableSelection) -> list[ComponentTurn]:
+    """Return the turns of the components that are selected; none where there are no views."""
+    if not selection.components:
+        return []
+    from warehouse_agent.components.turn import ComponentTurn  # and sqlglot
+
+    return [ComponentTurn(services, one, selection) for one in selection.components]
 
 
 def _together(turns: Sequence[ComponentTurn]) -> dict[str, int]:

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from driftline.errors import DriftlineError
 from driftline.settings.hours import next_open
 
-from warehouse_agent.components.turn import ComponentTurn
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.events import RefreshNotStarted, refresh_ended
 from warehouse_agent.history.refresh_history import read, refreshes
@@ -27,6 +27,9 @@ from warehouse_agent.runs import order
 from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage import formats
 from warehouse_agent.transport.channel import SourceChannel
+
+if TYPE_CHECKING:
+    from warehouse_agent.components.turn import ComponentTurn
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from warehouse_agent.spark.executors import cause, failures
 from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.table_maintenance import view_verification
 from warehouse_agent.table_maintenance.file_checks import check_files, damage_error, given_version
 from warehouse_agent.tasks.steps import StepLog, Steps
 
@@ -86,8 +85,10 @@ def verify(
         WarehouseUnavailable: it is damaged, or older than the last published version.
     """
     if isinstance(table, View):
+        from warehouse_agent.table_maintenance.view_verification import recomputed  # and sqlglot
+
         try:
-            report = view_verification.recomputed(config, store, spark, table)
+            report = recomputed(config, store, spark, table)
             return VerifiedTable(report, given_version(store, table.name, report.version))
         except (ProofFailed, WarehouseUnavailable) as problem:
             if not repair:
