@@ -203,12 +203,11 @@ def _refuse_inconsistent(job: Job, out: Outcome) -> None:
 
 def _apply(job: Job, compared: ComparisonResult) -> RewrittenFiles:
     """Write the staged rows, and the files again from which rows are removed."""
-    p, out, staged = compared.prepared, compared.found, compared.staged
+    p, out = compared.prepared, compared.found
     base = p.base.files if p.base else ()
     updated = _updated(job, p, out)
     if isinstance(out.difference, AllRows):
-        shipped = job.write_staged("shipped", staged, p.layout, p.stamp, p.files, updated)
-        return RewrittenFiles(tuple(shipped), (), (), base)
+        return RewrittenFiles(_shipped(job, compared, p.files, updated), (), (), base)
     removal, hit = _removal(job, p, out)
     touched = touched_files(p.files, hit)
     rewritten: list[DataFile] = []
@@ -216,19 +215,30 @@ def _apply(job: Job, compared: ComparisonResult) -> RewrittenFiles:
     if touched:
         folder = job.folder("rewritten")
         rewritten, before = rewrite(job.steps, folder, touched, p.layout, removal=removal)
-    shipped = job.write_staged("shipped", staged, p.layout, p.stamp, before, updated)
+    shipped = _shipped(job, compared, before, updated)
     published, changed = set(base), set(touched)
     left = [f for f in p.files if f not in changed]
     kept = tuple(f for f in left if f in published)
     carried = tuple(f for f in left if f not in published)
     stay = set(kept)
     return RewrittenFiles(
-        tuple(shipped),
+        shipped,
         (*rewritten, *carried),
         kept,
         tuple(f for f in base if f not in stay),
         tuple(before) if p.base is not None and p.files == p.base.sound else None,
     )
+
+
+def _shipped(
+    job: Job, compared: ComparisonResult, before: Sequence[DataFile], updated: int | None
+) -> tuple[DataFile, ...]:
+    """Write the rows that came, but for those that were written while they came."""
+    p, written = compared.prepared, compared.written
+    if written:
+        job.steps.runs_here(compared.written_bytes)
+    came = job.write_staged("shipped", compared.staged, p.layout, p.stamp, before, updated)
+    return (*written, *came)
 
 
 def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:

@@ -6,8 +6,9 @@ The rows that come are staged, also where the line is cut: the next attempt buil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from driftline import wire_pb2 as pb
 
@@ -21,8 +22,10 @@ from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.refresh import marker_audit
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared, PreparedWhole
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.staging import FrameWriter
+from warehouse_agent.tasks.written_ahead import FilesAhead
 from warehouse_agent.transport.channel import Stream
 from warehouse_agent.transport.frame_admission import FrameAdmission
 from warehouse_agent.transport.waiting import Waiting
@@ -44,6 +47,7 @@ class Intake:
 class ComparisonResult:
     """The result of a comparison, and the URIs of the staged frames that belong to it.
 
+    `written` are data files that hold rows of other frames already, `written_bytes` in Arrow.
     `rows_per_s` is how fast the source read; None: it cannot be told. `marking`: the mark of the
     version that this becomes; None: the source was not asked for one.
     """
@@ -53,6 +57,8 @@ class ComparisonResult:
     staged: list[str]
     rows_per_s: float | None = None
     marking: KeptMark | None = None
+    written: Sequence[DataFile] = ()
+    written_bytes: int = 0
 
 
 def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
@@ -62,17 +68,35 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
         DriftlineError: whatever the source refused with, or a broken line or message.
     """
     carried = stream.bytes_carried
-    with job.phase("exchange") as spent:
-        writer = job.staging.begin(job.exchange(p.base, p.layout))
+    with job.phase("exchange") as spent, _writing_ahead(job, p) as ahead:
+        writer = job.staging.begin(job.exchange(p.base, p.layout), ahead.take)
         intake = Intake(writer, job.rows_read, p.rows_expected)
         outcome = converse(job, p, p.ours, stream, intake)
     carried, rate = stream.bytes_carried - carried, None
     if p.part is None:  # a part is read by its keys
         rate = rows_per_s(p.known.line, outcome, spent.seconds, carried)
     # Rows in no group came before the totals were known: if these are equal, we have the rows.
-    staged = [] if outcome.is_equal else writer.uris()
+    staged = [] if outcome.is_equal else [uri for uri in writer.uris() if uri not in ahead.done]
     WarehouseFailpoint.COMPARED.reach()
-    return ComparisonResult(p, outcome, staged, rate, marking=marker_audit.marking(job, p, outcome))
+    return ComparisonResult(
+        p,
+        outcome,
+        staged,
+        rate,
+        marking=marker_audit.marking(job, p, outcome),
+        written=ahead.files,
+        written_bytes=ahead.row_bytes,
+    )
+
+
+def _writing_ahead(job: Job, p: PreparedWhole) -> FilesAhead:
+    """Return what writes the rows of a load while they come; of others it writes none."""
+    expected = int(p.rows_expected * p.known.prices.copied)
+
+    def fits(size: int) -> bool:
+        return not p.files and job.steps.fits_here(max(size, expected))
+
+    return FilesAhead(partial(job.folder, "arrived"), p.layout, job.key_file, p.stamp, fits)
 
 
 def converse(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from threading import Event
@@ -226,15 +227,23 @@ def _in_threads(
 
     with ThreadPoolExecutor(len(shares)) as pool:
         try:
-            results = list(pool.map(run, shares))
-        except MemoryError as error:
-            raise WarehouseUnavailable(
-                "The driver's process ran out of memory.",
-                remedy="Set a smaller `small_bytes` in [warehouse], so that Spark does more.",
-            ) from error
+            with memory_errors():
+                results = list(pool.map(run, shares))
         finally:
             stopped.set()  # after a failure or Ctrl-C no thread begins another file
     return pa.Table.from_batches([batch.cast(schema) for one in results for batch in one], schema)
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise WarehouseUnavailable if the memory of this process does not suffice."""
+    try:
+        yield
+    except MemoryError as error:
+        raise WarehouseUnavailable(
+            "The driver's process ran out of memory.",
+            remedy="Set a smaller `small_bytes` in [warehouse], so that Spark does more.",
+        ) from error
 
 
 def _end(uri: str) -> str:

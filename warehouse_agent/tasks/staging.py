@@ -10,7 +10,7 @@ stay there. The next attempt decodes them and compares the working copy with the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Self
@@ -41,6 +41,8 @@ ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
 _LENGTH_BYTES = 4
 _NOTE = "exchange.json"
 _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
+
+Take = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,15 @@ class Staging:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
         return folders
 
-    def begin(self, exchange: ExchangeIdentity) -> FrameWriter:
-        """Return the writer of an exchange; its folder and note are written with its first file."""
+    def begin(self, exchange: ExchangeIdentity, take: Take | None = None) -> FrameWriter:
+        """Return the writer of an exchange; its folder and note are written with its first file.
+
+        take: gets the URI of each file that is full, when it is written.
+        """
         before = self.store.folders(PRIVATE, "staging", self.name)
         number = int(before[-1]) + 1 if before else 1
         return FrameWriter(
-            self.store, self.name, f"{number:06d}", json.dumps(exchange.to_json()).encode()
+            self.store, self.name, f"{number:06d}", json.dumps(exchange.to_json()).encode(), take
         )
 
     def clear(self) -> None:
@@ -159,13 +164,14 @@ class FrameWriter:
     """Writer of one exchange's frames; holds at most FILE_BYTES and a frame.
 
     `note` is written before the first file, so an exchange without rows costs no write; empty: the
-    folder has none.
+    folder has none. `take` gets the URI of each file that is full.
     """
 
     store: Store
     name: str
     folder: str
     note: bytes = b""
+    take: Take | None = None
     _pieces: list[bytes] = field(default_factory=list)
     _bytes: int = 0
     _number: int = 0
@@ -185,25 +191,35 @@ class FrameWriter:
         self._bytes += len(frame)
         if self._bytes >= FILE_BYTES:
             self.flush()
+            if self.take is not None:
+                self.take(self.store.uri(*self._place, self._file))
 
     def flush(self) -> None:
         """Write the held frames; call it after the last frame, and when the line is cut."""
         if not self._pieces:
             return
-        place = (PRIVATE, "staging", self.name, self.folder)
-        self.store.refuse_full(self._bytes, *place)
+        self.store.refuse_full(self._bytes, *self._place)
         if self.note and not self._number:
-            self.store.write(self.note, *place, _NOTE)
+            self.store.write(self.note, *self._place, _NOTE)
             WarehouseFailpoint.STAGING_BEGUN.reach()
         self._number += 1
-        self.store.write(b"".join(self._pieces), *place, f"{self._number:06d}.frames")
+        self.store.write(b"".join(self._pieces), *self._place, self._file)
         WarehouseFailpoint.FRAMES_STAGED.reach()
         self._pieces, self._bytes = [], 0
 
     def drop(self) -> None:
         """Remove everything that this attempt staged."""
         self._pieces, self._bytes = [], 0
-        self.store.remove(PRIVATE, "staging", self.name, self.folder)
+        self.store.remove(*self._place)
+
+    @property
+    def _place(self) -> tuple[str, ...]:
+        return PRIVATE, "staging", self.name, self.folder
+
+    @property
+    def _file(self) -> str:
+        """Return the name of the file that was written last."""
+        return f"{self._number:06d}.frames"
 
 
 @dataclass(frozen=True, slots=True)

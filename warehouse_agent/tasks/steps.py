@@ -182,6 +182,10 @@ class Steps:
         lost.where, lost.__cause__ = where, problem
         return lost
 
+    def fits_here(self, size: int) -> bool:
+        """Return True if a step of `size` bytes would run in this process."""
+        return self._is_small(size)
+
     def runs_here(self, size: int) -> bool:
         """Return True if a step of `size` bytes runs in this process, and note it."""
         if not self._is_small(size):

@@ -69,6 +69,10 @@ class Sink:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Remove the file again unless it is finished."""
         if not self._is_begun or self._is_finished:
             return
         system, path = located(f"{self.folder}/{self._place}")
