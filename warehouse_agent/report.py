@@ -121,6 +121,7 @@ class Report:
     snapshot_s: float | None = None  # the longest that the source held a snapshot, at most
     seconds: dict[str, float] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)  # phase: "driver", or "spark" if any step
+    places_why: dict[str, dict[str, Any]] = field(default_factory=dict)  # `PlacedStep.to_json`
     method: str | None = None
     method_why: str | None = None  # of a view: why it was computed in this way
     consistency: str | None = None

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -31,21 +31,30 @@ _CHANGES = ("rows_inserted", "rows_updated", "rows_deleted")
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """A refresh: what it cost, what is published, and the agent's own report."""
+    """A refresh: what it cost, what is published, the agent's own report, and those of views."""
 
     cost: Cost
     contents: Contents
     report: Mapping[str, Any]
+    views: Sequence[Mapping[str, Any]] = ()
 
 
 class Checkout:
     """Both agents of a tree, for one table."""
 
     def __init__(
-        self, name: str, tree: Path, folder: Path, source: Source, line: Line = LOOPBACK
+        self,
+        name: str,
+        tree: Path,
+        folder: Path,
+        source: Source,
+        line: Line = LOOPBACK,
+        settings: str = "",
+        words: Sequence[str] = (),
     ) -> None:
+        """`settings`: lines of [warehouse], and tables behind them; `words`: before the command."""
         self.name, self._tree, self._folder, self._source = name, tree.resolve(), folder, source
-        self._line = line
+        self._line, self._settings, self._words = line, settings, words
 
     def __enter__(self) -> Self:
         folder, table, host = self._folder, self._source.table, self._line.address
@@ -59,7 +68,8 @@ class Checkout:
         )
         port = self._serve()
         (folder / "warehouse.toml").write_text(
-            f'[warehouse]\npath = "warehouse"\n[sources.erp]\naddress = "{host}:{port}"\n'
+            f'[warehouse]\npath = "warehouse"\n{self._settings}\n'
+            f'[sources.erp]\naddress = "{host}:{port}"\n'
             'ca = "certs/ca.pem"\ncertificate = "certs/warehouse.pem"\n'
             f'key = "certs/warehouse.key"\n[fragments.{table}]\nsource = "erp"\n'
         )
@@ -127,15 +137,17 @@ class Checkout:
         cost, out = run(
             [
                 *self._line.at_warehouse,
+                *self._words,
                 *(sys.executable, "-m", "warehouse_agent.cli", "refresh", "--all", "--json"),
             ],
             folder=self._folder,
             source_pids=[self._source.pid, self._agent.pid],
             env=environment(self._tree),
         )
-        report = json.loads(out)
-        if report["error"] is not None:
-            raise FailedError(str(report["error"]))
+        reports = [json.loads(line) for line in out.splitlines()]
+        for report in reports:
+            if report["error"] is not None:
+                raise FailedError(str(report["error"]))
         table = DeltaTable(str(self._warehouse / self._source.table))
         contents = of_files(table.to_pyarrow_dataset(), self._source.types)
-        return Refreshed(cost, contents, report)
+        return Refreshed(cost, contents, reports[0], reports[1:])

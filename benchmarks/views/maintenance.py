@@ -56,7 +56,7 @@ from warehouse_agent.views.maintenance.next_version import Computed, NextVersion
 from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import read_query
 
-SMALL_BYTES = 32 << 20  # the product's default
+SMALL_BYTES = 32 << 20
 FILE_ROWS = 1_000_000
 KEYS = {
     "customer": ("c_custkey",), "orders": ("o_orderkey",),

@@ -336,6 +336,17 @@ COMMANDS = {
     "replay.picture": Command(
         "--results {folder}/replay.jsonl --picture {folder}/replay.svg", (), prepare=write_replay
     ),
+    "reloads.step_places": Command(
+        "--scale 0.001 --share 1 --cores 1 --place threads --place chosen --json {folder}/p.json",
+        (
+            rf"^load +1 cores +threads +{N} s +processor +{N} s .* \[apply:driver prove:driver\]$",
+            rf"^nothing +1 cores +chosen +{N} s",
+            rf"^1 % +1 cores +chosen +{N} s .*\[reduce:driver apply:driver prove:driver\]$",
+            rf"^ +apply: {N} bytes, {N} s; predicted driver {N} s, Spark {N} s with its start$",
+        ),
+        (POSTGRESQL,),
+        is_process=True,
+    ),
     "reloads.against_reload": Command(
         "--table orders --scale 0.002 --rounds 1 --share 1 --peer copy --peer connectorx"
         " --no-install --json {folder}/reloads.json --line 1ms,1000mbit --pattern scattered",

@@ -73,6 +73,8 @@ SINCE = {
     "last_s",
     "held_back_s",
     "put_off_until",
+    "places_why",
+    "places_expected",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

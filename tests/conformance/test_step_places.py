@@ -50,6 +50,7 @@ from warehouse_agent.methods.groups.shards import ShardScope
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.planning.tiling import Tiling, key_tiling, tiling
 from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.refresh import auxiliary_table
@@ -362,7 +363,7 @@ def images(folder: Path, feed: VersionFeed) -> tuple[dict[str, int], list[str]]:
     return feed.counts, sorted(repr(row) for table in tables for row in table.to_pylist())
 
 
-def in_driver(small_bytes: int = 1 << 30) -> Steps:
+def in_driver(small_bytes: int | None = 1 << 30) -> Steps:
     return Steps(NoSpark(), small_bytes)
 
 
@@ -524,3 +525,48 @@ def test_the_place_follows_the_size(tmp_path: Path) -> None:
     gone = DataFile("g", f"file://{tmp_path}/g", 7, 1)
     assert in_driver().size_of_rows([gone]) == 7
     assert size_of_digests([file]) == 50 * DIGEST_BYTES // DIGESTS_FACTOR
+
+
+def test_the_place_follows_seconds_and_memory(tmp_path: Path) -> None:
+    """Where no setting says which bytes are small: a session is not even begun for what fits."""
+    log = StepLog(phases=["apply"])
+    steps = Steps(NoSpark(), None, log, driver_share=1e-6)
+    most = steps.most
+    assert 1000 < most == steps.memory < 1 << 24
+    assert steps.runs_here(most)
+    assert (log.places, log.whys["apply"]["reason"]) == ({"apply": "driver"}, "seconds")
+    assert not log.whys["apply"]["needs_spark"]
+    steps.expect(most)
+    steps.begin(most)
+    too_large = StepWork(StepKind.WRITE, most + 1)
+    assert not steps.runs_here(too_large)
+    why = f"at least {most + 1:,} bytes, and the driver's share of memory (`driver_share`) is"
+    for asked in (partial(steps.spark, too_large), partial(steps.expect, most + 1)):
+        with pytest.raises(ConfigurationError) as caught:
+            asked()
+        assert caught.value.details["Spark is needed"] == (
+            f"for a step of `apply`: it has {why} {most:,}"
+        )
+    assert (log.places, log.whys["apply"]["reason"]) == ({"apply": "spark"}, "memory")
+    assert log.whys["apply"]["needs_spark"]
+    with pytest.raises(ConfigurationError) as caught:
+        steps.spark(5)
+    assert (
+        "at least 5 bytes, and joins rows, which Spark" in caught.value.details["Spark is needed"]
+    )
+    pq.write_table(pa.table({"a": ["x" * 1000] * 50}), tmp_path / "f", use_dictionary=False)
+    size = (tmp_path / "f").stat().st_size
+    file = DataFile("f", f"file://{tmp_path}/f", size, 50)
+    assert in_driver(None).size_of_rows([file]) >= 50_000
+
+
+def test_a_phase_has_the_reason_of_its_largest_step() -> None:
+    log = StepLog(phases=["prove"])
+    steps = Steps(NoSpark(), None, log)
+    for size in (10, 1000, 20):
+        assert steps.runs_here(size)
+    assert log.whys["prove"]["bytes"] == 1000
+    with pytest.raises(ConfigurationError):
+        steps.spark(7)
+    assert steps.runs_here(1 << 20)
+    assert (log.places["prove"], log.whys["prove"]["bytes"]) == ("spark", 7)

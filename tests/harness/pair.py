@@ -51,7 +51,7 @@ from warehouse_agent.visible_versions.readers import changes, read
 
 START_S_MAX = 60.0
 
-SMALL_BYTES = configure.SMALL_BYTES
+SMALL_BYTES: int | None = None  # the product's default: seconds decide
 ON_SPARK = "sqlite, all on Spark"  # the name of a parameter, see `legacy_of`
 # Else an agent beside its database rests up to 15 times as long as it reads while other tests run.
 UNBRAKED = "feedback = false"
@@ -90,6 +90,7 @@ class Pair:
         self._server: Server | None = None
         self.warehouse = folder / "warehouse"
         self.small_bytes = SMALL_BYTES  # 0: small tables, too, reach Spark
+        self.warehouse_lines = ""  # of [warehouse]
         self.fragment_lines: dict[str, str] = {}
         self.source_lines: str | None = None
         self.limits = limits  # from the next start on
@@ -163,10 +164,9 @@ class Pair:
         """Write the data engineer's file. `source_lines`, once set, are those of [sources.erp]."""
         file = self.folder / "warehouse.toml"
         lines = self.source_lines or f'address = "{self.address}"\ninsecure = true'
-        is_usual = self.small_bytes == configure.SMALL_BYTES  # which older releases do not know
-        small = "" if is_usual else f"small_bytes = {self.small_bytes}\n"
+        small = "" if self.small_bytes is None else f"small_bytes = {self.small_bytes}\n"
         parts = [
-            f'[warehouse]\npath = "{self.warehouse}"\n{small}{more}\n',
+            f'[warehouse]\npath = "{self.warehouse}"\n{small}{self.warehouse_lines}{more}\n',
             f"[sources.erp]\n{lines}\n",
             *(
                 f'[fragments.{name}]\nsource = "erp"\n{self.fragment_lines.get(name, "")}\n'

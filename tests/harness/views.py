@@ -102,9 +102,8 @@ class Sites:
 
     def toml(self, more: str = "") -> Path:
         """Write warehouse.toml: fragments are those that `fragment_lines` names."""
-        parts = [
-            f'[warehouse]\npath = "{self.warehouse}"\nsmall_bytes = {self.small_bytes}\n{more}\n'
-        ]
+        small = "" if self.small_bytes is None else f"small_bytes = {self.small_bytes}\n"
+        parts = [f'[warehouse]\npath = "{self.warehouse}"\n{small}{more}\n']
         for name, pair in self.pairs.items():
             parts.append(f'[sources.{name}]\naddress = "{pair.address}"\ninsecure = true\n')
         parts += [f"[fragments.{name}]\n{lines}\n" for name, lines in self.fragment_lines.items()]

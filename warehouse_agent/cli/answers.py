@@ -97,6 +97,16 @@ def _named(names: Sequence[str]) -> str:
     return f" ({', '.join(names[:NAMED_MAX])}{more})" if names else ""
 
 
+def _on_spark(report: Report) -> str:
+    """Return which phases ran on Spark, and why, where no setting says so."""
+    chosen = [
+        f"{phase} on Spark ({why['why']})"
+        for phase, why in report.places_why.items()
+        if report.places.get(phase) == "spark" and why["reason"] != "small_bytes"
+    ]
+    return f", {'; '.join(chosen)}" if chosen else ""
+
+
 def text_of(report: Report) -> str:
     """Return one line for a person about what a refresh did."""
     if report.not_started is not None:
@@ -141,6 +151,7 @@ def text_of(report: Report) -> str:
         )
     if report.staleness is not None and report.staleness["vs_s"] is not None:
         extra += f", {report.staleness['vs_s']:,.1f} s stale on average"
+    extra += _on_spark(report)
     if report.version == report.previous_version:
         if report.proof == "keys":
             return (

@@ -11,12 +11,14 @@ from driftline.errors import SourceUnreachable
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.inspection import refresh_prediction
+from warehouse_agent.inspection import place_prediction, refresh_prediction
 from warehouse_agent.inspection.refresh_prediction import Forecast, MarkerForecast
 from warehouse_agent.planning.candidates import Candidate
 from warehouse_agent.report import counted, is_held_back_for_long
 from warehouse_agent.runs.each_fragment import each
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool) -> list[int]:
     """Print a forecast of a refresh of each fragment and view; read no row of the source."""
+    steps = Steps.of(config, DeferredSession.of(config))
 
     def one(fragment: Fragment | View) -> int:
         if isinstance(fragment, View):
@@ -34,7 +37,7 @@ def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json:
             shown = json.dumps(asdict(expected)) if as_json else text_of_view(expected)
             print(shown, flush=True)
             return 0
-        predicted = refresh_prediction.forecast(Store.of(config), fragment)
+        predicted = refresh_prediction.forecast(Store.of(config), fragment, steps)
         print(json_of(predicted) if as_json else text_of(predicted), flush=True)
         return SourceUnreachable.exit_code if predicted.source_error else 0
 
@@ -74,6 +77,8 @@ def text_of(forecast: Forecast) -> str:
             f"    the source held the last refresh back for {forecast.held_back_s:,.1f} of its"
             f" {forecast.last_s or 0.0:,.1f} s, to spare its database; that is in no price above"
         )
+    if forecast.places_expected:
+        lines.append(f"    {place_prediction.text_of(forecast.places_expected)}")
     if forecast.floor_bytes is not None:
         floor = counted(forecast.floor_bytes, "byte")
         lines.append(f"    the changed rows alone would take about {floor}")

@@ -347,7 +347,7 @@ class ViewPhase:
         services.emit(RefreshStarted(name, one.report.attempts))
         try:
             chosen = [given for n in one.view.inputs if (given := inputs[n]) is not None]
-            steps = replace(services.steps, log=StepLog(one.report.places))
+            steps = replace(services.steps, log=StepLog.of(one.report))
             one.made = made = maintain(
                 ViewJob(
                     name,
@@ -384,7 +384,7 @@ class ViewPhase:
     ) -> CommittedVersion:
         """Commit a view as its next version, and return it."""
         store, name, report = self._services.store, one.view.name, one.report
-        phase = Phases(report, StepLog(report.places), self._services.emit)
+        phase = Phases(report, StepLog.of(report), self._services.emit)
         with phase("publish"):
             counts = _count(report, made)
             now, versions = utc_now(), {m.name: m.version for m in inputs}

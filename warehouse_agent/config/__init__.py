@@ -10,8 +10,8 @@ from warehouse_agent.config.names import (
 )
 from warehouse_agent.config.settings import (
     AHEAD,
+    DRIVER_SHARE,
     EXECUTORS_WAIT_S,
-    SMALL_BYTES,
     SOURCES_AT_ONCE,
     Fragment,
     Maintain,
@@ -25,10 +25,10 @@ from warehouse_agent.config.settings import (
 
 __all__ = [
     "AHEAD",
+    "DRIVER_SHARE",
     "EXECUTORS_WAIT_S",
     "NAME_CHARACTERS_MAX",
     "RESERVED",
-    "SMALL_BYTES",
     "SOURCES_AT_ONCE",
     "Fragment",
     "Maintain",

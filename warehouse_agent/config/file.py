@@ -29,8 +29,8 @@ from warehouse_agent.config.fragments import FragmentTable
 from warehouse_agent.config.names import check_name
 from warehouse_agent.config.settings import (
     AHEAD,
+    DRIVER_SHARE,
     EXECUTORS_WAIT_S,
-    SMALL_BYTES,
     SOURCES_AT_ONCE,
     Maintain,
     OnFailure,
@@ -52,12 +52,17 @@ class WarehouseTable(SettingsTable):
         " reach, each with its own credentials (tested on local disks only). Without"
         f" `{' '.join(_PATH_REFUSED)}`"
     )
-    small_bytes = integer("bytes", least=0).by_default(
-        SMALL_BYTES,
+    small_bytes = integer("bytes", least=0).optional(
         "the most bytes that a step of a refresh reads or writes without Spark; in the driver's"
         " process, bytes of rows, uncompressed (in files that Spark or an older release wrote, a"
         " value that repeats counts once). A step that reads only digests (24 bytes a row) may read"
         " eight times as much. `0`: every step runs on Spark",
+        unset="chosen by seconds and memory, see [Where steps run](#where-steps-run)",
+    )
+    driver_share = number("share", most=1, why="It is a share of the memory.").by_default(
+        DRIVER_SHARE,
+        "where `small_bytes` is not set: the share of the memory (of the machine, or of the control"
+        " group) that the rows of a step may have without Spark; larger steps run on Spark always",
     )
     ahead = or_word(integer("fragments", least=1), "all", None, "a number of fragments").by_default(
         AHEAD,
@@ -135,6 +140,7 @@ def load(path: Path | str) -> WarehouseConfig:
         ahead=warehouse.ahead,
         sources_at_once=warehouse.sources_at_once,
         executors_wait_s=warehouse.executors_wait_s,
+        driver_share=warehouse.driver_share,
     )
 
 

@@ -20,7 +20,7 @@ from warehouse_agent.timetable.timing import Timing
 if TYPE_CHECKING:
     from warehouse_agent.decomposition.view_needs import OccurrenceNeed
 
-SMALL_BYTES = 32 << 20
+DRIVER_SHARE = 0.25  # of the memory
 AHEAD = 4  # fragments
 SOURCES_AT_ONCE = 4
 EXECUTORS_WAIT_S = 120.0
@@ -172,7 +172,9 @@ class WarehouseConfig:
     Attributes:
         path: a folder, or any Hadoop path (with `://`).
         fragments, views: by name; `views.inputs.load` adds the kept fragments that views need.
-        small_bytes: the most bytes that a step reads or writes without Spark.
+        small_bytes: the most bytes that a step reads or writes without Spark; None: its place is
+            chosen by seconds and memory.
+        driver_share: of the memory, above which it runs on Spark then.
         ahead: the most fragments of a source that share a snapshot; None: all of a command.
         sources_at_once: sources that are refreshed side by side.
         executors_wait_s: the longest time without an executor of Spark, in seconds.
@@ -180,7 +182,7 @@ class WarehouseConfig:
 
     file: Path
     path: str
-    small_bytes: int
+    small_bytes: int | None
     spark: Mapping[str, str]
     sources: Mapping[str, Source]
     fragments: Mapping[str, Fragment]
@@ -188,3 +190,4 @@ class WarehouseConfig:
     ahead: int | None = AHEAD
     sources_at_once: int = SOURCES_AT_ONCE
     executors_wait_s: float = EXECUTORS_WAIT_S
+    driver_share: float = DRIVER_SHARE

@@ -207,12 +207,22 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         exchange_s=_amount(exchange) or 0.0,
         is_tiled=bool(get("tiles")),
         is_resumed=get("resumed_at") is not None,
-        on_spark=isinstance(places, dict) and _SPARK in places.values(),
+        on_spark=_needs_spark(places, get("places_why")),
         activity=from_json(activity) if (activity := get("activity")) else None,
         view_phases=tuple(moved_views(phases)) if phases else (),
         staleness=staleness if isinstance(staleness, dict) else None,
         spent=_spent(body),
     )
+
+
+def _needs_spark(places: object, whys: object) -> bool:
+    """Return True if a step would have run on Spark also where no session was; an older release
+    says where steps ran alone."""
+    if isinstance(whys, dict) and whys:
+        return any(
+            isinstance(why, dict) and why.get("needs_spark") is True for why in whys.values()
+        )
+    return isinstance(places, dict) and _SPARK in places.values()
 
 
 def _failure(body: Mapping[str, Any], error: object) -> FailureLine:

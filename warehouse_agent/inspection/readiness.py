@@ -40,6 +40,7 @@ from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
 from warehouse_agent.history.forecast_inputs import rows_of_part
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.inspection.first_configuration import size_and_key
+from warehouse_agent.planning.step_places import UNPACKED
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.spark import cluster, java, session
@@ -49,6 +50,7 @@ from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.table_maintenance.file_checks import check_files
+from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.certificates import certificates, context_of, validity
 from warehouse_agent.transport.channel import SourceChannel, allowances
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
@@ -182,9 +184,8 @@ def _java(config: WarehouseConfig, store: Store, homes: list[Path]) -> str:
             error.details["Spark is needed"] = why
             raise
         return (
-            "none, nor is one needed while every step is small "
-            f"(`small_bytes` is {config.small_bytes:,}); for a larger one: "
-            "pip install 'driftline[java]'"
+            f"none, nor is one needed while every step is small ({_small(config)}); for a larger "
+            "one: pip install 'driftline[java]'"
         )
     home = Path(os.environ["JAVA_HOME"])
     homes.append(home)
@@ -192,19 +193,29 @@ def _java(config: WarehouseConfig, store: Store, homes: list[Path]) -> str:
     return f"Java {runs.major if runs else '?'}, JAVA_HOME {home}"
 
 
+def _small(config: WarehouseConfig) -> str:
+    """Return how large a step may be without Spark."""
+    if config.small_bytes is not None:
+        return f"`small_bytes` is {config.small_bytes:,}"
+    steps = Steps.of(config, session.DeferredSession.of(config))
+    return f"no more than {steps.memory:,} bytes, and faster than Spark with its start"
+
+
 def _needs_spark(config: WarehouseConfig, store: Store) -> str:
     """Return what will need Spark as far as it is known now; empty if nothing does."""
-    if not config.small_bytes:
+    if config.small_bytes == 0:
         return "`small_bytes` is 0"
     if config.views:
         return "for the rows of views"
+    steps = Steps.of(config, session.DeferredSession.of(config))
     for name in config.fragments:
         with contextlib.suppress(DriftlineError):  # a check of its own says what is wrong
             newest = formats.head(store, name)
             size = sum(f.size for f in newest.files) if newest else 0
-            if size > config.small_bytes:
-                limit = f"`small_bytes` is {config.small_bytes:,}"
-                return f"for {name}, which has {size:,} bytes, and {limit}"
+            if config.small_bytes is None:
+                size *= UNPACKED
+            if (placed := steps.expected(size)) is not None:
+                return f"for {name}, which has {size:,} bytes, {placed.because}"
     return ""
 
 

@@ -60,7 +60,7 @@ def published_total(config: WarehouseConfig, store: Store, name: str) -> Publish
     snapshot = published(store, fragment.name)
     check_files(store, fragment.name, snapshot)
     log = StepLog(phases=["receipt"])
-    steps = Steps(session.DeferredSession.of(config), config.small_bytes, log, store)
+    steps = Steps.of(config, session.DeferredSession.of(config), log, store)
     one_off, salt = secrets.token_bytes(FRAGMENT_KEY_BYTES), Salt.fresh()
     try:
         digest = proof.values_digest(steps, snapshot.files, snapshot.layout, one_off, salt)

@@ -32,6 +32,8 @@ from warehouse_agent.history.forecast_inputs import (
 )
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import RefreshHistory, earlier_refreshes, read
+from warehouse_agent.inspection import place_prediction
+from warehouse_agent.inspection.place_prediction import Places, RefreshAmounts
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Candidate, PlanInputs
@@ -46,6 +48,7 @@ from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.staging import Staging
+from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.channel import SourceChannel, allowances
 from warehouse_agent.transport.preflight import reach
 
@@ -116,10 +119,11 @@ class Forecast:
     rows_forecast: float | None = None  # E|R(f)| at this moment, by Prop. 2; None: no history
     held_back_s: float | None = None  # by the source, of the last refresh; None: there was none
     last_s: float | None = None  # that it took in all
+    places_expected: Places | None = None  # of the phases; None: nobody asked
 
 
-def forecast(store: Store, fragment: Fragment) -> Forecast:
-    """Ask the store and the source, and predict a refresh.
+def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Forecast:
+    """Ask the store and the source, and predict a refresh; where it runs, if `steps` are given.
 
     Raises:
         WarehouseUnavailable: the published table cannot be read.
@@ -135,7 +139,19 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
     predicted = predict(known, replace(beside, source_error=source_error))
     expected = rows_forecast(store, fragment, predicted.rows_published, datetime.now(UTC), history)
     held = history.held_back_s or (None, None)
-    return replace(predicted, rows_forecast=expected, held_back_s=held[0], last_s=held[1])
+    return replace(
+        predicted,
+        rows_forecast=expected,
+        held_back_s=held[0],
+        last_s=held[1],
+        places_expected=None if steps is None else _places(steps, known, predicted),
+    )
+
+
+def _places(steps: Steps, known: PlanInputs, predicted: Forecast) -> Places:
+    chosen = next(c for c in predicted.candidates if c.what == predicted.chosen)
+    changed = round(predicted.change_share * (known.rows or 0))
+    return place_prediction.places(steps, RefreshAmounts.of(known, chosen, changed))
 
 
 def rows_forecast(

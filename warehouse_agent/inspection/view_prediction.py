@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from warehouse_agent.components.state import state_of
 from warehouse_agent.config import View, WarehouseConfig
 from warehouse_agent.history.refresh_history import read, refreshes
 from warehouse_agent.history.view_notes import ViewNotes
+from warehouse_agent.inspection.place_prediction import Places, places_of_view
 from warehouse_agent.report import utc_at
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -37,7 +38,7 @@ class ViewForecast:
 
     `what` is the method, and `why` its reason; the seconds that both are expected to take are None
     if only one is possible. `seconds`: the median of the last view phases; None if there was none.
-    `ahead`: what waits for it; None: nothing does.
+    `ahead`: what waits for it; None: nothing does. `places_expected`: where it runs, and why.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ViewForecast:
     bytes_read: int
     seconds: float | None
     ahead: WaitingChanges | None = None
+    places_expected: Places = field(default_factory=dict)
 
 
 def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
@@ -86,6 +88,7 @@ def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
         bytes_read=sum(f.size for f in files),
         seconds=sorted(times)[len(times) // 2] if times else None,
         ahead=_ahead(store, view, config),
+        places_expected=places_of_view(sum(f.size for f in files)),
     )
 
 

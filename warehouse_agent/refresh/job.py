@@ -86,7 +86,7 @@ class Job:
     examined: set[str] = field(default_factory=set)  # paths of data files that were read again
 
     def __post_init__(self) -> None:
-        self.steps = replace(self.steps, log=StepLog(self.report.places))
+        self.steps = replace(self.steps, log=StepLog.of(self.report))
         self._noted = self.notes
 
     @property

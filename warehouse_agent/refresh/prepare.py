@@ -39,6 +39,7 @@ from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import change_forecast, choice
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
 from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
+from warehouse_agent.planning.step_places import UNPACKED, StepKind
 from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
@@ -139,7 +140,8 @@ def expect_spark(steps: Steps, store: Store, name: str, histories: Histories) ->
     The history tells its size, so that the log is not opened twice.
     """
     with contextlib.suppress(Exception):  # the refresh says what is wrong, with the table or Spark
-        steps.begin(histories.of(store, name).rows_total * DIGEST_BYTES // DIGESTS_FACTOR)
+        digests = histories.of(store, name).rows_total * DIGEST_BYTES // DIGESTS_FACTOR
+        steps.begin(digests, StepKind.DIGESTS)
 
 
 def prepare(
@@ -232,7 +234,8 @@ def _expect_steps(
     if known.version is None:
         job.steps.expect(size)
     elif change_forecast.needed_spark(list(known.earlier), changes):
-        job.steps.begin()
+        rewritten = sum(size for _, size in known.files)  # at most
+        job.steps.begin(rewritten * UNPACKED)
 
 
 def _situation(

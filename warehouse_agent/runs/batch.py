@@ -105,7 +105,7 @@ class Runner:
         )
         deadline_s = options.deadline_s
         services = CommandServices(
-            steps=Steps(self.spark, self.config.small_bytes, store=self.store),
+            steps=Steps.of(self.config, self.spark, store=self.store),
             store=self.store,
             options=options,
             emit=announcer,

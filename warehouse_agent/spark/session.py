@@ -10,10 +10,12 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
@@ -28,6 +30,7 @@ from warehouse_agent.spark.cluster import is_local_master, limited_start, watch
 from warehouse_agent.spark.executors import cause, jvm_lost, meaning
 from warehouse_agent.spark.foreign_output import diverted_bytes, quiet_pyspark, reason
 from warehouse_agent.spark.java import ensure_java
+from warehouse_agent.spark.machine import machine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +59,8 @@ _INTERPRETERS = {
     "PYSPARK_PYTHON": "spark.pyspark.python",
     "PYSPARK_DRIVER_PYTHON": "spark.pyspark.driver.python",
 }
+
+TASKS_OF_CLUSTER = 8  # at once, where the settings do not say
 
 STOP_S_MAX = 1.0  # for a start that is given up at the exit of the process
 _WITHOUT_SIGINT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "spark")
@@ -128,6 +133,32 @@ def is_local(settings: Mapping[str, str]) -> bool:
     return "spark.remote" not in settings and is_local_master(master)
 
 
+def tasks_of(session: SparkSession | DeferredSession) -> int:
+    """Return how many tasks run at once in a session, as far as its settings say."""
+    if isinstance(session, DeferredSession):
+        return tasks_at_once(session.settings)
+    try:
+        return int(session.sparkContext.defaultParallelism)
+    except Exception:  # Spark Connect has no context; py4j: the JVM has just gone
+        return TASKS_OF_CLUSTER
+
+
+def tasks_at_once(settings: Mapping[str, str]) -> int:
+    """Return how many tasks a session with these settings runs at once; a guess for a cluster whose
+    settings do not limit it."""
+    if is_local(settings):
+        master = settings.get("spark.master", _DEFAULTS["spark.master"])
+        threads = re.match(r"local\[(\d+)", master)
+        return int(threads[1]) if threads else 1 if master == "local" else machine().cores
+    most, instances = (settings.get(f"spark.{k}", "") for k in ("cores.max", "executor.instances"))
+    cores = settings.get("spark.executor.cores", "1")
+    if most.isdecimal():
+        return int(most)
+    if instances.isdecimal() and cores.isdecimal():
+        return int(instances) * int(cores)
+    return TASKS_OF_CLUSTER
+
+
 def choose_interpreters(settings: Mapping[str, str]) -> None:
     """Set the environment from which PySpark takes its interpreters: of tasks, and of the driver.
 
@@ -196,6 +227,19 @@ class DeferredSession:
         """Return True if the session's tasks run on this machine."""
         return is_local(self.settings)
 
+    def start_left_s(self, start_s: float) -> float:
+        """Return the seconds until the session is there, if a start takes `start_s`; 0 for a
+        cluster, whose start nobody can predict."""
+        with self._lock:
+            begun = self._start
+            if not self.is_local:
+                return 0.0
+            if begun is None or begun.is_over():
+                return start_s
+            if begun.session.done():  # if it failed, a step has no reason to go there
+                return 0.0 if begun.session.exception() is None else start_s
+            return max(start_s - begun.took_s, 0.0)
+
     def begin(self) -> None:
         """Begin to start the session, if this was not done; do not wait for it.
 
@@ -247,6 +291,12 @@ class _Start:
         self._java: subprocess.Popen[bytes] | None = None
         self._is_abandoned = False
         self._lock = threading.Lock()
+        self._began = time.monotonic()
+
+    @property
+    def took_s(self) -> float:
+        """Return the seconds since it was begun."""
+        return time.monotonic() - self._began
 
     def begin(self, settings: Mapping[str, str], wait_s: float) -> None:
         """Start a session with these settings in a new thread; `wait_s` as of `start`."""

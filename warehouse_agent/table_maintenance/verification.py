@@ -100,7 +100,7 @@ def verify(
     with report.phase("verify"):
         if not repair:
             check_files(store, name, snapshot)  # before Spark is started
-        steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]), store)
+        steps = Steps.of(config, spark, StepLog.of(report, "verify"), store)
         wrong = damaged(steps, store, name, snapshot, repair=repair)
     if wrong and repair:
         return UnsoundTable(name, wrong)

@@ -45,7 +45,7 @@ def recomputed(config: WarehouseConfig, store: Store, spark: DeferredSession, vi
         inputs.append(PinnedInput(name, snapshot.version, snapshot.layout, snapshot.files))
     with report.phase("verify"):
         size = sum(f.size for one in inputs for f in one.files)
-        steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]), store)
+        steps = Steps.of(config, spark, StepLog.of(report, "verify"), store)
         rows = verified(steps.spark(size), view.name, query_of(view), inputs, published)
     report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
     report.inputs = dict(made_of)

@@ -2,8 +2,9 @@
 
 The rows that a refresh removes or adds are few beside the table and fit into the memory of a task,
 so a lookup by key needs no join and no shuffle. Statistics are looked up in at most ROWS_MAX rows;
-a change feed in `change_feed.LOTS_MAX` lots of ROWS_MAX. Beyond that, and above `small_bytes`,
-Spark joins the rows.
+a change feed in `change_feed.LOTS_MAX` lots of ROWS_MAX. Beyond that, and above BYTES_MAX or a
+`small_bytes` that is set, Spark joins the rows: every task holds what it looks up, so the driver's
+share of memory says nothing here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from warehouse_agent.tasks.scan import read_batches
 from warehouse_agent.tasks.steps import Steps
 
 ROWS_MAX = 1_000_000  # 40 bytes each, plus a key that is no integer
+BYTES_MAX = 32 << 20  # of all columns of more rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +73,5 @@ class KeyedRows:
 def fits(steps: Steps, files: Sequence[DataFile], lots: int = 1) -> bool:
     """Return True if tasks may look up the rows of these files: in `lots` lots, or few bytes."""
     is_few = sum(f.rows for f in files) <= lots * ROWS_MAX
-    return is_few or steps.size_of_rows(files) <= steps.small_bytes
+    most = BYTES_MAX if steps.small_bytes is None else steps.small_bytes
+    return is_few or steps.size_of_rows(files) <= most

@@ -23,6 +23,7 @@ from driftline.rows.fingerprints import receipt_hasher
 from driftline.rows.frames import Fingerprints
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
 from warehouse_agent.storage.data_files import DataFile, rows_of
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 _ROWS = f"{RESERVED}rows"
 Hasher = Callable[[], Fingerprints]  # called in a task, where the key is read
 _CHECKED = pa.schema([("count", pa.int64()), ("sum", pa.binary()), ("bad", pa.int64())])
+# Times the keys (of 3 M rows 7.3) that are searched for two equal ones in this process; how much of
+# their rows they are is not known.
+_KEYS_HELD = 8
 SLICES = 16  # refreshes in which all untouched files are read back
 
 
@@ -167,10 +171,11 @@ def refuse_duplicates(
 ) -> None:
     """Raise DuplicateKey, with up to SAMPLES_MAX keys, if two rows of files have one key."""
     size = steps.size_of_rows(files)
-    if steps.runs_here(size):
+    work = StepWork(StepKind.READ, size, len(files), held=_KEYS_HELD * size)
+    if steps.runs_here(work):
         repeated = _repeated_here(files, layout)
     else:
-        repeated = _repeated(rows_of(steps.spark(size), layout, [f.uri for f in files]), layout)
+        repeated = _repeated(rows_of(steps.spark(work), layout, [f.uri for f in files]), layout)
     if not repeated:
         return
     samples = {

@@ -25,6 +25,7 @@ from driftline.rows.key_order import KeyBuffer, KeyOrder
 from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
+from warehouse_agent.planning.step_places import StepKind
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import keys_of, numbers, with_keys
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
@@ -106,7 +107,9 @@ def samples_of(
     each = max(SAMPLES_MIN, min(max(samples, SAMPLES), SAMPLES_MAX // max(len(files), 1)))
     size = size_of_digests(files)
     column = pa.schema([layout.lane_schema.field(0)])
-    rows = scan(steps, files, column, _sampled(each), _SAMPLE, size=size).to_pylist()
+    rows = scan(
+        steps, files, column, _sampled(each), _SAMPLE, size=size, kind=StepKind.DIGESTS
+    ).to_pylist()
     return joined([weighed(np.frombuffer(r["positions"], np.int64), r["rows"]) for r in rows])
 
 
@@ -125,7 +128,15 @@ def sample_keys(steps: Steps, files: Sequence[DataFile], layout: Layout, every: 
     """
     size = size_of_digests(files)
     function = with_keys(layout.recipe, _keys_sampled(layout.recipe, every))
-    rows = scan(steps, files, layout.key_schema, Divisible(function), _KEYS, size=size).to_pylist()
+    rows = scan(
+        steps,
+        files,
+        layout.key_schema,
+        Divisible(function),
+        _KEYS,
+        size=size,
+        kind=StepKind.DIGESTS,
+    ).to_pylist()
     order = KeyOrder(layout.recipe)
     ends: dict[str, tuple[bytes, bytes]] = {}
     for row in rows:

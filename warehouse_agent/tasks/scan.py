@@ -13,7 +13,6 @@ however slow the function is.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,10 +28,11 @@ import pyarrow.parquet as pq
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.columns.layout import STATISTICS
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import Batches, driver_errors, task, unreadable
 from warehouse_agent.storage.data_files import DataFile, row_bytes, uncounted_columns
 from warehouse_agent.storage.store import located
-from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.tasks.steps import STEP_THREADS, Steps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,7 @@ BATCH_ROWS = 16_384
 DIGEST_ROWS = 65_536  # of columns of fixed width alone: threads wait less for the interpreter
 BATCH_BYTES = 32 << 20
 BUFFER_BYTES = 1 << 20  # of each column that is being read
-THREADS_MAX = min(4, os.cpu_count() or 1)  # of a step in this process
+THREADS_MAX = STEP_THREADS
 THREAD_BYTES = 8 << 20  # of a step, for which another thread is worth while
 
 
@@ -84,6 +84,7 @@ def scan(
     schema: pa.Schema,
     *,
     size: int,
+    kind: StepKind = StepKind.READ,
     tasks_max: int | None = None,
 ) -> pa.Table:
     """Return the rows that `function` makes of data files, in one step.
@@ -93,6 +94,7 @@ def scan(
         function: gets the rows of a task's files, file by file.
         schema: of the rows that it returns.
         size: bytes that the step reads or writes, by which its place is chosen.
+        kind: what it does with them.
         tasks_max: number of Spark's tasks, or of threads, at most; None leaves it to Spark.
 
     Raises:
@@ -111,12 +113,13 @@ def scan(
 
     if not files:
         return schema.empty_table()
-    if steps.runs_here(size):
+    work = StepWork(kind, size, min(len(files), tasks_max or len(files)))
+    if steps.runs_here(work):
         count = min(_threads(size), tasks_max or THREADS_MAX)
         return _in_threads(_shares(files, count, is_divisible), run, schema)
     with driver_errors():
         rows = spread_frame(
-            steps.spark(size),
+            steps.spark(work),
             list(paths),
             lambda uris: run((uri, _WHOLE) for uri in uris),
             schema,
@@ -126,7 +129,13 @@ def scan(
 
 
 def spread(
-    steps: Steps, uris: Sequence[str], function: OfFiles, schema: pa.Schema, *, size: int
+    steps: Steps,
+    uris: Sequence[str],
+    function: OfFiles,
+    schema: pa.Schema,
+    *,
+    size: int,
+    kind: StepKind = StepKind.READ,
 ) -> pa.Table:
     """Return the rows that `function` makes of files, by URI, in one step; arguments as of `scan`.
 
@@ -135,12 +144,13 @@ def spread(
     """
     if not uris:
         return schema.empty_table()
-    if steps.runs_here(size):
+    work = StepWork(kind, size, len(uris))
+    if steps.runs_here(work):
         count = min(_threads(size), len(uris))
         cuts = [len(uris) * i // count for i in range(count + 1)]
         return _in_threads([uris[a:b] for a, b in pairwise(cuts)], function, schema)
     with driver_errors():
-        return spread_frame(steps.spark(size), uris, function, schema).toArrow()
+        return spread_frame(steps.spark(work), uris, function, schema).toArrow()
 
 
 def spread_frame(

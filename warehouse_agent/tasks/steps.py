@@ -1,8 +1,8 @@
-"""Choose where a step of a refresh runs: as Spark's tasks, or in this process.
+"""Run each step of a refresh where it is placed: as Spark's tasks, or in this process.
 
-A step is one function over Arrow batches (`scan`). Large steps run as Spark's tasks. A step that
-reads or writes few bytes runs in a few threads of this process, because Spark's fixed price (a
-session, a job) would be most of its time. Both places run the same function on the same files.
+A step is one function over Arrow batches (`scan`). It runs in a few threads of this process as long
+as Spark's fixed prices (a session, a job) would be most of its time, and the driver's share of
+memory suffices (`planning.step_places`). Both places run the same function on the same files.
 
 Spark is started when the first step needs it, or beside other work before, where a later step
 will. Few steps have another function on Spark: where rows that no task could hold are joined or
@@ -13,19 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
+from warehouse_agent.config import DRIVER_SHARE, WarehouseConfig
 from warehouse_agent.events import Listener, PhaseStarted
+from warehouse_agent.planning import step_places
+from warehouse_agent.planning.step_places import (
+    PlacedStep,
+    StepKind,
+    StepPlace,
+    StepResources,
+    StepWork,
+)
 from warehouse_agent.report import PhaseTime, Report
 from warehouse_agent.spark import cluster
 from warehouse_agent.spark.executors import jvm_lost, mistake
-from warehouse_agent.spark.session import DeferredSession
+from warehouse_agent.spark.machine import machine
+from warehouse_agent.spark.session import DeferredSession, tasks_of
 from warehouse_agent.storage.data_files import DataFile, uncompressed
 from warehouse_agent.storage.store import Store, located
 
@@ -37,11 +46,7 @@ DIGEST_BYTES = 24  # of a row: its position and both lanes of its fingerprint
 DIGESTS_FACTOR = 8
 
 
-class StepPlace(StrEnum):
-    """A place in which a step runs."""
-
-    DRIVER = "driver"
-    SPARK = "spark"
+STEP_THREADS = min(4, machine().cores)  # of a step in this process
 
 
 @dataclass(slots=True)
@@ -51,17 +56,32 @@ class StepLog:
     Attributes:
         places: by phase; Spark, if any step of the phase ran there.
         phases: the phases that the refresh is in, the innermost last.
+        whys: why, by phase, of its largest step in that place (`PlacedStep.to_json`).
         session: the deferred session that a step used last.
     """
 
     places: dict[str, str] = field(default_factory=dict)
     phases: list[str] = field(default_factory=list)
+    whys: dict[str, dict[str, Any]] = field(default_factory=dict)
     session: SparkSession | None = None
 
-    def note(self, place: StepPlace) -> None:
+    @classmethod
+    def of(cls, report: Report, *phases: str) -> Self:
+        """Return a log that writes into a report, within phases of it."""
+        return cls(report.places, [*phases], report.places_why)
+
+    def note(self, placed: PlacedStep) -> None:
         """Note where a step of the current phase runs."""
-        if self.phases and self.places.get(self.phases[-1]) != StepPlace.SPARK:
-            self.places[self.phases[-1]] = place.value
+        if not self.phases:
+            return
+        phase = self.phases[-1]
+        before, why = self.places.get(phase), self.whys.get(phase)
+        if before == StepPlace.SPARK and placed.place is not StepPlace.SPARK:
+            return
+        self.places[phase] = placed.place.value
+        if why is None or before != placed.place or why["bytes"] <= placed.size:
+            needs = placed.needs_spark or (why is not None and why["needs_spark"])
+            self.whys[phase] = placed.to_json() | {"needs_spark": needs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +115,49 @@ class Steps:
     Attributes:
         session: Spark's session, or one that starts when it is first needed.
         small_bytes: the most bytes that a step may read or write in this process; with 0 every
-            step runs on Spark.
+            step runs on Spark. None: the place is chosen by seconds and memory.
         log: of the places.
         store: the warehouse that executors must reach; None: they are not asked.
+        driver_share: of the memory, which a step in this process may need.
     """
 
     session: SparkSession | DeferredSession
-    small_bytes: int = 0
+    small_bytes: int | None = 0
     log: StepLog = field(default_factory=StepLog)
     store: Store | None = None
+    driver_share: float = DRIVER_SHARE
 
-    def spark(self, size: int) -> SparkSession:
-        """Return the session for a step on Spark of `size` bytes; start it if this is the first.
+    @classmethod
+    def of(
+        cls,
+        config: WarehouseConfig,
+        session: SparkSession | DeferredSession,
+        log: StepLog | None = None,
+        store: Store | None = None,
+    ) -> Self:
+        """Return what chooses as a configuration says."""
+        log = StepLog() if log is None else log
+        return cls(session, config.small_bytes, log, store, config.driver_share)
+
+    def spark(self, work: StepWork | int) -> SparkSession:
+        """Return the session for a step on Spark; start it if this is the first.
+
+        Args:
+            work: of a step that does not run here; or the bytes of one that Spark alone can do.
 
         Raises:
             ConfigurationError: Spark does not start, or its executors do not reach the warehouse;
                 the details say which step needs it and why.
             SparkLost: its executors were lost.
         """
-        self.log.note(StepPlace.SPARK)
-        with self._explained(size):
+        placed = self._joining(work) if isinstance(work, int) else self.placed(work)
+        self.log.note(replace(placed, place=StepPlace.SPARK))
+        with self._explained(placed):
             return self._checked()
 
     def expect(self, size: int) -> None:
-        """Begin to start Spark, beside what comes first, if a later step of `size` bytes needs it.
+        """Begin to start Spark, beside what comes first, if a later step needs it that writes
+        `size` bytes, or reads them back.
 
         A cluster is waited for: its executors are to be checked before a source is asked.
 
@@ -127,22 +166,61 @@ class Steps:
                 details as of `spark`.
             SparkLost: as of `spark`.
         """
-        if self._is_small(size):
+        if (placed := self.expected(size)) is None:
             return
-        with self._explained(size):
+        with self._explained(placed):
             if isinstance(self.session, DeferredSession) and self.session.is_local:
                 self.session.begin()
             else:
                 self._checked()
 
-    def begin(self, size: int | None = None) -> None:
-        """Begin to start Spark, which a later step may need; an error is left to that step.
+    def begin(self, size: int, kind: StepKind | None = None) -> None:
+        """Begin to start Spark, which a step of `size` bytes at most may need; an error is left to
+        that step.
 
-        Do nothing if it is known that the step has `size` bytes, and that is little.
+        Args:
+            kind: of the step; None: it writes rows, or reads them back.
         """
-        if isinstance(self.session, DeferredSession) and (size is None or not self._is_small(size)):
+        placed = self.expected(size) if kind is None else self.placed(StepWork(kind, size))
+        is_needed = placed is not None and placed.place is StepPlace.SPARK
+        if isinstance(self.session, DeferredSession) and is_needed:
             with suppress(DriftlineError):
                 self.session.begin()
+
+    def expected(self, size: int) -> PlacedStep | None:
+        """Return the place of the first step on Spark among those that write and read back `size`
+        bytes; None: there is none."""
+        both = (self.placed(StepWork(kind, size)) for kind in (StepKind.WRITE, StepKind.READ))
+        return next((one for one in both if one.place is StepPlace.SPARK), None)
+
+    def placed(self, work: StepWork) -> PlacedStep:
+        """Return the place of a step, and why."""
+        if self.small_bytes is not None:
+            return step_places.by_bytes(work, self.small_bytes)
+        session = self.session
+        if isinstance(session, DeferredSession):
+            start_s = step_places.local_start_s(machine().cores) if session.is_local else 0.0
+            left, cold = session.start_left_s(start_s), start_s
+        else:
+            left = cold = 0.0
+        there = StepResources(STEP_THREADS, self.memory, tasks_of(session), left, cold)
+        return step_places.by_prediction(work, there)
+
+    @property
+    def memory(self) -> int:
+        """Return the driver's share of memory, in bytes."""
+        return int(machine().memory * self.driver_share)
+
+    @property
+    def most(self) -> int:
+        """Return the bytes above which every step runs on Spark."""
+        return self.memory if self.small_bytes is None else self.small_bytes
+
+    def _joining(self, size: int) -> PlacedStep:
+        """Return the place of a step that Spark alone can do, and that others come to by size."""
+        if self.small_bytes is not None and size > self.small_bytes:
+            return step_places.by_bytes(StepWork(StepKind.READ, size), self.small_bytes)
+        return step_places.joining(size)
 
     def _checked(self) -> SparkSession:
         """Return the session, whose executors reach the warehouse."""
@@ -154,18 +232,15 @@ class Steps:
         return spark
 
     @contextmanager
-    def _explained(self, size: int) -> Iterator[None]:
+    def _explained(self, placed: PlacedStep) -> Iterator[None]:
         """Add to an error of the start which step needs Spark and why."""
         try:
             yield
         except ConfigurationError as error:
-            why = f"it has at least {size:,} bytes, and `small_bytes` is {self.small_bytes:,}"
             step = self.log.phases[-1] if self.log.phases else "reading"
-            error.details["Spark is needed"] = f"for a step of `{step}`: {why}"
+            need = f"it has at least {placed.size:,} bytes, {placed.because}"
+            error.details["Spark is needed"] = f"for a step of `{step}`: {need}"
             raise
-
-    def _is_small(self, size: int) -> bool:
-        return 0 < self.small_bytes >= size
 
     def mistake(self, problem: Exception, where: str) -> DriftlineError:
         """Return a failure of a refresh as a typed error at a place (`executors.mistake`).
@@ -183,14 +258,16 @@ class Steps:
         return lost
 
     def fits_here(self, size: int) -> bool:
-        """Return True if a step of `size` bytes would run in this process."""
-        return self._is_small(size)
+        """Return True if a step that writes `size` bytes would run in this process."""
+        return self.placed(StepWork(StepKind.WRITE, size)).place is StepPlace.DRIVER
 
-    def runs_here(self, size: int) -> bool:
-        """Return True if a step of `size` bytes runs in this process, and note it."""
-        if not self._is_small(size):
+    def runs_here(self, work: StepWork | int) -> bool:
+        """Return True if a step runs in this process, and note it; an integer: it reads rows of so
+        many bytes."""
+        placed = self.placed(StepWork(StepKind.READ, work) if isinstance(work, int) else work)
+        if placed.place is StepPlace.SPARK:
             return False
-        self.log.note(StepPlace.DRIVER)
+        self.log.note(placed)
         return True
 
     def size_of_rows(self, files: Sequence[DataFile]) -> int:
@@ -199,7 +276,7 @@ class Steps:
         A file that cannot be opened counts by its size, and whoever reads it says why.
         """
         size = sum(f.size for f in files)
-        return size if size > self.small_bytes else max(size, sum(map(_uncompressed, files)))
+        return size if size > self.most else max(size, sum(map(_uncompressed, files)))
 
 
 def size_of_digests(files: Sequence[DataFile]) -> int:

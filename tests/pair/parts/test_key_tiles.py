@@ -21,7 +21,6 @@ from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from tests.pair.parts.test_tiles import Writer, audit, cut, rows_read, second_connection, staged
-from warehouse_agent import config as configure
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh import auxiliary_table
 from warehouse_agent.storage import formats
@@ -331,7 +330,7 @@ def test_random_edits_between_passes(pair: Pair, orders: Orders) -> None:
     each step is Spark's."""
     chosen = random.Random(7)
     for turn in range(4):
-        pair.small_bytes = 0 if turn == 1 else configure.SMALL_BYTES
+        pair.small_bytes = 0 if turn == 1 else None
         rows = 3 * TILE if turn == 1 else TILE  # Spark has jobs for each tile
         pair.fragment_lines["orders"] = IN_TILES.replace(f"{TILE}", f"{rows}")
         orders.edit(f"turn {turn}", turn + 3)

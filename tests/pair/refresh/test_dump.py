@@ -19,7 +19,7 @@ from source_agent.checks.total import read_receipt, total
 from source_agent.config.file import load
 from source_agent.engines.registry import connect
 from tests.harness.legacy_dump import DumpFolder
-from tests.harness.pair import SMALL_BYTES, Pair
+from tests.harness.pair import Pair
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
@@ -164,7 +164,6 @@ def test_a_view_has_its_columns_and_rows_chosen_at_the_folder(
     pair.publish("accounts", f'{lines}\nderive = ["columns", "rows"]')
     toml = f'''[warehouse]
 path = "{pair.warehouse}"
-small_bytes = {SMALL_BYTES}
 [sources.erp]
 address = "{pair.address}"
 insecure = true

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from warehouse_agent.inspection.readiness import examine
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.spark import java
+from warehouse_agent.spark.machine import machine
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.table_maintenance.verification import damaged
@@ -186,6 +188,34 @@ def test_a_step_that_is_too_large_says_what_needs_spark(pair: Pair) -> None:
     )
     pair.small_bytes = 32 << 20
     assert refresh(pair).version == 0
+
+
+def test_more_than_the_drivers_share_needs_spark(pair: Pair) -> None:
+    """Where no setting says which bytes are small, `plan` and the report say where steps run."""
+    pair.small_bytes = None
+    loaded = refresh(pair)
+    assert loaded.places == {"apply": "driver", "prove": "driver"}
+    assert {why["reason"] for why in loaded.places_why.values()} == {"seconds"}
+    assert loaded.places_why["apply"]["driver_s"] < loaded.places_why["apply"]["spark_s"]
+    pair.legacy.execute("UPDATE orders SET note = note || ' and more' WHERE id % 3 > 0")
+    planned = json.loads(pair.said("plan", "orders", "--json"))["places_expected"]
+    assert {place["place"] for place in planned.values()} == {"driver"}
+    assert [*planned] == ["reduce", "apply", "prove"]
+    assert "apply in the driver's process (driver 0.0 s, Spark " in pair.said("plan", "orders")
+
+    share = 20_000 / machine().memory
+    pair.warehouse_lines = f"driver_share = {share}\n"
+    planned = json.loads(pair.said("plan", "orders", "--json"))["places_expected"]
+    assert planned["prove"]["reason"] == "memory"
+    assert "on Spark (" in pair.said("plan", "orders")
+    error = pair.error("orders")
+    assert error["code"] == "CONFIGURATION"
+    most = int(machine().memory * share)
+    said = error["details"]["Spark is needed"]
+    assert said.startswith("for a step of `apply`: it has at least ")
+    assert said.endswith(f"bytes, and the driver's share of memory (`driver_share`) is {most:,}")
+    pair.warehouse_lines = ""
+    assert refresh(pair).version == 1
 
 
 def cut(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ REPORT = [
     "marker", "audit", "allowed",
     "bytes_sent", "bytes_received", "bytes_rewritten", "repaired_files", "repaired_rows",
     "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
-    "held_back_s", "snapshot_s", "seconds", "places",
+    "held_back_s", "snapshot_s", "seconds", "places", "places_why",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
     "checked_at", "activity", "attempts", "retried", "tiles", "tiles_done", "resumed_at",
     "not_started", "warehouse_version", "inputs", "stale", "derived", "held", "ahead",

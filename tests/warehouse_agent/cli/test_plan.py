@@ -45,7 +45,7 @@ FIELDS = [
     "name", "command", "version", "rows_published", "rows_expected", "first_load",
     "changes_expected", "change_share", "change_share_from", "floor_bytes", "candidates", "chosen",
     "why", "staged_bytes", "source_error", "schema_changes", "tiles", "tiles_done", "refused",
-    "marker", "rows_forecast", "held_back_s", "last_s", "error",
+    "marker", "rows_forecast", "held_back_s", "last_s", "places_expected", "error",
 ]  # fmt: skip
 
 

@@ -24,7 +24,8 @@ from tests.harness.agents import configuration, make_orders
 from tests.harness.pair import environment
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import driver_errors, mistake
-from warehouse_agent.spark.session import DeferredSession
+from warehouse_agent.spark.machine import machine
+from warehouse_agent.spark.session import TASKS_OF_CLUSTER, DeferredSession, tasks_of
 from warehouse_agent.tasks.steps import Steps
 
 pytestmark = pytest.mark.starts
@@ -92,6 +93,46 @@ def test_a_start_goes_on_beside_other_work(starting: Starting) -> None:
     shared.begin()
     assert [*got, shared.get()] == [found] * 5
     assert len(one.threads) == 1
+
+
+def test_what_is_left_of_a_start(starting: Starting) -> None:
+    one, shared = starting(object()), DeferredSession({})
+    assert shared.start_left_s(60.0) == 60.0
+    shared.begin()
+    assert one.has_begun.wait(S_MAX)
+    assert 0.0 < shared.start_left_s(60.0) <= 60.0
+    assert shared.start_left_s(0.0) == 0.0, "it takes longer than was expected"
+    one.goes_on.set()
+    shared.get()
+    assert shared.start_left_s(60.0) == 0.0
+    assert DeferredSession({"spark.master": "spark://there:7077"}).start_left_s(60.0) == 0.0
+    wrong, broken = starting(ConfigurationError("No such master.")), DeferredSession({})
+    wrong.goes_on.set()
+    failed(broken)
+    assert broken.start_left_s(60.0) == 60.0, "nobody is drawn to what does not start"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tasks"),
+    [
+        ({}, machine().cores),
+        ({"spark.master": "local[*]"}, machine().cores),
+        ({"spark.master": "local"}, 1),
+        ({"spark.master": "local[3]"}, 3),
+        ({"spark.master": "local[5,2]"}, 5),
+        ({"spark.master": "spark://h:7077"}, TASKS_OF_CLUSTER),
+        ({"spark.remote": "sc://h"}, TASKS_OF_CLUSTER),
+        ({"spark.master": "spark://h:7077", "spark.cores.max": "6"}, 6),
+        ({"spark.master": "yarn", "spark.executor.instances": "3"}, 3),
+        (
+            {"spark.master": "yarn", "spark.executor.instances": "3", "spark.executor.cores": "4"},
+            12,
+        ),
+        ({"spark.master": "yarn", "spark.executor.instances": "many"}, TASKS_OF_CLUSTER),
+    ],
+)
+def test_how_many_tasks_run_at_once(settings: dict[str, str], tasks: int) -> None:
+    assert tasks_of(DeferredSession(settings)) == tasks
 
 
 def test_whoever_needs_a_session_that_does_not_start_is_told(starting: Starting) -> None:

@@ -33,6 +33,7 @@ from warehouse_agent.planning.group_selection import (
     PartSelection,
     class_of,
 )
+from warehouse_agent.planning.step_places import StepKind
 from warehouse_agent.planning.update_probability import ChangeOutlook, probability
 from warehouse_agent.tasks.digests import Files, Inside, numbers, tasks_for
 from warehouse_agent.tasks.scan import FilePiece, Function, scan
@@ -117,7 +118,9 @@ def histogram(
     """
     function, size = _histogram(outlook), size_of_digests(files)
     columns = pa.schema([layout.file_schema.field(name) for name in _OMEGA])
-    rows = scan(steps, files, columns, function, _COUNTED, size=size).to_pylist()
+    rows = scan(
+        steps, files, columns, function, _COUNTED, size=size, kind=StepKind.DIGESTS
+    ).to_pylist()
     parts = (
         Histogram(np.frombuffer(r["counts"], np.int64), np.frombuffer(r["updates"], np.float64))
         for r in rows
@@ -132,7 +135,16 @@ def window_end(steps: Steps, files: Files, layout: Layout, start: int, count: in
     """
     function, size = _least(start, count), size_of_digests(files)
     columns, tasks = layout.lane_schema, tasks_for(8 * max(count, 1))
-    rows = scan(steps, files, columns, function, _POSITIONS, size=size, tasks_max=tasks)
+    rows = scan(
+        steps,
+        files,
+        columns,
+        function,
+        _POSITIONS,
+        size=size,
+        kind=StepKind.DIGESTS,
+        tasks_max=tasks,
+    )
     lowest = (row.as_buffer() for row in rows["positions"])
     parts = [np.zeros(0, np.int64), *(np.frombuffer(some, np.int64) for some in lowest)]
     least = _lowest(np.concatenate(parts), count)
@@ -157,7 +169,16 @@ def assign(
     tasks = 1 if rule.embedding.base is None else tasks_of(files)
     function, size = _assign(rule, outlook), size_of_digests(files)
     columns = with_omega(layout.lane_schema, layout)
-    rows = scan(steps, files, columns, function, _ASSIGNED, size=size, tasks_max=tasks)
+    rows = scan(
+        steps,
+        files,
+        columns,
+        function,
+        _ASSIGNED,
+        size=size,
+        kind=StepKind.DIGESTS,
+        tasks_max=tasks,
+    )
     pieces: list[GroupPiece] = []
     ungrouped = [np.zeros(0, np.uint64)]
     compared, rest, left = Digest(), Digest(), 0.0

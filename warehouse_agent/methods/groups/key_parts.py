@@ -45,6 +45,7 @@ from warehouse_agent.methods.groups.exchange import (
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning.group_selection import GroupPlan, class_of
 from warehouse_agent.planning.group_shards import LENGTH_BYTES
+from warehouse_agent.planning.step_places import StepKind
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.report import counted
 from warehouse_agent.tasks.digests import RowsInKeyTiles, keys_of, numbers, tasks_for, with_keys
@@ -168,6 +169,7 @@ def _lowest(copy: WorkingCopy, start: bytes | None, count: int) -> tuple[list[by
         with_keys(copy.layout.recipe, _lowest_of(copy.layout.recipe, start, count)),
         _LOWEST,
         size=size_of_digests(copy.files),
+        kind=StepKind.DIGESTS,
         tasks_max=tasks_for(32 * count),
     ).to_pylist()
     ends = _sorted(order, [row["greatest"] for row in rows if row["greatest"] is not None])
@@ -213,6 +215,7 @@ def _assign(copy: WorkingCopy, plan: GroupPlan, part: PartRows) -> NamedRows:
         ),
         _ASSIGNED,
         size=size_of_digests(copy.files),
+        kind=StepKind.DIGESTS,
         tasks_max=assignment.tasks_of(copy.files),
     ).to_pylist()
     pieces: list[NamedPiece] = []

@@ -33,7 +33,7 @@ class ViewAt:
 class ViewJob(ViewAt):
     """A view in one command.
 
-    steps: whose log is that of the report (`StepLog(report.places)`).
+    steps: whose log is that of the report (`StepLog.of(report)`).
     """
 
     store: Store
