@@ -102,7 +102,7 @@ def _on_spark(report: Report) -> str:
     chosen = [
         f"{phase} on Spark ({why['why']})"
         for phase, why in report.places_why.items()
-        if report.places.get(phase) == "spark" and why["reason"] != "small_bytes"
+        if report.places.get(phase) == "spark" and why["reason"] in ("seconds", "memory")
     ]
     return f", {'; '.join(chosen)}" if chosen else ""
 

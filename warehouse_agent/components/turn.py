@@ -67,6 +67,7 @@ class ComponentTurn:
         self._left_out = [view for view in selection.left_out if view.name in component.views]
         out = {view.name for view in self._left_out}
         views = [services.config.views[name] for name in component.views if name not in out]
+        self._is_prompt = any(view.max_lag_s == 0 for view in views)
         self._selected = [view.name for view in selection.views if view.name in component.views]
         self._is_named = bool(selection.named & {*component.views})
         self._reports = {name: Report(name) for name in self._selected}
@@ -93,6 +94,12 @@ class ComponentTurn:
         A fragment that is tried again has its lock already.
         """
         self._held.lock(name)
+
+    def expect_views(self) -> None:
+        """Begin to start Spark, beside the rest of a fragment's refresh that found changes, if a
+        view follows it at once."""
+        if self._is_prompt:
+            self._services.steps.begin_joins()
 
     def hold(self, job: Job, proven: Proven) -> None:
         """Keep what is proven until it is committed."""

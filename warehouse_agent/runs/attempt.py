@@ -175,8 +175,11 @@ class Attempt:
         done = self._compared.pop(job.name, None)
         if done is not None and job.name not in self.failed:
             with _catching(job, self.failed):
+                turn = self._command.turns.get(job.name)
+                if turn is not None and not done.found.is_equal:
+                    turn.expect_views()
                 proven = write_and_prove(job, done)
-                if (turn := self._command.turns.get(job.name)) is not None:
+                if turn is not None:
                     turn.hold(job, proven)
                     self._held.add(job.name)
                     return

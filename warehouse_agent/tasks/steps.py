@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 DIGEST_BYTES = 24  # of a row: its position and both lanes of its fingerprint
 # Steps that read digests alone move no rows, and may read as many times small_bytes.
 DIGESTS_FACTOR = 8
-
-
 STEP_THREADS = min(4, machine().cores)  # of a step in this process
 
 
@@ -182,8 +180,12 @@ class Steps:
             kind: of the step; None: it writes rows, or reads them back.
         """
         placed = self.expected(size) if kind is None else self.placed(StepWork(kind, size))
-        is_needed = placed is not None and placed.place is StepPlace.SPARK
-        if isinstance(self.session, DeferredSession) and is_needed:
+        if placed is not None and placed.place is StepPlace.SPARK:
+            self.begin_joins()
+
+    def begin_joins(self) -> None:
+        """Begin to start Spark for steps that it alone can do; an error is left to them."""
+        if isinstance(self.session, DeferredSession):
             with suppress(DriftlineError):
                 self.session.begin()
 

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
+from tests.harness.views import Sites
 from warehouse_agent.config import select
 from warehouse_agent.events import Event, PhaseStarted
 from warehouse_agent.refresh.job import Options
@@ -23,6 +24,7 @@ from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
 from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.transport import preflight
+from warehouse_agent.views.selection import select as select_tables
 
 pytestmark = pytest.mark.spark
 
@@ -121,6 +123,40 @@ def test_changes_that_needed_spark_before_are_expected_to_need_it(beside: Beside
     assert (again.rows_updated, again.places["apply"]) == (ROWS // 10, "spark")
     # A wrong expectation costs a start, for which nobody waits.
     assert beside.refresh(small_bytes=SMALL, until="never").version == again.version
+
+
+def test_a_view_finds_spark_started_when_its_fragment_is_proven(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fragment's steps stay in this process; where nothing changed, nothing is started."""
+    begun, goes_on = threading.Event(), threading.Event()
+    too_late: list[str] = []
+
+    def start(*_: object) -> SparkSession:
+        begun.set()
+        assert goes_on.wait(S_MAX)
+        return spark
+
+    def listen(event: Event) -> None:
+        if isinstance(event, PhaseStarted) and event.phase == "prove":
+            if not begun.wait(S_MAX):
+                too_late.append(event.phase)
+            goes_on.set()
+
+    monkeypatch.setattr(session, "start", start)
+    tables = {"erp": {"orders": "id INTEGER PRIMARY KEY NOT NULL, note TEXT"}}
+    views = {"late": "SELECT id, note FROM orders WHERE id > 1"}
+    with Sites(DeferredSession({}), tmp_path, tables, views) as sites:
+        sites.fragment_lines["orders"] = 'source = "erp"'
+        sites.sql("erp", "INSERT INTO orders VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+        for is_changed in (True, False):
+            begun.clear()
+            config = sites.config()
+            runner = Runner(DeferredSession({}), config, (listen,), attempts=1)
+            reports = runner.refresh(select_tables(config, [], True), Options())
+            assert [(r.error, r.version) for r in reports] == [(None, 0), (None, 0)]
+            assert (begun.is_set(), too_late) == (is_changed, [])
+            assert set(reports[0].places.values()) == {"driver"}
 
 
 def test_many_digests_are_known_before_the_source_is_asked(

@@ -236,3 +236,18 @@ def test_the_refresh_whose_changes_were_most_alike_tells_if_spark_is_needed() ->
     assert not needed(9000, 0, 0, 0, 0, 0)
     assert needed(30, 30, 9000, 10_000, 9500, 11_000, 9000, 9000)
     assert not needed_spark(refreshed(9000), None)
+
+
+def test_a_step_that_a_session_drew_to_spark_did_not_need_it() -> None:
+    """Or each refresh would start what the one before had started."""
+
+    def on_spark(**facts: object) -> bool:
+        return parse(said(**facts).encode())[0].on_spark
+
+    spark = {"apply": "spark", "prove": "driver"}
+    drawn, needed = ({"needs_spark": needs} for needs in (False, True))
+    assert on_spark(places=spark), "an older release says where alone"
+    assert on_spark(places=spark, places_why={})
+    assert not on_spark(places=spark, places_why={"apply": drawn, "prove": drawn})
+    assert on_spark(places=spark, places_why={"apply": needed, "prove": drawn})
+    assert not on_spark(places=spark, places_why={"apply": 7, "prove": {"needs_spark": 1}})
