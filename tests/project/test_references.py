@@ -34,7 +34,8 @@ SCHEMAS = {
 _FENCE = re.compile(r"^```toml[^\n]*\n(.*?)^```$", re.M | re.S)
 
 GOOD = (
-    '"90s"', '"15m"', "5000", "2.5", '["id"]', '"native"', '{ a = "int8" }', '"never"', '"UTC"',
+    '"90s"', '"15m"', "5000", "2.5", "0.5",
+    '["id"]', '"native"', '{ a = "int8" }', '"never"', '"UTC"',
     '["02:00-03:00"]', '["Sat,Sun", "Mon 02:00-03:00"]', '"127.0.0.1:1"', '"[::1]:7443"',
     '["rows"]', '","', '"utf-8"', '{ "Mon-Fri" = 4 }',
 )  # fmt: skip
@@ -45,7 +46,7 @@ WRONG = {
         path = "warehouse" | pth = "w" | path = 1 | path = "" | path = ["w"]
         small_bytes = 0 | small_bytes = -1 | small_bytes = "1M" | ahead = 0 | ahead = 1.5
         small_bytes = 0 | ahead = "most" | sources_at_once = 0 | executors_wait_s = 0
-        small_bytes = 0 | executors_wait_s = "2m"
+        small_bytes = 0 | executors_wait_s = "2m" | driver_share = 0 | driver_share = 1.5
         address = "127.0.0.1:7443" | adress = "127.0.0.1:7443" | address = 7443
         insecure = true | insecure = "yes" | insecure = 1
         objective = "bytes" | objective = "speed" | refresh_hours = [] | time_zone = 1

@@ -61,8 +61,9 @@ class WarehouseTable(SettingsTable):
     )
     driver_share = number("share", most=1, why="It is a share of the memory.").by_default(
         DRIVER_SHARE,
-        "where `small_bytes` is not set: the share of the memory (of the machine, or of the control"
-        " group) that the rows of a step may have without Spark; larger steps run on Spark always",
+        "the share of the memory that the rows of a step may have without Spark; of the memory of"
+        " the machine, or of the control group. Larger steps run on Spark always, where"
+        " `small_bytes` is not set",
     )
     ahead = or_word(integer("fragments", least=1), "all", None, "a number of fragments").by_default(
         AHEAD,

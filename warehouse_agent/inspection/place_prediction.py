@@ -26,8 +26,8 @@ Places = Mapping[str, Mapping[str, Any]]  # by phase, as in a report, with the p
 
 @dataclass(frozen=True, slots=True)
 class RefreshAmounts:
-    """What a refresh is expected to read and write: our rows and files, the bytes of all of their
-    rows, and of those that are written."""
+    """Amounts that a refresh is expected to read and write: our rows and files, the bytes of all of
+    their rows, and of those that are written."""
 
     rows: int
     files: int

@@ -34,7 +34,7 @@ class StepPlace(StrEnum):
 
 
 class StepKind(StrEnum):
-    """What a step does with its bytes.
+    """Kinds of steps, by what they do with their bytes.
 
     DIGESTS: reads stored digests alone (a step counts an eighth of their bytes).
     READ: reads rows, encodes or compares them.
@@ -47,7 +47,7 @@ class StepKind(StrEnum):
 
 
 class PlaceReason(StrEnum):
-    """What decided on a place.
+    """Reasons for a place.
 
     JOIN: the step joins rows, which Spark alone does.
     """
@@ -96,7 +96,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepResources:
-    """What both places have.
+    """Resources of both places.
 
     Attributes:
         threads: at once in the driver's process.

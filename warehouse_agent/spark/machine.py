@@ -16,7 +16,7 @@ _GROUPS = "sys/fs/cgroup"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this process may use. `memory`: bytes."""
+    """Resources that this process may use. `memory`: bytes."""
 
     cores: int
     memory: int

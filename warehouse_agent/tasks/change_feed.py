@@ -22,7 +22,7 @@ import pyarrow as pa
 from driftline.errors import ProofFailed
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -80,7 +80,7 @@ def write(
     function = _write(store.uri(*at), layout, sides[0], sides[1])
     size = steps.size_of_rows([*before, *after])
     rows = spread(
-        steps, [*sides[0], *sides[1]], function, WRITTEN, size=size, kind=StepKind.WRITE
+        steps, [*sides[0], *sides[1]], function, WRITTEN, size=StepWork(StepKind.WRITE, size)
     ).to_pylist()
     counts = dict.fromkeys(OPERATIONS, 0)
     for row in rows:

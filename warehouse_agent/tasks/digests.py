@@ -36,7 +36,7 @@ from driftline.values.types import Recipe
 from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.planning.choice import everything
 from warehouse_agent.planning.sketch_size import Sketch
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import Batches, task, unreadable
 from warehouse_agent.storage.data_files import DataFile
@@ -252,8 +252,7 @@ def added(
         _with(layout, layout.keyed_schema if adding.keyed else layout.lane_schema, adding.beside),
         Divisible(run, partial(_merged, slices=slices) if slices > 1 else None),
         _SLICES,
-        size=read,
-        kind=StepKind.DIGESTS,
+        size=StepWork(StepKind.DIGESTS, read),
         tasks_max=tasks,
     ).to_batches()
     sums = _summed(batches.pop() for _ in range(len(batches)))  # each is freed after it was added
@@ -345,7 +344,9 @@ def list_rows(
     function, size = _list(choice, salt, numbered, mixed), size_of_digests(some)
     lanes = layout.lane_schema if choice.inside is None else layout.keyed_schema
     lanes = _with(layout, lanes, beside)
-    table = scan(steps, some, lanes, Divisible(function), _LISTED, size=size, kind=StepKind.DIGESTS)
+    table = scan(
+        steps, some, lanes, Divisible(function), _LISTED, size=StepWork(StepKind.DIGESTS, size)
+    )
     return Listing(
         table["range"].to_numpy(),
         table["position"].to_numpy(),

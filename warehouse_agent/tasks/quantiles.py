@@ -25,7 +25,7 @@ from driftline.rows.key_order import KeyBuffer, KeyOrder
 from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import keys_of, numbers, with_keys
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
@@ -108,7 +108,7 @@ def samples_of(
     size = size_of_digests(files)
     column = pa.schema([layout.lane_schema.field(0)])
     rows = scan(
-        steps, files, column, _sampled(each), _SAMPLE, size=size, kind=StepKind.DIGESTS
+        steps, files, column, _sampled(each), _SAMPLE, size=StepWork(StepKind.DIGESTS, size)
     ).to_pylist()
     return joined([weighed(np.frombuffer(r["positions"], np.int64), r["rows"]) for r in rows])
 
@@ -134,8 +134,7 @@ def sample_keys(steps: Steps, files: Sequence[DataFile], layout: Layout, every: 
         layout.key_schema,
         Divisible(function),
         _KEYS,
-        size=size,
-        kind=StepKind.DIGESTS,
+        size=StepWork(StepKind.DIGESTS, size),
     ).to_pylist()
     order = KeyOrder(layout.recipe)
     ends: dict[str, tuple[bytes, bytes]] = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 BATCH_ROWS = 16_384
 DIGEST_ROWS = 65_536  # of columns of fixed width alone: threads wait less for the interpreter
 BATCH_BYTES = 32 << 20
+# Of rows that are written into one file, as Spark gives a task 128 MiB of files: a file that holds
+# all of a large table has bounds of no use, and is written again whole.
+FILE_BYTES = 512 << 20
 BUFFER_BYTES = 1 << 20  # of each column that is being read
 THREADS_MAX = STEP_THREADS
 THREAD_BYTES = 8 << 20  # of a step, for which another thread is worth while
@@ -83,8 +86,7 @@ def scan(
     function: Function | Divisible,
     schema: pa.Schema,
     *,
-    size: int,
-    kind: StepKind = StepKind.READ,
+    size: StepWork | int,
     tasks_max: int | None = None,
 ) -> pa.Table:
     """Return the rows that `function` makes of data files, in one step.
@@ -93,8 +95,8 @@ def scan(
         columns: to read; statistics that a file lacks are null.
         function: gets the rows of a task's files, file by file.
         schema: of the rows that it returns.
-        size: bytes that the step reads or writes, by which its place is chosen.
-        kind: what it does with them.
+        size: what the step does with how many bytes, by which its place is chosen; an integer: it
+            reads rows.
         tasks_max: number of Spark's tasks, or of threads, at most; None leaves it to Spark.
 
     Raises:
@@ -113,10 +115,11 @@ def scan(
 
     if not files:
         return schema.empty_table()
-    work = StepWork(kind, size, min(len(files), tasks_max or len(files)))
+    work = _work(size, min(len(files), tasks_max or len(files)))
     if steps.runs_here(work):
-        count = min(_threads(size), tasks_max or THREADS_MAX)
-        return _in_threads(_shares(files, count, is_divisible), run, schema)
+        count = min(_threads(work.size), tasks_max or THREADS_MAX)
+        shares = _shares(files, max(count, _files(work)), is_divisible)
+        return _in_threads(shares, run, schema, count)
     with driver_errors():
         rows = spread_frame(
             steps.spark(work),
@@ -134,8 +137,7 @@ def spread(
     function: OfFiles,
     schema: pa.Schema,
     *,
-    size: int,
-    kind: StepKind = StepKind.READ,
+    size: StepWork | int,
 ) -> pa.Table:
     """Return the rows that `function` makes of files, by URI, in one step; arguments as of `scan`.
 
@@ -144,11 +146,12 @@ def spread(
     """
     if not uris:
         return schema.empty_table()
-    work = StepWork(kind, size, len(uris))
+    work = _work(size, len(uris))
     if steps.runs_here(work):
-        count = min(_threads(size), len(uris))
+        threads = min(_threads(work.size), len(uris))
+        count = max(threads, min(_files(work), len(uris)))
         cuts = [len(uris) * i // count for i in range(count + 1)]
-        return _in_threads([uris[a:b] for a, b in pairwise(cuts)], function, schema)
+        return _in_threads([uris[a:b] for a, b in pairwise(cuts)], function, schema, threads)
     with driver_errors():
         return spread_frame(steps.spark(work), uris, function, schema).toArrow()
 
@@ -188,6 +191,17 @@ def _threads(size: int) -> int:
     return min(1 + size // THREAD_BYTES, THREADS_MAX)
 
 
+def _work(size: StepWork | int, files: int) -> StepWork:
+    """Return the work of a step that reads so many files."""
+    work = StepWork(StepKind.READ, size) if isinstance(size, int) else size
+    return replace(work, files=files)
+
+
+def _files(work: StepWork) -> int:
+    """Return the least number of files that a step writes; 1 if it writes none."""
+    return -(-work.size // FILE_BYTES) if work.kind is StepKind.WRITE else 1
+
+
 def _shares(files: Sequence[DataFile], count: int, is_divisible: bool) -> list[list[_Part]]:
     """Divide files into at most `count` shares of neighbours, with about as many rows each.
 
@@ -224,8 +238,9 @@ def _in_threads(
     shares: Sequence[Sequence[_Work]],
     function: Callable[[Iterator[_Work]], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
+    threads: int,
 ) -> pa.Table:
-    """Run a step in threads of this process, one for each share of the work.
+    """Run a step in threads of this process, a share of the work after the other in each.
 
     Raises:
         WarehouseUnavailable: the memory does not suffice.
@@ -235,7 +250,7 @@ def _in_threads(
     def run(share: Sequence[_Work]) -> list[pa.RecordBatch]:
         return list(function(takewhile(lambda _: not stopped.is_set(), share)))
 
-    with ThreadPoolExecutor(len(shares)) as pool:
+    with ThreadPoolExecutor(min(threads, len(shares))) as pool:
         try:
             with memory_errors():
                 results = list(pool.map(run, shares))

@@ -20,7 +20,7 @@ from driftline.arrays import Bools
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.columns.row_codes import CodeSet, KeySet, codes
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
 from warehouse_agent.tasks.steps import DIGESTS_FACTOR, Steps
@@ -141,7 +141,12 @@ def matching_codes(
                 yield pa.record_batch([pa.array(np.unique(row_codes[present]))], schema=_CODES)
 
     rows = scan(
-        steps, files, read, Divisible(run), _CODES, size=_size(files, read), kind=StepKind.DIGESTS
+        steps,
+        files,
+        read,
+        Divisible(run),
+        _CODES,
+        size=StepWork(StepKind.DIGESTS, _size(files, read)),
     )
     return CodeSet.of(rows["code"].to_numpy())
 
@@ -165,7 +170,9 @@ def select(
     folder.make()
     function = _select(folder.uri(), form, conditions, changed)
     size = _size(files, read)
-    rows = scan(steps, files, read, Divisible(function), WRITTEN, size=size, kind=StepKind.DIGESTS)
+    rows = scan(
+        steps, files, read, Divisible(function), WRITTEN, size=StepWork(StepKind.DIGESTS, size)
+    )
     return written(rows, folder)
 
 

@@ -24,7 +24,7 @@ from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
 from warehouse_agent.config import Fragment
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, DataFolder, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
@@ -272,7 +272,7 @@ def write_staged(
     weight = row_statistics.weight(stamp, before.updated)
     function = _write_decoded(folder.uri(), layout, key, stamp, before.uris, weight)
     folder.make()
-    rows = spread(steps, staged, function, WRITTEN, size=size, kind=StepKind.WRITE)
+    rows = spread(steps, staged, function, WRITTEN, size=StepWork(StepKind.WRITE, size))
     return written(rows, folder)
 
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.no_spark import NoSpark
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import scan
@@ -87,6 +88,44 @@ def test_threads_share_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = scan.scan(STEPS, [file], KEYS, Divisible(together), PATHS, size=2)
     assert found["k"].to_pylist() == list(range(100))
     assert scan.scan(STEPS, [file], KEYS, keys, PATHS, size=2)["k"].to_pylist() == list(range(100))
+
+
+def test_a_large_table_is_written_into_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call writes one file, so there are more calls than threads, each of neighbours."""
+    monkeypatch.setattr(scan, "THREADS_MAX", 2)
+    monkeypatch.setattr(scan, "THREAD_BYTES", 1)
+    monkeypatch.setattr(scan, "FILE_BYTES", 100)
+    tables = [pa.table([range(n * 10, n * 10 + 10)], schema=KEYS) for n in range(10)]
+    files = [put(tmp_path, f"{n}.parquet", table, 10) for n, table in enumerate(tables)]
+    threads, calls = set[int](), list[list[int]]()
+
+    def write(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
+        threads.add(threading.get_ident())
+        batches = [piece.batch for piece in pieces]
+        calls.append([k for batch in batches for k in batch["k"].to_pylist()])
+        yield from batches
+
+    def of_uris(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
+        yield from write(FilePiece(uri, batch) for uri in uris for batch in read_batches(uri, KEYS))
+
+    uris = [f.uri for f in files]
+    for size, count in ((1, 2), (200, 2), (450, 5), (5000, 10)):
+        for found in (
+            scan.scan(STEPS, files, KEYS, write, KEYS, size=StepWork(StepKind.WRITE, size)),
+            scan.spread(STEPS, uris, of_uris, KEYS, size=StepWork(StepKind.WRITE, size)),
+        ):
+            assert found["k"].to_pylist() == list(range(100))
+        assert len(calls) == 2 * count
+        assert all(one == list(range(one[0], one[-1] + 1)) for one in calls)
+        calls.clear()
+    scan.scan(STEPS, files, KEYS, write, KEYS, size=StepWork(StepKind.READ, 5000))
+    assert len(calls) == 2
+    calls.clear()
+    threads.clear()
+    scan.scan(STEPS, files, KEYS, write, KEYS, size=StepWork(StepKind.WRITE, 5000))
+    assert len(threads) <= 2
 
 
 def test_a_file_that_cannot_be_cut_says_why_when_it_is_read(

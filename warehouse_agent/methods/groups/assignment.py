@@ -33,7 +33,7 @@ from warehouse_agent.planning.group_selection import (
     PartSelection,
     class_of,
 )
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.planning.update_probability import ChangeOutlook, probability
 from warehouse_agent.tasks.digests import Files, Inside, numbers, tasks_for
 from warehouse_agent.tasks.scan import FilePiece, Function, scan
@@ -119,7 +119,7 @@ def histogram(
     function, size = _histogram(outlook), size_of_digests(files)
     columns = pa.schema([layout.file_schema.field(name) for name in _OMEGA])
     rows = scan(
-        steps, files, columns, function, _COUNTED, size=size, kind=StepKind.DIGESTS
+        steps, files, columns, function, _COUNTED, size=StepWork(StepKind.DIGESTS, size)
     ).to_pylist()
     parts = (
         Histogram(np.frombuffer(r["counts"], np.int64), np.frombuffer(r["updates"], np.float64))
@@ -141,8 +141,7 @@ def window_end(steps: Steps, files: Files, layout: Layout, start: int, count: in
         columns,
         function,
         _POSITIONS,
-        size=size,
-        kind=StepKind.DIGESTS,
+        size=StepWork(StepKind.DIGESTS, size),
         tasks_max=tasks,
     )
     lowest = (row.as_buffer() for row in rows["positions"])
@@ -175,8 +174,7 @@ def assign(
         columns,
         function,
         _ASSIGNED,
-        size=size,
-        kind=StepKind.DIGESTS,
+        size=StepWork(StepKind.DIGESTS, size),
         tasks_max=tasks,
     )
     pieces: list[GroupPiece] = []

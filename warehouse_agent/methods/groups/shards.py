@@ -36,7 +36,7 @@ from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning import group_shards as planning
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.group_selection import CLASS_EDGES, GroupPlan, PartSelection
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.report import counted
 from warehouse_agent.tasks.difference import (
     EXACT,
@@ -235,8 +235,7 @@ def _count(
         assignment.with_omega(copy.layout.keyed_schema, copy.layout),
         with_keys(copy.layout.recipe, _counted(copy, part, tuple(bounds))),
         _COUNTED,
-        size=size_of_digests(copy.files),
-        kind=StepKind.DIGESTS,
+        size=StepWork(StepKind.DIGESTS, size_of_digests(copy.files)),
         tasks_max=tasks_for(16 * len(bounds) + 16),
     ).to_pylist()
     counts, sizes = (np.zeros(len(bounds) + 1, np.int64) for _ in range(2))

@@ -23,7 +23,7 @@ from driftline.reconciliation.named_keys import KeyMap, Ranks
 from driftline.rows.digests import Salt, mix
 
 from warehouse_agent.columns.layout import Layout
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.difference import BelowKeys, EmptiedZones
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
@@ -172,7 +172,7 @@ def files_holding(steps: Steps, files: Files, layout: Layout, removal: Removal) 
         yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(paths), pa.string())})
 
     size, lanes = size_of_digests(files), layout.lane_schema
-    rows = scan(steps, files, lanes, Divisible(run), _PATHS, size=size, kind=StepKind.DIGESTS)
+    rows = scan(steps, files, lanes, Divisible(run), _PATHS, size=StepWork(StepKind.DIGESTS, size))
     hit = set(rows["path"].to_pylist())
     return [f for f in files if f.path in hit]
 
@@ -195,7 +195,9 @@ def rewrite(
     folder.make(BEFORE_FOLDER)
     function = _rewrite(folder.uri(), layout, removal)
     size = steps.size_of_rows(files)
-    rows = scan(steps, files, layout.file_schema, function, WRITTEN, size=size, kind=StepKind.WRITE)
+    rows = scan(
+        steps, files, layout.file_schema, function, WRITTEN, size=StepWork(StepKind.WRITE, size)
+    )
     new_files = written(rows, folder)
     check_rows(files, sum(f.rows for f in new_files))
     before = f"{folder.path}/{_GONE}"

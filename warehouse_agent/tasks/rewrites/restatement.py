@@ -13,7 +13,7 @@ from driftline.rows.columns import split
 from driftline.rows.keys import null_keys
 
 from warehouse_agent.columns.layout import STATISTICS, Layout
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.scan import FilePiece, Function, scan
@@ -48,7 +48,7 @@ def restate(
     function = _restate(folder.uri(), sources, new, key)
     size = steps.size_of_rows(files)
     return written(
-        scan(steps, files, columns, function, WRITTEN, size=size, kind=StepKind.WRITE), folder
+        scan(steps, files, columns, function, WRITTEN, size=StepWork(StepKind.WRITE, size)), folder
     )
 
 

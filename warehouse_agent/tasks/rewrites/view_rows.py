@@ -20,7 +20,7 @@ from driftline.arrays import Bools, Integers
 
 from warehouse_agent.columns.row_codes import KeySet
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.planning.step_places import StepKind
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import change_feed
@@ -95,7 +95,7 @@ def remove(
     function = _remove(folder.uri(), layout, affected)
     size = steps.size_of_rows(touched)
     rows = scan(
-        steps, touched, layout.arrow_schema, function, WRITTEN, size=size, kind=StepKind.WRITE
+        steps, touched, layout.arrow_schema, function, WRITTEN, size=StepWork(StepKind.WRITE, size)
     )
     new_files = written(rows, folder)
     check_rows(touched, sum(f.rows for f in new_files))
@@ -138,7 +138,7 @@ def _holding(
         yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(paths), pa.string())})
 
     size = sum(f.rows for f in files) * len(names) * _LINEAGE_BYTES // DIGESTS_FACTOR
-    rows = scan(steps, files, read, Divisible(run), _PATHS, size=size, kind=StepKind.DIGESTS)
+    rows = scan(steps, files, read, Divisible(run), _PATHS, size=StepWork(StepKind.DIGESTS, size))
     hit = set(rows["path"].to_pylist())
     return [f for f in files if f.path in hit]
 
