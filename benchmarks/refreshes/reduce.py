@@ -5,9 +5,10 @@
 
 Files have keys and fingerprint lanes alone; the sketch is the finest, beside the most ranges. In
 this process: wall and processor seconds per million rows, the least of several, interleaved. On
-Spark, the sums are added up by the driver and by a second stage, which are made to send as many
-sums: wall seconds, processor seconds of the driver, bytes that it received, its greatest memory in
-Arrow. Both are checked to be the same bits.
+Spark, the sums of a task for each eight files, added up by the driver and by a second stage, and as
+many tasks as are chosen: wall seconds, processor seconds of all processes, bytes that the driver
+received and that went through a shuffle, its greatest memory in Arrow. All are checked to be the
+same bits.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from driftline.limits import RANGES_MAX, THIRD_CELLS_MAX
 from driftline.reconciliation.ranges import uniform
 from driftline.reconciliation.sketches import Embedding
 
+from benchmarks.meter import cpu_s
 from tests.harness.agents import SALT
 from tests.harness.no_spark import NoSpark
+from tests.harness.spark_stages import moved
 from tests.samples.rows import recipe
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.planning.sketch_size import Sketch
@@ -80,7 +83,8 @@ def in_this_process(files: list[DataFile], sketch: Sketch, repeat: int) -> None:
 
 def on_spark(files: list[DataFile], sketch: Sketch, master: str, repeat: int) -> None:
     """Time as many tasks, added up by the driver and by a second stage; and as chosen."""
-    steps, received = Steps(start({"spark.master": master, "spark.driver.memory": "4g"})), [0]
+    spark = start({"spark.master": master, "spark.driver.memory": "4g"})
+    steps, received = Steps(spark), [0]
     module, results = vars(digests), set()
     scan_ = module["scan"]
 
@@ -90,18 +94,27 @@ def on_spark(files: list[DataFile], sketch: Sketch, master: str, repeat: int) ->
         return rows
 
     module["scan"] = counted
-    bounds = {"driver": (1 << 50, 4), "second stage": (1, 1), "as chosen": (128 << 20, 4)}
-    for _, (name, (most, factor)) in product(range(repeat), bounds.items()):
+    at_once, many = module["processors"], -(-len(files) // 8)
+    bounds = {
+        "driver": (1 << 50, 4, lambda _: many),
+        "second stage": (1, 1, lambda _: many),
+        "as chosen": (128 << 20, 4, at_once),
+    }
+    for _, (name, (most, factor, asked)) in product(range(repeat), bounds.items()):
         digests.DRIVER_BYTES_MAX, digests.READ_FACTOR = most, factor
-        wall, processor = time.monotonic(), time.process_time()
+        module["processors"] = asked
+        wall, processor, before = time.monotonic(), cpu_s([os.getpid()]), moved(spark)
         sums = reduced(steps, files, sketch)
-        took = time.monotonic() - wall, time.process_time() - processor
+        took = time.monotonic() - wall, cpu_s([os.getpid()]) - processor
+        shuffled = moved(spark).shuffled - before.shuffled
         results.add((sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.cells.check))
         print(
-            f"{name:12}  wall {took[0]:6.2f} s  driver's processor {took[1]:5.2f} s  received "
-            f"{received[0] / 1e6:7.1f} MB  peak of Arrow {pa.default_memory_pool().max_memory():,}",
+            f"{name:12}  wall {took[0]:6.2f} s  processor {took[1]:6.2f} s  received "
+            f"{received[0] / 1e6:7.1f} MB  shuffled {shuffled / 1e6:7.1f} MB  peak of Arrow "
+            f"{pa.default_memory_pool().max_memory():,}",
             flush=True,
         )
+    module["processors"] = at_once
     assert len(results) == 1, "the results are the same bits"
 
 

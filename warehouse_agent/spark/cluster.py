@@ -319,6 +319,22 @@ def _version_reader() -> Callable[[], dict[str, str]]:
     return read
 
 
+def processors(spark: SparkSession) -> int | None:
+    """Return how many tasks of a session run at once, of the executors that have registered.
+
+    None: not known. Spark Connect does not tell, and executors may come when there are tasks.
+    """
+    context = _context(spark)
+    if context is None or _has_passing_executors(context):
+        return None
+    return context.defaultParallelism
+
+
+def _has_passing_executors(context: SparkContext) -> bool:
+    """Return True if Spark asks for executors as it needs them, and gives them back."""
+    return str(context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+
+
 def _context(spark: SparkSession) -> SparkContext | None:
     """Return the context of a session; None for Spark Connect, which has none."""
     return getattr(spark, "_sc", None)

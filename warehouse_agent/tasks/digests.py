@@ -5,14 +5,17 @@ and adds them up. So both sides use one formula, and the bytes that reach the dr
 number of ranges, not on the table. All sums are modular: they depend neither on the order of
 additions nor on how rows fall to tasks.
 
-The largest sums, of a sketch's finest table and the most ranges, have 21 MB. The driver adds up
-those of a few tasks itself. Where a table is so large that more tasks are worth while, Spark adds
-them up: each task cuts its sums into slices, the tasks of a second `mapInArrow` add up slices of
-the same number, and the driver puts the results side by side. So it receives as many bytes as one
-task sends, however many tasks there are.
+The largest sums, of a sketch's finest table and the most ranges, have 21 MB. So where sums are
+large there are no more tasks than run at once: each processor adds up all of its files before it
+sends anything, and what is sent does not grow with the table. The driver adds up the sums of a few
+tasks itself. On a cluster of more processors, Spark adds them up: each task cuts its sums into
+slices, the tasks of a second `mapInArrow` add up slices of the same number, and the driver puts the
+results side by side. So it receives as many bytes as one task sends, however many tasks there are.
+A task that is tried again adds up all of its files again, so no row counts twice.
 
 Rejected: grouping by range in Spark SQL (a quarter of a million groups need a shuffle, and the
-formula would exist twice); a tree of additions (its last tasks each hold and send all sums).
+formula would exist twice); a tree of additions (its last tasks each hold and send all sums); sums
+that a Python worker keeps from task to task (Spark may run a task again, here or elsewhere).
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from warehouse_agent.planning.choice import everything
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.report import counted
-from warehouse_agent.spark.executors import Batches, task, unreadable
+from warehouse_agent.spark.cluster import processors
+from warehouse_agent.spark.executors import Batches, driver_errors, task, unreadable
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
 from warehouse_agent.tasks.steps import DIGEST_BYTES, Steps, size_of_digests
@@ -55,11 +59,12 @@ Mixing = Callable[
 ]  # from a batch and its positions, int64 [n]
 
 TASKS_MAX = 64  # whose sums are added up
-# All sums that the driver adds up. Six tasks at the largest size are still faster than a source.
-DRIVER_BYTES_MAX = 128 << 20
+DRIVER_BYTES_MAX = 128 << 20  # of all sums that the driver adds up
 # Bytes of digests that a task reads, at least, for each byte of its sums if Spark adds them up.
 READ_FACTOR = 4
 MERGE_BYTES = 32 << 20  # of slices that a task of the second stage adds up, on average
+# All sums that may be sent by more tasks than run at once, which share the work more evenly.
+SPARE_BYTES = 16 << 20
 _SLICES = pa.schema(
     [
         ("slice", pa.int32()),
@@ -234,12 +239,7 @@ def added(
         WarehouseUnavailable: a file cannot be read.
     """
     words, elements, function = adding.words, adding.elements, adding.function
-    size, read = 8 * words + 4 * elements, size_of_digests(files)
-    tasks, slices = tasks_for(size), 1
-    rows = sum(f.rows for f in files)
-    wanted = min(TASKS_MAX, rows * DIGEST_BYTES // (READ_FACTOR * size))
-    if wanted > tasks:
-        tasks, slices = wanted, -(-wanted * size // MERGE_BYTES)
+    tasks, slices = _division(steps, files, 8 * words + 4 * elements)
 
     def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         result = function(pieces)
@@ -252,7 +252,7 @@ def added(
         _with(layout, layout.keyed_schema if adding.keyed else layout.lane_schema, adding.beside),
         Divisible(run, partial(_merged, slices=slices) if slices > 1 else None),
         _SLICES,
-        size=StepWork(StepKind.DIGESTS, read),
+        size=StepWork(StepKind.DIGESTS, size_of_digests(files)),
         tasks_max=tasks,
     ).to_batches()
     sums = _summed(batches.pop() for _ in range(len(batches)))  # each is freed after it was added
@@ -264,6 +264,19 @@ def added(
         np.concatenate([part.words for part in parts]),
         np.concatenate([part.elements for part in parts]),
     )
+
+
+def _division(steps: Steps, files: Files, size: int) -> tuple[int, int]:
+    """Return the tasks that each send sums of `size` bytes, and the slices that Spark adds up; one:
+    the driver adds up whole sums."""
+    few, read = tasks_for(size), StepWork(StepKind.DIGESTS, size_of_digests(files), len(files))
+    wanted = sum(f.rows for f in files) * DIGEST_BYTES // (READ_FACTOR * size)
+    tasks = max(few, min(TASKS_MAX, wanted))
+    if tasks * size > SPARE_BYTES and files and not steps.runs_here(read):
+        with driver_errors():
+            at_once = processors(steps.spark(read)) or tasks
+        tasks = min(tasks, max(at_once, SPARE_BYTES // size))
+    return tasks, 1 if tasks <= few else -(-tasks * size // MERGE_BYTES)
 
 
 def tasks_for(size: int) -> int:

@@ -16,14 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from driftline.errors import WarehouseUnavailable
+from driftline.limits import RANGES_MAX, THIRD_CELLS_MAX
 from driftline.reconciliation.ranges import RangeSums, uniform
-from driftline.reconciliation.sketches import PRIME, Cells, Embedding
+from driftline.reconciliation.sketches import HASHES, PRIME, Cells, Embedding
 from driftline.rows.digests import Digest, Salt, mix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.harness.no_spark import NoSpark
+from tests.harness.spark_stages import moved
 from tests.samples.rows import recipe
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.planning.sketch_size import Sketch
@@ -103,6 +105,7 @@ def merged_in_spark() -> Iterator[list[int]]:
         patch.setattr(digests, "DIGEST_BYTES", 1 << 20)
         patch.setattr(digests, "MERGE_BYTES", 1 << 10)
         patch.setattr(digests, "TASKS_MAX", 3)
+        patch.setattr(digests, "processors", lambda _spark: 3)
         patch.setattr(digests, "_merged", noted)
         yield counts
 
@@ -175,6 +178,25 @@ def test_an_error_of_a_task_comes_through_the_second_stage(
     assert counts
 
 
+@pytest.mark.spark
+def test_each_processor_sends_its_sums_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Spark moves is bounded by its processors, of which it has two, not by the table."""
+    monkeypatch.setattr(digests, "DIGEST_BYTES", 1 << 24)  # as of a table of hundreds of millions
+    rows = [(k, k**5, -(k**6)) for k in range(80)]
+    files = [put(tmp_path, rows[at::8], 20) for at in range(8)]
+    finest, most = Sketch(Embedding(KEYS_MAX, 0), THIRD_CELLS_MAX), uniform(RANGES_MAX)
+    before = moved(spark)
+    found = digests.reduced(Steps(spark), files, LAYOUT, most, SALT, finest)
+    after, size = moved(spark), 16 * RANGES_MAX + 4 * (2 * HASHES * THIRD_CELLS_MAX + 1)
+    assert after.shuffled == before.shuffled
+    assert after.results - before.results < 2.1 * size
+    here = digests.reduced(Steps(NoSpark(), 1 << 30), files, LAYOUT, most, SALT, finest)
+    assert found.ranges.to_bytes() == here.ranges.to_bytes()
+    assert (found.cells.to_bytes(), found.cells.check) == (here.cells.to_bytes(), here.cells.check)
+
+
 @given(
     st.lists(st.tuples(WORDS, WORDS, st.integers(0, PRIME - 1)), min_size=1, max_size=8),
     st.integers(1, 9),
@@ -208,19 +230,34 @@ def unread(_: object) -> NoReturn:
 
 
 @pytest.mark.parametrize(
-    ("rows", "cells", "tasks", "slices"),
+    ("rows", "cells", "at_once", "tasks", "slices"),
     [
-        (1 << 30, 0, 64, 1),  # small sums: the driver adds them up, however many rows there are
-        (1 << 20, 720_720, 6, 1),
-        (20 << 20, 720_720, 6, 1),
-        (40 << 20, 720_720, 11, 8),
-        (1 << 30, 720_720, 64, 41),
+        (1 << 30, 0, None, 64, 1),  # small sums: the driver adds them up, whatever the rows
+        (1 << 20, 720_720, None, 6, 1),
+        (20 << 20, 720_720, None, 6, 1),
+        (40 << 20, 720_720, None, 11, 8),
+        (1 << 30, 720_720, None, 64, 41),
+        (1 << 30, 0, 2, 64, 1),
+        (1 << 20, 720_720, 2, 2, 1),
+        (1 << 20, 72_072, 2, 2, 1),  # six million bytes each
+        (1 << 20, 7_207, 2, 3, 1),
+        (40 << 20, 720_720, 2, 2, 1),
+        (40 << 20, 720_720, 64, 11, 8),
+        (1 << 30, 720_720, 1, 1, 1),
+        (1 << 30, 720_720, 12, 12, 8),
     ],
 )
 def test_spark_adds_up_what_is_large(
-    monkeypatch: pytest.MonkeyPatch, rows: int, cells: int, tasks: int, slices: int
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    cells: int,
+    at_once: int | None,
+    tasks: int,
+    slices: int,
 ) -> None:
+    """`at_once` tasks run at once; None: it is not known how many."""
     asked = []
+    monkeypatch.setattr(digests, "processors", lambda _spark: at_once)
 
     def noted(*given: Any, **options: Any) -> pa.Table:
         merge = given[3].merge
@@ -230,8 +267,9 @@ def test_spark_adds_up_what_is_large(
     monkeypatch.setattr(digests, "scan", noted)
     ranges = 1 << 18 if cells else 1
     file = DataFile("f", "file:///f", 1, rows)
+    any_session: Any = object()
     found = digests.added(
-        Steps(NoSpark()), [file], LAYOUT, Adding(unread, 2 * ranges, 6 * cells + 1)
+        Steps(any_session), [file], LAYOUT, Adding(unread, 2 * ranges, 6 * cells + 1)
     )
     assert asked == [(tasks, slices)]
     assert (found.total, len(found.words)) == (Digest(), 2 * ranges)
