@@ -562,6 +562,7 @@ class Request(_message.Message):
     WANTED_FIELD_NUMBER: _builtins.int
     CELLS_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open: ...
     @_builtins.property
@@ -574,6 +575,8 @@ class Request(_message.Message):
     def cells(self) -> Global___Cells: ...
     @_builtins.property
     def units(self) -> Global___Units: ...
+    @_builtins.property
+    def sums(self) -> Global___Sums: ...
     def __init__(
         self,
         *,
@@ -583,12 +586,13 @@ class Request(_message.Message):
         wanted: Global___Wanted | None = ...,
         cells: Global___Cells | None = ...,
         units: Global___Units | None = ...,
+        sums: Global___Sums | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "sums", b"sums", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "sums", b"sums", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "whole", "digests", "wanted", "cells", "units"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "whole", "digests", "wanted", "cells", "units", "sums"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -617,6 +621,7 @@ class Open(_message.Message):
     BETWEEN_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     FOLLOWING_FIELD_NUMBER: _builtins.int
+    LATER_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -634,6 +639,8 @@ class Open(_message.Message):
     """strata x STRATUM_CELLS bytes"""
     level: _builtins.int
     """zstd"""
+    later: _builtins.bool
+    """sum, strata and the sketch's check are empty: `Sums` has them"""
     @_builtins.property
     def start_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of segments: the first start, then differences modulo 2^64"""
@@ -692,14 +699,45 @@ class Open(_message.Message):
         between: Global___Between | None = ...,
         since: Global___Since | None = ...,
         following: _abc.Iterable[_builtins.str] | None = ...,
+        later: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "derivation", b"derivation", "grouping", b"grouping", "since", b"since", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "count", b"count", "derivation", b"derivation", "features", b"features", "following", b"following", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "count", b"count", "derivation", b"derivation", "features", b"features", "following", b"following", "fragment_key", b"fragment_key", "grouping", b"grouping", "later", b"later", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Sums(_message.Message):
+    """of our rows, for an opening that lacks them"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    STRATA_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    sum: _builtins.bytes
+    """16 bytes, little-endian; the count is that of the opening"""
+    strata: _builtins.bytes
+    """as in Open"""
+    check: _builtins.int
+    """as in Sketch"""
+    def __init__(
+        self,
+        *,
+        sum: _builtins.bytes = ...,
+        strata: _builtins.bytes = ...,
+        check: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sums: _TypeAlias = Sums  # noqa: Y015
 
 @_typing.final
 class Since(_message.Message):

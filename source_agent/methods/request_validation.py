@@ -71,7 +71,8 @@ CellCount = Callable[[Grid], int]  # returns the number of cells that a grid nee
 class ParsedOpening:
     """An opening, with the fields of all methods parsed and checked.
 
-    ours: the warehouse's total; partition: of the key domain, for range sums.
+    ours: the warehouse's total, without its sum if that comes later; partition: of the key domain,
+    for range sums.
     """
 
     message: pb.Open
@@ -85,8 +86,11 @@ def parse_opening(opening: pb.Open, shape: Shape) -> ParsedOpening:
     """Parse the common fields; raise VersionMismatch, MalformedMessage or RecipeChanged."""
     check_protocol(opening.protocol)
     sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum))
-    if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES):
+    if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, 0 if opening.later else _SUM_BYTES):
         raise MalformedMessage("An opening has fields of a wrong size.")
+    sketch = opening.sketch if opening.HasField("sketch") else None
+    if opening.later and (sketch is None or sketch.check or opening.strata):
+        raise MalformedMessage("Only what a sketch is compared with comes later, and then not now.")
     if opening.recipe != shape.recipe.id:
         raise RecipeChanged(
             "The columns, types or key of the relation are not those of the last refresh.",
@@ -165,6 +169,27 @@ def _sketch(said: pb.Sketch, opening: pb.Open, shape: Shape) -> SketchParameters
     if not opening.count or said.check >= PRIME:
         raise MalformedMessage("A sketch of no rows, or with no check, is not allowed.")
     return SketchParameters(embedding, said.third, said.fold, said.check)
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedRows:
+    """What a sketch of the source is compared with, beside cells. `ours`: the warehouse's total;
+    `strata`: over its cells; `check`: of its rows."""
+
+    ours: Digest
+    strata: Bytes
+    check: int
+
+
+def sums_of(said: pb.Sums, count: int, third: int) -> SketchedRows:
+    """Return what came after the opening of a sketch of `count` rows, with `third` cells a third.
+
+    Raises MalformedMessage.
+    """
+    if len(said.sum) != _SUM_BYTES or said.check >= PRIME:
+        raise MalformedMessage("Sums have fields of a wrong size.")
+    ours = Digest(count, int.from_bytes(said.sum, "little"))
+    return SketchedRows(ours, _strata(said.strata, HASHES * third), said.check)
 
 
 @dataclass(frozen=True, slots=True)

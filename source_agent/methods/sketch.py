@@ -5,6 +5,10 @@ rows below every decoded k, and with the k that have no rows. Rows outside the e
 the warehouse and always sent. If cells do not decode, the warehouse sends more, or continues with
 another method. The table of the scan is kept, so only changed rows are read twice.
 
+The warehouse may add up its rows while the source scans (`Open.later`). Then its sums and its cells
+are awaited behind the scan, as any of its answers: for as long as the client may be silent, and in
+time that counts against the place of the scan.
+
 Memory is bounded by THIRD_CELLS_MAX, not by the number of rows. The cells, up to 35 MB, are local
 to `decode`, so that they are freed before a row is sent.
 """
@@ -30,7 +34,12 @@ from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import request_validation
 from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
 from source_agent.methods.ranges import differing_slots, verdict
-from source_agent.methods.request_validation import CellCount, ParsedOpening, Received
+from source_agent.methods.request_validation import (
+    CellCount,
+    ParsedOpening,
+    Received,
+    SketchedRows,
+)
 from source_agent.scan.accumulators import RangeTotals, SketchCells
 from source_agent.scan.batches import Batch, join_neighbours
 
@@ -53,11 +62,12 @@ class DecodedSketch:
 
 @dataclass(slots=True)
 class SketchDecoded:
-    """The answer to an opening with a sketch. strata: the warehouse's, of its cells."""
+    """The answer to an opening with a sketch. strata: the warehouse's, of its cells; None: they
+    come later, with the rest of its sums."""
 
     sketch: request_validation.SketchParameters
     partition: Partition
-    strata: Bytes
+    strata: Bytes | None
     _times: int = field(default=0, init=False)  # that cells came
 
     @classmethod
@@ -66,12 +76,14 @@ class SketchDecoded:
         sketch = request_validation.sketch_of(opening.message, opening.shape)
         if sketch is None:
             return None
+        if opening.message.later:
+            return cls(sketch, opening.partition, None)
         strata = request_validation.strata_in(opening.message, HASHES * sketch.third)
         return cls(sketch, opening.partition, strata)
 
     def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         # Before the scan, so that a malformed message costs the database nothing.
-        received = yield from self.first_cells()
+        received = None if self.strata is None else (yield from self.first_cells())
         decoded = yield from self.decode(scan, received)
         if not isinstance(decoded, DecodedSketch):
             return decoded
@@ -87,17 +99,24 @@ class SketchDecoded:
     ) -> Replies[DecodedSketch | ExchangeEnd | Handover]:
         """Scan, and decode cells until they explain every difference inside the embedding.
 
-        received: from `first_cells`.
+        received: from `first_cells`; not used if the sums of the warehouse come later.
         """
         salt = scan.reader.salt
         totals = RangeTotals(self.partition)
         filled = SketchCells(self.sketch.embedding, self.sketch.third, salt)
         scan.fill(totals, filled)
         total, cells = totals.sums.total, filled.cells
-        if total == scan.ours:
+        if self.strata is None:
+            cells.shrink()  # it may be held for a while
+            said, third = (yield None).sums, self.sketch.third
+            theirs = request_validation.sums_of(said, scan.ours.count, third)
+            received = yield from self.first_cells()
+        else:
+            theirs = SketchedRows(scan.ours, self.strata, self.sketch.check)
+        if total == theirs.ours:
             return ExchangeEnd(total, equal=True)
         cells.shrink()
-        decoder = Decoder(cells, self.sketch.embedding.span, salt, check=self.sketch.check)
+        decoder = Decoder(cells, self.sketch.embedding.span, salt, check=theirs.check)
         is_first = True
         while True:
             if received is not None:
@@ -106,7 +125,7 @@ class SketchDecoded:
                 return DecodedSketch(decoder.ks, decoder.rs, filled.outside, total)
             differing, sample = decoder.differing, b""
             if differing is None:
-                differing = differing_slots(self.strata, cells.r, salt)
+                differing = differing_slots(theirs.strata, cells.r, salt)
                 sample = cells.sample(sampled(differing, len(cells))) if is_first else b""
             yield verdict(total, differing, stuck=_stuck(decoder), sample=sample)
             SourceFailpoint.VERDICT_SENT.reach()

@@ -38,7 +38,7 @@ from warehouse_agent.scheduler.parent_deletions import parents
 from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.reply_validation import refusal
 
-BASE = "00d938a352968ee54b996c61315e48e46daf722f"
+BASE = "93f1f45b30fecf4cf5e3468c446ee4484a648c4e"
 OLDER = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
 FIELD = "d5146057dbfa90ee8da1a9a36df9842adc154a90"
 ROWS = 2000

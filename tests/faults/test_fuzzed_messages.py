@@ -87,6 +87,7 @@ def recorded() -> tuple[Recorded, ...]:
         ("sketch", INTEGER, {"sketch": Sketch(embedding_for(ROWS, (-100, 400)), 60, 1)}, None),
         ("stalled", COMPOSITE, {"sketch": Sketch(embedding_for(ROWS, None), 60, 10)}, None),
         ("groups", INTEGER, {"groups": Groups(embedding_for(ROWS, (-100, 400)), (3, 0, 7))}, None),
+        ("later", INTEGER, {"sketch": Sketch(embedding_for(ROWS, (-100, 400)), 60, 1)}, None),
     ):
         engine, history = database(schema)
         table = {} if name == "load" else history.states[-2]["orders"]
@@ -96,8 +97,8 @@ def recorded() -> tuple[Recorded, ...]:
         )
         session = engine.open()
         pair = _Recording(session, session.describe(Relation("orders", table="t")))
-        compare(ours.side(forced), *ours.talk(pair))
-        side = _side(ours, forced)
+        side = _side(ours, forced, later=name == "later")
+        compare(side(), *ours.talk(pair))
         found.append(
             Recorded(
                 name,
@@ -111,8 +112,8 @@ def recorded() -> tuple[Recorded, ...]:
     return tuple(found)
 
 
-def _side(ours: Ours, forced: Method | None) -> Callable[[], Any]:
-    return lambda: ours.side(forced)
+def _side(ours: Ours, forced: Method | None, *, later: bool) -> Callable[[], Any]:
+    return lambda: ours.side(forced, later=later)
 
 
 class _Recording(Pair):

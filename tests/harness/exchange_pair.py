@@ -6,6 +6,7 @@ warehouse receives. Each message is serialised on its way, as gRPC would.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import struct
 from collections import Counter, deque
@@ -14,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from driftline import wire_pb2 as pb
@@ -39,15 +41,16 @@ from tests.reference.rows import row_bytes
 from tests.samples.prices import flat
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.groups.exchange import GroupedRows, GroupPiece, GroupSide, PartLimits
-from warehouse_agent.methods.interface import OurSide
+from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.registry import compare, comparison
-from warehouse_agent.methods.sketch import SketchSide
+from warehouse_agent.methods.sketch import LaterSide, SketchPlan, SketchSide
 from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Bounds
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.difference import AllRows, BelowKeys, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.transport.frame_admission import FrameAdmission, StagingRoom
@@ -117,6 +120,16 @@ def open_session(path: Path) -> Session:
     return connect(f"sqlite:///{path}", None, Limits()).open()
 
 
+@dataclass(frozen=True)
+class _Reduced(SketchPlan):
+    """A plan whose rows are added up already."""
+
+    side: SketchSide
+
+    def reduced(self, copy: WorkingCopy) -> SketchSide:
+        return self.side
+
+
 class Ours:
     """The warehouse's copy: rows, and what Spark would reduce them to."""
 
@@ -150,16 +163,29 @@ class Ours:
         return mix(SALT, *self.fingerprints(rows)).digest()
 
     def side(
-        self, forced: Method | None = None, line: Line = LINE, prices: Prices = PRICES
+        self,
+        forced: Method | None = None,
+        line: Line = LINE,
+        prices: Prices = PRICES,
+        *,
+        later: bool = False,
     ) -> OurSide:
-        """Return our half of the exchange, as an opening would reduce it."""
+        """Return our half of the exchange, as an opening would reduce it; `later`: the rows of a
+        sketch are added up while the source scans."""
         if self.grouped is not None:
             return GroupSide(self.grouped, self.sums.total, self, self.rest)
         costs = Costs(prices, line, self.recipe.integer_key, forced)
         ranges = RangeSide(self.partition, self.sums, self, costs)
         if self.sketch is None or self.cells is None:
             return ranges
-        return SketchSide(ranges, self.sketch, self.cells)
+        side = SketchSide(ranges, self.sketch, self.cells)
+        if not later:
+            return side
+        nowhere: Any = None
+        files = (DataFile("f", "file:///f", 1, len(self.rows)),)
+        phase = contextlib.nullcontext
+        copy = WorkingCopy(nowhere, "orders", nowhere, files, SALT, lambda _: phase())
+        return LaterSide(_Reduced(self.partition, costs, self.sketch, side), copy)
 
     def terms(
         self, agreed: Agreement = AGREED, line: Line = LINE, within: Bounds | None = None
@@ -331,6 +357,7 @@ def exchange(
     line: Line = LINE,
     prices: Prices = PRICES,
     within: Bounds | None = None,
+    later: bool = False,
 ) -> Result:
     """One relation compared, from the opening to the end; `ours` are those in the tile alone."""
     shape = session.describe(relation)
@@ -338,7 +365,7 @@ def exchange(
     mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, groups)
     result = Result(Pair(session, shape), mine)
     talk = mine.talk(result.pair, result.frames.append, line=line, within=within)
-    result.outcome = found = compare(mine.side(forced, line, prices), *talk)
+    result.outcome = found = compare(mine.side(forced, line, prices, later=later), *talk)
     if groups is not None and groups.part is None and isinstance(found.difference, BelowKeys):
         # However many rows are new, the driver keeps no more than there are of ours.
         named, _ = found.difference.embedding.embed(mine._where, SALT)

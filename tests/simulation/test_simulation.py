@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -12,11 +13,17 @@ from tests.harness.pair import environment
 from tests.simulation.clock import virtual_time
 from tests.simulation.sample import COMMANDS, run_worlds
 from tests.simulation.world import Options, Tally, World
+from warehouse_agent.methods.conversation import ExchangeTerms
+from warehouse_agent.methods.interface import Step
+from warehouse_agent.methods.sketch import LaterSide
+from warehouse_agent.refresh import prepare
+from warehouse_agent.transport.waiting import Requests
 
 REFRESHES, SHARES = 10_000, 10
 SOAK_REFRESHES = 1_000_000
 DELTA_REFRESHES = 150
 LYING_REFRESHES = 300
+LATER_REFRESHES = 150
 SEEDS = 1_000_000  # between the first worlds of two shares
 # What must have happened in a share, or the sample shows less than it says. A lost data file
 # ("damaged"), a source that shrank are too rare for each.
@@ -49,6 +56,22 @@ def test_notes_that_claim_more_or_less_than_the_table_holds() -> None:
     tally = run_worlds(7_000, LYING_REFRESHES, lies=True)
     assert tally.happened["restored"] > 5
     assert tally.happened["older notes"] > 5
+
+
+@pytest.mark.slow
+def test_sums_that_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every first attempt adds up its rows while the source scans."""
+    opened, open_ = Counter[bool](), LaterSide.open
+
+    def counted(self: LaterSide, terms: ExchangeTerms) -> Requests[Step]:
+        opened[self.copy.later] += 1
+        return open_(self, terms)
+
+    monkeypatch.setattr(prepare, "_is_later", lambda job, *_: job.report.error is None)
+    monkeypatch.setattr(LaterSide, "open", counted)
+    tally = run_worlds(9_000, LATER_REFRESHES)
+    assert opened[True] > LATER_REFRESHES / 10
+    assert tally.versions > tally.refreshes / 5
 
 
 @pytest.mark.soak

@@ -99,6 +99,7 @@ class SuccessLine:
     method: str | None
     scans: int | None
     exchange_s: float
+    reduce_s: float | None
     is_tiled: bool
     is_resumed: bool
     on_spark: bool
@@ -131,6 +132,7 @@ class SuccessLine:
             self.spent.seconds,
             self.counts_changes,
             self.on_spark,
+            self.reduce_s,
         )
 
 
@@ -187,7 +189,10 @@ def of_report(body: Mapping[str, Any]) -> HistoryLine | None:
 def _success(body: Mapping[str, Any]) -> SuccessLine:
     get = body.get
     seconds, places, proven_at = get("seconds"), get("places"), get("proven_at")
-    exchange = seconds.get("exchange") if isinstance(seconds, dict) else None
+    exchange, reduce = (
+        seconds.get(phase) if isinstance(seconds, dict) else None
+        for phase in ("exchange", "reduce")
+    )
     at, phases, staleness = _moment(get("checked_at")), get("view_phases"), get("staleness")
     return SuccessLine(
         at=at,
@@ -205,6 +210,7 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         method=_text(get("method")),
         scans=_count(get("source_scans", 0)),
         exchange_s=_amount(exchange) or 0.0,
+        reduce_s=_amount(reduce),
         is_tiled=bool(get("tiles")),
         is_resumed=get("resumed_at") is not None,
         on_spark=_needs_spark(places, get("places_why")),

@@ -4,8 +4,9 @@ An opening plans a refresh, reduces our side and begins the exchange. It returns
 `StalledExchange` when the source said that both sides differ and waits. Then every continuation
 makes an offer and the cheapest goes on (`planning.choice`); it returns an outcome or stalls again.
 
-`OurSide` is our half of one exchange, reduced before the stream opens. If the opening may stall, it
-has range sums (`RangedRows`), because every continuation needs them. All of this is frozen.
+`OurSide` is our half of one exchange, reduced before the stream opens, or by `open` while the
+source scans. If the opening may stall, it has range sums (`RangedRows`), because every continuation
+needs them. All of this is frozen, except sums that are added up later.
 
 Both roles are generators of requests (`Requests`), as the source's are of replies: `yield request`
 sends, `reply = yield None` receives. Who runs them waits (`transport.waiting`).
@@ -57,7 +58,8 @@ class WorkingCopy:
     `outlook` says how likely each row was updated, None: all alike; `turn` says where a part
     begins; `phase` measures the time of a phase; `within` are the first and last position of a
     tile, both inclusive, and no other rows are listed; of a tile between keys, `inside` decides
-    which rows are listed, and `near` which files may have them.
+    which rows are listed, and `near` which files may have them. `later`: they may be added up while
+    the source scans, where the method can wait for that.
     """
 
     steps: Steps
@@ -71,6 +73,7 @@ class WorkingCopy:
     within: tuple[int, int] | None = None
     inside: Inside | None = None
     near: Callable[[DataFile], bool] | None = None
+    later: bool = False
 
     @property
     def rows(self) -> int:
@@ -96,6 +99,11 @@ class WorkingCopy:
 
 class OurSide(Protocol):
     """Our half of an exchange."""
+
+    @property
+    def rows(self) -> int:
+        """Return the number of our rows that the exchange compares; known before they are added
+        up."""
 
     @property
     def compared(self) -> Digest:
@@ -127,6 +135,10 @@ class RangedRows:
     costs: Costs
 
     @property
+    def rows(self) -> int:
+        return self.sums.total.count
+
+    @property
     def compared(self) -> Digest:
         """Return the digest of our rows that the exchange compares."""
         return self.sums.total
@@ -151,7 +163,8 @@ class ScanPlan(Protocol):
     """A planned opening."""
 
     def reduce(self, copy: WorkingCopy) -> OurSide:
-        """Reduce the working copy to our side of the exchange, in Spark."""
+        """Reduce the working copy to our side of the exchange, in Spark; or leave that to the
+        exchange (`WorkingCopy.later`)."""
 
 
 Offers = Callable[[Disagreement], list[PricedChoice]]  # one of each continuation that can go on

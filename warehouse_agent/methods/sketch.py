@@ -3,12 +3,15 @@
 The opening sends cells where changes are expected. If they do not decode, the source estimates how
 much differs, and `MoreCells` sends the cells of a finer grid that the source lacks. Each cell is
 sent at most once.
+
+The source needs our sums and cells only behind its scan. So where our rows are expected to be added
+up before it is through, the opening goes first, and they follow (`LaterSide`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -20,6 +23,7 @@ from driftline.limits import CELLS_PER_MESSAGE
 from driftline.reconciliation.ranges import Partition, strata
 from driftline.reconciliation.sketches import CELL_BYTES, Cells, Grid, unpack
 from driftline.rows.digests import Digest
+from driftline.wire.negotiation import LATER
 
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedKeys
@@ -69,7 +73,10 @@ class SketchPlan:
     costs: Costs
     sketch: Sketch
 
-    def reduce(self, copy: WorkingCopy) -> SketchSide:
+    def reduce(self, copy: WorkingCopy) -> SketchSide | LaterSide:
+        return LaterSide(self, copy) if copy.later else self.reduced(copy)
+
+    def reduced(self, copy: WorkingCopy) -> SketchSide:
         """Add up the working copy in cells and in ranges; one step."""
         sums = digests.reduced(
             copy.steps, copy.files, copy.layout, self.partition, copy.salt, self.sketch
@@ -90,21 +97,17 @@ class CellSide:
     turn: ClassVar[NextPartNote] = NextPartNote()
 
     @property
+    def rows(self) -> int:
+        return self.ranges.rows
+
+    @property
     def compared(self) -> Digest:
         """Return the digest of all our rows."""
         return self.ranges.compared
 
     def described(self) -> pb.Sketch:
         """Return the sketch as a message."""
-        embedding = self.sketch.embedding
-        return pb.Sketch(
-            span=embedding.span,
-            hashed=embedding.base is None,
-            base=embedding.base or 0,
-            third=self.sketch.third,
-            fold=self.sketch.fold,
-            check=self.cells.check,
-        )
+        return described(self.sketch, self.cells.check)
 
     def send(self, grid: Grid | None, before: Grid | None, stuck: Bools) -> Iterator[pb.Request]:
         """Send the cells of a grid that the source lacks; none: no cells.
@@ -142,11 +145,20 @@ class SketchSide(CellSide):
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the total and the sketch; stall if the source cannot decode it."""
-        self.cells.reduce()
-        slots = strata(self.cells.r, terms.salt).tobytes()
-        said = pb.Open(strata=slots, sketch=self.described())
+        said = pb.Open(strata=self._strata(terms), sketch=self.described())
         yield terms.opening(self.compared, self.ranges.partition, said)
         return (yield from self._go_on(terms, self.sketch.sent))
+
+    def follow(self, terms: ExchangeTerms) -> Requests[Step]:
+        """Send what the opening did not have; go on as `open` does."""
+        slots, check = self._strata(terms), self.cells.check
+        sums = pb.Sums(sum=self.compared.sum_bytes(), strata=slots, check=check)
+        yield pb.Request(sums=sums)
+        return (yield from self._go_on(terms, self.sketch.sent))
+
+    def _strata(self, terms: ExchangeTerms) -> bytes:
+        self.cells.reduce()
+        return strata(self.cells.r, terms.salt).tobytes()
 
     def _go_on(
         self,
@@ -169,6 +181,42 @@ class SketchSide(CellSide):
         return terms.finished(reply, self.compared, None, Method.SKETCH)
 
 
+@dataclass(slots=True)
+class LaterSide:
+    """Our rows in cells, which are added up when they are first needed: by `open` while the source
+    scans. An error ends the exchange."""
+
+    plan: SketchPlan
+    copy: WorkingCopy
+    rest: ClassVar[Digest] = Digest()
+    updates_left: ClassVar[float] = 0.0
+    turn: ClassVar[NextPartNote] = NextPartNote()
+    _side: SketchSide | None = field(default=None, init=False)
+
+    @property
+    def rows(self) -> int:
+        return self.copy.rows
+
+    @property
+    def compared(self) -> Digest:
+        """Return the digest of all our rows."""
+        return self._reduced().compared
+
+    def open(self, terms: ExchangeTerms) -> Requests[Step]:
+        """Send the sketch, add up our rows, and send what they add up to."""
+        said = pb.Open(features=(LATER,), sketch=described(self.plan.sketch), later=True)
+        opening = terms.opening(Digest(self.rows), self.plan.partition, said)
+        opening.open.ClearField("sum")
+        yield opening
+        return (yield from self._reduced().follow(terms))
+
+    def _reduced(self) -> SketchSide:
+        if self._side is None:
+            with self.copy.phase("reduce"):
+                self._side = self.plan.reduced(self.copy)
+        return self._side
+
+
 class MoreCells:
     """Continue with the missing cells of a finer grid."""
 
@@ -182,6 +230,19 @@ class MoreCells:
         if at.more_cells is None or choice.grid is None:
             raise InternalError("Cells were chosen where there is no sketch.")
         return (yield from at.more_cells(terms, choice.grid))
+
+
+def described(sketch: Sketch, check: int = 0) -> pb.Sketch:
+    """Return a sketch as a message; `check` is that of our rows, 0 if it follows."""
+    embedding = sketch.embedding
+    return pb.Sketch(
+        span=embedding.span,
+        hashed=embedding.base is None,
+        base=embedding.base or 0,
+        third=sketch.third,
+        fold=sketch.fold,
+        check=check,
+    )
 
 
 def sized(known: PlanInputs, expected: ChangeForecast | None) -> Sketch:

@@ -60,13 +60,18 @@ TIME_MIN_S = 1.0  # a clock may be set back
 LOST_SCALE = 0.02  # of ln d for lost rows, whose number is known
 LOST_UNCHANGED = -30.0  # ln P(d = 0) if rows were lost
 
+REDUCES_READ = 3  # refreshes whose reduce, the slowest by row, forecasts that of the next
+LATER_S_MIN = 1.0  # of a reduce: a shorter one is no gain for which a source should ever wait
+LATER_SHARE_MAX = 0.7  # of the source's scan, in which a reduce beside it has to end
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierRefresh:
     """An earlier refresh that succeeded, at the time `at`; `rows` are those after it.
 
     `counts_changes` is False if it changed the columns, so that its counts are not d. `on_spark` is
-    True if a step of it ran there.
+    True if a step of it ran there. `reduce_s`: seconds in which it was prepared and our rows were
+    added up; None: it is not known.
     """
 
     at: datetime
@@ -80,6 +85,7 @@ class EarlierRefresh:
     seconds: float
     counts_changes: bool = True
     on_spark: bool = False
+    reduce_s: float | None = None
 
     @property
     def changed(self) -> int:
@@ -246,6 +252,14 @@ def changes_expected(
     if not history:
         return None
     return expect(history, rows=rows, elapsed_s=(now - earlier[-1].at).total_seconds())
+
+
+def reduces_first(earlier: Sequence[EarlierRefresh], rows: int, scan_s: float) -> bool:
+    """Return True if `rows` rows of ours are forecast to be added up well before a source has
+    scanned its own for `scan_s` seconds, and it takes long enough to matter."""
+    told = [one for one in earlier[-REDUCES_READ:] if one.reduce_s is not None and not one.is_load]
+    per_row = max((one.reduce_s / one.rows for one in told if one.reduce_s and one.rows), default=0)
+    return LATER_S_MIN <= per_row * rows <= scan_s * LATER_SHARE_MAX
 
 
 def needed_spark(earlier: list[EarlierRefresh], changes: ChangeForecast | None) -> bool:

@@ -26,6 +26,7 @@ from driftline.reconciliation.ranges import Partition
 from driftline.rows import key_order
 from driftline.rows.digests import Digest, Salt
 from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.wire.negotiation import LATER
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Proof
@@ -145,7 +146,12 @@ def expect_spark(steps: Steps, store: Store, name: str, histories: Histories) ->
 
 
 def prepare(
-    job: Job, describe: Describe, allowance: Allowance | None = None, *, features: Features = ()
+    job: Job,
+    describe: Describe,
+    allowance: Allowance | None = None,
+    *,
+    features: Features = (),
+    has: Callable[[str], bool] = lambda _feature: False,
 ) -> Prepared:
     """Read the published version, build the working copy and reduce it.
 
@@ -153,7 +159,8 @@ def prepare(
         describe: asks the source for a relation, once at most: for a first load, where a changed
             schema is accepted, or where views need other columns or rows.
         allowance: what the source allows to be read; None: it did not say.
-        features: of the source.
+        features: of the source, as far as it was asked.
+        has: asks it for one, if it was not asked.
 
     Raises: as its steps do, and
         NotNow, LimitExceeded, ConfigurationError: this refresh would be refused
@@ -170,7 +177,7 @@ def prepare(
         case version, wanted:
             return _prepared_pass(job, at, version, wanted, fragment_key)
         case None:
-            return _prepared_whole(job, at, layout, told, fragment_key)
+            return _prepared_whole(job, at, layout, told, fragment_key, has)
 
 
 def _prepared_pass(
@@ -199,7 +206,12 @@ def _prepared_pass(
 
 
 def _prepared_whole(
-    job: Job, at: Situation, layout: Layout, told: int | None, fragment_key: bytes
+    job: Job,
+    at: Situation,
+    layout: Layout,
+    told: int | None,
+    fragment_key: bytes,
+    has: Callable[[str], bool],
 ) -> PreparedWhole:
     """Build the working copy, and reduce it to our side of one exchange."""
     base, stamp, salt = at.base, _stamp(at), Salt.fresh()
@@ -210,8 +222,17 @@ def _prepared_whole(
     rows_expected = (base.rows if base else 0) if told is None else told
     _expect_steps(job, known, changes, size=int(rows_expected * known.prices.copied))
     outlook = _outlook(base, changes, stamp)
-    turn = job.notes.turn
-    copy = WorkingCopy(job.steps, job.name, layout, files, salt, job.phase, outlook, turn)
+    copy = WorkingCopy(
+        job.steps,
+        job.name,
+        layout,
+        files,
+        salt,
+        job.phase,
+        outlook,
+        turn=job.notes.turn,
+        later=_is_later(job, at, known) and has(LATER),
+    )
     return PreparedWhole(
         base=base,
         layout=layout,
@@ -225,6 +246,18 @@ def _prepared_whole(
         stamp=stamp,
         ours=opening_for(known, expected).plan(known, expected).reduce(copy),
     )
+
+
+def _is_later(job: Job, at: Situation, known: PlanInputs) -> bool:
+    """Return True if our rows are to be added up while the source scans.
+
+    Not in another attempt: the source may have waited too long for them.
+    """
+    rate = at.notes.rows_per_s
+    if rate is None or job.report.error is not None:
+        return False
+    scan_s = known.theirs / known.line.rows_per_s
+    return change_forecast.reduces_first(at.earlier, known.ours, scan_s)
 
 
 def _expect_steps(

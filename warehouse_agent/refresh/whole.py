@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from driftline import wire_pb2 as pb
+from driftline.errors import DriftlineError, LimitExceeded
 
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.marks import KeptMark
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
+from warehouse_agent.methods.sketch import LaterSide
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.refresh import marker_audit
@@ -31,6 +33,8 @@ from warehouse_agent.transport.frame_admission import FrameAdmission
 from warehouse_agent.transport.waiting import Waiting
 
 ROWS_TIMED = 10_000  # fewer rows tell how long a round trip takes, not how fast rows are read
+BESIDE_FACTOR = 1.2  # a source that read for so much longer than we added up did not wait for us
+REDUCE = "reduce"  # phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,23 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
     Raises:
         DriftlineError: whatever the source refused with, or a broken line or message.
     """
-    carried = stream.bytes_carried
+    carried, reduced_s = stream.bytes_carried, job.report.seconds.get(REDUCE, 0.0)
     with job.phase("exchange") as spent, _writing_ahead(job, p) as ahead:
         writer = job.staging.begin(job.exchange(p.base, p.layout), ahead.take)
         intake = Intake(writer, job.rows_read, p.rows_expected)
-        outcome = converse(job, p, p.ours, stream, intake)
+        try:
+            outcome = converse(job, p, p.ours, stream, intake)
+        except DriftlineError as error:
+            if isinstance(p.ours, LaterSide):
+                # The source may have waited too long for our sums, and then ends its stream.
+                # Another attempt has them before it asks.
+                stream.abandon()
+                error.is_retryable |= isinstance(error, LimitExceeded)
+            raise
     carried, rate = stream.bytes_carried - carried, None
     if p.part is None:  # a part is read by its keys
-        rate = rows_per_s(p.known.line, outcome, spent.seconds, carried)
+        beside_s = job.report.seconds.get(REDUCE, 0.0) - reduced_s  # of the source's scan
+        rate = rows_per_s(p.known.line, outcome, spent.seconds + beside_s, carried, beside_s)
     # Rows in no group came before the totals were known: if these are equal, we have the rows.
     staged = [] if outcome.is_equal else [uri for uri in writer.uris() if uri not in ahead.done]
     WarehouseFailpoint.COMPARED.reach()
@@ -128,12 +141,12 @@ def converse(
             recipe=p.layout.recipe,
             fragment_key=p.fragment_key,
             salt=p.salt,
-            level=p.known.line.level(ours.compared.count),
+            level=p.known.line.level(ours.rows),
             agreed=stream.agreed,
             within=within,
             derivation=p.layout.derivation,
             marks=marker is not None and marker.is_known,
-            audited=b"" if marker is None or not ours.compared.count else marker.mark,
+            audited=b"" if marker is None or not ours.rows else marker.mark,
         )
         return replace(compare(ours, terms, over), snapshot_s=stream.snapshot_s)
     finally:
@@ -145,16 +158,21 @@ def converse(
             writer.flush()
 
 
-def rows_per_s(line: Line, outcome: Outcome, seconds: float, size: int) -> float | None:
-    """Return how fast the source read in one exchange; None if the exchange was too short to tell.
+def rows_per_s(
+    line: Line, outcome: Outcome, seconds: float, size: int, beside_s: float = 0.0
+) -> float | None:
+    """Return how fast the source read in one exchange; None if the exchange was too short to tell,
+    or the source may have waited for our sums.
 
     Time for which the source held back says nothing of the next refresh. At least half of the time
     is taken to be spent on reading, because rows are on the line while others are read.
 
     Args:
         size: bytes of the exchange, in both directions.
+        beside_s: seconds for which we added up our rows meanwhile.
     """
     if outcome.rows_read <= ROWS_TIMED or not seconds:
         return None
     waited = line.seconds(size, outcome.round_trips, 0)
-    return outcome.rows_read / max(seconds - waited - outcome.held_back_s, seconds / 2)
+    read_s = max(seconds - waited - outcome.held_back_s, seconds / 2)
+    return None if read_s < BESIDE_FACTOR * beside_s else outcome.rows_read / read_s

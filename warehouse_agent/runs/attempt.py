@@ -121,7 +121,7 @@ class Attempt:
                     link.relations()  # what to compare depends on what it allows, and knows
                 allowance = link.allowance(job.fragment.relation)
                 describe = partial(_describe, link, job, described.get(job.name))
-                p = prepare(job, describe, allowance, features=link.features)
+                p = prepare(job, describe, allowance, features=link.features, has=link.has)
                 reporting.prepared(job.report, p)
                 WarehouseFailpoint.PREPARED.reach()
                 self._prepared.append((job, p))

@@ -32,6 +32,8 @@ class ExchangeState(Enum):
     """States of one relation, by the name that the page gives them."""
 
     IDLE = "idle"
+    SUMS_FOLLOW = "sums follow"
+    SUMS_AND_CELLS_FOLLOW = "sums and cells follow"
     CELLS_FOLLOW = "cells follow"
     KEY_CELLS_FOLLOW = "cells of keys follow"
     UNITS_FOLLOW = "units follow"
@@ -55,6 +57,8 @@ _S = ExchangeState
 # property; they go before the message alone. A refusal names the last message of a state.
 TABLE: Final[Mapping[ExchangeState, Mapping[str, ExchangeState]]] = {
     _S.IDLE: {
+        "open later": _S.SUMS_FOLLOW,
+        "open later+cells": _S.SUMS_AND_CELLS_FOLLOW,
         "open sketch": _S.SKETCH,
         "open sketch+cells": _S.CELLS_FOLLOW,
         "open mark": _S.MARK,
@@ -62,6 +66,8 @@ TABLE: Final[Mapping[ExchangeState, Mapping[str, ExchangeState]]] = {
         "open grouping": _S.UNITS_FOLLOW,
         "open": _S.RANGES,
     },
+    _S.SUMS_FOLLOW: {"sums": _S.SKETCH},
+    _S.SUMS_AND_CELLS_FOLLOW: {"sums": _S.CELLS_FOLLOW},
     _S.CELLS_FOLLOW: {"cells": _S.CELLS},
     _S.KEY_CELLS_FOLLOW: {"cells": _S.MARK},
     _S.UNITS_FOLLOW: {"units": _S.UNITS},
@@ -172,5 +178,7 @@ def _property(message: pb.Request | pb.Reply) -> str:
         return "grouping"
     if not said.since.mark and not said.HasField("sketch"):
         return ""
-    kind, sketch = ("mark", said.since.keys) if said.since.mark else ("sketch", said.sketch)
+    kind, sketch = "later" if said.later else "sketch", said.sketch
+    if said.since.mark:
+        kind, sketch = "mark", said.since.keys
     return f"{kind}+cells" if sketch.fold else kind

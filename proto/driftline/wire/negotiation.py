@@ -30,6 +30,7 @@ PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
 SINCE = "since"
 CHECKSUM = "checksum"
 FOLLOWING = "following"
+LATER = "later"
 
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
 # changes gets a new name.
@@ -41,6 +42,7 @@ FEATURES: Mapping[str, str] = {
     "references": "foreign keys between published relations, said by every description",
     "keys": "parts of a relation whose rows are named by their keys",
     FOLLOWING: "relations that are to follow in a stream, locked before its snapshot",
+    LATER: "sums of a warehouse that come after its opening, awaited behind the scan",
 }
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error

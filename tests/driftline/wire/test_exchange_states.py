@@ -98,6 +98,8 @@ def test_what_the_table_lacks_is_refused(state: ExchangeState) -> None:
         (pb.Open(grouping=pb.Grouping()), "open grouping"),
         (pb.Open(sketch=pb.Sketch()), "open sketch"),
         (pb.Open(sketch=FOLD), "open sketch+cells"),
+        (pb.Open(sketch=pb.Sketch(), later=True), "open later"),
+        (pb.Open(sketch=FOLD, later=True), "open later+cells"),
         (pb.Open(since=pb.Since(mark=b"m")), "open mark"),
         (pb.Open(since=MARK), "open mark+cells"),
     ],

@@ -209,6 +209,7 @@ def test_any_edit_is_found(schema: Schema, data: st.DataObject) -> None:
             partition=partition,
             forced=method,
             sketch=sketch,
+            later=data.draw(st.booleans()) if sketch else False,
         )
 
 

@@ -95,7 +95,7 @@ class NamedGroups:
 class NamedOurs(Ours):
     """Only the named rows are compared."""
 
-    def side(self, *_: Any) -> OurSide:
+    def side(self, *_: Any, **__: Any) -> OurSide:
         assert self.grouped is not None
         rest, total = self.rest, self.sums.total
         compared = Digest(total.count - rest.count, (total.sum - rest.sum) % (1 << 128))

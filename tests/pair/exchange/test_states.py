@@ -109,6 +109,8 @@ def by_sketch(folder: Path) -> None:
         sketch = Sketch(SPAN, 60, fold)
         compared(folder, OURS, sketch=sketch)
         compared(folder, SOME, sketch=sketch, forcing="small pieces")
+        compared(folder, OURS, sketch=sketch, later=True)
+        compared(folder, SOME, sketch=sketch, forcing="small pieces", later=True)
         for method in (Method.FULL, Method.RANGE):
             compared(folder, MANY, sketch=sketch, forced=method)
 

@@ -14,7 +14,7 @@ import zstandard
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
 from driftline.reconciliation.ranges import strata
-from driftline.reconciliation.sketches import HASHES, Embedding, Grid, unpack
+from driftline.reconciliation.sketches import HASHES, PRIME, Embedding, Grid, unpack
 
 from source_agent.methods import sketch
 from source_agent.scan import accumulators
@@ -50,6 +50,73 @@ def cells(source: AskedSource, ours: Table, fold: int) -> pb.Request:
     """All our cells, on this grid."""
     folded = source.cells(ours, EMBEDDING, THIRD).folded(Grid(THIRD, fold))
     return pb.Request(cells=pb.Cells(fold=fold, cells=folded.to_bytes(), last=True))
+
+
+def later(said: pb.Open) -> tuple[pb.Open, pb.Request]:
+    """Leave for `Sums` what comes later."""
+    sums = pb.Sums(sum=said.sum, strata=said.strata, check=said.sketch.check)
+    said.later = True
+    said.ClearField("sum")
+    said.ClearField("strata")
+    said.sketch.ClearField("check")
+    return said, pb.Request(sums=sums)
+
+
+def test_what_comes_behind_the_scan_is_answered_alike(source: AskedSource) -> None:
+    for fold, ours in ((4, ROWS), (1, changed(4)), (0, changed(4)), (60, changed(100))):
+        now, sent = opening(source, ours, fold), [cells(source, ours, fold)] if fold else []
+        go_on = [pb.Request(whole=pb.Whole())] if fold in {0, 60} else []
+        answers = source.say(now, *sent, *go_on)
+        said, sums = later(now)
+        found = source.say(said, sums, *sent, *go_on)
+        assert found[:-1] == answers[:-1]
+        ends = [(end.finished.equal, end.finished.sum) for end in (found[-1], answers[-1])]
+        assert ends[0] == ends[1]
+
+
+def test_rows_are_read_before_sums_are_awaited(source: AskedSource) -> None:
+    said, sums = later(opening(source, ROWS, 0))
+    read = list[int]()
+
+    def requests() -> Iterator[pb.Request]:
+        read.append(source.tally.rows_read)
+        yield sums
+
+    assert kinds(source.replies(said, requests())) == ["finished"]
+    assert read == [SPAN]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pb.Open(sum=bytes(16)),
+        pb.Open(strata=b"s"),
+        pb.Open(sketch=pb.Sketch(check=1)),
+        pb.Open(grouping=pb.Grouping()),
+        pb.Open(since=pb.Since(mark=b"m")),
+    ],
+)
+def test_what_comes_twice_or_cannot_come_later_is_refused(
+    source: AskedSource, broken: pb.Open
+) -> None:
+    said, sums = later(opening(source, ROWS, 0))
+    said.MergeFrom(broken)
+    with pytest.raises(MalformedMessage):
+        source.say(said, sums)
+    said.ClearField("sketch")
+    with pytest.raises(MalformedMessage):
+        source.say(said, sums)
+    assert source.tally.rows_read == 0
+
+
+@pytest.mark.parametrize(
+    "broken", [pb.Sums(sum=bytes(15)), pb.Sums(strata=b"s"), pb.Sums(check=PRIME)]
+)
+def test_malformed_sums_are_refused(source: AskedSource, broken: pb.Sums) -> None:
+    said, sums = later(opening(source, ROWS, 0))
+    sums.sums.MergeFrom(broken)
+    with pytest.raises(MalformedMessage):
+        source.say(said, sums)
 
 
 def test_equal_totals_end_it(source: AskedSource) -> None:

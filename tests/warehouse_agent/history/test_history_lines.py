@@ -17,6 +17,7 @@ from warehouse_agent.planning.change_forecast import (
     changes_expected,
     needed_spark,
     outcomes,
+    reduces_first,
 )
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -45,6 +46,27 @@ def parse(body: bytes) -> list[EarlierRefresh]:
 def history(*lines: bytes) -> RefreshHistory:
     found = (lines_.parse(line) for line in reversed(lines))
     return RefreshHistory(tuple(line for line in found if line is not None))
+
+
+@pytest.mark.parametrize(
+    ("reduces", "rows", "scan_s", "is_first"),
+    [
+        ([4.0], 10, 8.0, True),
+        ([4.0], 10, 5.0, False),  # the source would wait
+        ([4.0], 20, 8.0, False),  # for twice the rows
+        ([0.4], 10, 8.0, False),  # no gain
+        ([], 10, 8.0, False),  # nothing is known
+        ([None, None], 10, 8.0, False),
+        ([7.0, 4.0, 4.0, 4.0], 10, 8.0, True),  # the last ones count
+        ([4.0, 7.0, 4.0, 4.0], 10, 8.0, False),
+    ],
+)
+def test_whether_our_sums_are_there_before_a_scan_ends(
+    reduces: list[float | None], rows: int, scan_s: float, is_first: bool
+) -> None:
+    lines = [said(previous_version=None, seconds={"reduce": 900.0})]
+    lines += [said(seconds={} if one is None else {"reduce": one}) for one in reduces]
+    assert reduces_first(parse("\n".join(lines).encode()), rows, scan_s) is is_first
 
 
 def test_only_refreshes_that_went_well_count() -> None:

@@ -41,6 +41,12 @@ def test_time_on_the_line_is_not_time_of_reading(size: int, expected: float) -> 
     assert rows_per_s(LINE, outcome(300_000), 4.0, size) == pytest.approx(expected)
 
 
+def test_a_source_that_may_have_waited_for_our_sums_tells_nothing() -> None:
+    rates = [rows_per_s(LINE, outcome(300_000), 4.0, 0, beside) for beside in (0.0, 2.5, 2.6, 9.0)]
+    assert rates == [rates[0], rates[0], None, None]
+    assert rates[0]
+
+
 def test_few_rows_tell_nothing() -> None:
     assert rows_per_s(LINE, outcome(ROWS_TIMED), 4.0, 0) is None
     assert rows_per_s(LINE, outcome(ROWS_TIMED + 1), 0.0, 0) is None

@@ -160,6 +160,10 @@ class GroupSide:
     turn: NextPartNote = field(default_factory=NextPartNote)
     updates_left: float = 0.0
 
+    @property
+    def rows(self) -> int:
+        return self.compared.count
+
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Open with groups, and compare those that differ row by row."""
         outcome = yield from self.compare(terms)

@@ -129,6 +129,10 @@ class ShardedSide:
     turn: NextPartNote
     updates_left: float
 
+    @property
+    def rows(self) -> int:
+        return self.compared.count
+
     def open(self, terms: ExchangeTerms) -> Requests[Outcome]:
         """Compare one shard after the other.
 
