@@ -45,6 +45,10 @@ EVERY_RUN = (
     ("another program's maintenance", WarehouseFailpoint.VERSION_REPUBLISHED, 1),
     ("another program's rows", WarehouseFailpoint.SMALL_FILE_NAMED, 1),
     ("another program's rows", WarehouseFailpoint.VERSION_REPUBLISHED, 1),
+    ("declared columns of ours", WarehouseFailpoint.SMALL_FILE_WRITTEN, 2),
+    ("declared columns of ours", WarehouseFailpoint.SMALL_FILE_NAMED, 2),
+    ("declared columns of ours", WarehouseFailpoint.VERSION_REPUBLISHED, 1),
+    ("declared columns of ours, and other rows", WarehouseFailpoint.COMMITTED, 1),
 )
 
 

@@ -27,6 +27,7 @@ from tests.harness.fault_rig import Violation, expect
 from tests.harness.forks import WAREHOUSE, run
 from tests.harness.legacy import Legacy
 from tests.harness.no_spark import NoSpark
+from tests.harness.older_tables import declare
 from tests.harness.pair import Pair, environment
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.refresh.job import Options
@@ -341,6 +342,19 @@ def _written(rig: TrustRig) -> tuple[str, Sequence[str]]:
     return "r", ("refresh", "r", "--accept-restored")
 
 
+def _declared(rig: TrustRig) -> tuple[str, Sequence[str]]:
+    """Bookkeeping columns that an older release declared, and nothing changed."""
+    _published(rig, "r")
+    declare(rig.pair.store, "r")
+    return "r", ("refresh", "r")
+
+
+def _declared_and_changed(rig: TrustRig) -> tuple[str, Sequence[str]]:
+    ended = _declared(rig)
+    rig.edit("r")
+    return ended
+
+
 def _policies(rig: TrustRig) -> tuple[str, Sequence[str]]:
     """Row security hides other rows than before, which is accepted."""
     assert isinstance(rig, PolicyRig)
@@ -362,4 +376,6 @@ CASES: dict[str, Callable[[TrustRig], tuple[str, Sequence[str]]]] = {
     "other columns": _columns,
     "another program's maintenance": _compacted,
     "another program's rows": _written,
+    "declared columns of ours": _declared,
+    "declared columns of ours, and other rows": _declared_and_changed,
 }

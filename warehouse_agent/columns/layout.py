@@ -3,12 +3,11 @@
 Published columns keep the relation's order and, where Delta allows, its names. Bookkeeping columns
 start with `_driftline_` and come last: the key bytes and the position unless the key is one
 integer, the two lanes of the fingerprint, and the statistics of the row, ω± of Lu, Liu and Hyland
-(`row_statistics`, `update_probability`). Only this module converts published rows to row bytes and
-back, on the driver and on executors.
+(`row_statistics`, `update_probability`). Files have them, and the table does not declare them: its
+other readers see the published columns alone. Only this module converts published rows to row bytes
+and back, on the driver and on executors.
 
-Files and the declared schema of an older table lack the statistics, which then read as null. Its
-schema changes with the first version that keeps none of the old files, because delta-rs cannot keep
-files in a commit that changes the schema; until then readers of the Delta table do not see them.
+Files of an older table may lack the statistics, which then read as null.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")  # Delta refuses these in a name
 class Layout:
     """A recipe with, in tuple order, the carrier and the published name of each column.
 
-    `declares_statistics`: the Delta table's schema has STATISTICS; its files may have them anyway.
     `derivation`: the columns and rows of the relation that the table has, if it is not whole.
     `withheld`: source and published name of columns that the table had, or that the whole has: the
     name is theirs for good.
@@ -69,7 +67,6 @@ class Layout:
     recipe: Recipe
     carriers: tuple[Carrier, ...]
     names: tuple[str, ...]
-    declares_statistics: bool = True
     derivation: Derivation | None = None
     withheld: tuple[tuple[str, str], ...] = ()
 
@@ -87,13 +84,8 @@ class Layout:
         return ((KEY, pa.binary()), (POSITION, pa.int64()), *lanes)
 
     @cached_property
-    def arrow_schema(self) -> pa.Schema:
-        """The schema that the Delta table declares."""
-        return pa.schema([*self.decoded_schema, *(STATISTICS if self.declares_statistics else ())])
-
-    @cached_property
-    def decoded_schema(self) -> pa.Schema:
-        """The schema of decoded rows, which have no statistics."""
+    def declared_schema(self) -> pa.Schema:
+        """The schema that the Delta table declares: the published columns alone."""
         fields = []
         for i in self.order:
             column = self.recipe.columns[i]
@@ -102,7 +94,12 @@ class Layout:
                 metadata["driftline.name"] = column.name
             kind = arrow_type(column.type, self.carriers[i])
             fields.append(pa.field(self.names[i], kind, metadata=metadata))
-        return pa.schema([*fields, *self.bookkeeping])
+        return pa.schema(fields)
+
+    @cached_property
+    def decoded_schema(self) -> pa.Schema:
+        """The schema of decoded rows, which have no statistics."""
+        return pa.schema([*self.declared_schema, *self.bookkeeping])
 
     @cached_property
     def file_schema(self) -> pa.Schema:
@@ -342,7 +339,7 @@ def to_json(layout: Layout) -> dict[str, object]:
     columns = zip(layout.recipe.columns, layout.carriers, layout.names, strict=True)
     chosen = layout.derivation
     return {
-        "statistics": layout.declares_statistics,
+        "statistics": True,  # as releases ask that declare bookkeeping columns
         "fingerprint_version": layout.recipe.fingerprint_version,
         "key_columns": layout.recipe.key_columns,
         "columns": [
@@ -377,7 +374,6 @@ def from_json(data: dict[str, object]) -> Layout:
         Recipe(tuple(types), keys, version, "" if rows is None else text_of(canonical(rows))),
         tuple(Carrier(c["carrier"]) for c in columns),
         tuple(c["published"] for c in columns),
-        bool(data.get("statistics", False)),
         chosen,
         tuple(withheld.items()),
     )

@@ -1,7 +1,8 @@
-"""The layout of a view's table: data columns of Spark's types, then the lineage of each row.
+"""The layout of a view's files: data columns of Spark's types, then the lineage of each row.
 
 Lineage columns are the keys of the rows that a row was made of, one for each table that the query
 reads: the integer key, or the key bytes. A view over a view has the lineage of that view's rows.
+The table does not declare them: its other readers see the columns of the query alone.
 """
 
 from __future__ import annotations
@@ -67,10 +68,15 @@ class ViewLayout:
     recipe: ViewRecipe
 
     @cached_property
-    def arrow_schema(self) -> pa.Schema:
-        """The schema that the Delta table declares."""
-        both = (*self.columns, *self.lineage)
-        return pa.schema([(column.name, arrow_type(column.type)) for column in both])
+    def declared_schema(self) -> pa.Schema:
+        """The schema that the Delta table declares: the columns of the query alone."""
+        return pa.schema([(column.name, arrow_type(column.type)) for column in self.columns])
+
+    @cached_property
+    def file_schema(self) -> pa.Schema:
+        """The schema of the table's files."""
+        lineage = [(column.name, arrow_type(column.type)) for column in self.lineage]
+        return pa.schema([*self.declared_schema, *lineage])
 
     @property
     def ddl(self) -> str:

@@ -48,7 +48,8 @@ def commit(
     Args:
         job: the fragment's, in this attempt.
         proven: what is published.
-        beside: versions, by name, that are committed with it from the same snapshot.
+        beside: versions, by name, that are committed with it from the same snapshot; None: it is
+            not held for views.
 
     Raises:
         Locked: another agent committed since the base was read.
@@ -56,19 +57,22 @@ def commit(
     """
     match proven:
         case ProvenEqual():
-            return _confirm(job, proven)
+            version = _confirm(job, proven)
+            if beside is None:  # not held for views, which are made of that version
+                version = restored.undeclared(job, proven.base)
+            return _result(proven.compared, version, 0)
         case ProvenVersion():
             with job.phase("publish"):
                 return _publish(job, proven, beside or {})
 
 
-def _confirm(job: Job, proven: ProvenEqual) -> PublishedVersion:
-    """Note that the published version is still equal to the source."""
+def _confirm(job: Job, proven: ProvenEqual) -> int:
+    """Note that the published version is still equal to the source; return its number."""
     version = proven.base.version
     job.staging.clear()
     job.notes = _notes(job, proven.compared, version, proven.base.record, changed=0)
     job.write_notes()
-    return _result(proven.compared, version, 0)
+    return version
 
 
 def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> PublishedVersion:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -31,7 +30,13 @@ from warehouse_agent.columns.layout import Layout, from_json, to_json
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.log_entry import APP_ID, META, overtaken, write
-from warehouse_agent.storage.opened_table import check_protocol, columns_of, listed_files, pinned
+from warehouse_agent.storage.opened_table import (
+    check_protocol,
+    columns_of,
+    declares_bookkeeping,
+    listed_files,
+    pinned,
+)
 from warehouse_agent.storage.store import Store, one_line, why_not_logged
 from warehouse_agent.storage.table import (
     LogEntry,
@@ -69,7 +74,8 @@ class DeltaLog:
             raise _other_release(name, table.version(), error) from error
         files, identity = listed_files(table, store, name, layout), str(table.metadata().id)
         other = None if newest is None else _other(table, newest, store, name, layout)
-        return Snapshot(table.version(), identity, files, layout, record, table, other=other)
+        tells = declares_bookkeeping(table, layout)
+        return Snapshot(table.version(), identity, files, layout, record, table, (), other, tells)
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
         if (opened := _opened(store, name, version)) is None:
@@ -162,16 +168,16 @@ class DeltaLog:
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         base = new.base
         version = 0 if base is None else base.version + 1
-        layout = _declared(new)
-        declared = to_json(layout) if isinstance(layout, Layout) else view_layout.to_json(layout)
-        body = {**new.record.to_json(), "version": version, "layout": declared}
+        layout = new.layout
+        written = to_json(layout) if isinstance(layout, Layout) else view_layout.to_json(layout)
+        body = {**new.record.to_json(), "version": version, "layout": written}
         properties = CommitProperties(
             custom_metadata={META: json.dumps(body)},
             app_transactions=[Transaction(APP_ID, version)],
             max_commit_retries=0,
         )
         try:
-            write(store, name, new, layout, properties)
+            write(store, name, new, properties)
         except CommitFailedError as error:
             raise overtaken(name) from error
         except (DeltaError, OSError) as error:
@@ -317,21 +323,6 @@ def _other_kind(name: str, actual: str, wanted: str) -> WarehouseUnavailable:
         where=name,
         remedy="Rename one of them, or move the table's folder away for a new first load.",
     )
-
-
-def _declared(new: NewVersion | NewViewVersion) -> Layout | ViewLayout:
-    """Return the layout that the new version declares.
-
-    A commit that changes the schema keeps no file, so statistics are declared by the first version
-    that keeps none.
-    """
-    if isinstance(new, NewViewVersion):
-        return new.layout
-    base = new.base
-    is_declared = (
-        base is None or base.layout.declares_statistics or len(new.removed) == len(base.files)
-    )
-    return replace(new.layout, declares_statistics=is_declared)
 
 
 def _is_there(store: Store, name: str) -> bool:

@@ -21,11 +21,16 @@ from deltalake.transaction import (
 )
 from driftline.errors import Locked, WarehouseUnavailable
 
-from warehouse_agent.columns.layout import Layout
-from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.opened_table import check_protocol, columns_of, listed_files, pinned
+from warehouse_agent.storage.opened_table import (
+    check_protocol,
+    columns_of,
+    declared,
+    declares_bookkeeping,
+    listed_files,
+    pinned,
+)
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, NewViewVersion, Snapshot, ViewSnapshot
 
@@ -40,11 +45,11 @@ def write(
     store: Store,
     name: str,
     new: NewVersion | NewViewVersion,
-    layout: Layout | ViewLayout,
     properties: CommitProperties,
 ) -> None:
     """Commit an entry; one that changes the schema or the protocol is first opened on a copy."""
-    base, schema = new.base, Schema.from_arrow(layout.arrow_schema)
+    base, layout = new.base, new.layout
+    schema = declared(layout)
     adds = [_add(f, layout.integer_key) for f in new.added]
     _check_entry(name, new)
     if base is None:
@@ -63,14 +68,28 @@ def write(
         with log_trial.copied(store, name, None) as folder:
             create(folder)
             table = log_trial.replaced(folder, name, 0, log_trial.entry_of(folder, 0))
-            _check_opened(table, store, name, new, layout)
+            _check_opened(table, store, name, new)
         create(store.table(name))
-    elif columns_of(schema) != columns_of(pinned(base).schema()):
-        _change_schema(store, name, new, layout, properties)
+    elif _changes_schema(store, new, schema):
+        _change_schema(store, name, new, properties)
     else:
-        now = int(time.time() * 1000)
+        now, table = int(time.time() * 1000), pinned(base)
         removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
-        _transact(pinned(base), [*adds, *removes], "append", schema, properties)
+        _transact(table, [*adds, *removes], "append", table.schema(), properties)
+
+
+def _changes_schema(store: Store, new: NewVersion | NewViewVersion, schema: Schema) -> bool:
+    """Return True if a version declares other columns than its base.
+
+    Bookkeeping columns that an older release declared stay declared where files are kept and there
+    is no disk: such storage has no call for an entry that changes what is declared of kept files.
+    """
+    base = new.base
+    assert base is not None
+    if columns_of(schema) == columns_of(pinned(base).schema()):
+        return False
+    keeps_files = len(new.removed) < len(base.files)
+    return store.is_local or not keeps_files or not declares_bookkeeping(pinned(base), new.layout)
 
 
 def _transact(
@@ -93,7 +112,6 @@ def _change_schema(
     store: Store,
     name: str,
     new: NewVersion | NewViewVersion,
-    layout: Layout | ViewLayout,
     properties: CommitProperties,
 ) -> None:
     """Commit other columns, with the table features that they need, in one entry.
@@ -103,9 +121,11 @@ def _change_schema(
     is put in place. Other storage has no call to put it there unless there is one, so a feature is
     declared by a version of its own, and the refresh is tried again on that.
 
-    Files are kept only if another program changed the columns, and they get back what they had.
+    Files are kept only if what is declared of them alone changes: another program changed the
+    columns, and they get back what they had; or an older release declared bookkeeping columns.
     """
-    base, schema = new.base, Schema.from_arrow(layout.arrow_schema)
+    base, layout = new.base, new.layout
+    schema = declared(layout)
     assert base is not None
     gone, version = {f.path for f in new.removed}, base.version + 1
     kept = [f for f in base.files if f.path not in gone]
@@ -128,7 +148,7 @@ def _change_schema(
         if protocol:
             lines.insert(1, json.dumps(protocol).encode())
         entry = b"".join(line + b"\n" for line in lines)
-        _check_opened(log_trial.replaced(folder, name, version, entry), store, name, new, layout)
+        _check_opened(log_trial.replaced(folder, name, version, entry), store, name, new)
     if store.is_local:
         if not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(version)):
             raise overtaken(name)
@@ -207,16 +227,15 @@ def _check_opened(
     store: Store,
     name: str,
     new: NewVersion | NewViewVersion,
-    layout: Layout | ViewLayout,
 ) -> None:
     """Raise WarehouseUnavailable if a log, opened with a new entry, is not what is to be read."""
     check_protocol(table, name)
     gone = {f.path for f in new.removed}
     kept = () if new.base is None else (f for f in new.base.files if f.path not in gone)
     expected = tuple(sorted((*kept, *new.added), key=lambda f: f.path))
-    if table.schema() != Schema.from_arrow(layout.arrow_schema):
+    if table.schema() != declared(new.layout):
         raise log_trial.unreadable(name, table.version(), "it has other columns")
-    if listed_files(table, store, name, layout) != expected:
+    if listed_files(table, store, name, new.layout) != expected:
         raise log_trial.unreadable(name, table.version(), "it has other files")
 
 

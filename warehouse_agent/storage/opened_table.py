@@ -5,7 +5,7 @@ from __future__ import annotations
 from deltalake import DeltaTable, Schema
 from driftline.errors import WarehouseUnavailable
 
-from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.layout import RESERVED, Layout
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
@@ -25,6 +25,19 @@ def pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:
 def columns_of(schema: Schema) -> list[tuple[str, object]]:
     """Return names and types of columns, without what a program notes about them."""
     return [(field.name, field.type) for field in schema.fields]
+
+
+def declared(layout: Layout | ViewLayout) -> Schema:
+    """Return the columns that a table of this layout declares."""
+    return Schema.from_arrow(layout.declared_schema)
+
+
+def declares_bookkeeping(table: DeltaTable, layout: Layout | ViewLayout) -> bool:
+    """Return True if a table declares our bookkeeping columns beside those of a layout, as older
+    releases did."""
+    columns = columns_of(table.schema())
+    own = [column for column in columns if not column[0].lower().startswith(RESERVED)]
+    return own != columns and own == columns_of(declared(layout))
 
 
 def listed_files(

@@ -7,7 +7,8 @@ format; `formats` finds the format of a table. Every format promises
  1. A commit is one atomic step on the base that it names: it is published whole, or it raises
     Locked because somebody else committed since the base was read.
  2. No commit changes an earlier version, and each version can be read until its files are removed.
- 3. The columns of a table may change in a commit that keeps no file.
+ 3. The columns of a table may change in a commit that keeps no file. Other readers see the columns
+    that are published, and not those for bookkeeping, which files have.
  4. A version that Driftline did not write is never read: the newest one is the last that Driftline
     wrote, and says what another program wrote after it.
  5. An entry that could not be read is not committed: where columns change, the log is opened with
@@ -173,6 +174,7 @@ class Snapshot:
         lost: damaged files whose rows count as missing (`repair`).
         other: what another program wrote after this version, if it is our newest; a commit on this
             one then fails.
+        declares_bookkeeping: other readers see our bookkeeping columns, as older releases left it.
     """
 
     version: int
@@ -183,6 +185,7 @@ class Snapshot:
     pin: object = field(repr=False, compare=False)
     lost: tuple[DataFile, ...] = ()
     other: OtherVersion | None = field(default=None, repr=False, compare=False)
+    declares_bookkeeping: bool = field(default=False, repr=False, compare=False)
 
     @property
     def rows(self) -> int:

@@ -68,8 +68,6 @@ class SelectedRows:
     @cached_property
     def files_schema(self) -> pa.Schema:
         """The schema of the relation's files."""
-        if isinstance(self.layout, ViewLayout):
-            return self.layout.arrow_schema
         return self.layout.file_schema
 
     @cached_property

@@ -56,7 +56,7 @@ def test_a_kept_relation_has_what_views_need() -> None:
     assert layout.data_names == ("id", "a", "t")
     assert layout.recipe.rows == "\"t\" = 'x'"
     # A version that has it already stays as it is.
-    base = published(replace(layout, declares_statistics=False))
+    base = published(replace(layout))
     assert derivation.described(reply(), WANTED, base) is base.layout
     # What the DBA does not allow, what a newer source calls otherwise, and what is configured.
     assert derivation.described(reply(derive=()), WANTED, None).derivation is None

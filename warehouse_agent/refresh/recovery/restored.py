@@ -28,11 +28,12 @@ leaves a head that is refused until that is accepted again.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
+from driftline.errors import Locked, MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
 from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.failpoints import WarehouseFailpoint
@@ -49,6 +50,7 @@ from warehouse_agent.tasks.proof import VersionTotal, fingerprinted, read_back
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.steps import Steps
 
+_log = logging.getLogger("driftline")
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
 
 
@@ -205,6 +207,29 @@ def _adopted(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot | str:
     job.notes = job.notes.moved(head, newest)
     job.write_notes()
     return newest
+
+
+def undeclared(job: Job, base: Snapshot) -> int:
+    """Publish a version that was found equal once more, without a file, if it declares bookkeeping
+    columns, which an older release did; return the number of the newest version.
+
+    A version that is published for its rows declares none anyway. It is the comparison that counts:
+    what cannot be committed now is left to a later refresh.
+    """
+    if not base.declares_bookkeeping or not job.store.is_local:
+        return base.version
+    record = formats.same_rows(base.record, adopted=base.version)
+    new = NewVersion(base, base.layout, added=(), removed=(), record=record)
+    try:
+        formats.commit(job.store, job.name, new)
+    except (Locked, WarehouseUnavailable):
+        _log.debug("the columns of %s stay declared", job.name, exc_info=True)
+        return base.version
+    WarehouseFailpoint.VERSION_REPUBLISHED.reach()
+    newest = _newest(job)
+    job.notes = job.notes.moved(base, newest)
+    job.write_notes()
+    return newest.version
 
 
 def _theirs(head: Snapshot, other: OtherVersion) -> list[DataFile]:

@@ -95,7 +95,7 @@ def remove(
     function = _remove(folder.uri(), layout, affected)
     size = steps.size_of_rows(touched)
     rows = scan(
-        steps, touched, layout.arrow_schema, function, WRITTEN, size=StepWork(StepKind.WRITE, size)
+        steps, touched, layout.file_schema, function, WRITTEN, size=StepWork(StepKind.WRITE, size)
     )
     new_files = written(rows, folder)
     check_rows(touched, sum(f.rows for f in new_files))
@@ -111,7 +111,7 @@ def remove(
 
 def _remove(folder: str, layout: ViewLayout, affected: AffectedLineage) -> Function:
     def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
-        schema = layout.arrow_schema
+        schema = layout.file_schema
         with Sink(folder, "kept", schema) as kept, Sink(folder, _GONE, schema) as gone:
             for batch in (piece.batch for piece in pieces):
                 is_gone = affected.holds(batch)
@@ -128,7 +128,7 @@ def _holding(
 ) -> list[DataFile]:
     """Return the files that hold affected rows; one step."""
     names = [name for columns, keys in affected.keys if len(keys) for name in columns]
-    read = pa.schema([layout.arrow_schema.field(name) for name in names])
+    read = pa.schema([layout.file_schema.field(name) for name in names])
 
     def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         paths: set[str] = set()
@@ -166,8 +166,8 @@ class RowPairs:
 
 def read_rows(files: Sequence[DataFile], layout: ViewLayout) -> pa.Table:
     """Return all rows of files of a view, in one chunk. Raises WarehouseUnavailable."""
-    batches = [batch for file in files for batch in read_batches(file.uri, layout.arrow_schema)]
-    return pa.Table.from_batches(batches, layout.arrow_schema).combine_chunks()
+    batches = [batch for file in files for batch in read_batches(file.uri, layout.file_schema)]
+    return pa.Table.from_batches(batches, layout.file_schema).combine_chunks()
 
 
 def have_own_lineage(rows: pa.Table, layout: ViewLayout) -> bool:
@@ -254,4 +254,4 @@ def write_feed(
 
 def feed_schema(layout: ViewLayout) -> pa.Schema:
     """Return the schema of a view's feed. Readers are given its columns without lineage."""
-    return pa.schema([pa.field("_op", pa.string()), *layout.arrow_schema])
+    return pa.schema([pa.field("_op", pa.string()), *layout.file_schema])

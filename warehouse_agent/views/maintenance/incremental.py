@@ -446,7 +446,7 @@ def _check_affected(
     name: str, added: Sequence[DataFile], layout: ViewLayout, affected: AffectedLineage
 ) -> None:
     """Raise ProofFailed if a new row was made of no changed row: it may be in the view already."""
-    lineage = pa.schema([layout.arrow_schema.field(n) for n in layout.lineage_names])
+    lineage = pa.schema([layout.file_schema.field(n) for n in layout.lineage_names])
     for file in added:
         for batch in read_batches(file.uri, lineage):
             if not affected.holds(batch).all():

@@ -112,7 +112,7 @@ def _differences(
         ViewFailed: Spark cannot evaluate the query.
     """
     with query_errors(name):
-        sides = [rows.toArrow().cast(layout.arrow_schema) for rows in (ours, right)]
+        sides = [rows.toArrow().cast(layout.file_schema) for rows in (ours, right)]
     published, wanted = (side.combine_chunks() for side in sides)
     for side in (published, wanted):
         if not have_own_lineage(side, layout):
