@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, TypeVar
 
-from driftline.arrays import Positions
+from driftline.arrays import U64, Positions
 from driftline.errors import QUIET_UNTIL, NotNow
 from driftline.relations.derivations import Derivation
 from driftline.settings.hours import Hours
@@ -39,6 +39,7 @@ from source_agent.engines.interface import (
     Capabilities,
     DatabaseTime,
     Limits,
+    LocatorReads,
     MarkerReads,
     Pulse,
     Rows,
@@ -48,10 +49,12 @@ from source_agent.engines.interface import (
     Split,
     SplitScan,
     TimeLimit,
+    Unlocated,
 )
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
+from source_agent.scan.locators import LocatorMemory
 from source_agent.scan.processors import ProcessorUsage, usage
 from source_agent.scan.workers import WorkerPool
 
@@ -143,6 +146,7 @@ class Governor:
         self._bytes = TokenBucket(budget.bytes_per_second, clock)
         self.activity_turns = ClientTurns(lambda: self.budget.activity_s, clock)
         self.pool = WorkerPool(budget.readers - 1)
+        self.memory = LocatorMemory(lambda: self.budget.memory_at_most)
         self.pasts = RecentPasts()
         self.others = OtherProcesses(clock, look)
         self.crowding = Crowding(clock, self.others) if is_beside else None
@@ -260,6 +264,7 @@ class GovernedSession:
             hash_keys=hash_keys and self._noted(hash_keys),
             split=own.split and partial(self._split, own.split),
             references=own.references and self.waited(own.references),
+            locators=own.locators and GovernedLocators(own.locators, self),
         )
 
     @property
@@ -422,6 +427,15 @@ class GovernedMarkers:
         # With a rate there is a warning less: the database would read all rows at once.
         count = (lambda _: 0) if session.counts_rows else session._noted(markers.count_future)
         self.count_future: Callable[[Shape], int] = count
+
+
+class GovernedLocators:
+    """Reads of rows where they lie, within the budget."""
+
+    def __init__(self, locators: LocatorReads, session: GovernedSession) -> None:
+        self.locate: Callable[[Shape], Shape | Unlocated] = session.waited(locators.locate)
+        read = session._read("located", locators.read_located)
+        self.read_located: Callable[[Shape, U64], Iterator[Rows]] = read
 
 
 class GovernedSplit:

@@ -14,7 +14,7 @@ from source_agent.budgets.budget import local_now
 from source_agent.checks import marker_advice
 from source_agent.checks.marker_advice import MarkerReport
 from source_agent.config.file import ServedRelation, SourceConfig
-from source_agent.engines.interface import Engine, Session
+from source_agent.engines.interface import Engine, Session, Unlocated
 from source_agent.engines.relations.shapes import Fingerprint, Shape
 
 
@@ -37,6 +37,7 @@ class RelationReport:
     scan may begin, none: never; None: always. `scan_now` says the same of the time of the check.
     `marker` is the one that the file names, None: none, and `marker_read` how it is read;
     `markers` are others that might be named, `flags` columns that look like flags of deleted rows.
+    `again` says how rows that changed are read, and `again_note` what would save a second scan.
     """
 
     name: str
@@ -58,6 +59,8 @@ class RelationReport:
     marker_read: MarkerReport | None = None
     markers: list[MarkerReport] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
+    again: str = ""
+    again_note: str = ""
 
 
 def examine_relation(
@@ -77,6 +80,7 @@ def examine_relation(
             is_shared = split is not None and split(shape) is not None
             readers = f"{config.budget.readers} processes read it"
             cost += f"; {readers if is_shared else 'one process reads it'}"
+        again, again_note = _again(config, session, shape)
     except DriftlineError as error:
         return RelationReport(name, allow, [], False, 0, "", [], "", str(error), error.code)
     keys = {column.name for column in shape.recipe.key}
@@ -103,7 +107,25 @@ def examine_relation(
         marker_read=marker_read,
         markers=markers,
         flags=marker_advice.flags(shape),
+        again=again,
+        again_note=again_note,
     )
+
+
+def _again(config: SourceConfig, session: Session, shape: Shape) -> tuple[str, str]:
+    """Return how rows that changed are read, and what the DBA may do to save a second scan."""
+    able = session.capabilities.locators
+    if shape.indexed:
+        return "by the index of the key", ""
+    if able is None or shape.relation.fingerprint is Fingerprint.DATABASE:
+        return "by a second scan", ""
+    located = able.locate(shape)
+    if isinstance(located, Unlocated):
+        return f"by a second scan: {located.why}", located.remedy
+    most = config.budget.memory_at_most
+    if not most:
+        return "by a second scan", "limits.memory_at_most is 0"
+    return f"where they lie, if the places of all rows fit in {most:,} bytes", ""
 
 
 def _scan_now(published: ServedRelation, now: datetime) -> str:

@@ -151,6 +151,8 @@ def _relation_lines(relation: RelationReport) -> list[str]:
         f"  key      {key} ({vouched})",
         f"  rows     {rows}",
         f"  a scan   {relation.scan_cost}",
+        f"  changed  rows are read {relation.again}",
+        *([f"           {relation.again_note}"] if relation.again_note else []),
         *_allowance_lines(relation),
         f"  compared by fingerprints {relation.fingerprint}",
         f"  in tiles {f'no: {relation.no_tiles}' if relation.no_tiles else _TILES}",

@@ -38,6 +38,7 @@ LOGIN: Final = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
 BY_KEY_LEAST: Final = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
 SCANS_AT_ONCE: Final = 2
 READERS: Final = 1
+MEMORY_AT_MOST: Final = 64 << 20  # bytes; 8 million rows of some 8 bytes
 ACTIVITY_S: Final = 60.0  # between two questions of a client about activity
 _NEVER: Final = "never"
 _SPAN: Final = written(
@@ -144,6 +145,12 @@ class LimitsTable(SettingsTable):
         "hold reads back while the database answers slowly; more slowly than in its own recent"
         " past, or while others need the processors of its machine"
         " ([dba-guide.md](dba-guide.md#feedback))",
+    )
+    memory_at_most = integer("bytes", least=0).by_default(
+        MEMORY_AT_MOST,
+        "the memory in which all scans together keep where their rows lie, some 8 bytes a row;"
+        " changed rows with a key that is no integer are then read by their places, not by a second"
+        " scan ([dba-guide.md](dba-guide.md#consistency-and-cost)). `0`: always by a second scan",
     )
 
 

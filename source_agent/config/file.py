@@ -26,6 +26,7 @@ from sqlalchemy.exc import ArgumentError
 from source_agent.config.declarations import (
     ACTIVITY_S,
     LOGIN,
+    MEMORY_AT_MOST,
     READERS,
     SCANS_AT_ONCE,
     DatabaseTable,
@@ -91,6 +92,7 @@ class Budget:
     `rows_per_second`: read. `bytes_per_second`: sent. `snapshot_s`: the longest exchange.
     `activity_s`: the shortest time between two questions of a client about activity; None: the
     counters are never read. `feedback`: a read is held back while the database answers slowly.
+    `memory_at_most`: bytes in which scans keep where their rows lie, to read some again.
     """
 
     scans_at_once: int = SCANS_AT_ONCE
@@ -102,6 +104,7 @@ class Budget:
     snapshot_s: float | None = None
     activity_s: float | None = ACTIVITY_S
     feedback: bool = True
+    memory_at_most: int = MEMORY_AT_MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,7 @@ def _budget(table: LimitsTable) -> Budget:
         snapshot_s=table.snapshot_seconds,
         activity_s=table.activity_seconds,
         feedback=table.feedback,
+        memory_at_most=table.memory_at_most,
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from driftline.arrays import Positions
+from driftline.arrays import U64, Positions
 from driftline.limits import DATABASE_SILENCE_S
 from driftline.relations.activity import Activity
 from driftline.relations.derivations import Derivation
@@ -36,6 +36,18 @@ BATCH_BYTES = 2 << 20
 BATCH_S = 1.0  # rows that come slowly are counted and shown in time
 
 Rows = list[bytes]
+
+
+class LocatedRows(Rows):
+    """Rows of a scan, and where each lies in the snapshot: `locators`, uint64 [rows]."""
+
+    __slots__ = ("locators",)
+
+    def __init__(self, rows: Rows, locators: U64) -> None:
+        super().__init__(rows)
+        self.locators = locators
+
+
 Ask = Callable[..., list[tuple[Any, ...]]]  # a session's `ask`: an SQL text, then its values
 
 
@@ -231,6 +243,41 @@ class ReadKeys(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Unlocated:
+    """Why the rows of a relation have no locators, and what the DBA may do about it, if anything.
+
+    Both are sentences without names of tables.
+    """
+
+    why: str
+    remedy: str = ""
+
+
+class LocatorReads(Protocol):
+    """Reads of rows by where they lie, which a scan of the same snapshot told.
+
+    A locator is a number of 64 bits that the engine alone understands. It is of no use in another
+    snapshot.
+    """
+
+    def locate(self, shape: Shape, /) -> Shape | Unlocated:
+        """Return the relation with locators: its `scan`, and its `split`, yield `LocatedRows`.
+
+        The rows are those of a scan without, byte by byte. Raises as `Session.scan`.
+        """
+
+    def read_located(self, shape: Shape, locators: U64, /) -> Iterator[Rows]:
+        """Yield the rows at these locators, of a shape that `locate` returned. Raises as
+        `Session.scan`.
+
+        A locator at which the snapshot has no row yields none: the caller counts.
+
+        Args:
+            locators: uint64 [n], ascending, none twice.
+        """
+
+
 class HashKeys(Protocol):
     """Hashes of all keys, by the database, for relations whose plan has a `key_hash`."""
 
@@ -272,6 +319,7 @@ class Capabilities:
     split: SplitScan | None = None
     references: Callable[[Shape, Sequence[Relation]], tuple[Reference, ...]] | None = None
     compare: Compare | None = None
+    locators: LocatorReads | None = None
 
 
 class Session(Protocol):

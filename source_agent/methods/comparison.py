@@ -28,6 +28,7 @@ from source_agent.methods.request_validation import parse_opening
 from source_agent.scan import marked as marked_scan
 from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.key_part import KeyPartReader, ranges_of
+from source_agent.scan.locators import LocatorMemory, MemoryShare
 from source_agent.scan.reader import ReadCounts, Reader
 from source_agent.scan.tile import reader_of
 from source_agent.scan.workers import WorkerPool
@@ -47,10 +48,12 @@ class Comparison:
         opening: pb.Open,
         tally: ReadCounts,
         pool: WorkerPool | None = None,
+        memory: LocatorMemory | None = None,
     ) -> None:
         """Parse and check an opening; read nothing.
 
-        tally: counts what this comparison reads; pool: processes that may read parts of the scan.
+        tally: counts what this comparison reads; pool: processes that may read parts of the scan;
+        memory: to keep where rows lie; None: rows are read again without.
         Raises VersionMismatch, RecipeChanged, MalformedMessage, ConfigurationError.
         """
         parsed = parse_opening(opening, shape)
@@ -58,7 +61,8 @@ class Comparison:
         reader = _reader_of(session, shape, opening, parsed.salt, tally)
         level = min(max(opening.level, 1), _LEVEL_MAX)
         frames = FrameBuilder(shape.recipe, parsed.salt, level=level)
-        self._scan = Scan(reader, frames, parsed.ours, pool)
+        self._share = None if memory is None else MemoryShare(memory)
+        self._scan = Scan(reader, frames, parsed.ours, pool, memory=self._share)
         self._session, self._opening = session, opening
         self._activity = session.capabilities.activities.get(shape.relation.name)
 
@@ -69,7 +73,11 @@ class Comparison:
         """
         at = StateTracker()
         at.follow(pb.Request(open=self._opening))
-        yield from at.run(self._replies(), lambda _: self._receive(requests))
+        try:
+            yield from at.run(self._replies(), lambda _: self._receive(requests))
+        finally:
+            if self._share is not None:
+                self._share.release()
 
     def _receive(self, requests: Iterator[pb.Request]) -> pb.Request:
         self._scan.reader.pause()

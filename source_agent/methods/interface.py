@@ -22,6 +22,7 @@ from driftline.rows.digests import Digest
 from source_agent.methods.request_validation import ParsedOpening
 from source_agent.scan.accumulators import Accumulator
 from source_agent.scan.frame_builder import FrameBuilder
+from source_agent.scan.locators import ROW_BYTES_LEAST, KeptLocators, Labelling, MemoryShare
 from source_agent.scan.marked import ExchangeMarker
 from source_agent.scan.reader import Reader
 from source_agent.scan.workers import WorkerPool, fill
@@ -37,7 +38,7 @@ class Scan:
 
     reader: of the relation, in one snapshot; frames: to `flush` before any other reply; ours: the
     warehouse's total; pool: processes that may read parts of a scan; marked: the marker of the
-    relation, if the warehouse asked for its mark.
+    relation, if the warehouse asked for its mark; memory: for where rows lie; None: it is not kept.
     """
 
     reader: Reader
@@ -45,13 +46,28 @@ class Scan:
     ours: Digest
     pool: WorkerPool | None = None
     marked: ExchangeMarker | None = None
+    memory: MemoryShare | None = None
 
-    def fill(self, *accumulators: Accumulator) -> None:
+    def fill(self, *accumulators: Accumulator, kept: KeptLocators | None = None) -> None:
         """Read every row once, shared with the pool, and add it to every accumulator.
 
-        Raises the errors of `Reader.scan`.
+        kept: from `keeping`, to be filled, too. Raises the errors of `Reader.scan`.
         """
-        fill(self.reader, accumulators, self.pool)
+        if kept is None:
+            fill(self.reader, accumulators, self.pool)
+        else:
+            fill(self.reader, (*accumulators, kept), self.pool, kept.shape)
+
+    def keeping(self, label: Labelling) -> KeptLocators | None:
+        """Return what keeps where the rows of the scan lie.
+
+        label: see `scan.locators`. None: the rows have no locators, or there is no memory for them.
+        """
+        memory, expected = self.memory, self.reader.shape.rows_expected
+        if memory is None or not memory.holds(max(expected, 1) * ROW_BYTES_LEAST):
+            return None
+        located = self.reader.located()
+        return None if located is None else KeptLocators(located, label, memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +82,15 @@ class ExchangeEnd:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The state from which a continuation goes on: its request, and the source's range sums."""
+    """The state from which a continuation goes on: its request, and the source's range sums.
+
+    kept: where the rows lie, labelled by their ranges; None: not kept.
+    """
 
     sums: RangeSums
     partition: Partition
     request: pb.Request
+    kept: KeptLocators | None = None
 
 
 class MethodAnswer(Protocol):

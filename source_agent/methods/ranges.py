@@ -10,12 +10,13 @@ Memory is bounded by RANGES_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never by th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from driftline import wire_pb2 as pb
-from driftline.arrays import U64, Bools, Bytes, Integers, Positions
+from driftline.arrays import U32, U64, Bools, Bytes, Integers, Positions
 from driftline.limits import ROW_HASHES_MAX
 from driftline.reconciliation.ranges import Partition, RangeSums, estimate_differing, strata
 from driftline.rows.digests import MASK64, Digest, Salt
@@ -27,7 +28,9 @@ from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
 from source_agent.methods.request_validation import ParsedOpening
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.accumulators import RangeTotals
-from source_agent.scan.batches import IdentifiedRows
+from source_agent.scan.batches import Batch, IdentifiedRows
+from source_agent.scan.locators import KeptLocators
+from source_agent.scan.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,19 @@ class RangesCompared:
         return cls(partition, request_validation.strata_in(opening.message, partition.ranges))
 
     def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
-        totals = RangeTotals(self.partition)
-        scan.fill(totals)
+        totals, kept = RangeTotals(self.partition), scan.keeping(self._label)
+        scan.fill(totals, kept=kept)
         sums = totals.sums
         if sums.total == scan.ours:
             return ExchangeEnd(sums.total, equal=True)
         differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
         yield verdict(sums.total, differing)
         SourceFailpoint.VERDICT_SENT.reach()
-        return Handover(sums, self.partition, (yield None))
+        return Handover(sums, self.partition, (yield None), kept)
+
+    def _label(self, positions: Positions) -> U32:
+        """Return the ranges of positions, int64 [n], as labels: uint32 [n]."""
+        return self.partition.indices(positions).astype(np.uint32)
 
 
 def differing_slots(theirs: Bytes, slots: U64, salt: Salt) -> int:
@@ -86,11 +93,11 @@ def refine(scan: Scan, at: Handover) -> Replies[ExchangeEnd]:
     reading = differs & (coarse.counts > 0)
     hashed = reading & (ours != 0)
     if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
+        if at.kept is not None:
+            at.kept.drop()
         yield pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
         return (yield from send_again(scan, at))
-    identified = yield from _identify(
-        scan, at.partition, coarse, by, reading=reading, hashed=hashed
-    )
+    identified = yield from _identify(scan, at, coarse, by, reading=reading, hashed=hashed)
     total = at.sums.total
     if not identified.hashes:
         yield pb.Reply(hashes_end=pb.HashesEnd())
@@ -103,21 +110,24 @@ def refine(scan: Scan, at: Handover) -> Replies[ExchangeEnd]:
 
 
 def _identify(
-    scan: Scan, partition: Partition, coarse: RangeSums, by: int, *, reading: Bools, hashed: Bools
+    scan: Scan, handed: Handover, coarse: RangeSums, by: int, *, reading: Bools, hashed: Bools
 ) -> Replies[IdentifiedRows]:
     """Read the coarse ranges in `reading`; send those that are not in `hashed`, keep the others.
 
     by: the coarsening, as a power of two; reading, hashed: bool [coarse ranges].
     """
-    identified, reader = IdentifiedRows(), scan.reader
+    identified, reader, partition = IdentifiedRows(), scan.reader, handed.partition
     if not reading.any():
         return identified
     slot_of = np.cumsum(hashed) - 1
     expected = int(coarse.counts[reading].sum())
     rows = total = 0
     reader.tally.phase = "identify"
-    first, last = _coarse_bounds(partition, np.flatnonzero(reading), by)
-    for batch in reader.find(first, last, rows=expected, total=coarse.total.count):
+    batches = _located(reader, handed.kept, reading, by, coarse.total.count)
+    if batches is None:
+        first, last = _coarse_bounds(partition, np.flatnonzero(reading), by)
+        batches = reader.find(first, last, rows=expected, total=coarse.total.count)
+    for batch in batches:
         at = partition.indices(batch.positions) >> by
         part, at = batch.take(reading[at]), at[reading[at]]
         rows += len(at)
@@ -128,6 +138,20 @@ def _identify(
     agrees = total & MASK64 == int(coarse.sums[reading].sum(dtype=np.uint64))
     reader.check_snapshot(rows == expected and agrees)
     return identified
+
+
+def _located(
+    reader: Reader, kept: KeptLocators | None, reading: Bools, by: int, total: int
+) -> Iterator[Batch] | None:
+    """Return the rows of the coarse ranges in `reading`, read where they lie; None: they are not
+    kept, or are too many."""
+    if kept is None:
+        return None
+    locators, shape = kept.chosen(lambda ranges: reading[ranges >> np.uint32(by)]), kept.shape
+    kept.drop()
+    if locators is None or shape is None:
+        return None
+    return reader.at_locators(shape, locators, total)
 
 
 def _coarse_bounds(partition: Partition, coarse: Integers, by: int) -> tuple[Positions, Positions]:

@@ -3,14 +3,16 @@
 One round trip if the cells suffice: they come with the opening, and the source answers with its
 rows below every decoded k, and with the k that have no rows. Rows outside the embedding are new to
 the warehouse and always sent. If cells do not decode, the warehouse sends more, or continues with
-another method. The table of the scan is kept, so only changed rows are read twice.
+another method. The table of the scan is kept, so only changed rows are read twice: by an index of
+their key, where they lie, or by another scan.
 
 The warehouse may add up its rows while the source scans (`Open.later`). Then its sums and its cells
 are awaited behind the scan, as any of its answers: for as long as the client may be silent, and in
 time that counts against the place of the scan.
 
-Memory is bounded by THIRD_CELLS_MAX, not by the number of rows. The cells, up to 35 MB, are local
-to `decode`, so that they are freed before a row is sent.
+Memory is bounded by THIRD_CELLS_MAX, and by the DBA's limit for where rows lie (`scan.locators`),
+not by the number of rows. The cells, up to 35 MB, are local to `decode`, so that they are freed
+before a row is sent.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from typing import Self
 import numpy as np
 import zstandard
 from driftline import wire_pb2 as pb
-from driftline.arrays import U64, Bytes
+from driftline.arrays import U32, U64, Bools, Bytes, Positions
 from driftline.errors import MalformedMessage
-from driftline.limits import CELLS_TAKEN_MAX
+from driftline.limits import CELLS_TAKEN_MAX, SKETCH_KEYS_MAX
 from driftline.reconciliation.decoders import Decoder
 from driftline.reconciliation.ranges import Partition
 from driftline.reconciliation.sketches import HASHES, Cells, Grid, pack, sampled
-from driftline.rows.digests import Digest
+from driftline.rows.digests import Digest, Salt
 
 from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import request_validation
@@ -42,6 +44,11 @@ from source_agent.methods.request_validation import (
 )
 from source_agent.scan.accumulators import RangeTotals, SketchCells
 from source_agent.scan.batches import Batch, join_neighbours
+from source_agent.scan.locators import KeptLocators, Labelling, among
+from source_agent.scan.reader import Reader
+
+_OUTSIDE = np.uint32(0xFFFFFFFF)  # the label of a row outside of the embedding; a k is less
+assert SKETCH_KEYS_MAX <= _OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,13 @@ class SketchDecoded:
     def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         # Before the scan, so that a malformed message costs the database nothing.
         received = None if self.strata is None else (yield from self.first_cells())
-        decoded = yield from self.decode(scan, received)
+        kept = scan.keeping(self._labelling(scan.reader.salt))
+        decoded = yield from self.decode(scan, received, kept)
         if not isinstance(decoded, DecodedSketch):
+            if kept is not None:
+                kept.drop()
             return decoded
-        yield from self._send(scan, decoded)
+        yield from self._send(scan, decoded, kept)
         return ExchangeEnd(decoded.total)
 
     def first_cells(self) -> Received[tuple[Grid, Cells] | None]:
@@ -95,16 +105,17 @@ class SketchDecoded:
         return (yield from self._cells((yield None), len)) if self.sketch.fold else None
 
     def decode(
-        self, scan: Scan, received: tuple[Grid, Cells] | None
+        self, scan: Scan, received: tuple[Grid, Cells] | None, kept: KeptLocators | None = None
     ) -> Replies[DecodedSketch | ExchangeEnd | Handover]:
         """Scan, and decode cells until they explain every difference inside the embedding.
 
         received: from `first_cells`; not used if the sums of the warehouse come later.
+        kept: from `Scan.keeping`, filled by the scan.
         """
         salt = scan.reader.salt
         totals = RangeTotals(self.partition)
         filled = SketchCells(self.sketch.embedding, self.sketch.third, salt)
-        scan.fill(totals, filled)
+        scan.fill(totals, filled, kept=kept)
         total, cells = totals.sums.total, filled.cells
         if self.strata is None:
             cells.shrink()  # it may be held for a while
@@ -142,38 +153,79 @@ class SketchDecoded:
             raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
         return (yield from request_validation.cells(first, self.sketch.third, expected))
 
-    def _send(self, scan: Scan, decoded: DecodedSketch) -> Iterator[pb.Reply]:
+    def _labelling(self, salt: Salt) -> Labelling:
+        """Return the function from positions, int64 [n], to k, or _OUTSIDE, uint32 [n]."""
+
+        def label(positions: Positions) -> U32:
+            ks, inside = self.sketch.embedding.embed(positions, salt)
+            return np.where(inside, ks.astype(np.uint32), _OUTSIDE)
+
+        return label
+
+    def _send(
+        self, scan: Scan, decoded: DecodedSketch, kept: KeptLocators | None
+    ) -> Iterator[pb.Reply]:
         """Send the rows below every decoded k and outside; then name the k without rows."""
-        ks, reader, total = decoded.ks, scan.reader, decoded.total.count
+        ks, reader = decoded.ks, scan.reader
         has_rows = np.zeros(len(ks), np.bool_)
         if len(ks) or decoded.outside:
             reader.tally.phase = "ship"
-            outside = rows = 0
-            for batch in self._find(scan, decoded):
+            outside = rows = chosen = 0
+            found = self._find(scan, decoded, kept)
+            for batch in found.batches:
                 rows += len(batch.positions)
                 k, inside = self.sketch.embedding.embed(batch.positions, reader.salt)
                 at = np.minimum(np.searchsorted(ks, k), max(len(ks) - 1, 0))
                 named = inside & (ks[at] == k) if len(ks) else np.zeros(len(k), np.bool_)
                 has_rows[at[named]] = True
                 outside += len(inside) - int(np.count_nonzero(inside))
+                chosen += int(np.count_nonzero(named | ~inside))
                 yield from scan.frames.pick(batch, named | ~inside)
             yield from scan.frames.flush()
-            is_whole = rows == total or not self._scans(scan, decoded)
+            is_whole = found.rows in {None, rows} and (not found.is_exact or chosen == rows)
             reader.check_snapshot(outside == decoded.outside and is_whole)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
 
-    def _scans(self, scan: Scan, decoded: DecodedSketch) -> bool:
+    def _find(self, scan: Scan, decoded: DecodedSketch, kept: KeptLocators | None) -> _FoundRows:
+        """Read the rows below every decoded k and outside, and others too if a scan is cheaper."""
+        reader, total = scan.reader, decoded.total.count
+        if kept is not None:
+            found = _located(reader, decoded, kept)
+            kept.drop()
+            if found is not None:
+                return found
         is_hashed = self.sketch.embedding.base is None
-        return is_hashed or not scan.reader.by_index(decoded.rows, decoded.total.count)
-
-    def _find(self, scan: Scan, decoded: DecodedSketch) -> Iterator[Batch]:
-        if self._scans(scan, decoded):
-            return scan.reader.scan()
+        if is_hashed or not reader.by_index(decoded.rows, total):
+            return _FoundRows(reader.scan(), total)
         first, last = join_neighbours(self.sketch.embedding.positions(decoded.ks))
         if decoded.outside:
             zones = self.sketch.embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
-        return scan.reader.find(first, last, rows=decoded.rows, total=decoded.total.count)
+        return _FoundRows(reader.find(first, last, rows=decoded.rows, total=total))
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundRows:
+    """Rows that are read again. rows: their number, None: not known; is_exact: all are wanted."""
+
+    batches: Iterator[Batch]
+    rows: int | None = None
+    is_exact: bool = False
+
+
+def _located(reader: Reader, decoded: DecodedSketch, kept: KeptLocators) -> _FoundRows | None:
+    """Return the rows below every decoded k and outside, read where they lie; None: they are not
+    kept, or are too many."""
+    is_decoded = among(decoded.ks.astype(np.uint32))
+
+    def is_wanted(labels: U32) -> Bools:
+        return is_decoded(labels) | (labels == _OUTSIDE)
+
+    locators, shape = kept.chosen(is_wanted), kept.shape
+    if locators is None or shape is None:
+        return None
+    batches = reader.at_locators(shape, locators, decoded.total.count)
+    return None if batches is None else _FoundRows(batches, len(locators), is_exact=True)
 
 
 def _stuck(decoder: Decoder) -> bytes:

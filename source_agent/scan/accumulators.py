@@ -21,24 +21,33 @@ from source_agent.scan.batches import Batch
 
 @dataclass(frozen=True, slots=True)
 class HashedRows:
-    """The part of rows that is added up, 16 bytes a row.
+    """The part of rows that is added up, 16 bytes a row, or 24.
 
-    positions: int64 [rows]; row_hashes: uint64 [rows]; digest: of all these rows together.
+    positions: int64 [rows]; row_hashes: uint64 [rows]; digest: of all these rows together;
+    locators: uint64 [rows], where they lie, None if the scan does not tell.
     """
 
     positions: Positions
     row_hashes: U64
     digest: Digest
+    locators: U64 | None = None
 
     @classmethod
     def of(cls, batch: Batch) -> HashedRows:
-        """Return the positions, row hashes and digest of a batch."""
-        return cls(batch.positions, batch.mixed.m0, batch.mixed.digest())
+        """Return the positions, row hashes, digest and locators of a batch."""
+        return cls(batch.positions, batch.mixed.m0, batch.mixed.digest(), batch.locators)
 
     @classmethod
-    def from_bytes(cls, positions: bytes, row_hashes: bytes, digest: Digest) -> HashedRows:
+    def from_bytes(
+        cls, positions: bytes, row_hashes: bytes, digest: Digest, locators: bytes | None
+    ) -> HashedRows:
         """Return the rows that `__reduce__` pickled, in the machine's byte order."""
-        return cls(np.frombuffer(positions, np.int64), np.frombuffer(row_hashes, np.uint64), digest)
+        return cls(
+            np.frombuffer(positions, np.int64),
+            np.frombuffer(row_hashes, np.uint64),
+            digest,
+            None if locators is None else np.frombuffer(locators, np.uint64),
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the arrays as bytes: with a pickled dtype `np.add.at` is five times as slow."""
@@ -46,6 +55,7 @@ class HashedRows:
             self.positions.tobytes(),
             self.row_hashes.tobytes(),
             self.digest,
+            None if self.locators is None else self.locators.tobytes(),
         )
 
 

@@ -21,20 +21,23 @@ from driftline.rows.digests import MixedFingerprints
 class Batch:
     """Rows as the engine yields them, their positions, int64 [rows], and mixed fingerprints.
 
-    Mixed fingerprints take a third of the time of a row, so they are computed when first used; if
-    rows are chosen before (`take`), only for those.
+    `locators`, uint64 [rows], say where they lie; None: the read does not tell. Mixed fingerprints
+    take a third of the time of a row, so they are computed when first used; if rows are chosen
+    before (`take`), only for those.
     """
 
-    __slots__ = ("_mixed", "block", "positions")
+    __slots__ = ("_mixed", "block", "locators", "positions")
 
     def __init__(
         self,
         block: Block,
         positions: Positions,
         mixed: MixedFingerprints | Callable[[Block], MixedFingerprints],
+        locators: U64 | None = None,
     ) -> None:
         """Make a batch; `mixed` may be a function that computes them for some of the rows."""
         self.block, self.positions, self._mixed = block, positions, mixed
+        self.locators = locators
 
     @property
     def mixed(self) -> MixedFingerprints:
@@ -50,7 +53,8 @@ class Batch:
         mixed = self._mixed
         if isinstance(mixed, MixedFingerprints):
             mixed = MixedFingerprints(mixed.m0[chosen], mixed.m1[chosen])
-        return Batch(self.block.take(chosen), self.positions[chosen], mixed)
+        locators = None if self.locators is None else self.locators[chosen]
+        return Batch(self.block.take(chosen), self.positions[chosen], mixed, locators)
 
 
 Batches = Iterator[Batch]

@@ -2,8 +2,9 @@
 
 A `Reader` turns the rows of an engine into batches. It counts them, refuses NULL keys, and checks
 that the snapshot is still the one in which the exchange began. Rows that were compared are read
-again by index if the key is an indexed integer and at most INDEX_SHARE of the rows is read, else by
-another scan of the snapshot. Both ways were measured on all engines (`benchmarks/RESULTS.md`).
+again by index if the key is an indexed integer and at most INDEX_SHARE of the rows is read, else
+where they lie if the scan kept that (`locators`), else by another scan of the snapshot. All ways
+were measured (`benchmarks/RESULTS.md`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from driftline.rows.keys import null_keys, positions
 from driftline.values.types import Recipe
 
 from source_agent.engines.encoding.rows import never_ending
-from source_agent.engines.interface import Rows, Session, Split
+from source_agent.engines.interface import LocatedRows, Rows, Session, Split, Unlocated
 from source_agent.engines.relations.shapes import Consistency, Shape
 from source_agent.failpoints import SourceFailpoint
 from source_agent.printable import counted, printable_row
@@ -71,18 +72,51 @@ class Reader:
         self.tally.scans += 1
         return self.batches(self._session.scan(self.shape, ordered=ordered))
 
-    def split(self) -> Split | None:
-        """Return the scan in parts, or None; never if the database makes the hashes."""
-        split = None if self._by_database else self._session.capabilities.split
-        return None if split is None else split(self.shape)
+    def split(self, located: Shape | None = None) -> Split | None:
+        """Return the scan in parts, or None; never if the database makes the hashes.
 
-    def scan_hashes(self) -> Batches:
+        located: from `located`, if the rows shall have locators.
+        """
+        split = None if self._by_database else self._session.capabilities.split
+        return None if split is None else split(located or self.shape)
+
+    def located(self) -> Shape | None:
+        """Return the relation with locators, by which rows can be read again.
+
+        None: they have none, are read by an index of their key, or were read by the database alone.
+        """
+        able = self._session.capabilities.locators
+        is_exact = self.consistency is Consistency.EXACT
+        if able is None or self._by_database or self.shape.indexed or not is_exact:
+            return None
+        located = able.locate(self.shape)
+        return None if isinstance(located, Unlocated) else located
+
+    def at_locators(self, located: Shape, locators: U64, total: int) -> Batches | None:
+        """Return the rows at these locators of a shape from `located`, uint64 [n] ascending.
+
+        None: another scan of the `total` rows costs less. Rows that lie in one of several tables
+        are looked for in each.
+        """
+        plan, able = located.plan, self._session.capabilities.locators
+        assert plan is not None, "a relation is read by the engine that described it"
+        assert able is not None, "the session has located the relation"
+        if len(locators) * max(len(plan.tables), 1) > INDEX_SHARE * total:
+            return None
+        return self.batches(able.read_located(located, locators))
+
+    def scan_hashes(self, located: Shape | None = None) -> Batches:
         """Yield every row once, to be compared and not sent. Raises NullKey, ValueDoesNotFit.
 
-        If the database computes the fingerprints, the blocks hold only keys and hashes.
+        If the database computes the fingerprints, the blocks hold only keys and hashes. located:
+        from `located`, if the rows shall have locators.
         """
         if not self._by_database:
-            yield from self.scan()
+            if located is None:
+                yield from self.scan()
+                return
+            self.tally.scans += 1
+            yield from self.batches(self._session.scan(located))
             return
         self.tally.scans += 1
         hashed = self.shape.hashed(self._database_seed)
@@ -213,7 +247,8 @@ class Reader:
         def mixed(part: Block) -> MixedFingerprints:
             return mix(self.salt, *self._fingerprints(rows if part is block else part.rows()))
 
-        return Batch(block, where, mixed)
+        locators = rows.locators if isinstance(rows, LocatedRows) else None
+        return Batch(block, where, mixed, locators)
 
     def _hashes(self, block: Block) -> U64:
         """Return the last value of every row, uint64 [rows]. Raises ValueDoesNotFit on NULL."""

@@ -124,11 +124,14 @@ class TileReader(Reader, ABC, Generic[Tile]):
     ) -> Batches:
         return iter(self._held) if self._held is not None else self._read()
 
-    def scan_hashes(self) -> Batches:
+    def scan_hashes(self, located: Shape | None = None) -> Batches:  # noqa: ARG002
         return self.scan()
 
-    def split(self) -> None:
+    def split(self, located: Shape | None = None) -> None:
         """Return None: one short read is never shared."""
+
+    def located(self) -> None:
+        """Return None: rows are held, or read by index again."""
 
     def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:  # noqa: ARG002
         return self.scan()

@@ -306,7 +306,9 @@ class Conversation:
         with governor.slot(self._stopping, label) as place, self._holding(place):
             session, self._shape = self._described(served, derivation)
             self._tally.phase = "scan"
-            comparison = Comparison(session, self._shape, opening, self._tally, governor.pool)
+            comparison = Comparison(
+                session, self._shape, opening, self._tally, governor.pool, governor.memory
+            )
             # Closed, so that an early end closes the scan, too.
             with closing(comparison.answer(self._requests)) as replies:
                 for reply in replies:

@@ -36,6 +36,7 @@ from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.methods.comparison import Comparison, ReadCounts
+from source_agent.scan.locators import LocatorMemory
 from source_agent.server.handlers import refusal
 from tests.reference.rows import row_bytes
 from tests.samples.prices import flat
@@ -267,12 +268,12 @@ class Groups:
 
 class Pair:
     """The wire, with the source at its other end. `round_trips` are counted independently, and
-    `bytes` of the messages, both ways."""
+    `bytes` of the messages, both ways. `memory`: in which the source keeps where rows lie."""
 
     agreed = Agreement()
 
-    def __init__(self, session: Session, shape: Shape) -> None:
-        self.tally = ReadCounts()
+    def __init__(self, session: Session, shape: Shape, memory: LocatorMemory | None = None) -> None:
+        self.tally, self._memory = ReadCounts(), memory
         self.received: list[pb.Reply] = []
         self.round_trips = self.bytes = 0
         self._session, self._shape = session, shape
@@ -292,7 +293,8 @@ class Pair:
         try:
             if self._replies is None:
                 opening = self._held.popleft().open
-                comparison = Comparison(self._session, self._shape, opening, self.tally)
+                given = self._session, self._shape, opening, self.tally
+                comparison = Comparison(*given, memory=self._memory)
                 self._replies = comparison.answer(iter(self._hear, None))
             reply = next(self._replies)
         except StopIteration:
@@ -358,12 +360,13 @@ def exchange(
     prices: Prices = PRICES,
     within: Bounds | None = None,
     later: bool = False,
+    memory: LocatorMemory | None = None,
 ) -> Result:
     """One relation compared, from the opening to the end; `ours` are those in the tile alone."""
     shape = session.describe(relation)
     encoded = [encode(row) for row in ours]
     mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, groups)
-    result = Result(Pair(session, shape), mine)
+    result = Result(Pair(session, shape, memory), mine)
     talk = mine.talk(result.pair, result.frames.append, line=line, within=within)
     result.outcome = found = compare(mine.side(forced, line, prices, later=later), *talk)
     if groups is not None and groups.part is None and isinstance(found.difference, BelowKeys):

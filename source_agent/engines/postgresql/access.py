@@ -28,7 +28,15 @@ from psycopg.conninfo import make_conninfo
 
 from source_agent.engines.encoding.rows import printable_value
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
-from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
+from source_agent.engines.postgresql import (
+    hashes,
+    locators,
+    policies,
+    replaced,
+    settings,
+    split,
+    types,
+)
 from source_agent.engines.postgresql.activity import ACTIVITY
 from source_agent.engines.postgresql.sql import (
     BOUNDS,
@@ -386,7 +394,7 @@ def grants(
         schemas[quote(parts[0]) if len(parts) > 1 else "public"] = None
         columns = ""
         if names := granted_columns(relation, hidden="xmin"):
-            columns = f" ({', '.join(map(quote, names))})"
+            columns = f" ({', '.join(map(quote, (*names, *locators.GRANTED)))})"
         selects.append(f"GRANT SELECT{columns} ON {_identifier(relation.table)} TO {role};")
     lines = [
         "-- Least privilege for driftline-source. Run as the owner of the database and its tables,",
@@ -475,6 +483,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
     reads = []
     for shape in shapes:
         reads += [*types.describing_sql(shape), copy_of(scan_sql(shape)), *split.templates(shape)]
+        reads += locators.templates(shape)
         if shape.recipe.integer_key:
             reads += [copy_of(scan_sql(shape, ordered=True)), copy_of(range_sql(shape))]
             reads += [copy_of(null_key_sql(shape))]
@@ -489,5 +498,5 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads += [hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     session = (*STATEMENTS, *settings.STATEMENTS, *policies.STATEMENTS, ACTIVITY)
     snapshot = (*split.STATEMENTS, *replaced.CATALOGUE)
-    catalogue = (*types.CATALOGUE, *hashes.CATALOGUE, *CATALOGUE)
+    catalogue = (*types.CATALOGUE, *hashes.CATALOGUE, *locators.CATALOGUE, *CATALOGUE)
     return list(dict.fromkeys([*session, *snapshot, *catalogue, *reads]))

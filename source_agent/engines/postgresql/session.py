@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from driftline.arrays import Positions
+from driftline.arrays import U64, Positions
 from driftline.errors import DriftlineError
 from driftline.relations.activity import UnknownActivity
 from driftline.relations.derivations import Derivation
@@ -39,11 +39,13 @@ from source_agent.engines.interface import (
     Rows,
     SnapshotState,
     TimeLimit,
+    Unlocated,
 )
 from source_agent.engines.postgresql import (
     access,
     activity,
     hashes,
+    locators,
     policies,
     settings,
     sql,
@@ -76,7 +78,7 @@ RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 
 
 class PostgresqlSession(SnapshotSession):
-    """Implement `interface.Session` and `interface.MarkerReads`."""
+    """Implement `interface.Session`, `interface.MarkerReads` and `interface.LocatorReads`."""
 
     def __init__(
         self,
@@ -169,6 +171,7 @@ class PostgresqlSession(SnapshotSession):
             split=None if self.server.pooler else self.split,  # readers would wait for its places
             references=self.references,
             compare=compare,
+            locators=self,
         )
 
     @property
@@ -295,6 +298,19 @@ class PostgresqlSession(SnapshotSession):
                 bounds = (a[start : start + RANGES_PER_COPY] for a in (first, last))
                 self.ask(sql.BOUNDS, *("{" + ",".join(map(str, b.tolist())) + "}" for b in bounds))
                 yield from self._copy(shape, ranges_sql)
+            self._refuse_changed(shape.relation)
+
+    def locate(self, shape: Shape) -> Shape | Unlocated:
+        with self._reading(shape.relation), self._by_index():
+            self._bind(shape)
+            return locators.locate(self.ask, shape)
+
+    def read_located(self, shape: Shape, at: U64) -> Iterator[Rows]:
+        bare, read_sql = shape.located(()), locators.located_sql(shape)
+        with self._reading(shape.relation), self._by_index():
+            for bounds in locators.settings_of(shape, at):
+                self.ask(sql.BOUNDS, *bounds)
+                yield from self._copy(bare, read_sql)
             self._refuse_changed(shape.relation)
 
     def read_between(

@@ -378,14 +378,14 @@ def select_sql(
 
     Args:
         conditions: SQL; they hold beside the relation's own `where`. Empty ones are left out.
-        extra: expressions selected behind the columns.
+        extra: expressions selected behind the columns, and behind the plan's locators.
         source: the text after FROM if it is not the plan's.
         tail: text at the end: ORDER BY, LIMIT.
     """
     plan = plan_of(shape)
     wanted = " AND ".join(filter(None, (plan.where, *conditions)))
     where = f"\nWHERE {wanted}" if wanted else ""
-    reads = ", ".join((*plan.reads, *extra))
+    reads = ", ".join((*plan.reads, *plan.locators, *extra))
     return f"SELECT {reads}\nFROM {source or plan.source}{where}{tail}"
 
 

@@ -95,7 +95,9 @@ class Plan:
     fingerprints, `seed` the hash's first value. `key_hash` is that of its key's hash, empty if the
     database has none or the relation no marker. `key_index` is the name of the index of the whole
     key, for an engine that has to be told. `chosen` are the rows of a derivation, None: all; SQL
-    has them in `where`, an engine without SQL evaluates them itself.
+    has them in `where`, an engine without SQL evaluates them itself. `locators` are expressions
+    that say where a row lies, selected behind the columns; `tables` the numbers of the tables that
+    it may lie in, in each of which a locator is looked for; empty: there is one.
     """
 
     source: str
@@ -110,6 +112,8 @@ class Plan:
     key_hash: str = ""
     key_index: str = ""
     chosen: Predicate | None = None
+    locators: tuple[str, ...] = ()
+    tables: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,11 @@ class Shape:
             comparable=(*self.comparable[:keys], Comparable.NOTHING),
             plan=replace(plan, reads=(*plan.reads[:keys], plan.row_hash), seed=seed),
         )
+
+    def located(self, locators: tuple[str, ...], tables: tuple[int, ...] = ()) -> Shape:
+        """Return the relation with what says where a row lies; see `Plan`."""
+        assert self.plan is not None, "a relation is read by the engine that described it"
+        return replace(self, plan=replace(self.plan, locators=locators, tables=tables))
 
     def keys(self) -> Shape:
         """Return the relation with its key columns alone."""

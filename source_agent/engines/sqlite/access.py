@@ -242,6 +242,7 @@ def templates(shape: Shape) -> list[str]:
         texts.append(EXPLAIN_PLAN + between_sql(shape, PRESENCE[-1]))
     if plan.pages:
         texts += _pages(shape)
+        texts += _located(shape)
     if shape.recipe.integer_key:
         texts += [scan_sql(shape, ordered=True), null_key_sql(shape, MARK)]
         texts += [range_sql(shape, is_open=is_open) for is_open in (False, True)]
@@ -258,6 +259,15 @@ def templates(shape: Shape) -> list[str]:
         texts += [*(_pages(narrow) if plan.pages else ())]
         texts += [greatest_sql(shape, name) for name in shape.marker.versions]
     return texts
+
+
+def _located(shape: Shape) -> list[str]:
+    """Return the SQL texts of rows with their rowids, if those of this table may be needed."""
+    plan = plan_of(shape)
+    if len(plan.pages) != 1 or shape.indexed:
+        return []
+    located = shape.located(plan.pages)
+    return [scan_sql(located), *_pages(located), sql.located_sql(shape, plan.pages[0])]
 
 
 def _pages(shape: Shape) -> list[str]:

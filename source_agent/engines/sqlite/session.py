@@ -21,13 +21,14 @@ import math
 import sqlite3
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote as quote_url
 
-from driftline.arrays import Positions
+import numpy as np
+from driftline.arrays import U64, Positions
 from driftline.errors import DriftlineError
 from driftline.limits import ROW_BYTES_MAX
 from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
@@ -39,10 +40,12 @@ from source_agent.engines.encoding import rows
 from source_agent.engines.interface import (
     Capabilities,
     Limits,
+    LocatedRows,
     MarkedRead,
     Rows,
     SnapshotState,
     TimeLimit,
+    Unlocated,
 )
 from source_agent.engines.relations.markers import (
     ORDERED,
@@ -149,7 +152,7 @@ def _connect(path: Path, lock_s: float) -> sqlite3.Connection:
 
 
 class SqliteSession(SnapshotSession):
-    """Implement `interface.Session` and `interface.MarkerReads`."""
+    """Implement `interface.Session`, `interface.MarkerReads` and `interface.LocatorReads`."""
 
     def __init__(
         self,
@@ -198,6 +201,7 @@ class SqliteSession(SnapshotSession):
             read_keys=self.read_keys,
             references=self.references,
             compare=compare,
+            locators=self,
         )
 
     @property
@@ -273,6 +277,17 @@ class SqliteSession(SnapshotSession):
     ) -> Iterator[Rows]:
         return self._read(shape, _between(shape, within), rows_max)
 
+    def locate(self, shape: Shape) -> Shape | Unlocated:
+        self._begin()
+        with self._errors(shape.relation):
+            return types.located(self, shape)
+
+    def read_located(self, shape: Shape, locators: U64) -> Iterator[Rows]:
+        (rowid,) = plan_of(shape).locators
+        bare = shape.located(())
+        read, at = sql.located_sql(bare, rowid), locators.view(np.int64)
+        return self._read(bare, ((read, (one,)) for one in at.tolist()))
+
     def identity(self) -> Mapping[str, str]:
         try:
             file = self._path.stat()
@@ -344,9 +359,7 @@ class SqliteSession(SnapshotSession):
         every = iter(restored(sent, plan.forms, self.encoding))
         fetched = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
-            yield from rows.batches(
-                rows.timely(fetched, self.pulse), rows.row_encoder(shape, ENCODERS)
-            )
+            yield from _batches(shape, rows.timely(fetched, self.pulse))
 
     def _paged(self, shape: Shape) -> Iterator[Rows]:
         """Yield pages in stored order; each is a statement that ends before its rows are used."""
@@ -365,7 +378,7 @@ class SqliteSession(SnapshotSession):
             return list(restored(block, plan.forms, self.encoding))
 
         with self._errors(shape.relation):
-            yield from rows.batches(fetch, rows.row_encoder(shape, ENCODERS), block_rows=PAGE_ROWS)
+            yield from _batches(shape, fetch, block_rows=PAGE_ROWS)
 
     def _begin(self) -> None:
         """Begin a transaction, if none is open, and take the snapshot by its first read."""
@@ -403,6 +416,28 @@ class SqliteSession(SnapshotSession):
             yield
         except sqlite3.Error as error:
             raise translate(error, self._path, relation) from error
+
+
+def _batches(
+    shape: Shape,
+    fetch: Callable[[int], Sequence[tuple[Any, ...]]],
+    *,
+    block_rows: int = rows.BLOCK_ROWS,
+) -> Iterator[Rows]:
+    """Yield batches of row bytes, as `rows.batches`; of a shape with locators, `LocatedRows`."""
+    encode = rows.row_encoder(shape, ENCODERS)
+    if not plan_of(shape).locators:
+        yield from rows.batches(fetch, encode, block_rows=block_rows)
+        return
+    place, rowids = len(plan_of(shape).reads), list[int]()
+
+    def noted(block: Sequence[tuple[Any, ...]]) -> Rows:
+        rowids.extend([row[place] for row in block])
+        return encode(block)
+
+    for batch in rows.batches(fetch, noted, block_rows=block_rows):
+        yield LocatedRows(batch, np.array(rowids, np.int64).view(np.uint64))
+        rowids.clear()
 
 
 def _in_ranges(shape: Shape, first: Positions, last: Positions) -> Iterator[Statement]:

@@ -106,6 +106,11 @@ def key_sql(shape: Shape) -> str:
     return select_sql(shape, *(f"{quote(c.name, MARK)} = ?" for c in shape.recipe.key))
 
 
+def located_sql(shape: Shape, rowid: str) -> str:
+    """Return the SELECT of the row with one rowid, whose name this is."""
+    return select_sql(shape, f"{rowid} = ?")
+
+
 def null_in_key_sql(shape: Shape, place: int) -> str:
     """Return the SELECT of one row with a NULL in this column of the key, behind equal ones."""
     names = [quote(column.name, MARK) for column in shape.recipe.key[: place + 1]]
@@ -130,11 +135,11 @@ def page_sql(shape: Shape, *, is_first: bool, behind: Sequence[str] | None = Non
 def page_places(shape: Shape) -> list[int]:
     """Return where the columns of a page's position are in its rows."""
     plan = plan_of(shape)
-    columns = (*plan.reads, *pages_behind(shape))
+    columns = (*plan.reads, *plan.locators, *pages_behind(shape))
     return [columns.index(page) for page in plan.pages]
 
 
 def pages_behind(shape: Shape) -> list[str]:
     """Return the columns of a page's position that are not read anyway."""
     plan = plan_of(shape)
-    return [page for page in plan.pages if page not in plan.reads]
+    return [page for page in plan.pages if page not in (*plan.reads, *plan.locators)]

@@ -31,7 +31,7 @@ from driftline.relations.references import OnDelete, Reference
 from driftline.values.types import DeclaredType
 
 from source_agent.engines.encoding.rows import DOUBLE_DIGITS
-from source_agent.engines.interface import Listed
+from source_agent.engines.interface import Listed, Unlocated
 from source_agent.engines.relations.foreign_keys import ForeignKey, references
 from source_agent.engines.relations.markers import marked_by
 from source_agent.engines.relations.select import (
@@ -234,6 +234,20 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         marking=marking,
     )
     return _ranged(session, shape(relation, known, order, readings, access))
+
+
+def located(session: SqliteCatalogue, relation: Shape) -> Shape | Unlocated:
+    """Return what `LocatorReads.locate` returns: a table with its rowid."""
+    table = None
+    if relation.relation.table is not None:
+        name = _table_name(session, relation.relation)
+        rows = session.ask(XINFO.format(schema="main", name=quote(name)))
+        table = _table(session, name, rows)
+    if table is None or not table.is_stored:
+        return Unlocated("the rows of a view, a query or a virtual table have no rowid")
+    if not table.rowid:
+        return Unlocated("the table is WITHOUT ROWID, or its columns have taken the name of it")
+    return relation.located(table.pages)
 
 
 def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:

@@ -229,6 +229,23 @@ def test_tiles(folder: Path) -> None:
 
 
 @pytest.mark.starts
+def test_how_changed_rows_are_read_again(folder: Path) -> None:
+    """By an index, where they lie, or by a second scan, and why."""
+    with closing(sqlite3.connect(folder / "erp.db")) as connection:
+        connection.execute("CREATE TABLE codes (code TEXT NOT NULL PRIMARY KEY)")
+        connection.execute("CREATE TABLE packed (code TEXT PRIMARY KEY) WITHOUT ROWID")
+    with (folder / "source.toml").open("a") as file:
+        file.write('[relations.codes]\ntable = "codes"\n[relations.packed]\ntable = "packed"\n')
+    text = command(folder, "check").stdout
+    assert "  changed  rows are read by the index of the key\n" in text
+    assert "  changed  rows are read where they lie, if the places of all rows fit in" in text
+    assert "  changed  rows are read by a second scan: the table is WITHOUT ROWID" in text
+    with (folder / "source.toml").open("a") as file:
+        file.write("[limits]\nmemory_at_most = 0\n")
+    assert "limits.memory_at_most is 0" in command(folder, "check").stdout
+
+
+@pytest.mark.starts
 def test_hours_for_scans(folder: Path) -> None:
     """When may each relation be scanned, and how many rows may be read by key?"""
     with closing(sqlite3.connect(folder / "erp.db")) as connection:

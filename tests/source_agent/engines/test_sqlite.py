@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,9 @@ from source_agent.engines.conformance.reads import (
     read,
     session_of,
 )
+from source_agent.engines.conformance.test_locators import located_scan, read_at
 from source_agent.engines.encoding import rows
-from source_agent.engines.interface import BATCH_ROWS
+from source_agent.engines.interface import BATCH_ROWS, Unlocated
 from source_agent.engines.relations.shapes import Consistency, Relation
 from source_agent.engines.sqlite import session as sqlite_session
 from tests.harness.legacies import OfSQLite
@@ -132,6 +134,44 @@ def test_pages_hold_every_row_once(
     assert len(pages) > 10
     selected = [sql.split("\nFROM")[0].removeprefix("SELECT ").split(", ") for sql in pages]
     assert {len(expressions) for expressions in selected} == {len(names) + extra}
+
+
+TABLES = {
+    "rowid": ("(a TEXT NOT NULL, v INT, PRIMARY KEY (a))", ""),
+    "alias": ("(a TEXT NOT NULL UNIQUE, v INTEGER PRIMARY KEY)", ""),
+    "column rowid": ("(a TEXT NOT NULL UNIQUE, rowid INT, v INT)", ""),
+    "no name left": ("(a TEXT NOT NULL UNIQUE, rowid INT, _rowid_ INT, oid INT)", "taken the name"),
+    "without rowid": ("(a TEXT NOT NULL PRIMARY KEY, v INT) WITHOUT ROWID", "WITHOUT ROWID"),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_rows_are_read_by_their_rowids(tmp_path: Path, kind: str, journal: str) -> None:
+    """Also by negative ones, and behind columns that a page is read for; or it is said why not."""
+    lite = OfSQLite(tmp_path / "file.sqlite", journal=journal)
+    definition, why = TABLES[kind]
+    lite.run(f"CREATE TABLE t {definition}", "CREATE VIEW seen AS SELECT * FROM t")
+    places = ("v", "a") if kind == "alias" else ("a",)
+    rows = [(-n, f"k{n}") if kind == "alias" else (f"k{n}",) for n in range(3000)]
+    marks = ", ".join("?" * len(places))
+    with closing(sqlite3.connect(tmp_path / "file.sqlite")) as connection, connection:
+        connection.executemany(f"INSERT INTO t ({', '.join(places)}) VALUES ({marks})", rows)
+    with session_of(lite) as session:
+        able = session.capabilities.locators
+        shape = session.describe(Relation("t", table="t", key=("a",), columns=("a",)))
+        located = able.locate(shape)
+        if why:
+            assert isinstance(located, Unlocated)
+            assert why in located.why
+            return
+        found, at = located_scan(session, located)
+        session.pause()
+        assert sorted(found) == sorted(flat(session.scan(shape)))
+        assert sorted(read_at(able, located, at[::7])) == sorted(found[::7])
+        seen = able.locate(session.describe(Relation("s", table="seen", key=("a",))))
+        assert isinstance(seen, Unlocated)
+        assert "view" in seen.why
 
 
 def test_a_key_that_may_be_null_orders_no_pages(tmp_path: Path) -> None:

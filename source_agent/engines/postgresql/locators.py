@@ -1,0 +1,158 @@
+"""PostgreSQL: where a row of a snapshot lies, and the SELECT of rows that lie at some places.
+
+A row of a snapshot has one place in its table (`ctid`). An update writes another version elsewhere,
+and neither VACUUM nor HOT pruning takes a version away that an open snapshot sees; what moves rows
+(VACUUM FULL, CLUSTER, an ALTER that rewrites, TRUNCATE) waits for the lock of the scan, which is
+held until the transaction ends. So a place that a scan told has the same row until then, and a TID
+scan reads it without an index of the key.
+
+A locator is the place in 48 bits, behind the number of the table in 16 where a relation has several
+(partitions, children): their rows may lie at the same places.
+
+Invariants: tables whose storage is a heap alone, no view, query or foreign table; the login may
+read `ctid` and, of several tables, `tableoid`; the planner reads every table by a TID scan.
+Otherwise a relation has no locators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from driftline.arrays import U64
+from driftline.errors import SnapshotLost
+
+from source_agent.engines.interface import Ask, Unlocated
+from source_agent.engines.postgresql import split
+from source_agent.engines.postgresql.replaced import replaced
+from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, ONLY, copy_of, name_of
+from source_agent.engines.relations.select import plan_of, scan_sql, select_sql
+from source_agent.engines.relations.shapes import Shape
+
+LOCATORS_PER_COPY: Final = 20_000  # of one setting: some 300 kB as text
+GRANTED: Final = ("ctid", "tableoid")  # columns that a grant of columns must name
+
+TREE = """
+WITH RECURSIVE tree(oid) AS (
+  SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid
+  UNION
+  SELECT below.inhrelid FROM tree
+  JOIN pg_catalog.pg_inherits below ON below.inhparent OPERATOR(pg_catalog.=) tree.oid
+)
+SELECT c.oid::pg_catalog.int8, c.relkind::pg_catalog.text, a.amname::pg_catalog.text
+FROM tree JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tree.oid
+LEFT JOIN pg_catalog.pg_am a ON a.oid OPERATOR(pg_catalog.=) c.relam ORDER BY c.oid"""
+# Of the table that is named alone, as the server checks it.
+READABLE = """
+SELECT pg_catalog.has_column_privilege(named.oid, 'ctid', 'SELECT'),
+       pg_catalog.has_column_privilege(named.oid, 'tableoid', 'SELECT')
+FROM (SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid AS oid) named"""
+CATALOGUE: Final = (TREE, READABLE)
+
+_ONE: Final = ("ctid",)
+_SEVERAL: Final = ("tableoid", "ctid")
+_BYTES: Final = {_ONE: 10, _SEVERAL: 18}  # behind the columns of a tuple, with two lengths of 4
+_TABLES_MAX: Final = 1 << 16
+_PLACE: Final = np.uint64((1 << 48) - 1)
+_BLOCK: Final = np.uint64(16)
+_TABLE: Final = np.uint64(48)
+_NO_PLACE: Final = "the rows of a view, a query or a foreign table have no place"
+_NOT_GRANTED: Final = "the login may not read ctid, which tells where a row lies"
+
+
+def locate(ask: Ask, shape: Shape) -> Shape | Unlocated:
+    """Return what `LocatorReads.locate` returns; the planner must prefer indexes."""
+    if shape.relation.table is None:
+        return Unlocated(_NO_PLACE)
+    name = name_of(shape)
+    tree = ask(TREE, name)
+    if not tree or not {kind for _, kind, _ in tree} <= {"r", "p", "m"}:
+        return Unlocated(_NO_PLACE)
+    tables = [(oid, method) for oid, kind, method in tree if kind != "p"]
+    if {method for _, method in tables} - {"heap"} or len(tables) > _TABLES_MAX:
+        return Unlocated("not all of its rows are stored in heap tables")
+    expressions = _expressions(shape)
+    ((may_place, may_table),) = ask(READABLE, name)
+    if not may_place or (expressions is _SEVERAL and not may_table):
+        names = ", ".join(expressions)
+        return Unlocated(_NOT_GRANTED, f"GRANT SELECT ({names}) on the table to the login.")
+    several = tuple(oid for oid, _ in tables) if expressions is _SEVERAL else ()
+    located = shape.located(expressions, several)
+    ask(BOUNDS, "{}", "0")
+    if not _by_place(ask(EXPLAIN + located_sql(located))[0][0][0]["Plan"]):
+        return Unlocated("the planner would not read rows by their places")
+    return located
+
+
+def located_sql(shape: Shape) -> str:
+    """Return the SELECT of the rows at places of one table, which are in settings."""
+    at = "ctid OPERATOR(pg_catalog.=) ANY (pg_catalog.current_setting('driftline.first')"
+    table = "tableoid OPERATOR(pg_catalog.=) pg_catalog.current_setting('driftline.last')"
+    several = plan_of(shape).locators == _SEVERAL
+    bare = shape.located(())
+    return select_sql(
+        bare, f"{at}::pg_catalog.tid[])", f"{table}::pg_catalog.oid" if several else ""
+    )
+
+
+def settings_of(shape: Shape, locators: U64) -> Iterator[tuple[str, str]]:
+    """Yield the values of BOUNDS by which these locators, uint64 [n] ascending, are read."""
+    tables = plan_of(shape).tables
+    numbers = locators >> _TABLE
+    for number in np.unique(numbers).tolist():
+        places = locators[numbers == number] & _PLACE
+        for start in range(0, len(places), LOCATORS_PER_COPY):
+            some = places[start : start + LOCATORS_PER_COPY]
+            pairs = zip((some >> _BLOCK).tolist(), (some & np.uint64(0xFFFF)).tolist(), strict=True)
+            listed = ",".join([f'"({block},{offset})"' for block, offset in pairs])
+            yield f"{{{listed}}}", str(tables[number]) if tables else "0"
+
+
+def tail_bytes(shape: Shape) -> int:
+    """Return the bytes of a locator behind the columns of a binary tuple; 0: there is none."""
+    locators = plan_of(shape).locators
+    return _BYTES[locators] if locators else 0
+
+
+def decoded(shape: Shape, tails: bytes | bytearray) -> U64:
+    """Return the locators, uint64 [rows], of what stands behind the columns of binary tuples.
+
+    Raises SnapshotLost for a row of a table that was not among those of the relation.
+    """
+    tables = np.array(plan_of(shape).tables, np.uint64)
+    fields = np.frombuffer(tails, np.uint8).reshape(-1, tail_bytes(shape))
+    assert (fields[:, -7] == 6).all(), "a place has six bytes"
+    blocks = np.ascontiguousarray(fields[:, -6:-2]).view(">u4").reshape(-1).astype(np.uint64)
+    offsets = np.ascontiguousarray(fields[:, -2:]).view(">u2").reshape(-1).astype(np.uint64)
+    places: U64 = (blocks << _BLOCK) | offsets
+    if not len(tables):
+        return places
+    oids = np.ascontiguousarray(fields[:, 4:8]).view(">u4").reshape(-1).astype(np.uint64)
+    numbers = np.minimum(np.searchsorted(tables, oids), len(tables) - 1)
+    if (tables[numbers] != oids).any():
+        raise _another_table(shape)
+    return (numbers.astype(np.uint64) << _TABLE) | places
+
+
+def templates(shape: Shape) -> list[str]:
+    """List the SQL texts by which rows are located, beyond CATALOGUE."""
+    if shape.relation.table is None or shape.indexed:
+        return []
+    located = shape.located(_expressions(shape))
+    read = located_sql(located)
+    return [EXPLAIN + read, copy_of(read), copy_of(scan_sql(located)), *split.templates(located)]
+
+
+def _expressions(shape: Shape) -> tuple[str, ...]:
+    return _ONE if plan_of(shape).source.startswith(ONLY) else _SEVERAL
+
+
+def _by_place(plan: dict[str, Any]) -> bool:
+    """Return True if a plan reads every table by places."""
+    parts = plan.get("Plans", [])
+    return all(map(_by_place, parts)) if parts else plan["Node Type"] == "Tid Scan"
+
+
+def _another_table(shape: Shape) -> SnapshotLost:
+    return replaced(shape.relation, name_of(shape), how="given another partition or child")

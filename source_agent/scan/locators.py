@@ -1,0 +1,172 @@
+"""Where the rows of a scan lie, kept until it is known which of them are read again.
+
+Rows with a key that is no integer, or has no index, cannot be looked up by what a comparison tells
+of them. So a scan keeps for each row a *label*, the 32 bits by which the comparison names it, and
+its locator (`engines.interface.LocatorReads`). When labels are wanted, the rows that had them are
+read where they lie, in the same snapshot, and no second scan is made.
+
+Invariants: either every row of the scan is kept, or none is (`KeptLocators.shape` is None). All
+that the scans of an agent keep is within one limit, `limits.memory_at_most`; a scan that would
+exceed it keeps nothing any more, and its rows are read again as without.
+
+Rejected: a sorted table, or a merge of the batches. Labels are looked at once, batch by batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from driftline.arrays import U32, U64, Bools, Positions
+
+from source_agent.engines.relations.shapes import Shape
+from source_agent.scan.accumulators import HashedRows
+
+BATCH_OVERHEAD_BYTES = 512  # of the objects around a batch
+ROW_BYTES_LEAST = 8  # of a row: its label, and its locator behind the least of the batch
+_NARROW = 1 << 32
+_SIEVE_LEAST, _SIEVE_MOST = 1 << 12, 1 << 24  # bytes
+_SIEVE_SHARE = 16  # bytes of a sieve for each label
+
+Labelling = Callable[[Positions], U32]  # from positions, int64 [n], to labels, uint32 [n]
+
+
+class LocatorMemory:
+    """The memory that the scans of an agent share; `most` returns the limit, in bytes.
+
+    Thread-safe. Each exchange takes of it through a `MemoryShare`.
+    """
+
+    def __init__(self, most: Callable[[], int]) -> None:
+        self._most, self._taken = most, 0
+        self._lock = threading.Lock()
+
+    @property
+    def taken(self) -> int:
+        """Bytes that scans keep now."""
+        return self._taken
+
+    def holds(self, count: int) -> bool:
+        """Return True if there is room for so many bytes now."""
+        return self._taken + count <= self._most()
+
+    def take(self, count: int) -> bool:
+        """Take so many bytes, or return False."""
+        with self._lock:
+            is_within = self.holds(count)
+            self._taken += count if is_within else 0
+        return is_within
+
+    def release(self, count: int) -> None:
+        """Give bytes back."""
+        with self._lock:
+            self._taken -= count
+
+
+class MemoryShare:
+    """What one exchange has taken; `release` gives all of it back. For one thread."""
+
+    def __init__(self, memory: LocatorMemory) -> None:
+        self._memory, self._taken = memory, 0
+
+    def holds(self, count: int) -> bool:
+        """Return True if there is room for so many bytes now."""
+        return self._memory.holds(count)
+
+    def take(self, count: int) -> bool:
+        """Take so many bytes, or return False."""
+        is_within = self._memory.take(count)
+        self._taken += count if is_within else 0
+        return is_within
+
+    def release(self) -> None:
+        """Give all bytes back."""
+        self._memory.release(self._taken)
+        self._taken = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Labels, uint32 [rows], and locators less `least`, uint32 or uint64 [rows]."""
+
+    labels: U32
+    least: int
+    above: U32 | U64
+
+
+class KeptLocators:
+    """An accumulator of where the rows of a scan lie. Call `drop` when it is not needed any more.
+
+    shape: the relation with locators, by which it must be scanned; None: nothing is kept. An
+    exchange has at most one, which takes all of its share.
+    """
+
+    def __init__(self, shape: Shape, label: Labelling, share: MemoryShare) -> None:
+        self.shape: Shape | None = shape
+        self._label, self._share = label, share
+        self._batches: list[_Batch] = []
+
+    def add(self, rows: HashedRows) -> None:
+        if self.shape is None:
+            return
+        if rows.locators is None:
+            self.drop()
+            return
+        if not len(rows.locators):
+            return
+        batch = _batch(self._label(rows.positions), rows.locators)
+        count = batch.labels.nbytes + batch.above.nbytes + BATCH_OVERHEAD_BYTES
+        if not self._share.take(count):
+            self.drop()
+            return
+        self._batches.append(batch)
+
+    def chosen(self, wanted: Callable[[U32], Bools]) -> U64 | None:
+        """Return the locators of the rows whose labels are wanted, uint64 [n] ascending; None:
+        nothing was kept. `wanted` is asked for labels, uint32 [n], and returns bool [n]."""
+        if self.shape is None:
+            return None
+        found = [np.zeros(0, np.uint64)]
+        for batch in self._batches:
+            some = np.flatnonzero(wanted(batch.labels))
+            if len(some):
+                found.append(batch.above[some].astype(np.uint64) + np.uint64(batch.least))
+        locators: U64 = np.concatenate(found)
+        locators.sort()
+        return locators
+
+    def drop(self) -> None:
+        """Keep nothing any more."""
+        self.shape, self._batches = None, []
+        self._share.release()
+
+
+def _batch(labels: U32, locators: U64) -> _Batch:
+    least = int(locators.min())
+    if int(locators.max()) - least < _NARROW:
+        return _Batch(labels, least, (locators - np.uint64(least)).astype(np.uint32))
+    return _Batch(labels, 0, locators.copy())
+
+
+def among(labels: U32) -> Callable[[U32], Bools]:
+    """Return a test for being one of these labels, uint32 [n] ascending.
+
+    A sieve leaves few for the search: all rows of a table are asked for.
+    """
+    size = _SIEVE_LEAST
+    while size < min(len(labels) * _SIEVE_SHARE, _SIEVE_MOST):
+        size *= 2
+    mask = np.uint32(size - 1)
+    sieve = np.zeros(size, np.bool_)
+    sieve[labels & mask] = True
+
+    def is_among(asked: U32) -> Bools:
+        answer: Bools = sieve[asked & mask]
+        some = np.flatnonzero(answer)
+        at = np.minimum(np.searchsorted(labels, asked[some]), max(len(labels) - 1, 0))
+        answer[some] = labels[at] == asked[some] if len(some) else False
+        return answer
+
+    return is_among

@@ -1,0 +1,118 @@
+"""Where rows lie is kept for all rows of a scan or for none, and within one limit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from driftline.arrays import U32, Positions
+from driftline.rows.digests import Digest
+from driftline.values.types import Column, DeclaredType, Recipe
+from hypothesis import given
+from hypothesis import strategies as st
+
+from source_agent.engines.relations.shapes import Plan, Relation, Shape
+from source_agent.scan.accumulators import HashedRows
+from source_agent.scan.locators import (
+    BATCH_OVERHEAD_BYTES,
+    KeptLocators,
+    LocatorMemory,
+    MemoryShare,
+    among,
+)
+
+RECIPE = Recipe((Column("k", DeclaredType("text"), ordinal=0),), 1)
+SHAPE = Shape(
+    Relation("t", table="t"), RECIPE, True, False, 0, False, plan=Plan("t", locators=("rowid",))
+)
+U64S = st.integers(0, 2**64 - 1)
+
+
+def label(positions: Positions) -> U32:
+    return (positions % 7).astype(np.uint32)
+
+
+def batch(first: int, locators: list[int] | None) -> HashedRows:
+    count = 3 if locators is None else len(locators)
+    at = np.arange(first, first + count, dtype=np.int64)
+    places = None if locators is None else np.array(locators, np.uint64)
+    return HashedRows(at, at.view(np.uint64), Digest(count, 0), places)
+
+
+def kept(most: int) -> tuple[KeptLocators, LocatorMemory]:
+    memory = LocatorMemory(lambda: most)
+    return KeptLocators(SHAPE, label, MemoryShare(memory)), memory
+
+
+@given(st.lists(st.lists(U64S | st.integers(0, 99), max_size=9), max_size=9), st.integers(0, 6))
+def test_the_locators_of_wanted_labels_are_returned(given: list[list[int]], wanted: int) -> None:
+    """Near and far locators, of batches of any size, against the plainest way."""
+    found, memory = kept(1 << 30)
+    first, expected = 0, list[int]()
+    for locators in given:
+        found.add(batch(first, locators))
+        expected += [at for i, at in enumerate(locators) if (first + i) % 7 == wanted]
+        first += len(locators)
+    chosen = found.chosen(lambda labels: labels == wanted)
+    assert chosen is not None
+    assert chosen.dtype == np.uint64
+    assert chosen.tolist() == sorted(expected)
+    found.drop()
+    assert memory.taken == 0
+
+
+def test_pickled_rows_keep_their_locators() -> None:
+    """They come from another process so."""
+    made, arguments = batch(5, [9, 2**63, 1]).__reduce__()
+    again = made(*arguments)  # type: ignore[operator, misc]
+    assert again.locators.tolist() == [9, 2**63, 1]
+    assert HashedRows.from_bytes(*batch(5, None).__reduce__()[1]).locators is None  # type: ignore[misc]
+
+
+def test_a_row_without_a_locator_drops_all() -> None:
+    found, memory = kept(1 << 30)
+    found.add(batch(0, [1, 2]))
+    assert memory.taken > 0
+    found.add(batch(2, None))
+    assert (found.shape, found.chosen(lambda labels: labels == 0)) == (None, None)
+    assert memory.taken == 0
+    found.add(batch(5, [3]))
+    assert memory.taken == 0
+
+
+def test_beyond_the_limit_nothing_is_kept() -> None:
+    """What is near takes 8 bytes a row, and the whole is given back."""
+    rows = list(range(1000))
+    one = 8 * len(rows) + BATCH_OVERHEAD_BYTES
+    found, memory = kept(2 * one)
+    found.add(batch(0, rows))
+    assert memory.taken == one
+    found.add(batch(1000, rows))
+    assert memory.taken == 2 * one
+    found.add(batch(2000, [1]))
+    assert (found.shape, memory.taken) == (None, 0)
+
+
+def test_streams_share_the_limit() -> None:
+    """Two scans keep what fits together; a changed limit counts at once."""
+    most = [2000]
+    memory = LocatorMemory(lambda: most[0])
+    one, other = MemoryShare(memory), MemoryShare(memory)
+    assert one.take(1500)
+    assert not other.take(600)
+    assert not other.holds(501)
+    assert other.take(500)
+    one.release()
+    assert memory.taken == 500
+    most[0] = 400
+    assert not one.take(1)
+    other.release()
+    other.release()
+    assert memory.taken == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 5000])
+def test_labels_among_others(count: int) -> None:
+    random = np.random.default_rng(1)
+    labels = np.unique(random.integers(0, 2**32, count, dtype=np.uint32))
+    asked = np.concatenate([labels, random.integers(0, 2**32, 9000, dtype=np.uint32)])
+    assert among(labels)(asked).tolist() == np.isin(asked, labels).tolist()
