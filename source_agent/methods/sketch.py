@@ -219,7 +219,8 @@ def _located(reader: Reader, decoded: DecodedSketch, kept: KeptLocators) -> _Fou
     is_decoded = among(decoded.ks.astype(np.uint32))
 
     def is_wanted(labels: U32) -> Bools:
-        return is_decoded(labels) | (labels == _OUTSIDE)
+        chosen: Bools = is_decoded(labels) | (labels == _OUTSIDE)
+        return chosen
 
     locators, shape = kept.chosen(is_wanted), kept.shape
     if locators is None or shape is None:

@@ -68,7 +68,7 @@ class KeyReader(Reader):
             checksums = _checksums(block, self.recipe.key_columns, self.salt)
         return Batch(block, where, mixed_keys(where, self.salt, checksums))
 
-    def split(self) -> None:
+    def split(self, located: Shape | None = None) -> None:
         """Return None: there is nothing to hash that processes could share."""
 
 

@@ -147,7 +147,7 @@ def _located(results: ResultSocket, shape: Shape) -> Iterator[LocatedRows]:
                 break
             if skipped or length == len(_TRAILER):
                 data, skipped = data[skipped:], 0
-                if data == _TRAILER:
+                if bytes(data) == _TRAILER:
                     continue
             append(head + data[2:-tail])
             tails += data[-tail:]

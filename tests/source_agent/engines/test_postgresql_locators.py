@@ -207,7 +207,8 @@ def test_parts_have_the_same_places(pg: OfPostgreSQL, monkeypatch: pytest.Monkey
         assert whole is not None
         joined = whole.join()
         with closing(joined.session):
-            rows, places = [], []
+            rows: Rows = []
+            places: list[U64] = []
             for part in range(whole.parts):
                 for batch in (joined, whole)[part % 2].read(part):
                     assert isinstance(batch, LocatedRows)
