@@ -135,6 +135,7 @@ class Situation:
             else group_selection.named_key_bytes(recipe, self.notes.turn.key_bytes),
             allowance=self.allowance,
             marker=self.marker,
+            is_resumed=base is not None and tiled is None and tuple(files) != base.sound,
         )
 
 

@@ -1,13 +1,25 @@
-"""A full copy: every row of the source comes and replaces ours."""
+"""A full copy: every row of the source comes and replaces ours.
+
+It continues a comparison that would cost more, or takes its place (`CopyAtOnce`) where the forecast
+says that most rows differ: a comparison reads all rows first, only to say so. Then we open as for a
+first load, which every source answers with all its rows, in one scan. Our total stays here: if it
+is theirs, nothing is written.
+"""
 
 from __future__ import annotations
 
-from driftline import wire_pb2 as pb
+from dataclasses import dataclass
+from typing import ClassVar
 
+from driftline import wire_pb2 as pb
+from driftline.reconciliation.ranges import RangeSums, strata
+from driftline.rows.digests import Digest
+
+from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms
-from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step
+from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.ranges import RangeOpening
-from warehouse_agent.planning.candidates import PlanInputs, Whole, load
+from warehouse_agent.planning.candidates import PlanInputs, Whole, at_once, load
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     NAMES,
@@ -15,8 +27,10 @@ from warehouse_agent.planning.choice import (
     Disagreement,
     Method,
     PricedChoice,
+    everything,
     offer_copy,
 )
+from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import AllRows
 from warehouse_agent.transport.waiting import Requests
 
@@ -36,6 +50,52 @@ class FullCopyOpening(RangeOpening):
         if known.rows is None:
             return (load(known),), NAMES[self.method]
         return super().price(known, expected, changed, offers)
+
+
+class CopyAtOnce:
+    """Open with nothing, and take every row of the source."""
+
+    method, stalls = Method.FULL, False
+
+    def supports(self, known: PlanInputs) -> bool:
+        # Staged rows would come again, and lost ones are few; a marker compares keys.
+        is_plain = not (known.is_resumed or known.rows_lost) and known.marker is None
+        is_free = known.forced is None and isinstance(known.scope, Whole)
+        return bool(known.rows) and is_plain and is_free
+
+    def price(
+        self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
+    ) -> Priced:
+        return at_once(known), NAMES[self.method]
+
+    def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> CopyPlan:
+        return CopyPlan()
+
+
+class CopyPlan:
+    """The plan to take every row."""
+
+    __slots__ = ()
+
+    def reduce(self, copy: WorkingCopy) -> CopySide:
+        """Add up the working copy; one step."""
+        return CopySide(digests.total(copy.steps, copy.files, copy.layout, copy.salt))
+
+
+@dataclass(frozen=True, slots=True)
+class CopySide:
+    """Our total, which is compared with that of the rows that came."""
+
+    compared: Digest
+    rest: ClassVar[Digest] = Digest()
+    updates_left: ClassVar[float] = 0.0
+    turn: ClassVar[NextPartNote] = NextPartNote()
+
+    def open(self, terms: ExchangeTerms) -> Requests[Step]:
+        """Ask for every row as one who has none."""
+        slots = strata(RangeSums(1).short_digests(), terms.salt).tobytes()
+        yield terms.opening(Digest(), everything(), pb.Open(strata=slots))
+        return terms.finished((yield None), self.compared, AllRows(), Method.FULL)
 
 
 class WholeCopy:

@@ -8,10 +8,11 @@ with.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 from warehouse_agent.methods.conversation import ExchangeTerms
-from warehouse_agent.methods.full_copy import FullCopyOpening, WholeCopy
+from warehouse_agent.methods.full_copy import CopyAtOnce, CopySide, FullCopyOpening, WholeCopy
 from warehouse_agent.methods.groups.opening import GroupOpening
 from warehouse_agent.methods.interface import (
     Continuation,
@@ -32,7 +33,9 @@ from warehouse_agent.planning.choice import (
     Method,
     PricedChoice,
     choose,
+    seconds_of_rows,
 )
+from warehouse_agent.planning.network import Objective
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.transport.waiting import Requests, Waiting
 
@@ -43,17 +46,25 @@ OPENINGS: tuple[Opening, ...] = (
     RangeOpening(),
     GroupOpening(),
 )
+COPY_AT_ONCE = CopyAtOnce()  # beside these: no refresh takes it by what is known of it alone
 # The first of equally cheap continuations is taken.
 CONTINUATIONS: tuple[Continuation, ...] = (MoreCells(), RangeDigests(), WholeCopy())
+
+# A copy at once saves a scan and a round trip: of fewer rows, or if fewer than this share of them
+# may have changed, that is not worth the arithmetic, a few ms for each of FORETOLD likely changes.
+COPIED_ROWS_MIN, CHANGED_SHARE_MIN, FORETOLD = 10_000, 0.1, 10
 
 
 def opening_for(known: PlanInputs, expected: ChangeForecast | None) -> Opening:
     """Return the opening of a refresh: the configured method's, else the first possible one.
 
-    A refresh by a marker is none if one that compares all rows is as cheap: that is an audit.
+    A refresh by a marker is none if one that compares all rows is as cheap: that is an audit. One
+    that would compare all rows compares none if a copy is expected to take less.
     """
     usable = [opening for opening in OPENINGS if opening.supports(known)]
     first = next((o for o in usable if o.method is known.forced), usable[0])
+    if COPY_AT_ONCE.supports(known) and _takes_more_than_a_copy(known, expected, first):
+        return COPY_AT_ONCE
     if first.method is not Method.SINCE or known.forced is Method.SINCE:
         return first
     whole = usable[usable.index(first) + 1]
@@ -71,6 +82,38 @@ def _is_as_cheap(
         way = next(candidate for candidate in candidates if candidate.what == chosen)
         costs.append(way.exchange_seconds if way.exchange_seconds is not None else 0.0)
     return costs[0] <= costs[1] and costs[1] > 0.0
+
+
+def is_copied_at_once(ours: OurSide) -> bool:
+    """Return True if all rows are asked for, and none is compared before."""
+    return isinstance(ours, CopySide)
+
+
+def _takes_more_than_a_copy(
+    known: PlanInputs, expected: ChangeForecast | None, first: Opening
+) -> bool:
+    """Return True if an opening is expected to take more seconds than a copy at once: in the mean
+    over the changes that it may find. Without a forecast nothing is known of them."""
+    is_metered = known.line.objective is Objective.BYTES
+    if expected is None or known.prices.guessed or is_metered or known.ours < COPIED_ROWS_MIN:
+        return False
+    rows = known.ours
+    if expected.quantile(1 - 1 / FORETOLD) < rows * CHANGED_SHARE_MIN:
+        return False  # most refreshes: the sums below would cost more than they save
+    spent = []
+    for at in range(FORETOLD):
+        d = min(expected.quantile((at + 0.5) / FORETOLD), rows)
+        candidates, chosen = first.price(known, expected, max(d, 1), offers)
+        way = next(c for c in candidates if c.what == chosen) if d else candidates[0]
+        spent.append(seconds(known, way, rows if way.what == NAMES[Method.FULL] else d))
+    (_, copy), _ = COPY_AT_ONCE.price(known, expected, rows, offers)
+    return statistics.fmean(spent) > seconds(known, copy, known.theirs)
+
+
+def seconds(known: PlanInputs, way: Candidate, come: int) -> float:
+    """Return the seconds of an exchange, and of the `come` rows that come in it."""
+    exchange_s, size = way.exchange_seconds or 0.0, way.bytes or 0
+    return exchange_s + seconds_of_rows(known.line, come, size)
 
 
 def offers(at: Disagreement) -> list[PricedChoice]:
@@ -130,7 +173,9 @@ def refreshes(
         if rival is opening or not rival.supports(known) or (rival.stalls and has_continuations):
             continue
         has_continuations |= rival.stalls
-        ways += rival.price(known, expected, changed, offers)[0][1:]
+        named = {way.what for way in ways}
+        priced = rival.price(known, expected, changed, offers)[0][1:]
+        ways += [way for way in priced if way.what not in named]
     ranks = {name: rank for rank, name in enumerate(NAMES.values())}
     ways.sort(key=lambda way: ranks.get(way.what, len(ranks)))
     return (candidates[0], *ways), chosen

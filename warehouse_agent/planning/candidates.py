@@ -29,7 +29,7 @@ from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefr
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line
-from warehouse_agent.planning.prices import Prices
+from warehouse_agent.planning.prices import LEVELS, Prices
 from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall
 from warehouse_agent.planning.tiling import Tiled, pass_cost
 from warehouse_agent.report import counted
@@ -155,7 +155,8 @@ class PlanInputs:
     of ours are known to be missing: they differ, and are not new; `tiled` is None if the refresh is
     one exchange; `read_at_most` rows are compared by key, None: all are; `named_key_bytes` are the
     bytes of a key that travels itself, None: keys have no order; `allowance` is None if the source
-    did not say what it allows; `marker` is None if all rows must be proven.
+    did not say what it allows; `marker` is None if all rows must be proven; `is_resumed`: rows that
+    an unfinished exchange staged are among ours.
     """
 
     name: str
@@ -177,6 +178,7 @@ class PlanInputs:
     named_key_bytes: float | None = None
     allowance: Allowance | None = None
     marker: MarkerState | None = None
+    is_resumed: bool = False
 
     @property
     def refusal(self) -> DriftlineError | None:
@@ -264,6 +266,17 @@ def load(known: PlanInputs) -> Candidate:
         size = plan.opening_bytes(known.partition, ranges) + int(known.prices.copy(rows))
     took = None if rows is None or size is None else round(known.line.seconds(size, 2, rows), 2)
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
+
+
+def at_once(known: PlanInputs) -> tuple[Candidate, Candidate]:
+    """Return the copy that nothing precedes, if nothing changed and if something did."""
+    rows, level = known.theirs, known.line.level
+    coarser = LEVELS[level(known.ours, at_once=True)] / LEVELS[level(known.ours)]
+    size = plan.opening_bytes(plan.everything(), 1) + int(known.prices.copy(rows) * coarser)
+    unchanged, copy = (
+        _candidate(known, Method.FULL, size, 1, 0, changed) for changed in (0, known.ours)
+    )
+    return replace(unchanged, what="nothing changed"), copy
 
 
 def stalled_ways(

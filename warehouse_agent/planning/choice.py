@@ -7,7 +7,7 @@ A sketch takes 8 bytes a cell, about 10 bytes a changed row. The range method (t
 Hanson, refined by row hashes): if D of R finest ranges differ, coarsening by 2^c sends 8·R/2^c
 bytes of digests up and 8 bytes for every row of a differing range down; the best c balances the
 two. A full copy sends every row. The cheapest way takes the least time for bytes, round trips and
-reading at the source, on the measured line (`Line.cost`).
+reading at the source, on the measured line (`Line.cost`), and for what the warehouse does for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from driftline.reconciliation.sketches import CELL_BYTES, HASHES, Grid
 from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import sketch_size
-from warehouse_agent.planning.network import Line
+from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import ESTIMATE_ERROR, Stall, cells_for
 
@@ -42,6 +42,11 @@ QUANTILES = 64  # of a partition of integer keys: 5 bytes each in every opening
 OVER, OVER_BYTES = 1.05, 16_384  # of the bytes of a copy, and beside them: the most at worst
 CHANGE_SHARE = 0.01  # of the rows, assumed if there is no earlier refresh
 INDEX_SHARE = 0.25  # of the rows: if it must read more again, a source reads all of them
+
+# Seconds for a row that comes, of lineitem on two cores (2026-11-28). A source packs 3 M rows in
+# some 7 s, while the line carries those before; to decode, verify and write them takes the
+# warehouse 5.2 s in the driver's threads, and 1.8 s to write as many again that stay.
+PACKED_ROW_S, CAME_ROW_S = 2.3e-6, 1.1e-6
 
 
 class Method(Enum):
@@ -67,15 +72,24 @@ NAMES = {
 @dataclass(frozen=True, slots=True)
 class Choice:
     """An answer of the warehouse to a verdict, with its expected cost: bytes that move, round
-    trips, and rows that the source reads again. `coarsen` is for ranges, `grid` for cells."""
+    trips, rows that the source reads again, and rows that come. `coarsen` is for ranges, `grid` for
+    cells."""
 
     method: Method
     bytes_expected: int
     _: KW_ONLY
     rows_read: int
     round_trips: int = 1
+    rows_come: float = 0.0
     coarsen: int = 0
     grid: Grid | None = None
+
+    def cost(self, line: Line) -> float:
+        """Return what the objective minimizes: bytes, or seconds, those of the warehouse too."""
+        cost = line.cost(self.bytes_expected, self.round_trips, self.rows_read)
+        if line.objective is Objective.BYTES:
+            return cost
+        return cost + seconds_of_rows(line, self.rows_come, self.bytes_expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +176,7 @@ def choose(at: Disagreement, offers: Sequence[PricedChoice]) -> Choice:
     usable = [offer.choice for offer in offers if offer.bytes_at_worst <= most]
     if at.of_keys:
         usable = [choice for choice in usable if choice.method is Method.SKETCH] or usable
-    cost = at.costs.line.cost
-    return min(usable, key=lambda c: cost(c.bytes_expected, c.round_trips, c.rows_read))
+    return min(usable, key=lambda choice: choice.cost(at.costs.line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +223,8 @@ def _estimated(at: Disagreement) -> _Estimate:
 def offer_copy(at: Disagreement) -> PricedChoice:
     """Return the offer to ship every row of the source."""
     rows = at.theirs.count
-    choice = Choice(Method.FULL, int(at.costs.prices.copy(rows)), rows_read=rows)
+    size = int(at.costs.prices.copy(rows))
+    choice = Choice(Method.FULL, size, rows_read=rows, rows_come=rows)
     return PricedChoice(choice, choice.bytes_expected)
 
 
@@ -240,7 +254,8 @@ def offer_ranges(at: Disagreement) -> PricedChoice | None:
     size = int(cost(best, estimate.likely, prices.changes))
     touched = hashed(best, estimate.likely) * estimate.theirs
     rows = rows_again(touched, estimate.theirs, by_index=at.costs.integer_key)
-    choice = Choice(Method.RANGE, size, rows_read=rows, round_trips=2, coarsen=best)
+    come = estimate.shipped(estimate.likely)
+    choice = Choice(Method.RANGE, size, rows_read=rows, round_trips=2, rows_come=come, coarsen=best)
     return PricedChoice(choice, cost(best, estimate.worst, prices.changes_at_worst))
 
 
@@ -266,7 +281,14 @@ def offer_cells(at: Disagreement) -> PricedChoice | None:
     more = max(cells_for(estimate.worst) - len(wanted), 0)
     worst = CELL_BYTES * (sent + more) + prices.changes_at_worst(estimate.shipped(estimate.worst))
     rows = rows_again(shipped, estimate.theirs, by_index=estimate.outside)
-    return PricedChoice(Choice(Method.SKETCH, int(likely), rows_read=rows, grid=wanted), worst)
+    choice = Choice(Method.SKETCH, int(likely), rows_read=rows, rows_come=shipped, grid=wanted)
+    return PricedChoice(choice, worst)
+
+
+def seconds_of_rows(line: Line, rows: float, size: float) -> float:
+    """Return the seconds that rows which come take beyond those of reading and of the line, which
+    carries `size` bytes while they are packed."""
+    return rows * CAME_ROW_S + max(rows * PACKED_ROW_S - size / line.bytes_per_s, 0.0)
 
 
 def rows_again(wanted: float, total: int, *, by_index: bool) -> int:

@@ -10,6 +10,9 @@ from enum import Enum
 # Levels of zstd. The scan limits a load; 12 takes 3 µs a row, and 19 ten times that for 9 % fewer
 # bytes, which pays only on metered lines.
 LOAD_LEVEL, REFRESH_LEVEL, METERED_LEVEL = 3, 12, 19
+# Above it a copy of all rows waits for level 12, which makes 4 to 6 MB/s of frames a processor; a
+# refresh that compares ships few rows, or does not know yet that they are many.
+SLOW_BYTES_PER_S = 5e6
 ROWS_PER_S = 500_000.0  # assumed of a source that was never read
 
 
@@ -44,8 +47,11 @@ class Line:
         """The bytes that the line could carry in a round trip; 0 if only bytes count."""
         return self.rtt_s * self.bytes_per_s if self.objective is Objective.SECONDS else 0.0
 
-    def level(self, ours: int) -> int:
-        """Return the zstd level for a table of `ours` rows, for a load if there are none."""
-        if not ours:
+    def level(self, ours: int, *, at_once: bool = False) -> int:
+        """Return the zstd level for a table of `ours` rows, for a load if there are none.
+
+        at_once: all rows are copied, and none is compared before.
+        """
+        if not ours or (at_once and self.bytes_per_s > SLOW_BYTES_PER_S):
             return LOAD_LEVEL
         return METERED_LEVEL if self.objective is Objective.BYTES else REFRESH_LEVEL

@@ -248,8 +248,9 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
         case NoDifference():
             return 0
         case AllRows():
-            # A copy that the configuration asks for comes however few rows changed.
-            is_asked = job.fragment.method is choice.Method.FULL
+            # A copy that the configuration asks for, or that nothing preceded, comes however few
+            # rows changed.
+            is_asked = job.fragment.method is choice.Method.FULL or p.is_copied_at_once
             return None if is_asked else sum(f.rows for f in p.files)
         case ListedRows(rows):
             return len(rows.positions)

@@ -36,7 +36,7 @@ from warehouse_agent.history.forecast_inputs import Situation, forecasts, marker
 from warehouse_agent.history.notes import NextPartNote, Quantiles
 from warehouse_agent.history.refresh_history import Histories
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
-from warehouse_agent.methods.registry import opening_for
+from warehouse_agent.methods.registry import is_copied_at_once, opening_for
 from warehouse_agent.planning import change_forecast, choice
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
 from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
@@ -111,6 +111,11 @@ class PreparedWhole(_Begun):
         """Return where the next part begins, as far as this refresh learnt it."""
         return self.ours.turn
 
+    @property
+    def is_copied_at_once(self) -> bool:
+        """Return True if all rows are asked for, and none is compared before."""
+        return is_copied_at_once(self.ours)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPass(_Begun):
@@ -120,6 +125,7 @@ class PreparedPass(_Begun):
     tiles: Pass
     part: ClassVar[None] = None
     turn: ClassVar[NextPartNote] = NextPartNote()
+    is_copied_at_once: ClassVar[bool] = False
 
     @property
     def compared(self) -> Digest:

@@ -19,6 +19,7 @@ from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.methods.sketch import LaterSide
+from warehouse_agent.planning.choice import PACKED_ROW_S, Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.refresh import marker_audit
@@ -141,7 +142,7 @@ def converse(
             recipe=p.layout.recipe,
             fragment_key=p.fragment_key,
             salt=p.salt,
-            level=p.known.line.level(ours.rows),
+            level=p.known.line.level(ours.rows, at_once=p.is_copied_at_once),
             agreed=stream.agreed,
             within=within,
             derivation=p.layout.derivation,
@@ -162,7 +163,7 @@ def rows_per_s(
     line: Line, outcome: Outcome, seconds: float, size: int, beside_s: float = 0.0
 ) -> float | None:
     """Return how fast the source read in one exchange; None if the exchange was too short to tell,
-    or the source may have waited for our sums.
+    a copy that the line held up, or the source may have waited for our sums.
 
     Time for which the source held back says nothing of the next refresh. At least half of the time
     is taken to be spent on reading, because rows are on the line while others are read.
@@ -174,5 +175,8 @@ def rows_per_s(
     if outcome.rows_read <= ROWS_TIMED or not seconds:
         return None
     waited = line.seconds(size, outcome.round_trips, 0)
+    if outcome.method is Method.FULL and outcome.scans == 1 and waited > seconds / 2:
+        return None  # rows went out as they were read, and the line took its time
+    waited += max(outcome.came.count * PACKED_ROW_S - outcome.frame_bytes / line.bytes_per_s, 0)
     read_s = max(seconds - waited - outcome.held_back_s, seconds / 2)
     return None if read_s < BESIDE_FACTOR * beside_s else outcome.rows_read / read_s
