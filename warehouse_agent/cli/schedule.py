@@ -15,7 +15,7 @@ from warehouse_agent.scheduler.configuration import LoopError
 from warehouse_agent.scheduler.due import (
     FragmentDecision,
     SelectionDecision,
-    probes,
+    answers,
     scheduled,
 )
 from warehouse_agent.storage.store import Store
@@ -30,7 +30,7 @@ def schedule(
 ) -> list[int]:
     """Print the decision about each fragment; with `ask`, ask the sources what changed."""
     store = Store.of(config)
-    said = probes(config, store, chosen.fragments) if ask else {}
+    said = answers(config, chosen.fragments) if ask else {}
 
     def one(fragment: Fragment) -> None:
         entry = scheduled(config, store, fragment, now.timestamp(), said.get(fragment.name))

@@ -219,13 +219,14 @@ class ComponentTurn:
         """Put what was committed, and what was ahead, into `after`."""
         store, fragments = self._services.store, self._services.config.fragments
         for name in sorted({*taken.held, *state.names_ahead}):
-            if name in taken.held:  # without locks, a newer version may be there already
-                version = taken.held[name].job.report.version
-                snapshot = formats.head(store, name, version=version)
+            job = taken.held[name].job if name in taken.held else None
+            if job is not None:  # without locks, a newer version may be there already
+                snapshot = formats.head(store, name, version=job.report.version)
             else:
                 snapshot = state.fragments[name].head
             if snapshot is not None:
-                after[name] = fragment_member(store, fragments[name], snapshot)
+                notes = None if job is None else job.notes
+                after[name] = fragment_member(store, fragments[name], snapshot, notes)
 
     def _holds(self, taken: TakenFragments, turned: Sequence[PhaseOfView]) -> bool:
         """Return True if a view that failed holds its component; say so in every report."""

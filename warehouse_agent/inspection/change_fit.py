@@ -11,6 +11,7 @@ from warehouse_agent.change_models.fitness import Fitness, of_counts, of_model
 from warehouse_agent.change_models.memory import Memory
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.history import change_memory
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.scheduler.claimed_times import ClaimedTimesFit, claimed, event_time
 from warehouse_agent.scheduler.parent_deletions import Parents, parents
 from warehouse_agent.storage.store import Store
@@ -57,8 +58,8 @@ def fitted(config: WarehouseConfig, fragment: Fragment) -> ChangeFit | None:
     """
     store = Store.of(config)
     memory = change_memory.remembered(store, fragment.name, fragment.time_zone)
-    times = None
-    if (of := event_time(store, fragment)) is not None and memory.last is not None:
+    times, notes = None, Notes.read(store, fragment.name)
+    if (of := event_time(store, fragment, notes)) is not None and memory.last is not None:
         times = claimed(store, fragment, of, memory.last)
     by_counts = fit(memory, fragment.time_zone)
     by_times = None if times is None else times.found

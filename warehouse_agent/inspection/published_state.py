@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from warehouse_agent.views.timings import longest_s
 from warehouse_agent.visible_versions.members import Member
 
 if TYPE_CHECKING:
-    from warehouse_agent.scheduler.probes import ProbedChange
+    from warehouse_agent.scheduler.probes import ProbedChange, SourceAnswer
 
 READ_AT_ONCE = 4  # tables
 INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were two
@@ -124,6 +124,16 @@ class VersionHistory:
     missing: NotFound | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadTable:
+    """A table as it was read: its state, its history, and, of a fragment, its version and notes."""
+
+    state: PublishedState
+    history: RefreshHistory
+    version: Snapshot | None = None
+    notes: Notes = field(default_factory=Notes)
+
+
 @contextlib.contextmanager
 def reading(
     config: WarehouseConfig, chosen: Sequence[Fragment | View], now: datetime, *, ask: bool
@@ -134,21 +144,17 @@ def reading(
         ask: ask the sources of the fragments whether anything changed.
     """
     store = Store.of(config)
-    activities: Mapping[str, ProbedChange] = {}
-    if ask:
-        from warehouse_agent.scheduler import probes  # gRPC, which a state needs for nothing else
-
-        fragments = [one for one in chosen if isinstance(one, Fragment)]
-        activities = probes.probed(store, fragments)
+    fragments = [one for one in chosen if isinstance(one, Fragment)] if ask else []
+    said = _answers(fragments)
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
         flipped = pool.submit(_members, store)
-        read = {one.name: pool.submit(_table_state, store, one) for one in chosen}
+        read = {one.name: pool.submit(_read, store, one, ask=ask) for one in chosen}
 
         def state(one: Fragment | View) -> PublishedState:
-            known, history = read[one.name].result()
-            table = _ahead(store, _visible(known, flipped.result()))
-            table = replace(table, activity=activities.get(one.name))
-            return _judged(config, history, one, table, now)
+            known = read[one.name].result()
+            table = _ahead(store, _visible(known.state, flipped.result()))
+            table = replace(table, activity=_activity(known, said.get(one.name)))
+            return _judged(config, known.history, one, table, now)
 
         try:
             yield state
@@ -228,15 +234,45 @@ def _ahead(store: Store, table: PublishedState) -> PublishedState:
     return replace(table, ahead=UnseenChanges(rows, utc_at(since.timestamp())))
 
 
-def _table_state(store: Store, one: Fragment | View) -> tuple[PublishedState, RefreshHistory]:
-    """Return what is published of a table, and the history of its refreshes."""
-    if isinstance(one, Fragment):
-        table = replace(fragment_state(store, one.name), kind="kept" if one.is_kept else "fragment")
-        return table, refresh_history.read(store, one.name, failures.until_success())
+def _answers(fragments: Sequence[Fragment]) -> Mapping[str, SourceAnswer]:
+    """Ask the sources of fragments what changed; return what each said, by fragment."""
+    if not fragments:
+        return {}
+    from warehouse_agent.scheduler import probes  # gRPC, which a state needs for nothing else
+
+    return probes.asked(fragments)
+
+
+def _activity(known: _ReadTable, said: SourceAnswer | None) -> ProbedChange | None:
+    """Return what a source says of the changes since a version; None: it was not asked."""
+    if said is None:
+        return None
+    from warehouse_agent.scheduler import probes
+
+    return probes.change(known.version, known.notes, known.history, said)
+
+
+def _read(store: Store, one: Fragment | View, *, ask: bool) -> _ReadTable:
+    """Read what is published of a table, and the history of its refreshes.
+
+    Args:
+        ask: its source is asked; what it says is compared with all refreshes since the load.
+    """
+    if isinstance(one, View):
+        return _view_state(store, one)
+    version, notes = _published(store, one.name)
+    table = _fragment_state(store, one.name, version, notes)
+    table = replace(table, kind="kept" if one.is_kept else "fragment")
+    enough = refresh_history.earlier_refreshes(None) if ask else failures.until_success()
+    return _ReadTable(table, refresh_history.read(store, one.name, enough), version, notes)
+
+
+def _view_state(store: Store, one: View) -> _ReadTable:
+    """Read what is published of a view, and the history of its refreshes."""
     snapshot = formats.view_head(store, one.name)
     history = refresh_history.read(store, one.name, phase_history.last_staleness)
     if snapshot is None:
-        return PublishedState(one.name, kind="view"), history
+        return _ReadTable(PublishedState(one.name, kind="view"), history)
     record = snapshot.record
     table = PublishedState(
         name=one.name,
@@ -254,16 +290,27 @@ def _table_state(store: Store, one: Fragment | View) -> tuple[PublishedState, Re
         other=None if snapshot.other is None else snapshot.other.text,
         staleness=next((dict(s) for _, s in phase_history.staleness(history)), None),
     )
-    return table, history
+    return _ReadTable(table, history)
 
 
 def fragment_state(store: Store, name: str) -> PublishedState:
     """Return the published state of a fragment. Raises WarehouseUnavailable."""
-    snapshot = formats.head(store, name)
+    return _fragment_state(store, name, *_published(store, name))
+
+
+def _published(store: Store, name: str) -> tuple[Snapshot | None, Notes]:
+    """Return the published version of a fragment, and its notes; None: nothing is published."""
+    version = formats.head(store, name)
+    return version, Notes() if version is None else Notes.read(store, name)
+
+
+def _fragment_state(
+    store: Store, name: str, snapshot: Snapshot | None, notes: Notes
+) -> PublishedState:
+    """Return the published state of a fragment whose version and notes were read."""
     if snapshot is None:
         return PublishedState(name)
     record = snapshot.record
-    notes = Notes.read(store, name)
     comparison, security = notes.comparison(snapshot), notes.policies(snapshot)
     interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)
     recipe = snapshot.layout.recipe

@@ -185,7 +185,8 @@ class Attempt:
                     return
                 job.report.note_published(commit(job, proven))
                 job.report.recovered()
-                flipped = self._services.flips.committed(job.fragment, job.report.version)
+                version, flips = job.report.version, self._services.flips
+                flipped = flips.committed(job.fragment, version, job.notes)
                 job.report.warehouse_version = flipped
 
     def _walk(self, link: SourceChannel, job: Job, p: PreparedPass) -> None:

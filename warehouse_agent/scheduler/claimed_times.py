@@ -56,16 +56,19 @@ class ClaimedTimesFit:
     without: int = 0
 
 
-def event_time(store: Store, fragment: Fragment) -> EventTime | None:
+def event_time(store: Store, fragment: Fragment, notes: Notes) -> EventTime | None:
     """Return the column that claims times: the configured one, else a time marker's where it is
     published as a time; None: there is none.
+
+    Args:
+        notes: of the fragment.
 
     Raises:
         WarehouseUnavailable: what is published cannot be read.
     """
     if fragment.event_time is not None:
         return fragment.event_time
-    column = Notes.read(store, fragment.name).marker_time
+    column = notes.marker_time
     snapshot = formats.head(store, fragment.name) if column else None
     if snapshot is None:
         return None
@@ -75,18 +78,19 @@ def event_time(store: Store, fragment: Fragment) -> EventTime | None:
     return EventTime(column, EventKind.UPDATE)
 
 
-def claims_of(store: Store, fragment: Fragment, until: float) -> Claims | None:
+def claims_of(store: Store, fragment: Fragment, until: float, notes: Notes) -> Claims | None:
     """Return the claimed times by hour, for decisions; None: there is no such column.
 
     The table is read once a day at most: what was found is kept in `_driftline/claims/NAME.json`.
 
     Args:
         until: the source's instant of the published version.
+        notes: of the fragment.
 
     Raises:
         ConfigurationError, WarehouseUnavailable: as `claimed`.
     """
-    if (of := event_time(store, fragment)) is None:
+    if (of := event_time(store, fragment, notes)) is None:
         return None
     identity = [of.column, of.kind.value, fragment.time_zone]
     place = (PRIVATE, "claims", f"{fragment.name}.json")

@@ -7,17 +7,25 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from driftline.errors import ConfigurationError, DriftlineError, WarehouseUnavailable
+from driftline.errors import ConfigurationError, DriftlineError
 
 from warehouse_agent.change_models.memory import LearnedMemories, Memory
 from warehouse_agent.components import phase_history
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.history import change_memory
-from warehouse_agent.history.refresh_history import read, refreshes
+from warehouse_agent.history.notes import Notes
+from warehouse_agent.history.refresh_history import (
+    RefreshHistory,
+    earlier_refreshes,
+    read,
+    refreshes,
+)
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.timetable.decision import NEVER, Circumstances, Decision, decide
 from warehouse_agent.timetable.probe import ProbeResult
 from warehouse_agent.timetable.retry import FailureStreak
@@ -25,6 +33,9 @@ from warehouse_agent.views import component_graph
 from warehouse_agent.views.inputs import inputs_of
 from warehouse_agent.views.selection import TableSelection, select
 from warehouse_agent.views.timings import timings_of
+
+if TYPE_CHECKING:
+    from warehouse_agent.scheduler.probes import SourceAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +57,9 @@ class FragmentDecision:
     refresh_s: float = 0.0
 
 
-def probes(
-    config: WarehouseConfig, store: Store, fragments: Sequence[Fragment]
-) -> Mapping[str, ProbeResult]:
-    """Ask the sources what changed, without a scan, where a timing makes use of it.
-
-    Nothing is known of fragments whose published state cannot be read.
-    """
+def answers(config: WarehouseConfig, fragments: Sequence[Fragment]) -> Mapping[str, SourceAnswer]:
+    """Ask the sources what changed, without a scan, where a timing makes use of it; return what
+    each said, by fragment."""
     chosen = [
         fragment
         for fragment in fragments
@@ -60,11 +67,9 @@ def probes(
     ]
     if not chosen:
         return {}
-    from warehouse_agent.scheduler.probes import probed  # gRPC, where a source is asked
+    from warehouse_agent.scheduler.probes import asked  # gRPC, where a source is asked
 
-    with contextlib.suppress(WarehouseUnavailable):
-        return {name: one.probe for name, one in probed(store, chosen).items()}
-    return {}
+    return asked(chosen)
 
 
 def scheduled(
@@ -72,7 +77,7 @@ def scheduled(
     store: Store,
     fragment: Fragment,
     now: float,
-    probe: ProbeResult | None,
+    said: SourceAnswer | None,
     *,
     expects: bool = True,
     learned: LearnedMemories | None = None,
@@ -81,7 +86,7 @@ def scheduled(
 
     Args:
         now: seconds since 1970.
-        probe: what its source says; None: it was not asked.
+        said: by its source; None: it was not asked.
         expects: also say what is expected to be unseen until then.
         learned: what a loop fits its models to; None: all that is remembered.
 
@@ -89,7 +94,11 @@ def scheduled(
         WarehouseUnavailable: what is published, or its history, cannot be read.
     """
     published = formats.head(store, fragment.name)
-    history = read(store, fragment.name, refreshes(change_memory.LATEST)).with_newest(published)
+    enough = refreshes(change_memory.LATEST) if said is None else earlier_refreshes(None)
+    history = read(store, fragment.name, enough)
+    notes = Notes() if published is None else Notes.read(store, fragment.name)
+    probe = ProbeResult() if said is None else _probe(published, notes, history, said)
+    history = history.with_newest(published)
     memory = change_memory.remembered(store, fragment.name, fragment.time_zone, history)
     refresh_s, sent = change_memory.habits(history)
     duration_s = refresh_s + _phase_s(config, store, fragment.name, memory)
@@ -100,13 +109,13 @@ def scheduled(
         )
 
         try:
-            claims = claims_of(store, fragment, last)
+            claims = claims_of(store, fragment, last, notes)
         except ConfigurationError as error:  # the counts of refreshes decide
             unread = error.message
     given = Circumstances(
         last=taken,
         behind_s=memory.behind_s,
-        probe=probe or ProbeResult(),
+        probe=probe,
         allowed=fragment.source.refresh_hours,
         zone=fragment.source.time_zone,
         duration_s=duration_s,
@@ -122,6 +131,15 @@ def scheduled(
     if held and not decide(fitted, timings, replace(given, failed=None), now, expects=False).due:
         held = None
     return FragmentDecision(fragment.name, decision, memory.dropped, unread, held, refresh_s)
+
+
+def _probe(
+    published: Snapshot | None, notes: Notes, history: RefreshHistory, said: SourceAnswer
+) -> ProbeResult:
+    """Return what a source says of the changes since the published version."""
+    from warehouse_agent.scheduler.probes import change
+
+    return change(published, notes, history, said).probe
 
 
 def _phase_s(config: WarehouseConfig, store: Store, name: str, memory: Memory) -> float:
@@ -174,15 +192,15 @@ def look(
     learned: as in `scheduled`.
     """
     store = Store.of(config)
-    said = probes(config, store, chosen.fragments)
+    said = answers(config, chosen.fragments)
     names: list[str] = []
     later: list[FragmentDecision] = []
     errors: list[DriftlineError] = []
 
     def one(fragment: Fragment) -> None:
-        probe = said.get(fragment.name)
+        answer = said.get(fragment.name)
         entry = scheduled(
-            config, store, fragment, now.timestamp(), probe, expects=False, learned=learned
+            config, store, fragment, now.timestamp(), answer, expects=False, learned=learned
         )
         if entry.decision.due:
             names.append(entry.name)

@@ -1,6 +1,7 @@
 """Ask sources, without a scan, what changed since the published versions (`status --ask`).
 
 One call for each source. A source that cannot be asked is no error: what it would say is a hint.
+Nothing of the warehouse is read here: who asks has read it for more than this.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from driftline.relations.activity import Activity, UnknownActivity
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.refresh_history import RefreshHistory, earlier_refreshes, read
-from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import Store
+from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.timetable.activity_change import FullRefresh, change_since
 from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult
@@ -25,6 +24,9 @@ from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.preflight import reach
 
 SOURCES_AT_ONCE: Final = 4
+
+# What a source says of a relation; or that it was asked too recently.
+SourceAnswer = Activity | ProbeResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,8 @@ class ProbedChange:
     version: int | None
 
 
-def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, ProbedChange]:
-    """Ask the sources of fragments; return what changed since which version, by name.
-
-    Raises:
-        WarehouseUnavailable: a published table cannot be read.
-    """
+def asked(fragments: Sequence[Fragment]) -> Mapping[str, SourceAnswer]:
+    """Ask the sources of fragments; return what each says of the relation, by fragment."""
     sources = {fragment.source.name: fragment.source for fragment in fragments}
     relations = {
         name: sorted({f.relation for f in fragments if f.source.name == name}) for name in sources
@@ -48,39 +46,37 @@ def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, ProbedCh
     with ThreadPoolExecutor(SOURCES_AT_ONCE) as pool:
         calls = {n: pool.submit(_activities, s, relations[n]) for n, s in sources.items()}
         said = {name: call.result() for name, call in calls.items()}
-    return {f.name: _since(store, f, said[f.source.name]) for f in fragments}
+    return {f.name: said[f.source.name][f.relation] for f in fragments}
 
 
-def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activity] | ProbeResult:
-    """Return the activity of relations, by name; or that the source was asked too recently."""
+def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, SourceAnswer]:
+    """Return what a source says of relations, by name."""
     try:
         reach(source)
         with SourceChannel(source) as link:
             return link.activity(relations)
     except DriftlineError as error:
         if isinstance(error, NotNow) and (wait_s := error.wait_s()) is not None:
-            return ProbeResult(ProbeAnswer.PUT_OFF, why=error.message, wait_s=wait_s)
+            put_off = ProbeResult(ProbeAnswer.PUT_OFF, why=error.message, wait_s=wait_s)
+            return dict.fromkeys(relations, put_off)
         return dict.fromkeys(relations, UnknownActivity(error.message))
 
 
-def _since(
-    store: Store, fragment: Fragment, said: Mapping[str, Activity] | ProbeResult
+def change(
+    version: Snapshot | None, notes: Notes, history: RefreshHistory, said: SourceAnswer
 ) -> ProbedChange:
-    version = formats.head(store, fragment.name)
+    """Return what a source says of the changes since the published version of a fragment.
+
+    Args:
+        version: None: nothing is published.
+        history: read down to the load (`earlier_refreshes(None)`).
+    """
     if version is None:
         return ProbedChange(ProbeResult(why="nothing is published yet"), None)
     if isinstance(said, ProbeResult):
         return ProbedChange(said, version.version)
-    now = said[fragment.relation]
-    before = kept(store, version, fragment.name)
-    history = read(store, fragment.name, earlier_refreshes(None))
-    probe = change_since(before, now, refreshes(history))
-    return ProbedChange(probe, version.version)
-
-
-def kept(store: Store, version: Snapshot, name: str) -> Activity | None:
-    """Return the activity from before a version's `as_of`; None if it is not known."""
-    return Notes.read(store, name).comparison(version).activity
+    before = notes.comparison(version).activity
+    return ProbedChange(change_since(before, said, refreshes(history)), version.version)
 
 
 def refreshes(history: RefreshHistory) -> list[FullRefresh]:

@@ -4,7 +4,8 @@ A fragment without views is flipped directly after its own commit. The table beg
 view; its first version names the newest version of every configured table.
 
 Locks may not exclude others (object stores have none), so no flip is written blindly: what moves is
-read, or compared with what it was decided on, on the members that the flip replaces.
+read, or compared with what it was decided on, on the members that the flip replaces. Where they do
+exclude others, the notes of a fragment whose lock is held are passed on, not read again.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ class Flips:
             self._known = version
         return version
 
-    def committed(self, fragment: Fragment, version: int | None) -> int | None:
+    def committed(
+        self, fragment: Fragment, version: int | None, notes: Notes | None = None
+    ) -> int | None:
         """Commit the flip of a fragment that was committed, or found equal while its head is ahead.
 
         Args:
             version: of its table now; None: nothing is published.
+            notes: as they are after it, while its lock is held; None: they are read.
 
         Returns:
             The number of the newest warehouse version that is known; None without a table.
@@ -69,7 +73,7 @@ class Flips:
         member = known.members.get(fragment.name) if known else None
         if known is None or version is None or (member and member.version == version):
             return known.number if known else None
-        return self._flip(lambda _: self._heads([fragment]))
+        return self._flip(lambda _: self._heads([fragment], notes))
 
     def move(
         self, changed: Sequence[Member], read: Mapping[str, Member], names: Iterable[str]
@@ -130,10 +134,13 @@ class Flips:
             self._known = version
         return version.number if version else None
 
-    def _heads(self, fragments: Iterable[Fragment]) -> list[Member]:
-        """Return members of the newest versions of those fragments that are published."""
+    def _heads(self, fragments: Iterable[Fragment], notes: Notes | None = None) -> list[Member]:
+        """Return members of the newest versions of those fragments that are published.
+
+        notes: of the only one, as in `committed`.
+        """
         return [
-            fragment_member(self.store, fragment, snapshot)
+            fragment_member(self.store, fragment, snapshot, notes)
             for fragment in fragments
             if (snapshot := formats.head(self.store, fragment.name)) is not None
         ]
@@ -142,9 +149,16 @@ class Flips:
         return any(name in view.inputs for view in self.config.views.values())
 
 
-def fragment_member(store: Store, fragment: Fragment, snapshot: Snapshot) -> Member:
-    """Return the member of a fragment whose version `snapshot` is."""
-    comparison = Notes.read(store, fragment.name).comparison(snapshot)
+def fragment_member(
+    store: Store, fragment: Fragment, snapshot: Snapshot, notes: Notes | None = None
+) -> Member:
+    """Return the member of a fragment whose version `snapshot` is.
+
+    notes: of the fragment, as they are now if its lock excludes others; None: they are read.
+    """
+    if notes is None or not store.has_locks:
+        notes = Notes.read(store, fragment.name)
+    comparison = notes.comparison(snapshot)
     return Member(
         name=fragment.name,
         kind=MemberKind.KEPT if fragment.is_kept else MemberKind.FRAGMENT,

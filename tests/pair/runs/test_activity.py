@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from driftline.relations.activity import CountedActivity, from_json
 
 from tests.harness.legacy import PostgresLegacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
+from warehouse_agent.cli.main import cli
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import read
 from warehouse_agent.scheduler import probes
 from warehouse_agent.storage.formats import head
@@ -102,7 +105,8 @@ def test_a_part_keeps_the_earlier_value_and_a_pass_that_of_its_first_tile(pair: 
     assert whole.proof == "total"
     version = head(pair.store, "orders")
     assert version is not None
-    assert probes.kept(pair.store, version, "orders") == from_json(whole.activity)
+    kept = Notes.read(pair.store, "orders").comparison(version).activity
+    assert kept == from_json(whole.activity)
     assert asked(pair)["state"] == "unchanged"
 
 
@@ -152,3 +156,14 @@ def test_sqlite_in_both_modes(tmp_path: Path) -> None:
             said.append(asked(made)["text"])
         legacy.close()
         assert said == texts
+
+
+def test_a_table_that_cannot_be_read_stops_no_other(pair: Pair) -> None:
+    pair.reports()
+    (entry,) = sorted((pair.warehouse / "seen" / "_delta_log").glob("*.json"))
+    entry.write_bytes(b"{")
+    words = ["--config", str(pair.warehouse_toml()), "status", "--ask", "--json"]
+    ended = CliRunner().invoke(cli, words)
+    (shown,) = [json.loads(line) for line in ended.stdout.splitlines() if '"error"' not in line]
+    assert ended.exit_code == 3, ended.output
+    assert (shown["name"], shown["activity"]["state"]) == ("orders", "unchanged")

@@ -20,7 +20,10 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from warehouse_agent.cli import main
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
+from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions.flips import fragment_member
 from warehouse_agent.visible_versions.readers import read
 
 ROWS = 400
@@ -28,19 +31,24 @@ KINDS = ("notes", "history", "memory", "log", "data")  # whose reads have a colu
 HEADER = ("command", *(f"reads of {kind}" for kind in KINDS), *(f"{one}s" for one in OPERATIONS))
 EDITS = ("UPDATE t SET note = 'x' WHERE id < 7", "DELETE FROM t WHERE id = 9")
 NOTHING, PLAN = "`refresh`, nothing changed", "`plan`"
+FLIP = "`refresh`, 7 of 399 rows changed, with a flip"
+ONCE = (FLIP, "`status`", "`status --ask`", "`schedule`", "`schedule --ask`")
 # What one table may cost. Both name small files that are read again and again.
 READS_MAX = {(name, kind): 1 for name in (NOTHING, PLAN) for kind in ("notes", "history", "log")}
+READS_MAX |= {(name, kind): 1 for name in ONCE for kind in ("notes", "history")}
 WRITES_MAX = {"notes": 1, "history": 1, "memory": 1}  # of a refresh that finds nothing
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("requests")
-    legacy = SqliteLegacy(folder / "erp.db")
+    legacy = SqliteLegacy(folder / "erp.db", wal=False)  # whose changes are counted
     legacy.execute("CREATE TABLE t (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
     legacy.many("INSERT INTO t VALUES (?, ?)", [(i, f"note {i}") for i in range(ROWS)])
     with Pair(NoSpark(), legacy, folder / "pair", {"t": 'table = "t"'}) as made:
-        made.fragment_lines["t"] = 'method = "sketch"\ninterval_max = "1h"'
+        made.fragment_lines["t"] = 'method = "sketch"\nfreshness = "1h"'
+        made.limits = "activity_seconds = 0.001"
+        made.restart()
         yield made
     legacy.close()
 
@@ -56,6 +64,14 @@ def command(pair: Pair, *words: str) -> Counted:
     return found
 
 
+def begin_versions(pair: Pair) -> None:
+    """Begin the table of versions, as the first view does."""
+    head = formats.head(pair.store, "t")
+    assert head is not None
+    member = fragment_member(pair.store, pair.config().fragments["t"], head)
+    assert warehouse_versions.flip(pair.store, lambda _: {"t": member}) is not None
+
+
 @pytest.fixture(scope="module")
 def found(pair: Pair, spark: SparkSession) -> dict[str, Counted]:
     """The requests of each command, in the order of the page."""
@@ -68,14 +84,19 @@ def found(pair: Pair, spark: SparkSession) -> dict[str, Counted]:
     pair.check("t")
     made[PLAN] = command(pair, "plan", "t")
     made["`status`"] = command(pair, "status")
+    made["`status --ask`"] = command(pair, "status", "--ask")
     made["`history`"] = command(pair, "history", "t")
     made["`schedule`"] = command(pair, "schedule", "t")
+    made["`schedule --ask`"] = command(pair, "schedule", "t", "--ask")
     made["`refresh --due`, nothing due"] = command(pair, "refresh", "--due")
     made["`verify`"] = command(pair, "verify", "t")
     with counted(pair.warehouse) as reading:
         assert read(spark, pair.warehouse, "t").count() == ROWS - 1
     made["`warehouse_agent.read`"] = reading
     made["`gc --yes`"] = command(pair, "gc", "t", "--keep-hours", "0", "--yes")
+    begin_versions(pair)
+    pair.legacy.execute("UPDATE t SET note = 'y' WHERE id < 7")
+    made[FLIP] = command(pair, "refresh", "t")
     return made
 
 
@@ -101,7 +122,7 @@ def test_small_files_are_not_read_again_and_again(found: dict[str, Counted]) -> 
     assert all(counts[one] <= most for one, most in READS_MAX.items()), counts
     assert found[NOTHING].of("write").items() <= WRITES_MAX.items()
     assert max(found[name]["head", "log"] for name in (NOTHING, PLAN)) <= 1
-    for name in (PLAN, "`status`", "`history`", "`schedule`", "`verify`", "`warehouse_agent.read`"):
+    for name in (PLAN, *ONCE[1:], "`history`", "`verify`", "`warehouse_agent.read`"):
         assert not found[name].of("write"), name
         assert not found[name].of("remove"), name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,6 @@ from tests.harness.legacy import PostgresLegacy
 from tests.harness.pgbouncer import PgBouncer
 from tests.harness.servers import PostgreSQL
 from tests.pair.since.rig import ROWS, XMIN, Stock, counts
-from warehouse_agent.config import select
-from warehouse_agent.scheduler import probes
 from warehouse_agent.timetable.probe import ProbeAnswer
 
 LEFT_BEHIND = (
@@ -88,7 +87,6 @@ def test_refreshes_through_a_pooler(legacy: Pooled, tmp_path: Path) -> None:
     report = stock.refresh()
     assert (counts(report), report.proof) == ((0, 2, 0), "total")
     stock.check()
-    config = stock.pair.config()
-    asked = probes.probed(stock.pair.store, select(config, ["stock"], False))["stock"].probe
-    assert asked.answer is ProbeAnswer.UNCHANGED or not legacy.reports_counts
+    asked = json.loads(stock.pair.said("status", "--ask", "--json", "stock"))["activity"]
+    assert asked["state"] == ProbeAnswer.UNCHANGED.value or not legacy.reports_counts
     stock.pair.stop()

@@ -10,6 +10,7 @@ from driftline.errors import Locked
 from tests.warehouse_agent.storage.test_table_formats import LAYOUT, RECORD
 from tests.warehouse_agent.visible_versions.test_members import view
 from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, Snapshot
@@ -59,9 +60,11 @@ def overtaken_once(config: WarehouseConfig, monkeypatch: pytest.MonkeyPatch, cal
     """Let another command commit and flip `other` when its head was read for the n-th time."""
     calls = 0
 
-    def member(store: Store, fragment: Fragment, snapshot: Snapshot) -> Member:
+    def member(
+        store: Store, fragment: Fragment, snapshot: Snapshot, notes: Notes | None = None
+    ) -> Member:
         nonlocal calls
-        found = fragment_member(store, fragment, snapshot)
+        found = fragment_member(store, fragment, snapshot, notes)
         calls += fragment.name == "other"
         if calls == call and fragment.name == "other":
             news = committed(config, "other")
