@@ -91,6 +91,11 @@ class CopySide:
     updates_left: ClassVar[float] = 0.0
     turn: ClassVar[NextPartNote] = NextPartNote()
 
+    @property
+    def rows(self) -> int:
+        """Return the number of our rows."""
+        return self.compared.count
+
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Ask for every row as one who has none."""
         slots = strata(RangeSums(1).short_digests(), terms.salt).tobytes()

@@ -20,7 +20,7 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from warehouse_agent.refresh import whole
 from warehouse_agent.storage.formats import head
-from warehouse_agent.tasks import staging, written_ahead
+from warehouse_agent.tasks import staging, write, written_ahead
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.written_ahead import FilesAhead
 
@@ -129,7 +129,7 @@ def test_rows_that_cannot_be_written(pair: Pair, monkeypatch: pytest.MonkeyPatch
         raise WarehouseUnavailable("The disk is full.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(written_ahead.Sink, "add", full)
+        patch.setattr(write.Sink, "add", full)
         error = pair.error("t")
     assert (error["code"], error["message"]) == ("WAREHOUSE", "The disk is full.")
     assert data_files(pair) == []
