@@ -1,9 +1,9 @@
 """Each side against the other side of an older release: two people upgrade on two days.
 
-BASE is the commit before the messages last changed, OLDER one before markers, foreign keys and
-named keys. Each is taken out of the repository's own history; its source agent runs as a process
-against this tree's warehouse, and its warehouse as a process against this tree's source agent.
-Whoever adds messages moves BASE to the commit before.
+LATEST is the commit before the messages last changed, BASE one before checksums, OLDER one before
+markers, foreign keys and named keys. Each is taken out of the repository's own history; its source
+agent runs as a process against this tree's warehouse, and its warehouse as a process against this
+tree's source agent. Whoever adds messages moves LATEST to the commit before.
 
 FIELD is the commit before the first archive, unit and failpoint. Its wheel is built and installed,
 and one side after the other is upgraded around one warehouse, as users do it.
@@ -25,7 +25,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import VersionMismatch
 from driftline.relations.reference_messages import FEATURE
-from driftline.wire.negotiation import CHECKSUM, SINCE
+from driftline.wire.negotiation import CHECKSUM, LATER, SINCE
 from pyspark.sql import SparkSession
 
 from source_agent.engines.sqlite.activity import WAL
@@ -34,11 +34,13 @@ from tests.harness.absent import absent
 from tests.harness.installation import Installation, build_wheel, clean_environment, install
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import UNBRAKED, Pair, SourceProcess, environment
+from warehouse_agent.refresh import prepare
 from warehouse_agent.scheduler.parent_deletions import parents
 from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.reply_validation import refusal
 
-BASE = "93f1f45b30fecf4cf5e3468c446ee4484a648c4e"
+LATEST = "93f1f45b30fecf4cf5e3468c446ee4484a648c4e"
+BASE = "00d938a352968ee54b996c61315e48e46daf722f"
 OLDER = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
 FIELD = "d5146057dbfa90ee8da1a9a36df9842adc154a90"
 ROWS = 2000
@@ -75,6 +77,12 @@ def tree_of(commit: str, folder: Path, paths: tuple[str, ...] = PRODUCT) -> Path
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4
         archive.extractall(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def latest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of LATEST."""
+    return tree_of(LATEST, tmp_path_factory.mktemp("latest"))
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +178,28 @@ def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
                 raise refusal(stream.receive().refused)
 
 
+def test_a_source_before_the_newest_messages_is_asked_for_none(
+    latest: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the history says that our sums would be ready before its scan ends."""
+    monkeypatch.setattr(prepare, "_is_later", lambda *_: True)
+    pair.stop()
+    with SourceProcess(pair.source_toml(), tree=latest) as source:
+        pair.address = source.address
+
+        def refresh(changes: Changes) -> None:
+            check_reports([json.loads(report.to_json()) for report in pair.reports()], changes)
+            pair.check("orders")
+
+        refresh(None)
+        refresh(edit(pair))
+        refresh((0, 0, 0))
+        with SourceChannel(pair.config().sources["erp"]) as link, link.stream() as stream:
+            stream.send(pb.Request(open=pb.Open(protocol=1, relation="orders", features=[LATER])))
+            with pytest.raises(VersionMismatch, match=LATER):
+                raise refusal(stream.receive().refused)
+
+
 def test_an_older_source_gives_no_mark(older: Path, pair: Pair) -> None:
     """All rows are compared, and the report says why."""
     pair.fragment_lines["orders"] = 'proof = "keys"\nmethod = "since"'
@@ -262,7 +292,7 @@ def older_warehouse(
             process.wait()
 
 
-@pytest.mark.parametrize("release", ["base", "older"])
+@pytest.mark.parametrize("release", ["latest", "base", "older"])
 def test_an_older_warehouse_refreshes_from_this_source(
     release: str, pair: Pair, request: pytest.FixtureRequest
 ) -> None:
