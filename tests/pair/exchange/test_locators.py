@@ -20,11 +20,13 @@ from driftline.reconciliation.ranges import from_quantiles, uniform
 
 from source_agent.engines.interface import Rows, Session
 from source_agent.engines.relations.shapes import Shape
+from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.scan.locators import LocatorMemory
 from tests.harness.exchange_pair import (
     COMPOSITE,
     LOOSE,
     TEXT,
+    Ours,
     Result,
     Schema,
     encode,
@@ -163,3 +165,22 @@ def test_a_row_that_is_not_where_it_was_ends_the_exchange(way: str, method: Meth
     with pytest.raises(DriftlineError, match=r"Two reads of one snapshot|again"):
         compared(ROWID, 50, memory, method=method, wrap=lambda session: Moved(session, way))
     assert memory.taken == 0
+
+
+def test_an_exchange_that_is_cut_gives_its_memory_back(tmp_path: Path) -> None:
+    """While the warehouse thinks about a verdict, the places of all rows are held."""
+    rows = large(ROWS, seed=1)
+    ours, theirs = table_of(TEXT, rows), table_of(TEXT, edit(rows, 50, seed=50))
+    fill(tmp_path / "erp.db", TEXT, theirs)
+    memory = LocatorMemory(lambda: ENOUGH)
+    with closing(open_session(tmp_path / "erp.db")) as session:
+        shape = session.describe(TEXT.relation)
+        encoded = [encode(row) for row in ours]
+        for sketch in (None, sketch_of(TEXT, rows, 2520, 0)):
+            opening = Ours(encoded, shape.recipe, uniform(1250), sketch).opening()
+            comparison = Comparison(session, shape, opening, ReadCounts(), memory=memory)
+            replies = comparison.answer(iter(()))
+            assert next(replies).HasField("verdict")
+            assert memory.taken > 8 * ROWS
+            replies.close()
+            assert memory.taken == 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from driftline.errors import NotNow
 from driftline.settings.hours import Hours
@@ -15,6 +18,8 @@ from hypothesis import strategies as st
 
 from source_agent.budgets.budget import ExchangeStopped, GovernedSession, Governor, TokenBucket
 from source_agent.config.file import Budget
+from source_agent.engines.interface import LocatedRows
+from source_agent.engines.relations.shapes import Shape
 from tests.harness.agents import Recorded, configuration, make_orders
 
 
@@ -96,6 +101,38 @@ def test_the_pause_file_works_in_the_middle_of_a_scan(tmp_path: Path) -> None:
             next(batches)
         (tmp_path / "pause").unlink()
         assert sum(map(len, session.scan(shape))) == 60_000
+    finally:
+        session.close()
+
+
+def test_rows_that_are_read_where_they_lie_count(tmp_path: Path) -> None:
+    """As those of a scan: they take from the rate, and the pause file ends them."""
+    with closing(sqlite3.connect(tmp_path / "erp.db")) as connection, connection:
+        connection.execute("CREATE TABLE orders (code TEXT NOT NULL PRIMARY KEY)")
+        connection.executemany("INSERT INTO orders VALUES (?)", [(f"k{n}",) for n in range(9000)])
+    limits = '[limits]\npause_file = "pause"\nrows_per_second = 20_000\n'
+    config = configuration(tmp_path, tmp_path / "erp.db", certs=None, more=limits)
+    now = itertools.count(step=1e-6)
+    governor = Governor(config.budget, clock=lambda: next(now))
+    stop = threading.Event()
+    session = GovernedSession(Recorded(config).open(), governor, stop)
+    able = session.capabilities.locators
+    assert able is not None
+    try:
+        located = able.locate(session.describe(config.relations["orders"].relation))
+        assert isinstance(located, Shape)
+        batches = list(session.scan(located))
+        assert all(isinstance(batch, LocatedRows) for batch in batches)
+        at = np.arange(1, 9001, dtype=np.uint64)
+        assert sum(map(len, able.read_located(located, at))) == 9000
+        stop.set()  # whoever would have to wait is stopped: 2,000 rows are left of a second's worth
+        with pytest.raises(ExchangeStopped):
+            list(able.read_located(located, at))
+        stop.clear()
+        (tmp_path / "pause").touch()
+        now = itertools.count(start=100, step=2)
+        with pytest.raises(NotNow, match="pause_file"):
+            list(able.read_located(located, at))
     finally:
         session.close()
 
