@@ -181,12 +181,22 @@ class Layout:
         """
         arrays = self._carried(columns)
         if not self.recipe.integer_key:
-            starts, lengths = key_spans(block, self.recipe)
-            data, present = block.buffer[spans(starts, lengths)], np.ones(len(block), np.bool_)
-            arrays.append(variable_array_of(pa.binary(), present, lengths, data))
+            arrays.append(self._key_bytes(block))
             arrays.append(pa.array(positions(block, self.recipe, seed)))
         arrays += [pa.array(hi.view(np.int64)), pa.array(lo.view(np.int64))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.decoded_schema)
+
+    def keys(self, columns: Sequence[RaggedColumn]) -> pa.Array:
+        """Return what `batch` has in the column of `key_names`, from decoded key columns."""
+        if self.recipe.integer_key:
+            return to_arrow(self.recipe.columns[0], columns[0], self.carriers[0])
+        return self._key_bytes(join(columns))
+
+    def _key_bytes(self, block: Block) -> pa.Array:
+        """Return the key bytes of rows, of which the block has the key columns at least."""
+        starts, lengths = key_spans(block, self.recipe)
+        data, present = block.buffer[spans(starts, lengths)], np.ones(len(block), np.bool_)
+        return variable_array_of(pa.binary(), present, lengths, data)
 
     def _carried(self, columns: Sequence[RaggedColumn]) -> list[pa.Array]:
         """Return the columns in their carriers. Raises ValueDoesNotFit once for all columns."""

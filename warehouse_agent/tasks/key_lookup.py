@@ -1,8 +1,8 @@
 """Look up rows by key in a task: some columns of a few files, which every task reads itself.
 
 The rows that a refresh removes or adds are few beside the table and fit into the memory of a task,
-so a lookup by key needs no join and no shuffle. Statistics are looked up in at most ROWS_MAX rows;
-a change feed in `change_feed.LOTS_MAX` lots of ROWS_MAX. Beyond that, and above BYTES_MAX or a
+so a lookup by key needs no join and no shuffle. Beyond ROWS_MAX rows statistics and a change feed
+are looked up in lots, up to `change_feed.LOTS_MAX`. Beyond that, and above BYTES_MAX or a
 `small_bytes` that is set, Spark joins the rows: every task holds what it looks up, so the driver's
 share of memory says nothing here.
 """
