@@ -196,6 +196,11 @@ COMMANDS = {
         ),
         (REAL,),
     ),
+    "decisions.pauses": Command(
+        f"--history {FOOTBALL} --pauses 2",
+        (rf"\| {FOOTBALL}, every 1 h \| 3 days \| {N} \| {N} \| yes \|",),
+        (REAL,),
+    ),
     "source.fetch": Command(
         "--scale 0.001 --repeat 1",
         (

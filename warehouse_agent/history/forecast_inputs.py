@@ -11,6 +11,9 @@ an argument:
  3. *The source's estimate of its rows.* `plan` asks for it. A refresh asks the source for nothing
     that it can do without, so it has one if it described the relation anyway.
  4. *What the source allows, and its features.* They are None if it was not asked.
+
+`schedule` predicts no exchange, so it makes none of these; it has the same refreshes, out of the
+same history (`tests/pair/refresh/test_known.py` compares the three).
 """
 
 from __future__ import annotations
@@ -28,7 +31,12 @@ from warehouse_agent.history import marks
 from warehouse_agent.history.notes import Notes, Quantiles
 from warehouse_agent.planning import change_forecast, choice, group_selection, prices, sketch_size
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
-from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh, with_lost
+from warehouse_agent.planning.change_forecast import (
+    ChangeForecast,
+    DayOfChanges,
+    EarlierRefresh,
+    with_lost,
+)
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line, Objective
@@ -50,6 +58,7 @@ class Situation:
         is_other: the columns or rows of the next version may be others than those of `base`.
         notes: of earlier refreshes.
         earlier: the refreshes since the load.
+        days: what refreshes since the load found by day, if they were read.
         allowance: what the source allows to be read; None: it did not say.
         marker: as `marker_of`.
         rows_told: the source's estimate of its rows; None: it was not asked, or has none.
@@ -66,6 +75,7 @@ class Situation:
     allowance: Allowance | None = None
     marker: MarkerState | None = None
     rows_told: int | None = None
+    days: tuple[DayOfChanges, ...] = ()
 
     @property
     def pass_over(self) -> tuple[Snapshot, PassSettings] | None:
@@ -136,13 +146,15 @@ class Situation:
             allowance=self.allowance,
             marker=self.marker,
             is_resumed=base is not None and tiled is None and tuple(files) != base.sound,
+            days=self.days,
         )
 
 
 def forecasts(known: PlanInputs) -> tuple[ChangeForecast | None, ChangeForecast | None]:
     """Return the forecast of changed rows, and that of rows that differ, changed and lost ones;
     None: nothing is known."""
-    changes = change_forecast.changes_expected(list(known.earlier), known.ours, known.now)
+    earlier, days = list(known.earlier), known.days
+    changes = change_forecast.changes_expected(earlier, known.ours, known.now, days)
     return changes, with_lost(changes, known.rows_lost, known.ours)
 
 

@@ -16,8 +16,9 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import reduce
+from itertools import pairwise
 from typing import Any, Final
 
 from driftline.errors import WarehouseUnavailable
@@ -33,7 +34,12 @@ from warehouse_agent.history.history_lines import (
     parse,
 )
 from warehouse_agent.history.totals import OlderTotals, Totals
-from warehouse_agent.planning.change_forecast import HISTORY_MAX, EarlierRefresh
+from warehouse_agent.planning.change_forecast import (
+    HISTORY_MAX,
+    DayOfChanges,
+    EarlierRefresh,
+    is_pause,
+)
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.timetable.retry import COUNTED, FailureStreak
@@ -96,6 +102,14 @@ class RefreshHistory:
         """Return the refreshes of all rows since the last load, the load first."""
         found = [one for line in self.since_load if (one := line.as_earlier) is not None]
         return found[::-1]
+
+    @property
+    def days(self) -> list[DayOfChanges]:
+        """Return what refreshes found by day since the last load, oldest first; none of a history
+        that was not read down to its totals."""
+        if not self.is_whole or not self.folded.by:
+            return []
+        return reduce(OlderTotals.plus, self.lines, self.folded).days
 
     @property
     def refreshed_at(self) -> datetime | None:
@@ -195,6 +209,24 @@ def earlier_refreshes(most: int | None = EARLIER_MAX) -> Enough:
     return _first(most, lambda line: line.as_earlier is not None)
 
 
+def for_forecast(now: datetime) -> Enough:
+    """Read until a load, or as many refreshes of all rows as a forecast looks at; but down to the
+    totals of days if it needs these, after a pause."""
+    times = list[datetime]()
+
+    def enough(line: HistoryLine) -> bool:
+        if not isinstance(line, SuccessLine):
+            return False
+        if line.as_earlier is not None and line.at is not None:
+            times.append(line.at)
+        if line.is_load or len(times) != EARLIER_MAX:
+            return line.is_load
+        intervals_s = ((after - before).total_seconds() for after, before in pairwise(times))
+        return not is_pause(intervals_s, (now - times[0]).total_seconds())
+
+    return enough
+
+
 def refreshes(most: int) -> Enough:
     """Read until a load, or that many refreshes that went well and say what they took."""
     return _first(most, lambda line: line.at is not None and line.spent.seconds is not None)
@@ -284,7 +316,7 @@ class Histories:
             WarehouseUnavailable: it cannot be read.
         """
         if name not in self._kept:
-            self._kept[name] = read(store, name, earlier_refreshes())
+            self._kept[name] = read(store, name, for_forecast(datetime.now(UTC)))
         return self._kept[name]
 
     def begin(self, store: Store, name: str) -> None:

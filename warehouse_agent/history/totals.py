@@ -13,17 +13,19 @@ Quantiles are those of counts in bins whose limits grow by BIN: they err by BIN 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC
+from datetime import UTC, date
 from functools import reduce
 from typing import Any, Final
 
 from warehouse_agent.history.history_lines import DAMAGED, FailureLine, HistoryLine, SuccessLine
 from warehouse_agent.json_values import GREATEST
+from warehouse_agent.planning.change_forecast import DayOfChanges
 
 DAYS_MAX: Final = 100
 MONTHS_MAX: Final = 120
@@ -226,6 +228,21 @@ class OlderTotals:
     def whole(self) -> Totals:
         """Return the totals of all lines."""
         return reduce(Totals.plus, self.by.values(), Totals())
+
+    @property
+    def days(self) -> list[DayOfChanges]:
+        """Return what refreshes found by day, oldest first, since the newest day with a load."""
+        found: list[DayOfChanges] = []
+        for name, one in sorted(self.by.items()):
+            if len(name) != _DAY:
+                continue
+            if one.loads:
+                found.clear()
+                continue
+            with contextlib.suppress(ValueError):
+                day = date.fromisoformat(name)
+                found.append(DayOfChanges(day, one.inserted, one.updated, one.deleted))
+        return found
 
     @property
     def since(self) -> str | None:

@@ -31,11 +31,11 @@ from warehouse_agent.history.forecast_inputs import (
     marker_of,
 )
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.history.refresh_history import RefreshHistory, earlier_refreshes, read
+from warehouse_agent.history.refresh_history import RefreshHistory, for_forecast, read
 from warehouse_agent.inspection import place_prediction
 from warehouse_agent.inspection.place_prediction import Places, RefreshAmounts
 from warehouse_agent.methods.registry import refreshes
-from warehouse_agent.planning import choice
+from warehouse_agent.planning import change_forecast, choice
 from warehouse_agent.planning.candidates import Candidate, PlanInputs
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
@@ -134,7 +134,7 @@ def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Fo
     if reply is not None:
         with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
             line_notes.note_limits(store, fragment.source, reply.description)
-    history = read(store, fragment.name, earlier_refreshes())
+    history = read(store, fragment.name, for_forecast(datetime.now(UTC)))
     known, beside = know(store, fragment, history, reply)
     predicted = predict(known, replace(beside, source_error=source_error))
     expected = rows_forecast(store, fragment, predicted.rows_published, datetime.now(UTC), history)
@@ -211,17 +211,19 @@ def know(
     if base is not None and description is not None:
         before = notes.policies(base)
         changes += row_security.changes(before, PolicyDigests.from_message(description))
+    history = history.with_newest(base)
     at = Situation(
         fragment=fragment,
         base=base,
         recipe=published or described,
         notes=notes,
-        earlier=tuple(history.with_newest(base).earlier),
+        earlier=tuple(history.earlier),
         line=line_notes.line(store, fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
         marker=_marker_state(fragment, base, notes, reply, staged),
         rows_told=None if description is None else description.rows_expected or None,
+        days=tuple(history.days),
     )
     files = base.sound if base is not None else ()
     partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
@@ -258,6 +260,8 @@ def predict(known: PlanInputs, beside: ForecastFacts = NOTHING) -> Forecast:
         changed, count = min(changes.median, rows), len(known.earlier) - 1
         interval = changes.low, changes.median, changes.high
         origin = f"after the last {'refresh' if count == 1 else f'{count} refreshes'}"
+        if change_forecast.after_pause(list(known.earlier), rows, known.now, known.days):
+            origin = f"after a pause, by the totals of {len(known.days) - 1} days"
     differing = changed if expected is None else min(expected.median, rows)
     candidates, chosen = refreshes(known, expected, max(differing, 1))
     if known.rows is not None and not known.prices.guessed:

@@ -25,7 +25,7 @@ from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import group_selection, sketch_size
-from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
+from warehouse_agent.planning.change_forecast import ChangeForecast, DayOfChanges, EarlierRefresh
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line
@@ -156,7 +156,8 @@ class PlanInputs:
     one exchange; `read_at_most` rows are compared by key, None: all are; `named_key_bytes` are the
     bytes of a key that travels itself, None: keys have no order; `allowance` is None if the source
     did not say what it allows; `marker` is None if all rows must be proven; `is_resumed`: rows that
-    an unfinished exchange staged are among ours.
+    an unfinished exchange staged are among ours; `days` are the totals of changes by day, oldest
+    first, none if they are not needed.
     """
 
     name: str
@@ -179,6 +180,7 @@ class PlanInputs:
     allowance: Allowance | None = None
     marker: MarkerState | None = None
     is_resumed: bool = False
+    days: tuple[DayOfChanges, ...] = ()
 
     @property
     def refusal(self) -> DriftlineError | None:

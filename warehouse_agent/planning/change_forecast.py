@@ -23,21 +23,27 @@ forecast by analogues: every earlier refresh predicts its own d, weighted by its
     n = (Σ weight)² / Σ weight² (Kish's effective size).
  6. The lower and the upper 10 % each hold a tenth of what comes, by the randomised probability
     integral transform (`benchmarks/decisions/sizes.py`); counts of misses say less if d is often 0.
- 7. Pure: no I/O, no clock, no randomness. Only the newest HISTORY_MAX refreshes count.
+ 7. After a pause (`is_pause`) none of them is like the next one. If they cover less than a month,
+    the analogues are the totals of days (`history.totals`), added up to times as long as the pause.
+    A row that changed twice counts twice in them.
+ 8. Pure: no I/O, no clock, no randomness. Only the newest HISTORY_MAX refreshes count.
 
 Measured by `benchmarks/decisions/expect.py`, by log-loss one step ahead; every constant is a round
 number near a flat optimum. Rejected, with the mean loss in nats per refresh: a rate per refresh
 (γ = 0; 0.09) or per time (γ = 1; 0.09), no forgetting (0.02), no level (0.02, and 0.3 if it
 shifts), one log-normal of the same weights (0.02) or around the level (0.10), almost no smoothing
-(0.15), and negative binomials of size 8, which lose 1.2 if all refreshes change alike.
+(0.15), and negative binomials of size 8, which lose 1.2 if all refreshes change alike. After a
+pause the totals gain 0.1 to 1.7 (`benchmarks/decisions/pauses.py`); beside the refreshes they gain
+less, as days that are not added up they lose after a month, and where refreshes six hours apart
+cover seven weeks they gain on one table what they lose on the other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from itertools import pairwise
 
 import numpy as np
@@ -57,6 +63,11 @@ POISSON = 3 / math.pi**2  # a logistic of this squared scale over d has the vari
 # Probabilities: of the interval `low` to `high`, of each tail if they are equal, of a tail at most.
 INTERVAL, TAIL, TAIL_MAX = 0.8, 0.1, 0.18
 TIME_MIN_S = 1.0  # a clock may be set back
+DAY_S = 86_400.0
+PAUSE_S = DAY_S  # the totals have no shorter time
+REACH = 20.0  # times the longest interval; at 24 the totals gain
+COVERED_S = 30 * DAY_S  # from which on refreshes know the table well enough
+DAYS_MIN = 10  # that totals have to cover: a week has days of rest
 LOST_SCALE = 0.02  # of ln d for lost rows, whose number is known
 LOST_UNCHANGED = -30.0  # ln P(d = 0) if rows were lost
 
@@ -91,6 +102,16 @@ class EarlierRefresh:
     def changed(self) -> int:
         """d, the number of changed rows."""
         return self.inserted + self.updated + self.deleted
+
+
+@dataclass(frozen=True, slots=True)
+class DayOfChanges:
+    """Tuples that the refreshes of a day found changed, in all; `day` is in UTC."""
+
+    day: date
+    inserted: int
+    updated: int
+    deleted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +265,15 @@ def expect(history: Sequence[RefreshOutcome], *, rows: int, elapsed_s: float) ->
 
 
 def changes_expected(
-    earlier: list[EarlierRefresh], rows: int, now: datetime
+    earlier: list[EarlierRefresh], rows: int, now: datetime, days: Sequence[DayOfChanges] = ()
 ) -> ChangeForecast | None:
     """Return the forecast of changes at the time `now`, from the refreshes since a load, for `rows`
-    rows of ours; None before the first refresh after the load."""
-    history = outcomes(earlier)
+    rows of ours; None before the first refresh after the load.
+
+    Args:
+        days: since the load, oldest first; used after a pause.
+    """
+    history = after_pause(earlier, rows, now, days) or outcomes(earlier)
     if not history:
         return None
     return expect(history, rows=rows, elapsed_s=(now - earlier[-1].at).total_seconds())
@@ -260,6 +285,52 @@ def reduces_first(earlier: Sequence[EarlierRefresh], rows: int, scan_s: float) -
     told = [one for one in earlier[-REDUCES_READ:] if one.reduce_s is not None and not one.is_load]
     per_row = max((one.reduce_s / one.rows for one in told if one.reduce_s and one.rows), default=0)
     return LATER_S_MIN <= per_row * rows <= scan_s * LATER_SHARE_MAX
+
+
+def after_pause(
+    earlier: list[EarlierRefresh], rows: int, now: datetime, days: Sequence[DayOfChanges]
+) -> list[RefreshOutcome]:
+    """Return totals of days as long as the pause since the last refresh; none: there is no pause,
+    or too few days are known. Arguments as of `changes_expected`."""
+    recent = outcomes(earlier)[-HISTORY_MAX:]
+    if not recent:
+        return []
+    elapsed_s = (now - earlier[-1].at).total_seconds()
+    is_after = is_pause((past.elapsed_s for past in recent), elapsed_s)
+    return spans(days, rows, elapsed_s) if is_after else []
+
+
+def is_pause(intervals_s: Iterable[float], elapsed_s: float) -> bool:
+    """Return True if no interval between refreshes is like the time since the last one, and all of
+    them together are short."""
+    known_s = [*intervals_s] or [math.inf]
+    is_long = elapsed_s >= max(PAUSE_S, REACH * max(known_s))
+    return is_long and sum(known_s) < COVERED_S
+
+
+def spans(days: Sequence[DayOfChanges], rows: int, elapsed_s: float) -> list[RefreshOutcome]:
+    """Return the totals of days, added up to about the elapsed time, oldest first; none if they
+    cover less than DAYS_MIN days.
+
+    A day without refreshes belongs to the next one that has some. The newest day is left out: it
+    was not over at its last refresh.
+
+    Args:
+        days: oldest first.
+        rows: of ours.
+    """
+    ended = days[:-1]
+    if not ended or (ended[-1].day - ended[0].day).days < DAYS_MIN:
+        return []
+    found, counts, after = list[RefreshOutcome](), (0, 0, 0), ended[-1].day
+    for one, before in zip(ended[::-1], ended[-2::-1], strict=False):
+        counts = (counts[0] + one.inserted, counts[1] + one.updated, counts[2] + one.deleted)
+        span_s = (after - before.day).days * DAY_S
+        is_all = before is ended[0] and not found  # no whole one fits
+        if span_s > elapsed_s - DAY_S / 2 or is_all:
+            found.append(RefreshOutcome(span_s, rows, *counts))
+            counts, after = (0, 0, 0), before.day
+    return found[::-1]
 
 
 def needed_spark(earlier: list[EarlierRefresh], changes: ChangeForecast | None) -> bool:

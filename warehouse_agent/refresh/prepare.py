@@ -34,12 +34,12 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import line_notes
 from warehouse_agent.history.forecast_inputs import Situation, forecasts, marker_of, noted_knots
 from warehouse_agent.history.notes import NextPartNote, Quantiles
-from warehouse_agent.history.refresh_history import Histories
+from warehouse_agent.history.refresh_history import Histories, RefreshHistory
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import is_copied_at_once, opening_for
 from warehouse_agent.planning import change_forecast, choice
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
-from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
+from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.step_places import UNPACKED, StepKind
 from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.planning.update_probability import ChangeOutlook
@@ -173,12 +173,12 @@ def prepare(
             (`PlanInputs.refusal`).
     """
     base = repair.published(job)
-    earlier = tuple(job.histories.completed(job.store, job.name, base).earlier)
+    history = job.histories.completed(job.store, job.name, base)
     layout, told = _layout(job, base, describe)
     if job.fragment.incremental is not None:
         _check_key(layout, job.name)
     fragment_key = _fragment_key(job, base)
-    at = _situation(job, base, layout, told, allowance, features, earlier)
+    at = _situation(job, base, layout, told, allowance, features, history)
     match at.pass_over:
         case version, wanted:
             return _prepared_pass(job, at, version, wanted, fragment_key)
@@ -284,7 +284,7 @@ def _situation(
     told: int | None,
     allowance: Allowance | None,
     features: Features,
-    earlier: tuple[EarlierRefresh, ...],
+    history: RefreshHistory,
 ) -> Situation:
     """Read what is remembered of the fragment; drop few staged rows where a marker is used."""
     notes = job.notes
@@ -312,13 +312,14 @@ def _situation(
         base=base,
         recipe=layout.recipe,
         notes=notes,
-        earlier=earlier,
+        earlier=tuple(history.earlier),
         line=line_notes.line(job.store, job.fragment.source, notes.rows_per_s),
         now=datetime.now(UTC),
         is_other=is_other,
         allowance=allowance,
         marker=marker,
         rows_told=told or None,
+        days=tuple(history.days),
     )
 
 

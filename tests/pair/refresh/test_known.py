@@ -7,9 +7,11 @@ what only one of the two asks the source for (`history.forecast_inputs`).
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +27,7 @@ from warehouse_agent.config import Fragment
 from warehouse_agent.history import forecast_inputs as history_known
 from warehouse_agent.history.change_memory import remembered
 from warehouse_agent.history.forecast_inputs import even_knots, forecasts
-from warehouse_agent.history.refresh_history import read
+from warehouse_agent.history.refresh_history import EARLIER_MAX, read
 from warehouse_agent.inspection import refresh_prediction
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning.candidates import PlanInputs
@@ -258,6 +260,30 @@ def test_the_scheduler_knows_the_same_refreshes(orders: Orders) -> None:
     earlier = orders.foretold().earlier
     assert decided.refresh_s == median(one.seconds for one in earlier[1:])
     assert decided.decision.why != "never refreshed"
+
+
+def test_after_a_pause_both_have_the_totals_of_days(orders: Orders) -> None:
+    """Of a history that is made older by three days, behind two weeks of totals."""
+    for first in (5, 30, 60):
+        orders.change(first, 4)
+        orders.refreshed()
+    lines = orders.pair.warehouse / "_driftline" / "runs" / "orders.jsonl"
+    shift, now, found = timedelta(days=3), datetime.now(UTC), list[str]()
+    for n, line in enumerate(lines.read_text().splitlines()[1:] * (EARLIER_MAX // 3 + 1)):
+        body = json.loads(line)
+        at = now - shift - timedelta(minutes=10 * (EARLIER_MAX + 5 - n))
+        equal = {"version": 2, "previous_version": 2}  # to the newest, so its own line was written
+        found.append(json.dumps(body | equal | {"checked_at": at.isoformat()}))
+    day = {"refreshes": 144, "updated": 2000}
+    dates = [(now - timedelta(days=n)).date().isoformat() for n in range(6, 20)]
+    folded = json.dumps({"folded": dict.fromkeys(dates, day)})
+    lines.write_text("\n".join([folded, *found, ""]))
+    foretold, used = orders.foretold(), orders.refreshed()
+    assert foretold.days == used.days
+    assert [one.updated for one in used.days[:13]] == [2000] * 13
+    changes, _ = forecasts(used)
+    assert changes is not None
+    assert changes.median > 3000, "three days; each of the lines found 8 at most"
 
 
 def test_an_estimate_counts_where_columns_are_accepted(orders: Orders) -> None:

@@ -30,7 +30,14 @@ from tests.harness import forks
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import refresh_history
 from warehouse_agent.history.history_lines import SuccessLine, parse
-from warehouse_agent.history.refresh_history import Histories, append, read, shortened
+from warehouse_agent.history.refresh_history import (
+    EARLIER_MAX,
+    Histories,
+    append,
+    for_forecast,
+    read,
+    shortened,
+)
 from warehouse_agent.history.totals import (
     BIN,
     DAYS_MAX,
@@ -276,3 +283,37 @@ def test_a_line_that_does_not_say_what_was_before_is_no_load() -> None:
     found = parse(json.dumps(body).encode())
     assert isinstance(found, SuccessLine)
     assert not found.is_load
+
+
+def test_totals_of_days_are_read_after_a_pause(tmp_path: Path) -> None:
+    """With the newest lines in one read; else reading ends where a forecast has enough."""
+    store, days = Store(str(tmp_path)), 14
+    older = [refreshed(60 * n, 5) for n in range(24 * days)]
+    newer = [refreshed(60 * 24 * days + 10 * n, 2) for n in range(EARLIER_MAX + 40)]
+    known = reduce(
+        OlderTotals.plus, filter(None, (parse(o.encode()) for o in older)), OlderTotals()
+    )
+    store.write(known.to_line() + b"\n" + "".join(f"{one}\n" for one in newer).encode(), *PLACE)
+    last = START + timedelta(days=days, minutes=10 * (EARLIER_MAX + 39))
+    found = read(store, "orders", for_forecast(last + timedelta(days=2)))
+    assert found.is_whole
+    assert [one.inserted + one.updated + one.deleted for one in found.days[:days]] == [120] * days
+    assert found.days[0].day == START.date()
+    assert sum(one.updated for one in found.days[days:]) == 2 * (EARLIER_MAX + 40)
+    for moment in (last + timedelta(minutes=10), last + timedelta(hours=20)):
+        soon = read(store, "orders", for_forecast(moment))
+        assert len(soon.earlier) == EARLIER_MAX
+        assert soon.days == []
+    append(store, "orders", refreshed(60 * 24 * 40, previous_version=None))
+    loaded = read(store, "orders", for_forecast(START + timedelta(days=90)))
+    assert (len(loaded.lines), loaded.days) == (1, [])
+
+
+def test_days_before_a_load_are_of_another_table() -> None:
+    lines = [refreshed(60 * 24 * n, n, previous_version=None if n == 4 else 0) for n in range(8)]
+    known = reduce(
+        OlderTotals.plus, filter(None, (parse(o.encode()) for o in lines)), OlderTotals()
+    )
+    assert [one.updated for one in known.days] == [5, 6, 7]
+    foreign = replace(known, by=dict(known.by) | {"not a day.": Totals(updated=9)})
+    assert foreign.days == known.days

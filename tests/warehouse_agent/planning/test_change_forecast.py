@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from statistics import NormalDist
 
 import numpy as np
@@ -22,15 +24,24 @@ from benchmarks.decisions.expect import (
     pasts,
     score,
 )
+from benchmarks.decisions.pauses import Commits, losses
 from tests.harness.histories import DATA, available
 from warehouse_agent.planning.change_forecast import (
+    DAY_S,
+    DAYS_MIN,
     HISTORY_MAX,
     ChangeForecast,
+    DayOfChanges,
+    EarlierRefresh,
     RefreshOutcome,
+    after_pause,
+    changes_expected,
     expect,
+    is_pause,
+    spans,
 )
 
-DAY_S = 86_400.0
+BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 BULK = 20_000
 
 counts = st.one_of(st.just(0), st.integers(0, 50), st.integers(0, 10**9))
@@ -248,3 +259,66 @@ def test_the_interval_covers_real_refreshes_and_the_loss_is_least(name, schedule
     assert 0.75 <= found.coverage <= most, found
     for baseline in (paper, mean_rate, mean_rate_overdispersed):
         assert found.log_loss_nats < score(history, baseline).log_loss_nats, baseline.__name__
+
+
+def hourly(count: int, changed: int = 0) -> list[EarlierRefresh]:
+    return [
+        EarlierRefresh(BEGIN + timedelta(hours=n), 0, changed, 0, 50_000, n == 0, "range", 1, 1.0)
+        for n in range(count + 1)
+    ]
+
+
+def days_of(*changed: int, gap: int = 1) -> list[DayOfChanges]:
+    return [
+        DayOfChanges(BEGIN.date() - timedelta(days=gap * (len(changed) - n)), 0, one, 0)
+        for n, one in enumerate(changed)
+    ]
+
+
+def test_after_a_pause_totals_of_days_tell_what_refreshes_cannot() -> None:
+    """Nothing changed in the hours that the lines have; each day before them brought 700."""
+    earlier, days = hourly(100), days_of(*[700] * 40)
+    last = earlier[-1].at
+    for pause_h, expected in ((1, 0), (19, 0), (24, 700), (72, 2100), (24 * 28, 19_600)):
+        found = changes_expected(earlier, 50_000, last + timedelta(hours=pause_h), days)
+        assert found is not None
+        median = found.median
+        assert abs(median - expected) <= 0.1 * expected, (pause_h, median)
+    without = changes_expected(earlier, 50_000, last + timedelta(days=3))
+    assert without is not None
+    assert without.median < 50
+
+
+def test_refreshes_count_where_they_are_like_the_pause_or_cover_a_month() -> None:
+    days, long = days_of(*[700] * 40), hourly(100)
+    after = [replace(one, at=one.at + timedelta(days=2)) for one in long[50:]]
+    weekend = [*long[:50], *after]
+    now = weekend[-1].at + timedelta(days=2)
+    assert after_pause(weekend, 50_000, now, days) == []
+    assert after_pause(long, 50_000, long[-1].at + timedelta(days=2), days) != []
+    for one in (days[-DAYS_MIN:], days[:1], []):
+        assert after_pause(long, 50_000, long[-1].at + timedelta(days=2), one) == []
+    assert after_pause(long[:1], 50_000, now, days) == []
+    assert not is_pause([5 * 3600.0] * 200, 30 * DAY_S)
+    assert is_pause([3 * 3600.0] * 200, 30 * DAY_S)
+
+
+def test_days_are_added_up_to_the_length_of_a_pause() -> None:
+    """From the newest day that was over; a day without refreshes belongs to the next one."""
+    days = days_of(*range(1, 22))
+    assert [one.changed for one in spans(days, 9, DAY_S)] == [*range(2, 21)]
+    assert [one.changed for one in spans(days, 9, 3.4 * DAY_S)] == [12, 21, 30, 39, 48, 57]
+    assert {one.elapsed_s for one in spans(days, 9, 3.4 * DAY_S)} == {3 * DAY_S}
+    (whole,) = spans(days, 9, 300 * DAY_S)
+    assert (whole.changed, whole.elapsed_s, whole.rows) == (sum(range(2, 21)), 19 * DAY_S, 9)
+    weekly = spans(days_of(5, 6, 7, 8, gap=7), 9, DAY_S)
+    assert [(one.changed, one.elapsed_s) for one in weekly] == [(6, 7 * DAY_S), (7, 7 * DAY_S)]
+
+
+@pytest.mark.skipif(not available(HISTORIES[0]), reason="NO REAL TABLES, NOT TESTED")
+@pytest.mark.parametrize("name", HISTORIES)
+def test_totals_predict_real_tables_better_after_a_pause(name: str) -> None:
+    commits = Commits(name)
+    moments = np.linspace(commits.at_s[0] + 120 * DAY_S, commits.at_s[-1] - 8 * DAY_S, 40).tolist()
+    found = list(losses(commits, moments, 600.0, 3 * DAY_S))
+    assert np.mean([one.by_refreshes - one.by_days for one in found]) > 0.3
