@@ -39,7 +39,7 @@ MYSQL: Final = Product(
     "CAST(LEAST(COALESCE(NULLIF(@@SESSION.max_execution_time, 0), %s), %s) AS UNSIGNED)",
     units_per_s=1000,
     grants_timeout="",
-    server=("server", "@@server_uuid"),
+    server=("server uuid", "@@server_uuid"),
     number=_number,
     number_text=_number,
     ended_at_once="",

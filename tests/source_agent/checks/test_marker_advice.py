@@ -136,9 +136,10 @@ def test_the_identity_of_the_database_is_what_marks_carry(
     names = {
         "postgresql": ["system identifier", "timeline", "database"],
         "mariadb": ["host", "port", "server id", "data directory", "database"],
+        "mysql": ["host", "port", "server uuid", "data directory", "database"],
         "sqlite": ["device", "inode"],
     }
-    assert list(report.identity) == names[spelled_as(legacy.name)]
+    assert list(report.identity) == names[legacy.name]
     relation = Relation("kept", table="kept", marker=Marker("row_version"))
     with closing(legacy.connect().open()) as session:
         mark = markers_of(session).mark(session.describe(relation))
