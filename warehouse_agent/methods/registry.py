@@ -23,7 +23,7 @@ from warehouse_agent.methods.interface import (
 )
 from warehouse_agent.methods.ranges import RangeDigests, RangeOpening
 from warehouse_agent.methods.since import SinceOpening
-from warehouse_agent.methods.sketch import MoreCells, SketchOpening
+from warehouse_agent.methods.sketch import LaterSide, MoreCells, SketchOpening
 from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, in_part
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
@@ -87,6 +87,11 @@ def _is_as_cheap(
 def is_copied_at_once(ours: OurSide) -> bool:
     """Return True if all rows are asked for, and none is compared before."""
     return isinstance(ours, CopySide)
+
+
+def is_added_up_later(ours: OurSide) -> bool:
+    """Return True if our rows are added up while the source scans."""
+    return isinstance(ours, LaterSide)
 
 
 def _takes_more_than_a_copy(

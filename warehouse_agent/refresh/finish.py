@@ -35,7 +35,6 @@ from driftline.rows.digests import Digest
 from warehouse_agent.config import Proof, Require
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.planning import choice, proof_diagnosis
-from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared, PreparedPass
@@ -237,7 +236,7 @@ def _shipped(
     """Write the rows that came, but for those that were written while they came."""
     p, written = compared.prepared, compared.written
     if written:
-        job.steps.runs_here(StepWork(StepKind.WRITE, compared.written_bytes))
+        job.steps.note_written(compared.written_bytes)
     came = job.write_staged("shipped", compared.staged, p.layout, p.stamp, before, updated)
     return (*written, *came)
 

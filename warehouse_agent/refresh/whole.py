@@ -17,8 +17,7 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.marks import KeptMark
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
-from warehouse_agent.methods.registry import compare
-from warehouse_agent.methods.sketch import LaterSide
+from warehouse_agent.methods.registry import compare, is_added_up_later
 from warehouse_agent.planning.choice import PACKED_ROW_S, Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.tiling import Bounds
@@ -79,7 +78,7 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
         try:
             outcome = converse(job, p, p.ours, stream, intake)
         except DriftlineError as error:
-            if isinstance(p.ours, LaterSide):
+            if is_added_up_later(p.ours):
                 # The source may have waited too long for our sums, and then ends its stream.
                 # Another attempt has them before it asks.
                 stream.abandon()

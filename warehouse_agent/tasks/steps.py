@@ -263,6 +263,11 @@ class Steps:
         """Return True if a step that writes `size` bytes would run in this process."""
         return self.placed(StepWork(StepKind.WRITE, size)).place is StepPlace.DRIVER
 
+    def note_written(self, size: int) -> None:
+        """Note that a step wrote `size` bytes in this process."""
+        placed = self.placed(StepWork(StepKind.WRITE, size))
+        self.log.note(replace(placed, place=StepPlace.DRIVER))
+
     def runs_here(self, work: StepWork | int) -> bool:
         """Return True if a step runs in this process, and note it; an integer: it reads rows of so
         many bytes."""

@@ -45,6 +45,10 @@ class ByTotal:
     def supports(self, known: PlanInputs) -> bool:
         return bool(known.rows) and isinstance(known.scope, Whole)
 
+    @property
+    def rows(self) -> int:
+        return self.compared.count
+
     def price(
         self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> tuple[tuple[Candidate, ...], str]:

@@ -151,7 +151,7 @@ def test_grants_name_what_the_marker_reads(legacy: OfPostgreSQL) -> None:
     login = "reader_of_columns"
     script = connect(legacy.url, None, Limits()).grants([relation], login=login, connections=2)
     grant = next(line for line in script.splitlines() if line.startswith("GRANT SELECT"))
-    assert grant == f'GRANT SELECT ("id", "xmin") ON "t" TO "{login}";'
+    assert grant == f'GRANT SELECT ("id", "xmin", "ctid", "tableoid") ON "t" TO "{login}";'
     password = legacy.server.create_login(login)
     legacy.run(grant)
     url = legacy.server.tcp_url(login, legacy.database)
