@@ -23,11 +23,9 @@ from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks import row_statistics
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.scan import memory_errors
+from warehouse_agent.tasks.scan import FILE_BYTES, memory_errors
 from warehouse_agent.tasks.staging import batches
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
-
-FILE_ROW_BYTES = 256 << 20  # of a data file's rows in Arrow: a later change rewrites whole files
 
 
 @dataclass
@@ -107,7 +105,7 @@ class FilesAhead:
             self._is_ending = True
             raise
         self.done.add(staged)
-        if self.row_bytes - self._finished_bytes >= FILE_ROW_BYTES:
+        if self.row_bytes - self._finished_bytes >= FILE_BYTES:
             self._finish(folder)
 
     def _finish(self, folder: DataFolder) -> None:

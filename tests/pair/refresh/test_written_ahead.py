@@ -74,7 +74,7 @@ def test_a_load_is_written_while_it_comes(
     pair: Pair, ahead: list[FilesAhead], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but what came last; a data file ends when it is large; a refresh writes as ever."""
-    monkeypatch.setattr(written_ahead, "FILE_ROW_BYTES", 100_000)
+    monkeypatch.setattr(written_ahead, "FILE_BYTES", 100_000)
     loaded = pair.refresh("t")
     (one,) = ahead
     assert len(one.done) > 4
