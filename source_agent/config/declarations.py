@@ -150,7 +150,7 @@ class LimitsTable(SettingsTable):
         MEMORY_AT_MOST,
         "the memory in which all scans together keep where their rows lie, some 8 bytes a row;"
         " changed rows with a key that is no integer are then read by their places, not by a second"
-        " scan ([dba-guide.md](dba-guide.md#consistency-and-cost)). `0`: always by a second scan",
+        " scan ([dba-guide.md](dba-guide.md#what-a-scan-costs)). `0`: always by a second scan",
     )
 
 
