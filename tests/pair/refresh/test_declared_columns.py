@@ -23,7 +23,7 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.older_tables import declare, declaring_bookkeeping
 from tests.harness.pair import Pair, expect_equal, rows_of
 from warehouse_agent import changes, read
-from warehouse_agent.columns.layout import RESERVED
+from warehouse_agent.columns.layout import CHANGED, FIRST, RESERVED, UPDATES
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -124,9 +124,14 @@ def check(pair: Pair, name: str) -> None:
         assert one.column_names == COLUMNS[name]
         expect_equal([tuple(row) for row in rows_of(one)], rows)
     for file in found.file_uris():
-        names = pq.read_schema(file.removeprefix("file://")).names
+        footer = pq.read_metadata(file.removeprefix("file://"))
+        names = footer.schema.names
         assert names[: len(COLUMNS[name])] == COLUMNS[name]
         assert f"{RESERVED}hi" in names, "the next refresh reads them"
+        columns = [footer.row_group(0).column(i) for i in range(footer.num_columns)]
+        bounded = [one.path_in_schema for one in columns if one.is_stats_set]
+        assert {*COLUMNS[name]} <= {*bounded}
+        assert {*ours(bounded)} == {FIRST, UPDATES, CHANGED}
     head = formats.head(pair.store, name)
     assert head is not None
     assert not damaged(pair.steps, pair.store, name, head)
