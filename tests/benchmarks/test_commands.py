@@ -352,6 +352,15 @@ COMMANDS = {
         (POSTGRESQL,),
         is_process=True,
     ),
+    "refreshes.readers": Command(
+        "--scale 0.001 --reader delta-rs --reader Polars --no-install",
+        (
+            rf"\| orders \| 1,500 \| {N} \| {N} \| {N} \| delta-rs \|",
+            rf"\| customer \| 150 \| {N} \| {N} \| {N} \| delta-rs \|",
+            r"^- POLARS IS LEFT OUT: not installed, and nothing is to be",
+        ),
+        (POSTGRESQL,),
+    ),
     "reloads.against_reload": Command(
         "--table orders --scale 0.002 --rounds 1 --share 1 --peer copy --peer connectorx"
         " --no-install --json {folder}/reloads.json --line 1ms,1000mbit --pattern scattered",
