@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from driftline.errors import WarehouseUnavailable
@@ -140,7 +141,12 @@ def test_a_damaged_file_is_found_and_repaired(pair: Pair) -> None:
         file = Path(DeltaTable(str(pair.warehouse / "orders")).file_uris()[0])
         data = bytearray(file.read_bytes())
         footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-        at = data.index(b"_driftline_hi", footer) if is_footer else footer // 2
+        if is_footer:
+            at = data.index(b"_driftline_hi", footer)
+        else:  # the last byte of a column's values, behind the header of the page
+            column = pq.read_metadata(file).row_group(0).column(2)
+            begin = column.dictionary_page_offset or column.data_page_offset
+            at = begin + column.total_compressed_size - 1
         data[at] ^= 0xFF
         file.write_bytes(data)
         report = pair.refresh("orders", options=Options(repair=True), attempts=3)
