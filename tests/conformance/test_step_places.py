@@ -57,6 +57,7 @@ from warehouse_agent.refresh import auxiliary_table
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import leftovers
 from warehouse_agent.report import Report
+from warehouse_agent.spark.machine import machine
 from warehouse_agent.spark.session import pin
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -68,6 +69,7 @@ from warehouse_agent.tasks import (
     key_lookup,
     proof,
     quantiles,
+    scan,
 )
 from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.tasks.rewrites.replaced_rows import RowsByPosition, files_holding, rewrite
@@ -385,6 +387,12 @@ class Runs:
     def on_spark(self, name: str, spark: SparkSession) -> dict[str, Any]:
         return self._once("spark", name, Steps(spark))
 
+    def in_many_files(self, name: str) -> dict[str, Any]:
+        """What comes of steps in this process that write a file for each that they read."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scan, "FILE_BYTES", 1)
+            return self._once("many files", name, in_driver())
+
     def joined(self, name: str, spark: SparkSession) -> dict[str, Any]:
         """What Spark joins where rows are too many to be looked up."""
         pin(spark)  # whose own writer is used
@@ -425,6 +433,11 @@ def test_steps_in_this_process(runs: Runs, name: str) -> None:
     assert found["damage"] == ["twice.parquet"]
     assert found["no key"] == []
     assert {row["_driftline_updates"] for row in found["shipped"]} == ({0, 1} if count else {0})
+
+
+@pytest.mark.parametrize("name", ["integer key", "composite key"])
+def test_steps_that_write_many_files_do_the_same(runs: Runs, name: str) -> None:
+    assert same(runs.in_many_files(name), runs.in_driver(name))
 
 
 @pytest.mark.spark
@@ -558,6 +571,21 @@ def test_the_place_follows_seconds_and_memory(tmp_path: Path) -> None:
     size = (tmp_path / "f").stat().st_size
     file = DataFile("f", f"file://{tmp_path}/f", size, 50)
     assert in_driver(None).size_of_rows([file]) >= 50_000
+
+
+def test_a_search_for_equal_keys_counts_what_it_holds(tmp_path: Path) -> None:
+    """All keys, in this process: more than the driver's share is Spark's, though its rows fit."""
+    layout = TABLES["integer key"].layout
+    pq.write_table(pa.table({"a": ["x" * 100] * 500}), tmp_path / "f", use_dictionary=False)
+    file = DataFile("f", f"file://{tmp_path}/f", (tmp_path / "f").stat().st_size, 500)
+    size = in_driver(None).size_of_rows([file])
+    log = StepLog(phases=["prove"])
+    steps = Steps(NoSpark(), None, log, driver_share=2 * size / machine().memory)
+    assert steps.runs_here(size)
+    with pytest.raises(ConfigurationError) as caught:
+        proof.refuse_duplicates(steps, [file], layout, name="t", exact=True)
+    said = f"it has at least {8 * size:,} bytes, and the driver's share of memory"
+    assert said in caught.value.details["Spark is needed"]
 
 
 def test_a_phase_has_the_reason_of_its_largest_step() -> None:

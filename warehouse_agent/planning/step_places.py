@@ -7,8 +7,9 @@ in as many tasks as run at once; one task reads a file. Rows that need more memo
 share go to Spark always, and where the data engineer set `small_bytes`, that alone decides.
 
 A cluster's start is not counted: its executors are checked before a source is asked, and whoever
-has one wants large steps there. The rates were measured by `benchmarks.reloads.step_places`; a
-machine that is twice as fast is so in both places, so what they must know is their ratio.
+has one wants large steps there. A machine that is twice as fast is so in both places, so what the
+rates must know is their ratio; `benchmarks.reloads.step_places` measures steps in both places,
+beside what is predicted.
 """
 
 from __future__ import annotations
