@@ -245,10 +245,8 @@ class ReadKeys(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unlocated:
-    """Why the rows of a relation have no locators, and what the DBA may do about it, if anything.
-
-    Both are sentences without names of tables.
-    """
+    """The reason why rows of a relation have no locators, and what the DBA may do about it, if
+    anything; without names of tables."""
 
     why: str
     remedy: str = ""

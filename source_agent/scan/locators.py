@@ -66,7 +66,7 @@ class LocatorMemory:
 
 
 class MemoryShare:
-    """What one exchange has taken; `release` gives all of it back. For one thread."""
+    """The part that one exchange has taken; `release` gives all of it back. For one thread."""
 
     def __init__(self, memory: LocatorMemory) -> None:
         self._memory, self._taken = memory, 0

@@ -32,7 +32,7 @@ def _filled(legacy: Legacy) -> None:
 
 
 def located_scan(session: Session, located: Shape) -> tuple[Rows, U64]:
-    """Return the rows of a scan, and the locator of each."""
+    """Return the rows of a scan, and the locator of each, uint64 [rows]."""
     rows: Rows = []
     locators = [np.zeros(0, np.uint64)]
     for batch in session.scan(located):
@@ -44,7 +44,7 @@ def located_scan(session: Session, located: Shape) -> tuple[Rows, U64]:
 
 
 def read_at(able: LocatorReads, located: Shape, locators: U64) -> Rows:
-    """Return the rows at these locators, in any order."""
+    """Return the rows at these locators, uint64 [n], in any order."""
     return flat(able.read_located(located, np.sort(locators)))
 
 

@@ -164,8 +164,9 @@ def test_what_has_no_places_says_so(pg: OfPostgreSQL) -> None:
         without = session.capabilities.locators.locate(tree)
         assert isinstance(without, Unlocated)
         assert "foreign" in without.why
-    pg.run(f'ALTER DATABASE "{pg.database}" SET enable_tidscan = off')
-    assert "planner" in why_not(pg, RELATION).why
+    if pg.server.release >= 18:  # before, it uses them where a sequential scan is off as well
+        pg.run(f'ALTER DATABASE "{pg.database}" SET enable_tidscan = off')
+        assert "planner" in why_not(pg, RELATION).why
 
 
 def test_a_grant_of_columns_must_name_the_place(pg: OfPostgreSQL) -> None:
