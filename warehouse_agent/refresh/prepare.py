@@ -54,7 +54,7 @@ from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps
+from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, size_of_digests
 
 Describe = Callable[[str], pb.DescribeReply]
 Features = Collection[str]  # of a source
@@ -228,6 +228,8 @@ def _prepared_whole(
     rows_expected = (base.rows if base else 0) if told is None else told
     _expect_steps(job, known, changes, size=int(rows_expected * known.prices.copied))
     outlook = _outlook(base, changes, stamp)
+    if later := _is_later(job, at, known) and has(LATER):
+        job.steps.expect(size_of_digests(files))  # before the source is asked
     copy = WorkingCopy(
         job.steps,
         job.name,
@@ -237,7 +239,7 @@ def _prepared_whole(
         job.phase,
         outlook,
         turn=job.notes.turn,
-        later=_is_later(job, at, known) and has(LATER),
+        later=later,
     )
     return PreparedWhole(
         base=base,
