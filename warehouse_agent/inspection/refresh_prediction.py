@@ -354,4 +354,6 @@ def _despite(chosen: Candidate, best: Candidate) -> str:
     """Return the reason why a candidate that seems cheaper is not chosen."""
     if chosen.what == NAMES[Method.SKETCH] and chosen.round_trips == 1:
         return f"the initial sketch is expected to suffice, although {best.what} would take less"
+    if chosen.what == NAMES[Method.FULL] and chosen.round_trips == 1:
+        return f"{best.what} would take more in the mean over the changes that may be found"
     return f"{best.what} is rejected: its worst case exceeds a full copy"

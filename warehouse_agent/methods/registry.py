@@ -28,6 +28,7 @@ from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, in_
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     CHANGE_SHARE,
+    HASHED_ROW_S,
     NAMES,
     Disagreement,
     Method,
@@ -117,8 +118,11 @@ def _takes_more_than_a_copy(
 
 def seconds(known: PlanInputs, way: Candidate, come: int) -> float:
     """Return the seconds of an exchange, and of the `come` rows that come in it."""
-    exchange_s, size = way.exchange_seconds or 0.0, way.bytes or 0
-    return exchange_s + seconds_of_rows(known.line, come, size)
+    spent = (way.exchange_seconds or 0.0) + seconds_of_rows(known.line, come, way.bytes or 0)
+    if way.what == NAMES[Method.RANGE]:
+        again = min((way.source_rows or 0) - known.theirs, known.theirs)
+        spent += 2 * again * HASHED_ROW_S
+    return spent
 
 
 def offers(at: Disagreement) -> list[PricedChoice]:

@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from itertools import pairwise
 
-from driftline.limits import RANGES_MAX, ROW_HASHES_MAX, STRATUM_CELLS
+from driftline.limits import RANGES_MAX, ROW_HASHES_MAX, ROWS_HELD_BYTES, STRATUM_CELLS
 from driftline.reconciliation import ranges as key_ranges
 from driftline.reconciliation.groups import ROW_HASH_BYTES
 from driftline.reconciliation.ranges import POSITION_MIN, Partition
@@ -28,7 +28,7 @@ from driftline.rows.digests import Digest
 from warehouse_agent.planning import sketch_size
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.planning.prices import Prices
-from warehouse_agent.planning.sketch_size import ESTIMATE_ERROR, Stall, cells_for
+from warehouse_agent.planning.sketch_size import ESTIMATE_ERROR, PARTLY, Stall, cells_for
 
 OPEN_BYTES = 96  # of `Open` without its variable parts; the reply "equal" to it is smaller
 SKETCH_BYTES = 24  # of the parameters of a sketch
@@ -47,6 +47,8 @@ INDEX_SHARE = 0.25  # of the rows: if it must read more again, a source reads al
 # some 7 s, while the line carries those before; to decode, verify and write them takes the
 # warehouse 5.2 s in the driver's threads, and 1.8 s to write as many again that stay.
 PACKED_ROW_S, CAME_ROW_S = 2.3e-6, 1.1e-6
+HASHED_ROW_S = 0.6e-6  # the warehouse's, to sort and compare a row hash of either side, as measured
+UNPACKED = 4.0  # bytes of a row that a source holds, over those on the line: of lineitem
 
 
 class Method(Enum):
@@ -72,8 +74,8 @@ NAMES = {
 @dataclass(frozen=True, slots=True)
 class Choice:
     """An answer of the warehouse to a verdict, with its expected cost: bytes that move, round
-    trips, rows that the source reads again, and rows that come. `coarsen` is for ranges, `grid` for
-    cells."""
+    trips, rows that the source reads again, rows that come, and row hashes of both sides that are
+    compared. `coarsen` is for ranges, `grid` for cells."""
 
     method: Method
     bytes_expected: int
@@ -81,6 +83,7 @@ class Choice:
     rows_read: int
     round_trips: int = 1
     rows_come: float = 0.0
+    hashes: float = 0.0
     coarsen: int = 0
     grid: Grid | None = None
 
@@ -89,7 +92,8 @@ class Choice:
         cost = line.cost(self.bytes_expected, self.round_trips, self.rows_read)
         if line.objective is Objective.BYTES:
             return cost
-        return cost + seconds_of_rows(line, self.rows_come, self.bytes_expected)
+        cost += seconds_of_rows(line, self.rows_come, self.bytes_expected)
+        return cost + self.hashes * HASHED_ROW_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +257,19 @@ def offer_ranges(at: Disagreement) -> PricedChoice | None:
     best = min(usable, key=lambda by: cost(by, estimate.likely, prices.changes))
     size = int(cost(best, estimate.likely, prices.changes))
     touched = hashed(best, estimate.likely) * estimate.theirs
-    rows = rows_again(touched, estimate.theirs, by_index=at.costs.integer_key)
-    come = estimate.shipped(estimate.likely)
-    choice = Choice(Method.RANGE, size, rows_read=rows, round_trips=2, rows_come=come, coarsen=best)
+    come, by_index = estimate.shipped(estimate.likely), at.costs.integer_key
+    rows = rows_again(touched, estimate.theirs, by_index=by_index)
+    if touched * prices.row * UNPACKED > ROWS_HELD_BYTES:  # the wanted rows are read once more
+        rows += rows_again(come, estimate.theirs, by_index=by_index)
+    choice = Choice(
+        Method.RANGE,
+        size,
+        rows_read=rows,
+        round_trips=2,
+        rows_come=come,
+        hashes=hashed(best, estimate.likely) * (estimate.ours + estimate.theirs),
+        coarsen=best,
+    )
     return PricedChoice(choice, cost(best, estimate.worst, prices.changes_at_worst))
 
 
@@ -278,7 +292,8 @@ def offer_cells(at: Disagreement) -> PricedChoice | None:
         sent = stall.stuck * (len(wanted) / len(grid) - 1)
     shipped = estimate.shipped(estimate.likely)
     likely = CELL_BYTES * sent + prices.changes(shipped)
-    more = max(cells_for(estimate.worst) - len(wanted), 0)
+    # They may be sent in two parts, of which more are needed.
+    more = max(PARTLY[2] * cells_for(estimate.worst) - len(wanted), 0)
     worst = CELL_BYTES * (sent + more) + prices.changes_at_worst(estimate.shipped(estimate.worst))
     rows = rows_again(shipped, estimate.theirs, by_index=estimate.outside)
     choice = Choice(Method.SKETCH, int(likely), rows_read=rows, rows_come=shipped, grid=wanted)
