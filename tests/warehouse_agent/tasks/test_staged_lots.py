@@ -63,7 +63,7 @@ def test_lots_find_what_one_lookup_finds(
     at_once = contents(written("at-once", came, *published), layout)
     monkeypatch.setattr(key_lookup, "ROWS_MAX", lot_rows)
     monkeypatch.setattr(scan, "DIGEST_ROWS", 7)
-    monkeypatch.setattr(staging, "fits", lambda _, __, lots=1: lots > 1)
+    monkeypatch.setattr(staging, "AT_ONCE_ROWS", 0)
     in_lots = contents(written("in-lots", came, *published), layout)
     assert in_lots == at_once
     assert counted(in_lots) == {
