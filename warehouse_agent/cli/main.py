@@ -392,9 +392,9 @@ def receipt(config: Path, name: str, output: Path | None) -> None:
     click.option(
         CHECK,
         is_flag=True,
-        help="Only what needs a look; exit codes of monitoring: 0 ok, 1 warning, 2 critical,"
-        " 3 unknown.",
+        help="Only what needs a look; exit codes: 0 ok, 1 warning, 2 critical, 3 unknown.",
     ),
+    click.option("--totals", is_flag=True, help="Also the totals of all refreshes."),
 )
 def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Show what is published, how fresh it is and how it was proven, and what failed since."""

@@ -42,6 +42,7 @@ def status(
     ask: bool,
     as_json: bool,
     check: bool = False,
+    totals: bool = False,
 ) -> list[int]:
     """Print the published state of each fragment and view, as a table or as JSON.
 
@@ -49,9 +50,10 @@ def status(
         ask: ask the sources of the fragments whether anything changed.
         check: print what needs a look instead of the table, the state of all first, and end the
             process with the exit code of that state, as monitoring reads them.
+        totals: also print the totals of all refreshes.
     """
     shown, now = list[PublishedState](), datetime.now(UTC)
-    with reading(config, chosen, now, ask=ask) as state:
+    with reading(config, chosen, now, ask=ask, totals=totals) as state:
 
         def one(fragment: Fragment | View) -> None:
             table = state(fragment)
@@ -146,6 +148,7 @@ def text_of(shown: Sequence[PublishedState], now: datetime, width: int | None) -
         f"{s.name} was {told} when it last moved" for s in shown if (told := _stale(s.staleness))
     ]
     lines += [f"{s.name}: {activity_text(s.activity)}" for s in shown if s.activity]
+    lines += [f"{s.name}: {s.totals.text}" for s in shown if s.totals]
     sure = [status for status in shown if status.miss_probability is not None]
     if sure:
         worst = max(sure, key=lambda status: status.miss_probability or 0.0)

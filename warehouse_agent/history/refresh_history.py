@@ -82,7 +82,12 @@ class RefreshHistory:
     @property
     def totals(self) -> Totals:
         """Return the totals of all lines, of a history that was read whole."""
-        return reduce(Totals.plus, map(Totals.of, self.lines), self.folded.whole)
+        return self.by_day.whole
+
+    @property
+    def by_day(self) -> OlderTotals:
+        """Return the totals of all lines by day, of a history that was read whole."""
+        return reduce(OlderTotals.plus, self.lines, self.folded)
 
     @property
     def successes(self) -> Iterator[SuccessLine]:
@@ -109,7 +114,7 @@ class RefreshHistory:
         that was not read down to its totals."""
         if not self.is_whole or not self.folded.by:
             return []
-        return reduce(OlderTotals.plus, self.lines, self.folded).days
+        return self.by_day.days
 
     @property
     def refreshed_at(self) -> datetime | None:

@@ -178,6 +178,15 @@ class Totals:
             self.changed.plus(other.changed),
         )
 
+    @property
+    def text(self) -> str:
+        """Return the totals in words."""
+        return (
+            f"{self.refreshes:,} refreshes went well, {sum(self.failed.values()):,} failed,"
+            f" +{self.inserted:,} ~{self.updated:,} -{self.deleted:,} rows,"
+            f" {self.sent + self.received:,} bytes, {self.seconds:,.0f} s"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads, without zeros."""
         body = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -252,13 +261,8 @@ class OlderTotals:
     @property
     def text(self) -> str:
         """Return the totals in words."""
-        one = self.whole
-        return (
-            f"older than the lines that are kept{f', from {self.since}' if self.since else ''}:"
-            f" {one.refreshes:,} refreshes went well, {sum(one.failed.values()):,} failed,"
-            f" +{one.inserted:,} ~{one.updated:,} -{one.deleted:,} rows,"
-            f" {one.sent + one.received:,} bytes, {one.seconds:,.0f} s"
-        )
+        since = f", from {self.since}" if self.since else ""
+        return f"older than the lines that are kept{since}: {self.whole.text}"
 
     def bounded(self) -> OlderTotals:
         """Return the same totals in at most DAYS_MAX days, MONTHS_MAX months and

@@ -54,6 +54,56 @@ class UnseenChanges:
 
 
 @dataclass(frozen=True, slots=True)
+class RefreshTotals:
+    """The totals of all refreshes of a table, since its history began.
+
+    Attributes:
+        since: the first day or month that is known apart; None: there is none.
+        refreshes: that went well, first loads among them.
+        failed, put_off: that failed, or that their source put off.
+        rows_loaded: by first loads.
+        rows_inserted, rows_updated, rows_deleted: by all others.
+        bytes_sent, bytes_received, seconds, held_back_s: of all.
+        text: the same in words.
+    """
+
+    since: str | None
+    refreshes: int
+    failed: int
+    put_off: int
+    rows_loaded: int
+    rows_inserted: int
+    rows_updated: int
+    rows_deleted: int
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    held_back_s: float
+    text: str
+
+    @classmethod
+    def of(cls, history: RefreshHistory) -> RefreshTotals:
+        """Return the totals of a history that was read whole."""
+        by_day = history.by_day
+        one, since = by_day.whole, by_day.since
+        return cls(
+            since,
+            one.refreshes,
+            sum(one.failed.values()),
+            one.put_off,
+            one.loaded,
+            one.inserted,
+            one.updated,
+            one.deleted,
+            one.sent,
+            one.received,
+            round(one.seconds, 3),
+            round(one.held_back_s, 3),
+            f"{f'since {since}: ' if since else ''}{one.text}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedState:
     """Published state of a fragment or a view. Times are ISO 8601, UTC; `bytes` is the size of its
     files."""
@@ -90,6 +140,7 @@ class PublishedState:
     state: MonitoringState | None = None
     alarms: list[str] | None = None  # why it is not ok; null: it is
     late_s: float | None = None  # since a refresh went well, if it is late; null: it is not
+    totals: RefreshTotals | None = None  # of all its refreshes, if they are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +187,32 @@ class _ReadTable:
 
 @contextlib.contextmanager
 def reading(
-    config: WarehouseConfig, chosen: Sequence[Fragment | View], now: datetime, *, ask: bool
+    config: WarehouseConfig,
+    chosen: Sequence[Fragment | View],
+    now: datetime,
+    *,
+    ask: bool,
+    totals: bool = False,
 ) -> Iterator[Callable[[Fragment | View], PublishedState]]:
     """Read what is published of tables, READ_AT_ONCE at a time; yield what returns that of each.
 
     Args:
         ask: ask the sources of the fragments whether anything changed.
+        totals: read whole histories, and add them up.
     """
     store = Store.of(config)
     fragments = [one for one in chosen if isinstance(one, Fragment)] if ask else []
     said = _answers(fragments)
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
         flipped = pool.submit(_members, store)
-        read = {one.name: pool.submit(_read, store, one, ask=ask) for one in chosen}
+        read = {one.name: pool.submit(_read, store, one, ask=ask, whole=totals) for one in chosen}
 
         def state(one: Fragment | View) -> PublishedState:
             known = read[one.name].result()
             table = _ahead(store, _visible(known.state, flipped.result()))
             table = replace(table, activity=_activity(known, said.get(one.name)))
+            if totals:
+                table = replace(table, totals=RefreshTotals.of(known.history))
             return _judged(config, known.history, one, table, now)
 
         try:
@@ -252,25 +311,28 @@ def _activity(known: _ReadTable, said: SourceAnswer | None) -> ProbedChange | No
     return probes.change(known.version, known.notes, known.history, said)
 
 
-def _read(store: Store, one: Fragment | View, *, ask: bool) -> _ReadTable:
+def _read(store: Store, one: Fragment | View, *, ask: bool, whole: bool) -> _ReadTable:
     """Read what is published of a table, and the history of its refreshes.
 
     Args:
         ask: its source is asked; what it says is compared with all refreshes since the load.
+        whole: read all of the history.
     """
     if isinstance(one, View):
-        return _view_state(store, one)
+        return _view_state(store, one, whole=whole)
     version, notes = _published(store, one.name)
     table = _fragment_state(store, one.name, version, notes)
     table = replace(table, kind="kept" if one.is_kept else "fragment")
     enough = refresh_history.earlier_refreshes(None) if ask else failures.until_success()
-    return _ReadTable(table, refresh_history.read(store, one.name, enough), version, notes)
+    history = refresh_history.read(store, one.name, None if whole else enough)
+    return _ReadTable(table, history, version, notes)
 
 
-def _view_state(store: Store, one: View) -> _ReadTable:
+def _view_state(store: Store, one: View, *, whole: bool) -> _ReadTable:
     """Read what is published of a view, and the history of its refreshes."""
     snapshot = formats.view_head(store, one.name)
-    history = refresh_history.read(store, one.name, phase_history.last_staleness)
+    enough = None if whole else phase_history.last_staleness
+    history = refresh_history.read(store, one.name, enough)
     if snapshot is None:
         return _ReadTable(PublishedState(one.name, kind="view"), history)
     record = snapshot.record

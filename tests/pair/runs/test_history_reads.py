@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,15 @@ def test_what_is_not_kept_is_still_told(pair: Pair, monkeypatch: pytest.MonkeyPa
     assert len(known.lines) < 7
     assert (known.totals.refreshes, known.totals.loads, known.totals.loaded) == (7, 1, 300)
     assert len(known.lines) + known.folded.whole.refreshes == 7
+    shown = json.loads(pair.said("status", "--totals", "--json", "orders"))["totals"]
+    assert (shown["refreshes"], shown["failed"], shown["rows_loaded"]) == (7, 0, 300)
+    assert shown["since"] == known.folded.since
+    assert (
+        shown["bytes_sent"] + shown["bytes_received"] == known.totals.sent + known.totals.received
+    )
+    text = pair.said("status", "--totals", "orders")
+    assert f"orders: since {shown['since']}: 7 refreshes went well, 0 failed, +0 ~0 -0 rows" in text
+    assert json.loads(pair.said("status", "--json", "orders"))["totals"] is None
     told = pair.said("history", "orders").splitlines()[-1]
     assert told.startswith(f"older than the lines that are kept, from {known.folded.since}: ")
     assert f": {known.folded.whole.refreshes} refreshes went well, 0 failed, +0 ~0 -0 rows" in told
