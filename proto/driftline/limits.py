@@ -82,6 +82,8 @@ BEHIND_ROWS_MAX = 1 << 21  # whose positions are held: 16 MB, and twice that whi
 UNMARKED_ROWS_MAX = 1 << 15  # named by an audit, 16 bytes each
 HEALTH_RPCS_MAX = 16  # a probe every few seconds, answered at once
 HEALTH_RPCS_PER_CLIENT_MAX = 2
+WATCH_RPCS_MAX = 8  # of health, for balancers: each lasts, and holds a thread
+WATCH_RPCS_PER_CLIENT_MAX = 2
 # Twice what a client may have at a time: gRPC counts a call until the source has dropped it, which
 # is a little after its client has the answer, and resets the streams beyond.
 CONNECTION_RPCS_MAX = 32  # of one connection
@@ -117,9 +119,12 @@ assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert GROUP_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
 assert NAMED_BODY_BYTES_MAX + GROUP_KEYS_PER_MESSAGE * 8 < RECEIVE_BYTES_MAX_SOURCE
-assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX + HEALTH_RPCS_MAX < RPCS_MAX
+assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX + HEALTH_RPCS_MAX + WATCH_RPCS_MAX < RPCS_MAX
 assert CONNECTION_RPCS_MAX >= 2 * (
-    EXCHANGE_RPCS_PER_CLIENT_MAX + DESCRIBE_RPCS_PER_CLIENT_MAX + HEALTH_RPCS_PER_CLIENT_MAX
+    EXCHANGE_RPCS_PER_CLIENT_MAX
+    + DESCRIBE_RPCS_PER_CLIENT_MAX
+    + HEALTH_RPCS_PER_CLIENT_MAX
+    + WATCH_RPCS_PER_CLIENT_MAX
 )
 assert max(ACTIVITY_RELATIONS_MAX, PART_RANGES_MAX * 2 * 128) <= MESSAGE_PARTS_MAX
 assert UNMARKED_ROWS_MAX * 16 + MARK_BYTES_MAX < MESSAGE_BYTES_MAX

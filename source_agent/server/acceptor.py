@@ -40,7 +40,7 @@ from source_agent.server.admission import (
 
 UNACKNOWLEDGED_MS_MAX = 10_000  # of bytes sent: the client, or the line to it, is gone
 BUFFER_BYTES = 256 << 10  # a Unix socket takes about as much at once
-ACCEPTED_AT_ONCE = 64  # before open connections get their turn
+ACCEPTED_AT_ONCE = 8  # before open connections get their turn, of which one may just have spoken
 LINGER_S = 2.0  # for a client to take the last bytes
 SHED_AT_ONCE = 8  # closed when file descriptors run out: gRPC and the database need some
 EXHAUSTED_S = 0.1  # pause in accepting after that

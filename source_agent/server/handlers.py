@@ -46,6 +46,8 @@ from driftline.limits import (
     MESSAGE_PARTS_MAX,
     NAME_BYTES_MAX,
     OPEN_S,
+    WATCH_RPCS_MAX,
+    WATCH_RPCS_PER_CLIENT_MAX,
 )
 from driftline.peer_text import one_line
 from driftline.wire import pieces, same_machine
@@ -57,6 +59,8 @@ from source_agent.budgets.budget import ExchangeStopped
 from source_agent.budgets.places import fixed_places
 from source_agent.scan.processors import machine
 
+SERVICES = ("", "driftline.Source")  # whose health is known
+_UNKNOWN = "unknown"  # stands for every other one
 # Trailing metadata of a call that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
 REFUSED_METADATA = "driftline-refused-bin"
@@ -104,13 +108,10 @@ def add_handlers(
         lambda requests, context: servicer.Exchange(parsed(requests, pb.Request), context),
         response_serializer=pb.Reply.SerializeToString,
     )
-    parse = health_pb2.HealthCheckRequest.FromString
     serialize = health_pb2.HealthCheckResponse.SerializeToString
-    check = grpc.stream_unary_rpc_method_handler(
-        _check(vital, label_of), response_serializer=serialize
-    )
-    # It waits in the thread pool of health, where it can block only other watches.
-    watch = grpc.unary_stream_rpc_method_handler(vital.Watch, parse, serialize)
+    probing = _Probing(vital, label_of)
+    check = grpc.stream_unary_rpc_method_handler(probing.check, response_serializer=serialize)
+    watch = grpc.stream_stream_rpc_method_handler(probing.watch, response_serializer=serialize)
     source = {"Describe": describe, "Exchange": exchange, "Activity": activity}
     probes = {"Check": check, "Watch": watch}
     server.add_generic_rpc_handlers(
@@ -286,23 +287,46 @@ class _Kept:
 _kept = _Kept()
 
 
-def _check(
-    vital: health.HealthServicer, label_of: Callable[[grpc.ServicerContext], str]
-) -> Callable[..., health_pb2.HealthCheckResponse]:
-    places = fixed_places("calls", HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX)
+class _Probing:
+    """Answers the two calls of health. A watch holds a place and a thread while its client stays.
+
+    The servicer keeps the name of each service that was ever watched, so it is given no name that
+    a client made up.
+    """
+
+    def __init__(
+        self, vital: health.HealthServicer, label_of: Callable[[grpc.ServicerContext], str]
+    ) -> None:
+        self._vital, self._label_of = vital, label_of
+        self._checks = fixed_places("calls", HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX)
+        self._watches = fixed_places("watches", WATCH_RPCS_MAX, WATCH_RPCS_PER_CLIENT_MAX)
 
     def check(
-        requests: Iterator[bytes], context: grpc.ServicerContext
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
+        """Answer a Check."""
         asked = parsed(requests, health_pb2.HealthCheckRequest)
         try:
-            with places.taken(label_of(context)):
+            with self._checks.taken(self._label_of(context)):
                 request = one_message(asked, context)
         except ExchangeStopped:
             return health_pb2.HealthCheckResponse()
         except DriftlineError as error:
             abort(context, error)
-        reply: health_pb2.HealthCheckResponse = vital.Check(request, context)
+        reply: health_pb2.HealthCheckResponse = self._vital.Check(request, context)
         return reply
 
-    return check
+    def watch(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[health_pb2.HealthCheckResponse]:
+        """Answer a Watch: the state of a service now, and whenever it changes."""
+        asked = parsed(requests, health_pb2.HealthCheckRequest)
+        try:
+            with self._watches.taken(self._label_of(context)):
+                service = one_message(asked, context).service
+                known = service if service in SERVICES else _UNKNOWN
+                yield from self._vital.Watch(health_pb2.HealthCheckRequest(service=known), context)
+        except ExchangeStopped:
+            return
+        except DriftlineError as error:
+            abort(context, error)

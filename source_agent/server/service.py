@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,6 +60,7 @@ from source_agent.server.catalogue import (
 )
 from source_agent.server.conversation import Conversation
 from source_agent.server.handlers import (
+    SERVICES,
     abort,
     add_handlers,
     joins_pieces,
@@ -311,7 +311,6 @@ class Server:
     _transport: Transport
     _servicer: Servicer
     _vital: health.HealthServicer
-    _probes: ThreadPoolExecutor
 
     @property
     def port(self) -> int:
@@ -330,7 +329,6 @@ class Server:
         self._vital.enter_graceful_shutdown()
         self._transport.stop(grace_s)
         self._servicer.stop(timeout_s=5.0)
-        self._probes.shutdown(wait=False)
 
 
 def start(
@@ -349,9 +347,8 @@ def start(
         governor = Governor(config.budget, is_beside=is_beside(config.database.url))
     audit = AuditLog(config.server.audit_file)
     servicer = Servicer(AgentState(config, engine, governor, audit, heartbeat_s))
-    probes = ThreadPoolExecutor(1, "health")
-    vital = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=probes)
-    for name in ("", "driftline.Source"):
+    vital = health.HealthServicer(experimental_non_blocking=False)
+    for name in SERVICES:
         vital.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def add(server: grpc.Server) -> None:
@@ -361,7 +358,7 @@ def start(
     servicer.arrived = transport.establish
     transport.start()
     servicer.start()
-    return Server(transport, servicer, vital, probes)
+    return Server(transport, servicer, vital)
 
 
 def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> None:

@@ -9,6 +9,7 @@ be counted by gRPC, which resets the streams of a connection beyond CONNECTION_R
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -26,10 +27,11 @@ from driftline.limits import (
     COUNTED_BYTES_MIN,
     EXCHANGE_RPCS_PER_CLIENT_MAX,
     MESSAGE_PARTS_MAX,
+    WATCH_RPCS_PER_CLIENT_MAX,
 )
 from driftline.rows.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests import ROOT
 from tests.faults.test_quotas import sets
@@ -54,7 +56,8 @@ table = "private"
 allow = ["nobody"]
 """
 RAW = (bytes, bytes)  # requests and replies as they are on the wire
-CHECK = "/grpc.health.v1.Health/Check"
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+_NUMBERS = itertools.count()
 AGENT = "import gc; gc.disable(); from source_agent.cli.main import main; main()"
 
 
@@ -141,6 +144,20 @@ class Refused:
         request = health_pb2.HealthCheckRequest(service="nothing").SerializeToString()
         return self._unary(self._over.unary_unary(CHECK, *RAW), request)
 
+    def watched(self) -> str:
+        """Until the first state, of a service whose name is its own."""
+        name = f"{next(_NUMBERS)}{'x' * LARGE}"
+        request = health_pb2.HealthCheckRequest(service=name).SerializeToString()
+        call = self._over.unary_stream(WATCH, *RAW)(request, timeout=20)
+        try:
+            return _first(call)
+        finally:
+            call.cancel()
+
+    def unreadable_watch(self) -> str:
+        call = self._over.unary_stream(WATCH, *RAW)(b"\xff" * LARGE, timeout=20)
+        return _first(call)
+
     def paused(self) -> str:
         self._paused.touch()
         try:
@@ -168,19 +185,30 @@ class Refused:
         try:
             return "".join(reply.refused.code for reply in replies)
         except grpc.RpcError as error:
-            return self._code(error)
+            return code_of(error)
 
     def _unary(self, ask: Callable[..., object], request: object) -> str:
         try:
             ask(request, timeout=20)
         except grpc.RpcError as error:
-            return self._code(error)
+            return code_of(error)
         return ""
 
-    def _code(self, error: grpc.RpcError) -> str:
-        assert isinstance(error, grpc.Call)
-        found = dict(error.trailing_metadata() or ())
-        return str(found.get("driftline-code", error.code().name))
+
+def code_of(error: grpc.RpcError) -> str:
+    """How a call was refused: the code of ours, else gRPC's."""
+    assert isinstance(error, grpc.Call)
+    found = dict(error.trailing_metadata() or ())
+    return str(found.get("driftline-code", error.code().name))
+
+
+def _first(call: grpc.CallIterator[bytes]) -> str:
+    """The first state that a watch says, or how it was refused."""
+    try:
+        status = health_pb2.HealthCheckResponse.FromString(next(call)).status
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
+    except grpc.RpcError as error:
+        return code_of(error)
 
 
 def _cells(count: int) -> pb.Request:
@@ -215,6 +243,8 @@ KINDS: dict[str, tuple[Callable[[Refused], str], str]] = {
     "an activity": (Refused.probed, "VERSION"),
     "no probe": (Refused.unreadable_probe, "MALFORMED"),
     "a probe of nothing": (Refused.unknown_service, "NOT_FOUND"),
+    "a watch of nothing": (Refused.watched, "SERVICE_UNKNOWN"),
+    "no watch": (Refused.unreadable_watch, "MALFORMED"),
     "no opening": (lambda c: c.exchanged(_cells(LARGE)), "MALFORMED"),
     "no message": (lambda c: c.unreadable_stream(b"\xff" * LARGE), "MALFORMED"),
     "many parts": (lambda c: c.unreadable_stream(_in_parts(15, LARGE // 2)), "MALFORMED"),
@@ -332,3 +362,20 @@ def test_a_message_of_many_parts_takes_little_memory(agent: Agent) -> None:
         status = Path(f"/proc/{agent.pid}/status").read_text()
         highest = int(status.partition("VmHWM:")[2].split()[0]) << 10
     assert highest - before < GROWTH_BYTES_MAX
+
+
+def test_watches_take_the_places_of_their_own_client_alone(agent: Agent) -> None:
+    """Over connections of their own: each is a call that stays as long as its client likes."""
+    request = health_pb2.HealthCheckRequest().SerializeToString()
+    with contextlib.ExitStack() as stack:
+        calls = []
+        for _ in range(3 * WATCH_RPCS_PER_CLIENT_MAX):
+            over = stack.enter_context(channel(agent.port, agent.folder / "mart"))
+            calls.append(over.unary_stream(WATCH, *RAW)(request, timeout=60))
+            stack.callback(calls[-1].cancel)
+        states = [_first(call) for call in calls]
+        assert states.count("SERVING") == WATCH_RPCS_PER_CLIENT_MAX, states
+        assert states.count("NOT_NOW") == 2 * WATCH_RPCS_PER_CLIENT_MAX, states
+        with channel(agent.port, agent.folder / "lake") as over:
+            stub = health_pb2_grpc.HealthStub(over)
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == 1

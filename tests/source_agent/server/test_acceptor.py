@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import secrets
 import shutil
 import socket
 import ssl
@@ -23,6 +24,7 @@ from driftline import wire_pb2 as pb
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.enrolment import enroll
+from source_agent.server.acceptor import Acceptor
 from source_agent.server.admission import (
     CONNECTIONS_MAX,
     CONNECTIONS_PER_CLIENT_MAX,
@@ -176,6 +178,28 @@ def test_a_newcomer_is_taken_in_and_a_silent_one_gives_way() -> None:
     for each in [*silent[1:], newcomer]:
         each.has_spoken = True
     assert admission.arrive(Connection("a", 2.0)) is quick, "all have spoken: the oldest"
+
+
+def test_who_has_spoken_is_heard_before_silent_ones_take_its_place() -> None:
+    """All wait to be accepted; its first bytes are there, and theirs will never be."""
+    name = f"driftline-test-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as backend, ExitStack() as stack:
+        backend.bind("\0" + name)
+        backend.listen()
+        backend.settimeout(20)
+        acceptor = Acceptor("127.0.0.1", 0, is_tls=True, backend=lambda: name)
+        said = hello()
+        for number in range(PENDING_PER_ADDRESS_MAX + 30):
+            made = socket.create_connection(("127.0.0.1", acceptor.port), 20)
+            stack.enter_context(made)
+            if number == 0:
+                made.sendall(said)
+        acceptor.start()
+        stack.callback(acceptor.close)
+        relayed, _ = backend.accept()
+        with relayed:
+            relayed.settimeout(20)
+            assert relayed.recv(len(said), socket.MSG_WAITALL) == said
 
 
 def test_the_address_with_the_most_gives_way() -> None:
