@@ -352,7 +352,7 @@ COMMANDS = {
         (POSTGRESQL,),
         is_process=True,
     ),
-    "refreshes.readers": Command(
+    "reloads.readers": Command(
         "--scale 0.001 --reader delta-rs --reader Polars --no-install",
         (
             rf"\| orders \| 1,500 \| {N} \| {N} \| {N} \| delta-rs \|",
@@ -467,7 +467,7 @@ COMMANDS = {
         (POSTGRESQL, MARIADB),
     ),
 }
-OF_THEIR_OWN = {"refreshes.line_relay", "warm"}  # no table: below
+OF_THEIR_OWN = {"refreshes.line_relay", "source.again", "warm"}  # no table: below
 OWN_SERVERS = {"source.carnes", "peers.compare"}
 # What commands set in modules of the product: it is set back.
 SET = (

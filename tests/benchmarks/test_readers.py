@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import environments
-from benchmarks.refreshes.readers import ENVIRONMENT, READERS, REQUIREMENTS
+from benchmarks.reloads.readers import ENVIRONMENT, READERS, REQUIREMENTS
 from tests.harness.pair import environment
 
 
@@ -20,7 +20,7 @@ def test_five_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if (why := environments.missing(ENVIRONMENT, REQUIREMENTS)) is not None:
         pytest.skip(f"NO OTHER READERS, NOT TESTED: {why}")
-    command = [sys.executable, "-m", "benchmarks.refreshes.readers", "--scale", "0.002"]
+    command = [sys.executable, "-m", "benchmarks.reloads.readers", "--scale", "0.002"]
     done = subprocess.run(
         command, env=environment(), capture_output=True, text=True, check=False, cwd=tmp_path
     )

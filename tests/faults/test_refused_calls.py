@@ -205,7 +205,7 @@ def code_of(error: grpc.RpcError) -> str:
 def _first(call: grpc.CallIterator[bytes]) -> str:
     """The first state that a watch says, or how it was refused."""
     try:
-        status = health_pb2.HealthCheckResponse.FromString(next(call)).status
+        status = health_pb2.HealthCheckResponse.FromString(next(iter(call))).status
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
     except grpc.RpcError as error:
         return code_of(error)

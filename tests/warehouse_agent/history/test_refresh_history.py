@@ -29,7 +29,7 @@ from tests import ROOT
 from tests.harness import forks
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import refresh_history
-from warehouse_agent.history.history_lines import SuccessLine, parse
+from warehouse_agent.history.history_lines import FailureLine, SuccessLine, parse
 from warehouse_agent.history.refresh_history import (
     EARLIER_MAX,
     Histories,
@@ -285,14 +285,16 @@ def test_a_line_that_does_not_say_what_was_before_is_no_load() -> None:
     assert not found.is_load
 
 
+def parsed(lines: list[str]) -> list[SuccessLine | FailureLine]:
+    return [one for one in (parse(line.encode()) for line in lines) if one is not None]
+
+
 def test_totals_of_days_are_read_after_a_pause(tmp_path: Path) -> None:
     """With the newest lines in one read; else reading ends where a forecast has enough."""
     store, days = Store(str(tmp_path)), 14
     older = [refreshed(60 * n, 5) for n in range(24 * days)]
     newer = [refreshed(60 * 24 * days + 10 * n, 2) for n in range(EARLIER_MAX + 40)]
-    known = reduce(
-        OlderTotals.plus, filter(None, (parse(o.encode()) for o in older)), OlderTotals()
-    )
+    known = reduce(OlderTotals.plus, parsed(older), OlderTotals())
     store.write(known.to_line() + b"\n" + "".join(f"{one}\n" for one in newer).encode(), *PLACE)
     last = START + timedelta(days=days, minutes=10 * (EARLIER_MAX + 39))
     found = read(store, "orders", for_forecast(last + timedelta(days=2)))
@@ -311,9 +313,7 @@ def test_totals_of_days_are_read_after_a_pause(tmp_path: Path) -> None:
 
 def test_days_before_a_load_are_of_another_table() -> None:
     lines = [refreshed(60 * 24 * n, n, previous_version=None if n == 4 else 0) for n in range(8)]
-    known = reduce(
-        OlderTotals.plus, filter(None, (parse(o.encode()) for o in lines)), OlderTotals()
-    )
+    known = reduce(OlderTotals.plus, parsed(lines), OlderTotals())
     assert [one.updated for one in known.days] == [5, 6, 7]
     foreign = replace(known, by=dict(known.by) | {"not a day.": Totals(updated=9)})
     assert foreign.days == known.days

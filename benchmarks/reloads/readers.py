@@ -1,7 +1,7 @@
 """What other readers see of published tables: columns, values, and the bytes that they read.
 
-    python -m benchmarks.refreshes.readers --scale 0.1
-    python -m benchmarks.refreshes.readers --scale 0.001 --reader delta-rs --no-install
+    python -m benchmarks.reloads.readers --scale 0.1
+    python -m benchmarks.reloads.readers --scale 0.001 --reader delta-rs --no-install
 
 TPC-H tables in PostgreSQL are loaded, and refreshed once after changes. Each reader, which knows
 nothing of Driftline, reads each table whole; what it reads must have the source's columns in its
@@ -41,6 +41,8 @@ REQUIREMENTS = (
     "pyarrow==26.0.1",
 )
 SMALL_BYTES = 4 << 30  # no step is Spark's
+# Libraries may end a process badly whose work is done; Spark's is to end its Java.
+_END = "import os\nos._exit(0)\n"
 _BEGIN = "import sys\ntable, out = sys.argv[1:]\nimport pyarrow.parquet as parquet\n"
 _DELTA_RS = """
 from deltalake import DeltaTable
@@ -101,7 +103,8 @@ def read(reader: str, table: Path, out: Path, *, has_environment: bool) -> arrow
     python: str | Path = sys.executable
     if has_environment and reader != "Spark":
         python = environments.program("python", ENVIRONMENT)
-    command = [python, "-c", _BEGIN + READERS[reader], table, out]
+    script = _BEGIN + READERS[reader] + ("" if reader == "Spark" else _END)
+    command = [python, "-c", script, table, out]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ReadError(f"{reader}: {done.stderr[-1000:]}")
