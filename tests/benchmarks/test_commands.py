@@ -466,6 +466,14 @@ COMMANDS = {
         ),
         (POSTGRESQL, MARIADB),
     ),
+    "source.products": Command(
+        "--scale 0.001 --repeat 1",
+        tuple(
+            rf"\| {what} \| {N}: {N}, {N} \| {N}: {N}, {N} \| {N} \|"
+            for what in ("load", "nothing changed", "1 % updated")
+        ),
+        (MARIADB, pytest.mark.mysql),
+    ),
 }
 OF_THEIR_OWN = {"refreshes.line_relay", "source.again", "warm"}  # no table: below
 OWN_SERVERS = {"source.carnes", "peers.compare"}
