@@ -157,7 +157,8 @@ def unreadable(name: str, version: int, why: str) -> WarehouseUnavailable:
 
 
 def _needed(store: Store, name: str, version: int) -> list[str]:
-    """Return the files of a log from which a version is read: a checkpoint, and what follows."""
+    """Return the files of a log from which a version is read: a checkpoint, and what follows; of a
+    version with a checkpoint its entry too, without which delta-rs commits nothing after it."""
     names = [file for file, _ in store.files(name, LOG)]
     parts: dict[int, list[tuple[str, int]]] = {}
     for file in names:
@@ -167,4 +168,5 @@ def _needed(store: Store, name: str, version: int) -> list[str]:
     first = max(whole, default=-1)
     needed = [file for file, _ in parts.get(first, ())]
     entries = (file for file in names if ENTRY.fullmatch(file))
-    return needed + [file for file in entries if first < int(file[:20]) <= version]
+    first = min(first + 1, version)
+    return needed + [file for file in entries if first <= int(file[:20]) <= version]

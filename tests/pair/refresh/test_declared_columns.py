@@ -199,6 +199,18 @@ def test_a_refresh_that_finds_nothing_writes_no_byte_of_data(
     pair.check_feed(name, following)
 
 
+@pytest.mark.parametrize("finds", ["nothing", "changes"])
+def test_the_newest_version_may_have_a_checkpoint(
+    pair: Pair, is_declared: bool, finds: str
+) -> None:
+    table(pair, "orders").create_checkpoint()
+    if finds == "changes":
+        edit(pair)
+    version = 2 if is_declared or finds == "changes" else 1
+    assert pair.refresh("orders").version == version
+    check(pair, "orders")
+
+
 def test_one_of_two_commands_undeclares(
     pair: Pair, is_declared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

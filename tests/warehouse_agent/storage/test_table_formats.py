@@ -388,6 +388,16 @@ def test_the_cost_of_opening_an_entry_first_does_not_grow_with_the_versions(stor
     assert commit(form, store, base, [file], removed=base.files, layout=wider).version == 8
 
 
+def test_columns_change_directly_after_a_checkpoint(store: Store) -> None:
+    """Of the newest version, as delta-rs makes one of each hundredth, or another program of any."""
+    form = DeltaLog()
+    first = commit(form, store, None, [put(store, "data-0/a.parquet", [1])])
+    DeltaTable(store.table(NAME)).create_checkpoint()
+    wider = laid_out("int8", "timestamp")
+    file = put(store, "data-1/a.parquet", [1], wider)
+    assert commit(form, store, first, [file], removed=first.files, layout=wider).version == 1
+
+
 def test_a_feature_is_declared_first_where_nothing_else_is_atomic(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
