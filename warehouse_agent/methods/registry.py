@@ -25,7 +25,7 @@ from warehouse_agent.methods.ranges import RangeDigests, RangeOpening
 from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.methods.sketch import LaterSide, MoreCells, SketchOpening
 from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, in_part
-from warehouse_agent.planning.change_forecast import ChangeForecast
+from warehouse_agent.planning.change_forecast import ChangeForecast, is_after_pause
 from warehouse_agent.planning.choice import (
     CHANGE_SHARE,
     HASHED_ROW_S,
@@ -99,13 +99,16 @@ def _takes_more_than_a_copy(
     known: PlanInputs, expected: ChangeForecast | None, first: Opening
 ) -> bool:
     """Return True if an opening is expected to take more seconds than a copy at once: in the mean
-    over the changes that it may find. Without a forecast nothing is known of them."""
+    over the changes that it may find. Without a forecast nothing is known of them, and after a
+    pause no refresh has found so many rows: the same ones may have changed again and again."""
     is_metered = known.line.objective is Objective.BYTES
     if expected is None or known.prices.guessed or is_metered or known.ours < COPIED_ROWS_MIN:
         return False
     rows = known.ours
     if expected.quantile(1 - 1 / FORETOLD) < rows * CHANGED_SHARE_MIN:
         return False  # most refreshes: the sums below would cost more than they save
+    if is_after_pause(list(known.earlier), known.now):
+        return False
     spent = []
     for at in range(FORETOLD):
         d = min(expected.quantile((at + 0.5) / FORETOLD), rows)

@@ -292,12 +292,19 @@ def after_pause(
 ) -> list[RefreshOutcome]:
     """Return totals of days as long as the pause since the last refresh; none: there is no pause,
     or too few days are known. Arguments as of `changes_expected`."""
+    if not is_after_pause(earlier, now):
+        return []
+    return spans(days, rows, (now - earlier[-1].at).total_seconds())
+
+
+def is_after_pause(earlier: list[EarlierRefresh], now: datetime) -> bool:
+    """Return True if the time since the last refresh is a pause: what is forecast is no refresh
+    that was seen, and may count a row as often as it changed."""
     recent = outcomes(earlier)[-HISTORY_MAX:]
     if not recent:
-        return []
+        return False
     elapsed_s = (now - earlier[-1].at).total_seconds()
-    is_after = is_pause((past.elapsed_s for past in recent), elapsed_s)
-    return spans(days, rows, elapsed_s) if is_after else []
+    return is_pause((past.elapsed_s for past in recent), elapsed_s)
 
 
 def is_pause(intervals_s: Iterable[float], elapsed_s: float) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from warehouse_agent.history.forecast_inputs import forecasts
 from warehouse_agent.inspection.refresh_prediction import predict
 from warehouse_agent.methods.full_copy import CopyAtOnce
 from warehouse_agent.methods.registry import (
@@ -23,7 +24,11 @@ from warehouse_agent.methods.registry import (
     seconds,
 )
 from warehouse_agent.planning.candidates import PlanInputs
-from warehouse_agent.planning.change_forecast import EarlierRefresh, changes_expected
+from warehouse_agent.planning.change_forecast import (
+    DayOfChanges,
+    EarlierRefresh,
+    changes_expected,
+)
 from warehouse_agent.planning.choice import NAMES, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, REFRESH_LEVEL, Line, Objective
 from warehouse_agent.planning.prices import Prices
@@ -124,6 +129,21 @@ def test_what_is_known_to_change_seldom_is_compared() -> None:
     assert not is_copied(known(WAN, *[0.001] * 12, 1.0, *[0.001] * 12))
     assert not is_copied(known(WAN, *[0.001, 1.0] * 6))
     assert not is_copied(known(WAN))
+
+
+def test_rows_that_change_every_hour_are_not_copied_after_a_weekend() -> None:
+    """The totals of days count each of them as often as it changed: more than all rows."""
+    last, each = NOW - timedelta(hours=60), ROWS // 100
+    at = [last - timedelta(hours=200 - i) for i in range(201)]
+    earlier = [EarlierRefresh(at[0], ROWS, 0, 0, ROWS, True, "full", 1, 60.0)]
+    earlier += [EarlierRefresh(one, 0, each, 0, ROWS, False, "sketch", 2, 60.0) for one in at[1:]]
+    days = [last.date() - timedelta(days=60 - i) for i in range(61)]
+    totals = tuple(DayOfChanges(day, 0, 24 * each, 0) for day in days)
+    after = known(WAN, earlier=tuple(earlier), days=totals)
+    expected, _ = forecasts(after)
+    assert expected is not None
+    assert expected.low > 0.5 * ROWS
+    assert not isinstance(opening_for(after, expected), CopyAtOnce)
 
 
 @pytest.mark.parametrize(
