@@ -79,10 +79,7 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
             outcome = converse(job, p, p.ours, stream, intake)
         except DriftlineError as error:
             if is_added_up_later(p.ours):
-                # The source may have waited too long for our sums, and then ends its stream.
-                # Another attempt has them before it asks.
-                stream.abandon()
-                error.is_retryable |= isinstance(error, LimitExceeded)
+                _waited_for_us(error, stream)
             raise
     carried, rate = stream.bytes_carried - carried, None
     if p.part is None:  # a part is read by its keys
@@ -100,6 +97,18 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
         written=ahead.files,
         written_bytes=ahead.row_bytes,
     )
+
+
+def _waited_for_us(error: DriftlineError, stream: Stream) -> None:
+    """Let another attempt have our sums before it asks, if the source may have waited too long.
+
+    It then refuses without saying where, and ends its stream. What it refuses about the relation
+    and its rows would be refused again, and leaves the stream, whose snapshot others share.
+    """
+    is_refusal = not stream.is_abandoned  # an error of ours has ended the stream already
+    error.is_retryable |= is_refusal and isinstance(error, LimitExceeded) and not error.where
+    if error.is_retryable:
+        stream.abandon()
 
 
 def _writing_ahead(job: Job, p: PreparedWhole) -> FilesAhead:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.errors import DriftlineError, SparkLost
+from driftline.errors import DriftlineError, LimitExceeded, SparkLost
 from driftline.rows.digests import Digest
 from driftline.wire import negotiation
 from driftline.wire.negotiation import LATER
 
+from source_agent.engines.encoding import rows
 from source_agent.methods.interface import ExchangeEnd, Handover
 from source_agent.methods.sketch import SketchDecoded
 from source_agent.server.conversation import Conversation
@@ -33,6 +34,7 @@ from warehouse_agent.refresh import prepare, whole
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.storage import formats
 from warehouse_agent.transport.channel import Stream
+from warehouse_agent.transport.frame_admission import FrameAdmission
 
 pytestmark = pytest.mark.starts
 
@@ -200,6 +202,49 @@ def test_a_source_does_not_wait_for_long(
     edit(pair.legacy, random.Random(6), 9)
     assert max(report.attempts for report in checked(pair, attempts=2)) == 2
     assert sorted(one.later for one in openings(sent)) == [False, True, True]
+
+
+def test_what_is_refused_of_rows_costs_no_other_scan_and_no_other_snapshot(
+    pair: Pair, sent: list[pb.Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other relation is read in the same stream, and no attempt repeats what fails again."""
+    streams, begin = list[Stream](), Stream.__init__
+
+    def begun(self: Stream, *given: Any) -> None:
+        streams.append(self)
+        begin(self, *given)
+
+    monkeypatch.setattr(Stream, "__init__", begun)
+    for name, other in (("items", "orders"), ("orders", "items")):
+        edit(pair.legacy, random.Random(3), 9)
+        for code, row in (("VALUE", (9999, "abc", "")), ("LIMIT", (9999, 1, "x" * 5000))):
+            monkeypatch.setattr(rows, "ROW_BYTES_MAX", 4000)
+            pair.legacy.execute(f"INSERT INTO {name} VALUES (?, ?, ?)", *row)
+            streams.clear()
+            reports = {report.name: report for report in pair.reports(attempts=3)}
+            assert (reports[name].error or {})["code"] == code
+            assert reports[name].attempts == 1
+            assert reports[other].error is None
+            assert len(streams) == 1
+            pair.legacy.execute(f"DELETE FROM {name} WHERE id = 9999")
+    assert all(one.later for one in openings(sent))
+    checked(pair)
+
+
+def test_rows_for_which_there_is_no_room_are_not_pulled_again(
+    pair: Pair, sent: list[pb.Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Digest:
+        raise LimitExceeded("The source has sent too much.")
+
+    edit(pair.legacy, random.Random(5), 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(FrameAdmission, "admit", full)
+        for report in pair.reports(attempts=3):
+            assert (report.error or {})["code"] == LimitExceeded.code
+            assert report.attempts == 1
+    checked(pair)
+    assert all(one.later for one in openings(sent))
 
 
 def test_a_lie_after_the_sums_is_found(
