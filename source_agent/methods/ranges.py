@@ -145,13 +145,12 @@ def _located(
 ) -> Iterator[Batch] | None:
     """Return the rows of the coarse ranges in `reading`, read where they lie; None: they are not
     kept, or are too many."""
-    if kept is None:
+    if kept is None or (shape := kept.shape) is None:
         return None
-    locators, shape = kept.chosen(lambda ranges: reading[ranges >> np.uint32(by)]), kept.shape
+    most = reader.located_most(shape, total)
+    locators = kept.chosen(lambda ranges: reading[ranges >> np.uint32(by)], most)
     kept.drop()
-    if locators is None or shape is None:
-        return None
-    return reader.at_locators(shape, locators, total)
+    return None if locators is None else reader.at_locators(shape, locators)
 
 
 def _coarse_bounds(partition: Partition, coarse: Integers, by: int) -> tuple[Positions, Positions]:

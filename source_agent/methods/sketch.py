@@ -222,11 +222,12 @@ def _located(reader: Reader, decoded: DecodedSketch, kept: KeptLocators) -> _Fou
         chosen: Bools = is_decoded(labels) | (labels == _OUTSIDE)
         return chosen
 
-    locators, shape = kept.chosen(is_wanted), kept.shape
-    if locators is None or shape is None:
+    if (shape := kept.shape) is None:
         return None
-    batches = reader.at_locators(shape, locators, decoded.total.count)
-    return None if batches is None else _FoundRows(batches, len(locators), is_exact=True)
+    locators = kept.chosen(is_wanted, reader.located_most(shape, decoded.total.count))
+    if locators is None:
+        return None
+    return _FoundRows(reader.at_locators(shape, locators), len(locators), is_exact=True)
 
 
 def _stuck(decoder: Decoder) -> bytes:

@@ -123,14 +123,17 @@ class KeptLocators:
             return
         self._batches.append(batch)
 
-    def chosen(self, wanted: Callable[[U32], Bools]) -> U64 | None:
+    def chosen(self, wanted: Callable[[U32], Bools], most: int) -> U64 | None:
         """Return the locators of the rows whose labels are wanted, uint64 [n] ascending; None:
-        nothing was kept. `wanted` is asked for labels, uint32 [n], and returns bool [n]."""
+        nothing was kept, or they are more than `most`, of which no list is made. `wanted` is asked
+        for labels, uint32 [n], and returns bool [n]."""
         if self.shape is None:
             return None
-        found = [np.zeros(0, np.uint64)]
+        found, count = [np.zeros(0, np.uint64)], 0
         for batch in self._batches:
             some = np.flatnonzero(wanted(batch.labels))
+            if (count := count + len(some)) > most:
+                return None
             if len(some):
                 found.append(batch.above[some].astype(np.uint64) + np.uint64(batch.least))
         locators: U64 = np.concatenate(found)

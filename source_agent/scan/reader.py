@@ -92,17 +92,17 @@ class Reader:
         located = able.locate(self.shape)
         return None if isinstance(located, Unlocated) else located
 
-    def at_locators(self, located: Shape, locators: U64, total: int) -> Batches | None:
-        """Return the rows at these locators of a shape from `located`, uint64 [n] ascending.
-
-        None: another scan of the `total` rows costs less. Rows that lie in one of several tables
-        are looked for in each.
-        """
-        plan, able = located.plan, self._session.capabilities.locators
+    def located_most(self, located: Shape, total: int) -> int:
+        """Return the most locators by which rows are read again: above, another scan of the `total`
+        rows costs less. Rows that lie in one of several tables are looked for in each."""
+        plan = located.plan
         assert plan is not None, "a relation is read by the engine that described it"
+        return int(INDEX_SHARE * total) // max(len(plan.tables), 1)
+
+    def at_locators(self, located: Shape, locators: U64) -> Batches:
+        """Return the rows at these locators of a shape from `located`, uint64 [n] ascending."""
+        able = self._session.capabilities.locators
         assert able is not None, "the session has located the relation"
-        if len(locators) * max(len(plan.tables), 1) > INDEX_SHARE * total:
-            return None
         return self.batches(able.read_located(located, locators))
 
     def scan_hashes(self, located: Shape | None = None) -> Batches:

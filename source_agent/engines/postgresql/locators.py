@@ -7,7 +7,9 @@ held until the transaction ends. So a place that a scan told has the same row un
 scan reads it without an index of the key.
 
 A locator is the place in 48 bits, behind the number of the table in 16 where a relation has several
-(partitions, children): their rows may lie at the same places.
+(partitions, children): their rows may lie at the same places. One statement then reads a place in
+all of them, and the rows of others are left out here: each statement plans and opens all tables, so
+one for each table would take longer than a scan.
 
 Invariants: tables whose storage is a heap alone, no view, query or foreign table; the login may
 read `ctid` and, of several tables, `tableoid`; the planner reads every table by a TID scan.
@@ -23,7 +25,7 @@ import numpy as np
 from driftline.arrays import U64
 from driftline.errors import SnapshotLost
 
-from source_agent.engines.interface import Ask, Unlocated
+from source_agent.engines.interface import Ask, LocatedRows, Rows, Unlocated
 from source_agent.engines.postgresql import split
 from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, ONLY, copy_of, name_of
@@ -79,34 +81,45 @@ def locate(ask: Ask, shape: Shape) -> Shape | Unlocated:
         return Unlocated(_NOT_GRANTED, f"GRANT SELECT ({names}) on the table to the login.")
     several = tuple(oid for oid, _ in tables) if expressions is _SEVERAL else ()
     located = shape.located(expressions, several)
-    ask(BOUNDS, "{}", "0")
+    ask(BOUNDS, "{}", "")
     if not _by_place(ask(EXPLAIN + located_sql(located))[0][0][0]["Plan"]):
         return Unlocated("the planner would not read rows by their places")
     return located
 
 
 def located_sql(shape: Shape) -> str:
-    """Return the SELECT of the rows at places of one table, which are in settings."""
-    at = "ctid OPERATOR(pg_catalog.=) ANY (pg_catalog.current_setting('driftline.first')"
-    table = "tableoid OPERATOR(pg_catalog.=) pg_catalog.current_setting('driftline.last')"
-    several = plan_of(shape).locators == _SEVERAL
-    bare = shape.located(())
-    return select_sql(
-        bare, f"{at}::pg_catalog.tid[])", f"{table}::pg_catalog.oid" if several else ""
-    )
+    """Return the SELECT of the rows at places, which are in a setting; of several tables, of the
+    rows of each of them (`at`)."""
+    places = "ctid OPERATOR(pg_catalog.=) ANY (pg_catalog.current_setting('driftline.first')"
+    return select_sql(read_again(shape), f"{places}::pg_catalog.tid[])")
 
 
-def settings_of(shape: Shape, locators: U64) -> Iterator[tuple[str, str]]:
-    """Yield the values of BOUNDS by which these locators, uint64 [n] ascending, are read."""
-    tables = plan_of(shape).tables
-    numbers = locators >> _TABLE
-    for number in np.unique(numbers).tolist():
-        places = locators[numbers == number] & _PLACE
-        for start in range(0, len(places), LOCATORS_PER_COPY):
-            some = places[start : start + LOCATORS_PER_COPY]
-            pairs = zip((some >> _BLOCK).tolist(), (some & np.uint64(0xFFFF)).tolist(), strict=True)
-            listed = ",".join([f'"({block},{offset})"' for block, offset in pairs])
-            yield f"{{{listed}}}", str(tables[number]) if tables else "0"
+def read_again(shape: Shape) -> Shape:
+    """Return the shape by which `located_sql` reads: with locators where there are several
+    tables."""
+    return shape if plan_of(shape).locators == _SEVERAL else shape.located(())
+
+
+def settings_of(locators: U64) -> Iterator[str]:
+    """Yield the values of a setting by which these locators, uint64 [n], are read."""
+    places = np.unique(locators & _PLACE)
+    for start in range(0, len(places), LOCATORS_PER_COPY):
+        some = places[start : start + LOCATORS_PER_COPY]
+        pairs = zip((some >> _BLOCK).tolist(), (some & np.uint64(0xFFFF)).tolist(), strict=True)
+        listed = ",".join([f'"({block},{offset})"' for block, offset in pairs])
+        yield f"{{{listed}}}"
+
+
+def at(batches: Iterator[Rows], locators: U64) -> Iterator[Rows]:
+    """Yield the rows that lie at these locators, uint64 [n] ascending, and no others."""
+    for batch in batches:
+        if not isinstance(batch, LocatedRows):
+            yield batch
+            continue
+        place = np.minimum(np.searchsorted(locators, batch.locators), len(locators) - 1)
+        is_at = locators[place] == batch.locators
+        if is_at.any():
+            yield [row for row, is_kept in zip(batch, is_at.tolist(), strict=True) if is_kept]
 
 
 def tail_bytes(shape: Shape) -> int:

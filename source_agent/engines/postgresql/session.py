@@ -306,11 +306,11 @@ class PostgresqlSession(SnapshotSession):
             return locators.locate(self.ask, shape)
 
     def read_located(self, shape: Shape, at: U64) -> Iterator[Rows]:
-        bare, read_sql = shape.located(()), locators.located_sql(shape)
+        read, read_sql = locators.read_again(shape), locators.located_sql(shape)
         with self._reading(shape.relation), self._by_index():
-            for bounds in locators.settings_of(shape, at):
-                self.ask(sql.BOUNDS, *bounds)
-                yield from self._copy(bare, read_sql)
+            for places in locators.settings_of(at):
+                self.ask(sql.BOUNDS, places, "")
+                yield from locators.at(self._copy(read, read_sql), at)
             self._refuse_changed(shape.relation)
 
     def read_between(

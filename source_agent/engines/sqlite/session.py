@@ -285,8 +285,8 @@ class SqliteSession(SnapshotSession):
     def read_located(self, shape: Shape, locators: U64) -> Iterator[Rows]:
         (rowid,) = plan_of(shape).locators
         bare = shape.located(())
-        read, at = sql.located_sql(bare, rowid), locators.view(np.int64)
-        return self._read(bare, ((read, (one,)) for one in at.tolist()))
+        read, rowids = sql.located_sql(bare, rowid), locators.view(np.int64)
+        return self._read(bare, ((read, (int(one),)) for one in rowids))
 
     def identity(self) -> Mapping[str, str]:
         try:

@@ -123,10 +123,10 @@ def beside(monkeypatch: pytest.MonkeyPatch, done: Callable[[], None]) -> list[in
     read = Reader.at_locators
     numbers: list[int] = []
 
-    def wrapped(self: Reader, located: Shape, locators: U64, total: int) -> Batches | None:
+    def wrapped(self: Reader, located: Shape, locators: U64) -> Batches:
         done()
         numbers.append(len(locators))
-        return read(self, located, locators, total)
+        return read(self, located, locators)
 
     monkeypatch.setattr(Reader, "at_locators", wrapped)
     return numbers

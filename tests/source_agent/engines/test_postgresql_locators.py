@@ -106,6 +106,28 @@ def test_several_tables(pg: OfPostgreSQL, kind: str) -> None:
             assert again(session, located, at[::step]) == sorted(rows[::step])
 
 
+def test_one_statement_reads_the_places_of_all_tables(
+    pg: OfPostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plans and opens all of them, so one for each table would take longer than a scan."""
+    pg.run(
+        "CREATE TABLE t (a int NOT NULL, b text NOT NULL) PARTITION BY LIST (a)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(30)),
+        "INSERT INTO t SELECT n % 30, 'b' || n FROM generate_series(1, 3000) n",
+    )
+    with session_of(pg) as session:
+        located = located_of(session, session.describe(Relation("t", table="t", key=("a", "b"))))
+        rows, at = located_scan(session, located)
+        assert len(np.unique(at >> np.uint64(48))) == 30
+        read, copy = list[str](), session._copy
+        monkeypatch.setattr(session, "_copy", lambda *given: read.append(given[1]) or copy(*given))
+        assert again(session, located, at[::7]) == sorted(rows[::7])
+        assert len(read) == 1
+        monkeypatch.setattr(module, "LOCATORS_PER_COPY", 10)
+        assert again(session, located, at[::7]) == sorted(rows[::7])
+        assert len(read) == 1 + -(-len(np.unique(at[::7] & np.uint64((1 << 48) - 1))) // 10)
+
+
 def test_rows_are_found_by_tid_scans(pg: OfPostgreSQL) -> None:
     """The database's own plan, without and with a condition of the DBA's, and row security."""
     pg.run(
@@ -126,7 +148,7 @@ def test_rows_are_found_by_tid_scans(pg: OfPostgreSQL) -> None:
                     located = located_of(session, session.describe(relation))
                     rows, at = located_scan(session, located)
                     assert again(session, located, at[::9]) == sorted(rows[::9])
-                    session.ask(sql.BOUNDS, '{"(0,1)","(0,2)"}', "0")
+                    session.ask(sql.BOUNDS, '{"(0,1)","(0,2)"}', "")
                     text = module.located_sql(located)
                     plan = session.ask(sql.EXPLAIN + text)[0][0][0]["Plan"]
                     assert plan["Node Type"] == "Tid Scan"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from driftline.arrays import U32, Positions
@@ -52,12 +54,29 @@ def test_the_locators_of_wanted_labels_are_returned(given: list[list[int]], want
         found.add(batch(first, locators))
         expected += [at for i, at in enumerate(locators) if (first + i) % 7 == wanted]
         first += len(locators)
-    chosen = found.chosen(lambda labels: labels == wanted)
+    chosen = found.chosen(lambda labels: labels == wanted, 99)
     assert chosen is not None
     assert chosen.dtype == np.uint64
     assert chosen.tolist() == sorted(expected)
     found.drop()
     assert memory.taken == 0
+
+
+def test_more_than_are_read_again_are_not_listed() -> None:
+    """A warehouse may name all rows: their list would take as much memory again, twice."""
+    found, _ = kept(1 << 30)
+    for first in range(0, 60_000, 6000):
+        found.add(batch(first, list(range(first, first + 6000))))
+    chosen = found.chosen(lambda labels: labels < 7, 60_000)
+    assert chosen is not None
+    assert len(chosen) == 60_000
+    tracemalloc.start()
+    try:
+        assert found.chosen(lambda labels: labels < 7, 6001) is None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 60_000 * 8 / 2
 
 
 def test_pickled_rows_keep_their_locators() -> None:
@@ -73,7 +92,7 @@ def test_a_row_without_a_locator_drops_all() -> None:
     found.add(batch(0, [1, 2]))
     assert memory.taken > 0
     found.add(batch(2, None))
-    assert (found.shape, found.chosen(lambda labels: labels == 0)) == (None, None)
+    assert (found.shape, found.chosen(lambda labels: labels == 0, 99)) == (None, None)
     assert memory.taken == 0
     found.add(batch(5, [3]))
     assert memory.taken == 0
