@@ -173,8 +173,9 @@ def _sketch(said: pb.Sketch, opening: pb.Open, shape: Shape) -> SketchParameters
 
 @dataclass(frozen=True, slots=True)
 class SketchedRows:
-    """What a sketch of the source is compared with, beside cells. `ours`: the warehouse's total;
-    `strata`: over its cells; `check`: of its rows."""
+    """The warehouse's rows, as a sketch of the source is compared with them beside cells.
+
+    `ours`: their total; `strata`: over their cells; `check`: of them."""
 
     ours: Digest
     strata: Bytes

@@ -136,6 +136,7 @@ class RangedRows:
 
     @property
     def rows(self) -> int:
+        """Return the number of our rows that are compared."""
         return self.sums.total.count
 
     @property

@@ -98,6 +98,7 @@ class CellSide:
 
     @property
     def rows(self) -> int:
+        """Return the number of our rows that are compared."""
         return self.ranges.rows
 
     @property
@@ -195,6 +196,7 @@ class LaterSide:
 
     @property
     def rows(self) -> int:
+        """Return the number of our rows that are compared."""
         return self.copy.rows
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
@@ -120,7 +121,12 @@ def test_one_statement_reads_the_places_of_all_tables(
         rows, at = located_scan(session, located)
         assert len(np.unique(at >> np.uint64(48))) == 30
         read, copy = list[str](), session._copy
-        monkeypatch.setattr(session, "_copy", lambda *given: read.append(given[1]) or copy(*given))
+
+        def noted(shape: Shape, statement: str) -> Iterator[Rows]:
+            read.append(statement)
+            return copy(shape, statement)
+
+        monkeypatch.setattr(session, "_copy", noted)
         assert again(session, located, at[::7]) == sorted(rows[::7])
         assert len(read) == 1
         monkeypatch.setattr(module, "LOCATORS_PER_COPY", 10)

@@ -162,6 +162,7 @@ class GroupSide:
 
     @property
     def rows(self) -> int:
+        """Return the number of our rows that are compared."""
         return self.compared.count
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:

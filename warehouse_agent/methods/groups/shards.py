@@ -131,6 +131,7 @@ class ShardedSide:
 
     @property
     def rows(self) -> int:
+        """Return the number of our rows that are compared."""
         return self.compared.count
 
     def open(self, terms: ExchangeTerms) -> Requests[Outcome]:
