@@ -67,8 +67,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def pair(loaded: Path, tmp_path: Path) -> Iterator[Pair]:
-    for one in loaded.glob("erp.db*"):
-        shutil.copyfile(one, tmp_path / one.name)
+    for file in loaded.glob("erp.db*"):
+        shutil.copyfile(file, tmp_path / file.name)
     shutil.copytree(loaded / "pair" / "warehouse", tmp_path / "pair" / "warehouse")
     legacy = SqliteLegacy(tmp_path / "erp.db")
     with made(legacy, tmp_path) as opened:
@@ -177,6 +177,7 @@ def test_a_refresh_that_finds_nothing_writes_no_byte_of_data(
     before = data_files(pair, name)
     files = sorted(table(pair, name).file_uris())
     report = pair.refresh(name)
+    assert report.version is not None
     assert (report.previous_version, report.version) == (1, 2 if is_declared else 1)
     assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (0, 0, 0)
     assert report.source_scans == 1
