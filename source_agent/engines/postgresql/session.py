@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from driftline.arrays import U64, Positions
-from driftline.errors import DriftlineError
+from driftline.errors import DatabaseRefused, DriftlineError
 from driftline.relations.activity import UnknownActivity
 from driftline.relations.derivations import Derivation
 from driftline.relations.references import Reference
@@ -301,9 +301,12 @@ class PostgresqlSession(SnapshotSession):
             self._refuse_changed(shape.relation)
 
     def locate(self, shape: Shape) -> Shape | Unlocated:
-        with self._reading(shape.relation), self._by_index():
-            self._bind(shape)
-            return locators.locate(self.ask, shape)
+        try:
+            with self._reading(shape.relation), self._by_index():
+                self._bind(shape)
+                return locators.locate(self.ask, shape)
+        except DatabaseRefused:  # such as an extension that knows no places: a scan needs none
+            return Unlocated("the database refuses to read rows by their places")
 
     def read_located(self, shape: Shape, at: U64) -> Iterator[Rows]:
         read, read_sql = locators.read_again(shape), locators.located_sql(shape)

@@ -197,6 +197,24 @@ def test_what_has_no_places_says_so(pg: OfPostgreSQL) -> None:
         assert "planner" in why_not(pg, RELATION).why
 
 
+def test_a_database_that_refuses_places_is_scanned(pg: OfPostgreSQL) -> None:
+    """A refresh that does without them does not fail, and its snapshot stays."""
+    pg.run(
+        *LINES,
+        """CREATE FUNCTION public.known() RETURNS bool LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
+        IF current_setting('enable_seqscan') = 'off' THEN RAISE 'no places'; END IF;
+        RETURN true; END $$""",
+    )
+    with session_of(pg) as session:
+        shape = session.describe(Relation("lines", table="lines", where="public.known()"))
+        before = sorted(flat(session.scan(shape)))
+        pg.run("UPDATE lines SET v = 0")
+        without = session.capabilities.locators.locate(shape)
+        assert isinstance(without, Unlocated)
+        assert "refuses" in without.why
+        assert sorted(flat(session.scan(shape))) == before
+
+
 def test_a_grant_of_columns_must_name_the_place(pg: OfPostgreSQL) -> None:
     """`grants` names system columns, which the server takes; without them it is said what to do."""
     pg.run(*LINES, "CREATE ROLE narrow LOGIN", "GRANT SELECT (a, b) ON lines TO narrow")
