@@ -23,13 +23,13 @@ from source_agent.engines.interface import (
     BATCH_BYTES,
     BATCH_ROWS,
     BATCH_S,
-    LocatedRows,
     Rows,
 )
 from source_agent.engines.postgresql import locators
 from source_agent.engines.postgresql.access import error_of
 from source_agent.engines.postgresql.sql import copy_of
 from source_agent.engines.postgresql.waits import DRIVER, ResultSocket
+from source_agent.engines.relations.select import plan_of
 from source_agent.engines.relations.shapes import Shape
 from source_agent.engines.sessions import driven
 
@@ -68,7 +68,7 @@ def _copied(
             pass
         raise error_of(result)
     try:
-        yield from (_located if locators.tail_bytes(shape) else _tuples)(results, shape)
+        yield from _tuples(results, shape)
     except Error as error:
         raise _server_error(pgconn, error) from None
     while (result := results.next_result()) is not None:
@@ -99,6 +99,7 @@ def _server_error(pgconn: pq.abc.PGconn, error: Error) -> Error:
 def _tuples(results: ResultSocket, shape: Shape) -> Iterator[Rows]:
     """Yield batches. This is the hot loop: it does only what every row needs."""
     get, take = results.pgconn.get_copy_data, results.take
+    is_located = bool(plan_of(shape).locators)
     is_first = True
     length = 1
     while length >= 0:
@@ -121,41 +122,9 @@ def _tuples(results: ResultSocket, shape: Shape) -> Iterator[Rows]:
             is_first = False
         if rows and rows[-1] == _TRAILER:
             rows.pop()
+        if is_located and rows:
+            rows = locators.parted(shape, rows)
         if size > ROW_BYTES_MAX:
             check_size(shape, rows)
         if rows:
             yield rows
-
-
-def _located(results: ResultSocket, shape: Shape) -> Iterator[LocatedRows]:
-    """Yield batches of tuples whose last fields say where they lie. A hot loop as `_tuples`."""
-    get, take = results.pgconn.get_copy_data, results.take
-    tail = locators.tail_bytes(shape)
-    head = len(shape.recipe.columns).to_bytes(2, "big")  # in place of the number of all fields
-    skipped = _HEADER_BYTES
-    length = 1
-    while length >= 0:
-        rows: Rows = []
-        tails = bytearray()
-        ends_at = monotonic() + BATCH_S
-        append = rows.append
-        size = 0
-        for _ in repeat(None, BATCH_ROWS):
-            length, data = get(1)
-            while length == 0 and take(max(ends_at - monotonic(), 0) if rows else None):
-                length, data = get(1)
-            if length <= 0:  # the end, or no row for a while
-                break
-            if skipped or length == len(_TRAILER):
-                data, skipped = data[skipped:], 0
-                if bytes(data) == _TRAILER:
-                    continue
-            append(head + data[2:-tail])
-            tails += data[-tail:]
-            size += length
-            if size >= BATCH_BYTES:
-                break
-        if size > ROW_BYTES_MAX:
-            check_size(shape, rows)
-        if rows:
-            yield LocatedRows(rows, locators.decoded(shape, tails))

@@ -11,6 +11,11 @@ A locator is the place in 48 bits, behind the number of the table in 16 where a 
 all of them, and the rows of others are left out here: each statement plans and opens all tables, so
 one for each table would take longer than a scan.
 
+The place stands before the columns, and between them their number, as an int2: what follows its
+length is byte by byte a tuple of the columns alone, which begins with their number. So a tuple is
+cut once, and the places of a batch are taken from it together. Rejected: the place behind the
+columns. Each row was cut twice and joined once, which took 0.13 µs more.
+
 Invariants: tables whose storage is a heap alone, no view, query or foreign table; the login may
 read `ctid` and, of several tables, `tableoid`; the planner reads every table by a TID scan.
 Otherwise a relation has no locators.
@@ -19,6 +24,7 @@ Otherwise a relation has no locators.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +35,7 @@ from source_agent.engines.interface import Ask, LocatedRows, Rows, Unlocated
 from source_agent.engines.postgresql import split
 from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, ONLY, copy_of, name_of
+from source_agent.engines.relations.predicates import ANY, COLUMNS
 from source_agent.engines.relations.select import plan_of, scan_sql, select_sql
 from source_agent.engines.relations.shapes import Shape
 
@@ -54,7 +61,15 @@ CATALOGUE: Final = (TREE, READABLE)
 
 _ONE: Final = ("ctid",)
 _SEVERAL: Final = ("tableoid", "ctid")
-_BYTES: Final = {_ONE: 10, _SEVERAL: 18}  # behind the columns of a tuple, with two lengths of 4
+# How a tuple begins, up to the number of its columns: the number of all fields, then each behind
+# its length.
+_PLACED: Final = [("six", ">i4"), ("block", ">u4"), ("offset", ">u2")]
+_COUNTED: Final = [("two", ">i4"), ("columns", ">u2")]
+_OF_ONE: Final = np.dtype([("fields", ">u2"), *_PLACED, *_COUNTED])
+_OF_SEVERAL: Final = np.dtype(
+    [("fields", ">u2"), ("four", ">i4"), ("table", ">u4"), *_PLACED, *_COUNTED]
+)
+_COUNT_BYTES: Final = 2  # also the first of the row
 _TABLES_MAX: Final = 1 << 16
 _PLACE: Final = np.uint64((1 << 48) - 1)
 _BLOCK: Final = np.uint64(16)
@@ -76,11 +91,11 @@ def locate(ask: Ask, shape: Shape) -> Shape | Unlocated:
         return Unlocated("not all of its rows are stored in heap tables")
     expressions = _expressions(shape)
     ((may_place, may_table),) = ask(READABLE, name)
-    if not may_place or (expressions is _SEVERAL and not may_table):
+    if not may_place or (expressions == _SEVERAL and not may_table):
         names = ", ".join(expressions)
         return Unlocated(_NOT_GRANTED, f"GRANT SELECT ({names}) on the table to the login.")
-    several = tuple(oid for oid, _ in tables) if expressions is _SEVERAL else ()
-    located = shape.located(expressions, several)
+    several = tuple(oid for oid, _ in tables) if expressions == _SEVERAL else ()
+    located = _located(shape, several)
     ask(BOUNDS, "{}", "")
     if not _by_place(ask(EXPLAIN + located_sql(located))[0][0][0]["Plan"]):
         return Unlocated("the planner would not read rows by their places")
@@ -97,7 +112,7 @@ def located_sql(shape: Shape) -> str:
 def read_again(shape: Shape) -> Shape:
     """Return the shape by which `located_sql` reads: with locators where there are several
     tables."""
-    return shape if plan_of(shape).locators == _SEVERAL else shape.located(())
+    return shape if _is_of_several(shape) else shape.located(())
 
 
 def settings_of(locators: U64) -> Iterator[str]:
@@ -122,43 +137,52 @@ def at(batches: Iterator[Rows], locators: U64) -> Iterator[Rows]:
             yield [row for row, is_kept in zip(batch, is_at.tolist(), strict=True) if is_kept]
 
 
-def tail_bytes(shape: Shape) -> int:
-    """Return the bytes of a locator behind the columns of a binary tuple; 0: there is none."""
-    locators = plan_of(shape).locators
-    return _BYTES[locators] if locators else 0
-
-
-def decoded(shape: Shape, tails: bytes | bytearray) -> U64:
-    """Return the locators, uint64 [rows], of what stands behind the columns of binary tuples.
+def parted(shape: Shape, tuples: Rows) -> LocatedRows:
+    """Return the rows of binary tuples with locators.
 
     Raises SnapshotLost for a row of a table that was not among those of the relation.
     """
-    tables = np.array(plan_of(shape).tables, np.uint64)
-    fields = np.frombuffer(tails, np.uint8).reshape(-1, tail_bytes(shape))
-    assert (fields[:, -7] == 6).all(), "a place has six bytes"
-    blocks = np.ascontiguousarray(fields[:, -6:-2]).view(">u4").reshape(-1).astype(np.uint64)
-    offsets = np.ascontiguousarray(fields[:, -2:]).view(">u2").reshape(-1).astype(np.uint64)
-    places: U64 = (blocks << _BLOCK) | offsets
-    if not len(tables):
-        return places
-    oids = np.ascontiguousarray(fields[:, 4:8]).view(">u4").reshape(-1).astype(np.uint64)
-    numbers = np.minimum(np.searchsorted(tables, oids), len(tables) - 1)
-    if (tables[numbers] != oids).any():
-        raise _another_table(shape)
-    return (numbers.astype(np.uint64) << _TABLE) | places
+    plan = plan_of(shape)
+    begin = _OF_SEVERAL if _is_of_several(shape) else _OF_ONE
+    # An array of strings keeps of each what fits.
+    begins = np.fromiter(tuples, f"S{begin.itemsize}", len(tuples)).view(begin)
+    assert (begins["six"] == 6).all(), "a place has six bytes"
+    assert (begins["two"] == _COUNT_BYTES).all(), "an int2 has two bytes"
+    assert (begins["columns"] == len(shape.recipe.columns)).all(), "the columns were counted"
+    places: U64 = (begins["block"].astype(np.uint64) << _BLOCK) | begins["offset"]
+    if plan.tables:
+        tables = np.array(plan.tables, np.uint64)
+        oids = begins["table"].astype(np.uint64)
+        numbers = np.minimum(np.searchsorted(tables, oids), len(tables) - 1)
+        if (tables[numbers] != oids).any():
+            raise _another_table(shape)
+        places |= numbers.astype(np.uint64) << _TABLE
+    row = itemgetter(slice(begin.itemsize - _COUNT_BYTES, None))
+    return LocatedRows(list(map(row, tuples)), places)
 
 
 def templates(shape: Shape) -> list[str]:
     """List the SQL texts by which rows are located, beyond CATALOGUE."""
     if shape.relation.table is None or shape.indexed:
         return []
-    located = shape.located(_expressions(shape))
+    located = _located(shape, ())
     read = located_sql(located)
     return [EXPLAIN + read, copy_of(read), copy_of(scan_sql(located)), *split.templates(located)]
 
 
 def _expressions(shape: Shape) -> tuple[str, ...]:
     return _ONE if plan_of(shape).source.startswith(ONLY) else _SEVERAL
+
+
+def _located(shape: Shape, tables: tuple[int, ...]) -> Shape:
+    reads = plan_of(shape).reads
+    count = ANY if COLUMNS in reads else len(reads)
+    locators = (*_expressions(shape), f"{count}::pg_catalog.int2")
+    return shape.located(locators, tables, first=True)
+
+
+def _is_of_several(shape: Shape) -> bool:
+    return plan_of(shape).locators[: len(_SEVERAL)] == _SEVERAL
 
 
 def _by_place(plan: dict[str, Any]) -> bool:

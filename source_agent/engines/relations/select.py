@@ -378,20 +378,23 @@ def select_sql(
 
     Args:
         conditions: SQL; they hold beside the relation's own `where`. Empty ones are left out.
-        extra: expressions selected behind the columns, and behind the plan's locators.
+        extra: expressions selected behind the columns and the plan's locators.
         source: the text after FROM if it is not the plan's.
         tail: text at the end: ORDER BY, LIMIT.
     """
     plan = plan_of(shape)
     wanted = " AND ".join(filter(None, (plan.where, *conditions)))
     where = f"\nWHERE {wanted}" if wanted else ""
-    reads = ", ".join((*plan.reads, *plan.locators, *extra))
+    first, behind = (plan.locators, ()) if plan.located_first else ((), plan.locators)
+    reads = ", ".join((*first, *plan.reads, *behind, *extra))
     return f"SELECT {reads}\nFROM {source or plan.source}{where}{tail}"
 
 
 def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
     """Return the SELECT of all rows; `ordered`: by the first column."""
-    return select_sql(shape, tail="\nORDER BY 1" if ordered else "")
+    plan = plan_of(shape)
+    place = 1 + len(plan.locators) * plan.located_first
+    return select_sql(shape, tail=f"\nORDER BY {place}" if ordered else "")
 
 
 def null_places(shape: Shape, within: KeyRange) -> list[int]:

@@ -96,8 +96,9 @@ class Plan:
     database has none or the relation no marker. `key_index` is the name of the index of the whole
     key, for an engine that has to be told. `chosen` are the rows of a derivation, None: all; SQL
     has them in `where`, an engine without SQL evaluates them itself. `locators` are expressions
-    that say where a row lies, selected behind the columns; `tables` the numbers of the tables that
-    it may lie in, in each of which a locator is looked for; empty: there is one.
+    that say where a row lies, selected behind the columns or, if `located_first`, before them;
+    `tables` the numbers of the tables that it may lie in, in each of which a locator is looked for;
+    empty: there is one.
     """
 
     source: str
@@ -114,6 +115,7 @@ class Plan:
     chosen: Predicate | None = None
     locators: tuple[str, ...] = ()
     tables: tuple[int, ...] = ()
+    located_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +183,13 @@ class Shape:
             plan=replace(plan, reads=(*plan.reads[:keys], plan.row_hash), seed=seed),
         )
 
-    def located(self, locators: tuple[str, ...], tables: tuple[int, ...] = ()) -> Shape:
+    def located(
+        self, locators: tuple[str, ...], tables: tuple[int, ...] = (), *, first: bool = False
+    ) -> Shape:
         """Return the relation with what says where a row lies; see `Plan`."""
         assert self.plan is not None, "a relation is read by the engine that described it"
-        return replace(self, plan=replace(self.plan, locators=locators, tables=tables))
+        plan = replace(self.plan, locators=locators, tables=tables, located_first=first)
+        return replace(self, plan=plan)
 
     def keys(self) -> Shape:
         """Return the relation with its key columns alone."""

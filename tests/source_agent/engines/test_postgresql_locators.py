@@ -16,14 +16,18 @@ import psycopg
 import pytest
 from driftline import errors
 from driftline.arrays import U64
+from driftline.relations.derivations import DerivablePart, Derivation
 
 from source_agent.engines.conformance.reads import flat, session_of
 from source_agent.engines.conformance.test_locators import located_scan, read_at
-from source_agent.engines.interface import LocatedRows, Rows, Session, Unlocated
+from source_agent.engines.interface import BATCH_ROWS, LocatedRows, Rows, Session, Unlocated
 from source_agent.engines.postgresql import locators as module
 from source_agent.engines.postgresql import split, sql
+from source_agent.engines.relations.predicates import slotted
+from source_agent.engines.relations.select import plan_of, scan_sql
 from source_agent.engines.relations.shapes import Relation, Shape
 from tests.harness.legacies import OfPostgreSQL
+from tests.harness.slots import fills
 
 LINES = (
     """CREATE TABLE lines (gone int, a int NOT NULL, b text NOT NULL, v numeric, w jsonb,
@@ -268,6 +272,93 @@ def test_parts_have_the_same_places(pg: OfPostgreSQL, monkeypatch: pytest.Monkey
         assert again(session, located, at[::7]) == sorted(rows[::7])
 
 
+@pytest.mark.parametrize("kind", ["one table", *TREES])
+def test_rows_have_the_bytes_of_a_scan_without_places(pg: OfPostgreSQL, kind: str) -> None:
+    """In key order too; of an empty table, of one row, and of the last row of a batch."""
+    key = "a int NOT NULL, b text NOT NULL, v int"
+    pg.run(*TREES.get(kind, (f"CREATE TABLE t ({key})",)), "TRUNCATE t")
+    relation = Relation("t", table="t", key=("a", "b"))
+    for count in (0, 1, BATCH_ROWS - 1, BATCH_ROWS):
+        pg.run(
+            "TRUNCATE t",
+            f"INSERT INTO t SELECT n % 97, n, NULLIF(n % 3, 1) FROM generate_series(1, {count}) n",
+        )
+        with session_of(pg) as session:
+            shape = session.describe(relation)
+            located = located_of(session, shape)
+            rows, at = located_scan(session, located)
+            assert len(np.unique(at)) == len(rows) == count
+            assert rows == flat(session.scan(shape))
+            ordered = flat(session.scan(located, ordered=True))
+            assert sorted(ordered) == sorted(rows)
+            keys = [row[6:10] for row in ordered]  # `a`, behind the number of columns and a length
+            assert keys == sorted(keys)
+
+
+def test_as_many_columns_as_a_table_may_have(pg: OfPostgreSQL) -> None:
+    """The server selects up to 1,664: the place and the number of columns are beside them."""
+    columns = ", ".join(f"c{n} bool" for n in range(1598))
+    pg.run(
+        f"CREATE TABLE t (a int NOT NULL, b text NOT NULL, {columns}) PARTITION BY LIST (a)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)",
+        "CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2)",
+        "INSERT INTO t (a, b, c1597) SELECT 1 + n % 2, n, true FROM generate_series(1, 9) n",
+    )
+    with session_of(pg) as session:
+        for table in ("t", "t1"):
+            shape = session.describe(Relation("t", table=table, key=("a", "b")))
+            assert len(shape.recipe.columns) == 1600
+            located = located_of(session, shape)
+            rows, at = located_scan(session, located)
+            assert sorted(rows) == sorted(flat(session.scan(shape)))
+            assert again(session, located, at[::2]) == sorted(rows[::2])
+
+
+def test_a_wrong_number_of_columns_is_noticed(pg: OfPostgreSQL) -> None:
+    """The row would begin with it."""
+    pg.run(*LINES)
+    with session_of(pg) as session:
+        plan = located_of(session, session.describe(RELATION)).plan
+        assert plan is not None
+        other = session.describe(RELATION).located(("ctid", "3::pg_catalog.int2"), first=True)
+        assert plan.locators == ("ctid", "4::pg_catalog.int2")
+        with pytest.raises(errors.DatabaseRefused, match="the columns were counted"):
+            located_scan(session, other)
+
+
+def test_the_number_of_a_derivations_columns_is_a_slot(pg: OfPostgreSQL) -> None:
+    """What reads some of the columns is a template too, also in parts."""
+    pg.run(*LINES)
+    with session_of(pg) as session:
+        shape = session.describe(RELATION)
+        known = pg.connect().templates([slotted(shape, [DerivablePart.COLUMNS])])
+        located = located_of(session, session.derive(shape, Derivation(("w",))))
+        issued = [scan_sql(located), module.located_sql(located), split.part_sql(located)]
+        counted = [text.startswith("SELECT ctid, 3::pg_catalog.int2, ") for text in issued]
+        assert counted == [True, False, True]
+        for text in map(sql.copy_of, issued):
+            reads = plan_of(shape).reads[2:]
+            assert any(fills(text, template, reads=reads, forms=()) for template in known), text
+
+
+def test_a_row_that_just_fits_has_a_place(
+    pg: OfPostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of a row does not count its place, and an error names its key."""
+    pg.run(*LINES)
+    with session_of(pg) as session:
+        located = located_of(session, session.describe(RELATION))
+        rows, _ = located_scan(session, located)
+        longest = max(map(len, rows))
+        for limited in pg.row_limits:
+            monkeypatch.setattr(limited, "ROW_BYTES_MAX", longest)
+        assert len(located_scan(session, located)[0]) == len(rows)
+        for limited in pg.row_limits:
+            monkeypatch.setattr(limited, "ROW_BYTES_MAX", longest - 1)
+        with pytest.raises(errors.LimitExceeded, match=rf"\d, .*b\d+.* has {longest} bytes"):
+            located_scan(session, located)
+
+
 def test_places_stay_while_the_table_is_written_and_vacuumed(pg: OfPostgreSQL) -> None:
     """Each update moves every row, and VACUUM removes what no snapshot sees: not ours."""
     pg.run(*LINES)
@@ -342,6 +433,6 @@ def test_a_child_that_comes_later_is_refused(pg: OfPostgreSQL) -> None:
         assert located_of(session, shape).plan == located.plan
         plan = located.plan
         assert plan is not None
-        fewer = shape.located(plan.locators, plan.tables[:1])
+        fewer = shape.located(plan.locators, plan.tables[:1], first=True)
         with pytest.raises(errors.SnapshotLost, match="another partition or child"):
             located_scan(session, fewer)
