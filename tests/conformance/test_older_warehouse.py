@@ -75,6 +75,7 @@ SINCE = {
     "put_off_until",
     "places_why",
     "places_expected",
+    "totals",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

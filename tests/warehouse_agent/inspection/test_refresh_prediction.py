@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -42,7 +42,11 @@ from warehouse_agent.inspection.refresh_prediction import (
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import change_forecast, prices
 from warehouse_agent.planning.candidates import PlanInputs, expected_slots
-from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
+from warehouse_agent.planning.change_forecast import (
+    ChangeForecast,
+    DayOfChanges,
+    EarlierRefresh,
+)
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective
 from warehouse_agent.planning.prices import LearntPrices
@@ -297,9 +301,11 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     # More changes are expected the longer ago the last refresh: predict at the refresh's moment.
     asked, changes_expected = [], change_forecast.changes_expected
 
-    def noted(earlier: list[EarlierRefresh], rows: int, now: datetime) -> ChangeForecast | None:
+    def noted(
+        earlier: list[EarlierRefresh], rows: int, now: datetime, days: Sequence[DayOfChanges] = ()
+    ) -> ChangeForecast | None:
         asked.append(now)
-        return changes_expected(earlier, rows, now)
+        return changes_expected(earlier, rows, now, days)
 
     monkeypatch.setattr(change_forecast, "changes_expected", noted)
     known, _ = know(store, fragment, read(store, "orders"), None)
