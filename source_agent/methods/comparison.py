@@ -61,7 +61,10 @@ class Comparison:
         reader = _reader_of(session, shape, opening, parsed.salt, tally)
         level = min(max(opening.level, 1), _LEVEL_MAX)
         frames = FrameBuilder(shape.recipe, parsed.salt, level=level)
-        self._share = None if memory is None else MemoryShare(memory)
+        self._memory = memory
+        self._share: MemoryShare | None = None
+        if memory is not None and memory.expects(shape.relation.name):
+            self._share = MemoryShare(memory)
         self._scan = Scan(reader, frames, parsed.ours, pool, memory=self._share)
         self._session, self._opening = session, opening
         self._activity = session.capabilities.activities.get(shape.relation.name)
@@ -93,6 +96,9 @@ class Comparison:
             self._scan.frames.sent = marked.note_sent
             self._scan = replace(self._scan, marked=marked)
         end = yield from self._answer.replies(self._scan)
+        if self._memory is not None:
+            differs = isinstance(end, Handover) or not end.equal
+            self._memory.note(self._scan.reader.shape.relation.name, differs=differs)
         if isinstance(end, Handover):
             go_on = registry.continuation_of(end.request)
             end = yield from go_on(self._scan, end)

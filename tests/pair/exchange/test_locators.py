@@ -120,6 +120,14 @@ def test_many_rows_are_read_by_a_second_scan() -> None:
     assert memory.taken == 0
 
 
+def test_places_are_kept_until_nothing_is_found() -> None:
+    """To keep them makes a scan dearer; after a quiet time a change takes a second one, once."""
+    memory = LocatorMemory(lambda: ENOUGH)
+    scans = [compared(ROWID, changed, memory).pair.tally.scans for changed in (50, 0, 50, 50)]
+    assert scans == [1, 1, 2, 1]
+    assert memory.taken == 0
+
+
 def test_what_has_no_rowid_is_read_by_a_second_scan() -> None:
     memory = LocatorMemory(lambda: ENOUGH)
     assert compared(COMPOSITE, 50, memory).pair.tally.scans == 2
