@@ -50,7 +50,7 @@ from warehouse_agent.methods.groups.shards import ShardScope
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
-from warehouse_agent.planning.step_places import StepKind, StepWork
+from warehouse_agent.planning.step_places import StepKind, StepPlace, StepWork, written
 from warehouse_agent.planning.tiling import Tiling, key_tiling, tiling
 from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.refresh import auxiliary_table
@@ -58,7 +58,7 @@ from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import leftovers
 from warehouse_agent.report import Report
 from warehouse_agent.spark.machine import machine
-from warehouse_agent.spark.session import pin
+from warehouse_agent.spark.session import DeferredSession, pin
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
@@ -80,7 +80,7 @@ from warehouse_agent.tasks.steps import (
     DIGESTS_FACTOR,
     StepLog,
     Steps,
-    size_of_digests,
+    work_of_digests,
 )
 
 ROWS, FILES = 60, 3  # rows of each file
@@ -463,7 +463,7 @@ def joined(*place: Any, before: Any, after: Any, layout: Layout) -> VersionFeed:
     return change_feed.joined(*place, old=before, new=after, layout=layout)
 
 
-STEPS_CALL = {"scan", "spread", "added", "runs_here", "spark"}
+STEPS_CALL = {"scan", "spread", "added", "runs_here", "spark", "spark_to_join"}
 # Files and rooms: SQL, which only Spark can do, and what `pair/views/test_incremental.py` runs in
 # both places.
 OF_VIEWS = {"view_phase.py", "view_verification.py", "semi_join.py", "view_rows.py", "maintenance"}
@@ -515,20 +515,24 @@ def test_every_step_is_run(spark: SparkSession, runs: Runs) -> None:
     assert wanted <= runs.called, wanted - runs.called
 
 
+def reading(size: int) -> StepWork:
+    return StepWork(StepKind.READ, size)
+
+
 def test_the_place_follows_the_size(tmp_path: Path) -> None:
     log = StepLog(phases=["exchange", "list"])
     steps = Steps(NoSpark(), 1000, log)
-    assert steps.runs_here(1000)
-    assert not steps.runs_here(1001)
+    assert steps.runs_here(reading(1000))
+    assert not steps.runs_here(reading(1001))
     assert log.places == {"list": "driver"}
     with pytest.raises(ConfigurationError) as caught:
-        steps.spark(1001)
+        steps.spark(reading(1001))
     why = "it has at least 1,001 bytes, and `small_bytes` is 1,000"
     assert caught.value.details == {"Spark is needed": f"for a step of `list`: {why}"}
     assert log.places == {"list": "spark"}
-    assert steps.runs_here(1)
+    assert steps.runs_here(reading(1))
     assert log.places == {"list": "spark"}, "a phase is on Spark if any step of it is"
-    assert not in_driver(0).runs_here(0), "0 leaves nothing to this process"
+    assert not in_driver(0).runs_here(reading(0)), "0 leaves nothing to this process"
     pq.write_table(pa.table({"a": ["x" * 1000] * 50}), tmp_path / "f", use_dictionary=False)
     size = (tmp_path / "f").stat().st_size
     file = DataFile("f", f"file://{tmp_path}/f", size, 50)
@@ -537,7 +541,7 @@ def test_the_place_follows_the_size(tmp_path: Path) -> None:
     assert in_driver(10).size_of_rows([file]) == size, "what is large is not opened"
     gone = DataFile("g", f"file://{tmp_path}/g", 7, 1)
     assert in_driver().size_of_rows([gone]) == 7
-    assert size_of_digests([file]) == 50 * DIGEST_BYTES // DIGESTS_FACTOR
+    assert work_of_digests([file]).size == 50 * DIGEST_BYTES // DIGESTS_FACTOR
 
 
 def test_the_place_follows_seconds_and_memory(tmp_path: Path) -> None:
@@ -546,15 +550,15 @@ def test_the_place_follows_seconds_and_memory(tmp_path: Path) -> None:
     steps = Steps(NoSpark(), None, log, driver_share=1e-6)
     most = steps.most
     assert 1000 < most == steps.memory < 1 << 24
-    assert steps.runs_here(most)
+    assert steps.runs_here(reading(most))
     assert (log.places, log.whys["apply"]["reason"]) == ({"apply": "driver"}, "seconds")
     assert not log.whys["apply"]["needs_spark"]
-    steps.expect(most)
-    steps.begin(most)
+    steps.expect(*written(most))
+    steps.begin(*written(most))
     too_large = StepWork(StepKind.WRITE, most + 1)
     assert not steps.runs_here(too_large)
     why = f"at least {most + 1:,} bytes, and the driver's share of memory (`driver_share`) is"
-    for asked in (partial(steps.spark, too_large), partial(steps.expect, most + 1)):
+    for asked in (partial(steps.spark, too_large), partial(steps.expect, *written(most + 1))):
         with pytest.raises(ConfigurationError) as caught:
             asked()
         assert caught.value.details["Spark is needed"] == (
@@ -563,7 +567,7 @@ def test_the_place_follows_seconds_and_memory(tmp_path: Path) -> None:
     assert (log.places, log.whys["apply"]["reason"]) == ({"apply": "spark"}, "memory")
     assert log.whys["apply"]["needs_spark"]
     with pytest.raises(ConfigurationError) as caught:
-        steps.spark(5)
+        steps.spark_to_join(5)
     assert (
         "at least 5 bytes, and joins rows, which Spark" in caught.value.details["Spark is needed"]
     )
@@ -571,6 +575,16 @@ def test_the_place_follows_seconds_and_memory(tmp_path: Path) -> None:
     size = (tmp_path / "f").stat().st_size
     file = DataFile("f", f"file://{tmp_path}/f", size, 50)
     assert in_driver(None).size_of_rows([file]) >= 50_000
+
+
+def test_a_later_step_is_expected_by_what_it_does() -> None:
+    """On a cluster digests are added up by Spark where as many bytes of rows are read here, and its
+    executors are checked for that before a source is asked."""
+    steps = Steps(DeferredSession({"spark.master": "spark://nowhere:7077"}), None)
+    digests, rows = (StepWork(kind, 60 << 20) for kind in (StepKind.DIGESTS, StepKind.READ))
+    assert steps.expected(rows) is None
+    assert steps.expected(rows, digests) == steps.placed(digests)
+    assert steps.placed(digests).place is StepPlace.SPARK
 
 
 def test_a_search_for_equal_keys_counts_what_it_holds(tmp_path: Path) -> None:
@@ -581,7 +595,7 @@ def test_a_search_for_equal_keys_counts_what_it_holds(tmp_path: Path) -> None:
     size = in_driver(None).size_of_rows([file])
     log = StepLog(phases=["prove"])
     steps = Steps(NoSpark(), None, log, driver_share=2 * size / machine().memory)
-    assert steps.runs_here(size)
+    assert steps.runs_here(reading(size))
     with pytest.raises(ConfigurationError) as caught:
         proof.refuse_duplicates(steps, [file], layout, name="t", exact=True)
     said = f"it has at least {8 * size:,} bytes, and the driver's share of memory"
@@ -592,9 +606,9 @@ def test_a_phase_has_the_reason_of_its_largest_step() -> None:
     log = StepLog(phases=["prove"])
     steps = Steps(NoSpark(), None, log)
     for size in (10, 1000, 20):
-        assert steps.runs_here(size)
+        assert steps.runs_here(reading(size))
     assert log.whys["prove"]["bytes"] == 1000
     with pytest.raises(ConfigurationError):
-        steps.spark(7)
-    assert steps.runs_here(1 << 20)
+        steps.spark_to_join(7)
+    assert steps.runs_here(reading(1 << 20))
     assert (log.places["prove"], log.whys["prove"]["bytes"]) == ("spark", 7)

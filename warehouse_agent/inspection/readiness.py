@@ -40,7 +40,7 @@ from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
 from warehouse_agent.history.forecast_inputs import rows_of_part
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.inspection.first_configuration import size_and_key
-from warehouse_agent.planning.step_places import UNPACKED
+from warehouse_agent.planning.step_places import UNPACKED, written
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.spark import cluster, java, session
@@ -214,7 +214,7 @@ def _needs_spark(config: WarehouseConfig, store: Store) -> str:
             size = sum(f.size for f in newest.files) if newest else 0
             if config.small_bytes is None:
                 size *= UNPACKED
-            if (placed := steps.expected(size)) is not None:
+            if (placed := steps.expected(*written(size))) is not None:
                 return f"for {name}, which has {size:,} bytes, {placed.because}"
     return ""
 

@@ -95,6 +95,11 @@ class StepWork:
     held: int = 0
 
 
+def written(size: int) -> tuple[StepWork, StepWork]:
+    """Return the work of steps that write rows of so many bytes, and read them back."""
+    return StepWork(StepKind.WRITE, size), StepWork(StepKind.READ, size)
+
+
 @dataclass(frozen=True, slots=True)
 class StepResources:
     """Resources of both places.

@@ -40,7 +40,7 @@ from warehouse_agent.methods.registry import is_copied_at_once, opening_for
 from warehouse_agent.planning import change_forecast, choice
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
 from warehouse_agent.planning.change_forecast import ChangeForecast
-from warehouse_agent.planning.step_places import UNPACKED, StepKind
+from warehouse_agent.planning.step_places import UNPACKED, StepKind, StepWork, written
 from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
@@ -54,7 +54,7 @@ from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, size_of_digests
+from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, work_of_digests
 
 Describe = Callable[[str], pb.DescribeReply]
 Features = Collection[str]  # of a source
@@ -148,7 +148,7 @@ def expect_spark(steps: Steps, store: Store, name: str, histories: Histories) ->
     """
     with contextlib.suppress(Exception):  # the refresh says what is wrong, with the table or Spark
         digests = histories.of(store, name).rows_total * DIGEST_BYTES // DIGESTS_FACTOR
-        steps.begin(digests, StepKind.DIGESTS)
+        steps.begin(StepWork(StepKind.DIGESTS, digests))
 
 
 def prepare(
@@ -229,7 +229,7 @@ def _prepared_whole(
     _expect_steps(job, known, changes, size=int(rows_expected * known.prices.copied))
     outlook = _outlook(base, changes, stamp)
     if later := _is_later(job, at, known) and has(LATER):
-        job.steps.expect(size_of_digests(files))  # before the source is asked
+        job.steps.expect(work_of_digests(files))  # before the source is asked
     copy = WorkingCopy(
         job.steps,
         job.name,
@@ -273,10 +273,10 @@ def _expect_steps(
 ) -> None:
     """Begin to start Spark if a step is expected to need it; `size`: bytes of a first load."""
     if known.version is None:
-        job.steps.expect(size)
+        job.steps.expect(*written(size))
     elif change_forecast.needed_spark(list(known.earlier), changes):
         rewritten = sum(size for _, size in known.files)  # at most
-        job.steps.begin(rewritten * UNPACKED)
+        job.steps.begin(*written(rewritten * UNPACKED))
 
 
 def _situation(

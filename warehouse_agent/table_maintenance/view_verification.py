@@ -46,7 +46,7 @@ def recomputed(config: WarehouseConfig, store: Store, spark: DeferredSession, vi
     with report.phase("verify"):
         size = sum(f.size for one in inputs for f in one.files)
         steps = Steps.of(config, spark, StepLog.of(report, "verify"), store)
-        rows = verified(steps.spark(size), view.name, query_of(view), inputs, published)
+        rows = verified(steps.spark_to_join(size), view.name, query_of(view), inputs, published)
     report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
     report.inputs = dict(made_of)
     return report

@@ -80,7 +80,7 @@ def write(
     function = _write(store.uri(*at), layout, sides[0], sides[1])
     size = steps.size_of_rows([*before, *after])
     rows = spread(
-        steps, [*sides[0], *sides[1]], function, WRITTEN, size=StepWork(StepKind.WRITE, size)
+        steps, [*sides[0], *sides[1]], function, WRITTEN, work=StepWork(StepKind.WRITE, size)
     ).to_pylist()
     counts = dict.fromkeys(OPERATIONS, 0)
     for row in rows:
@@ -107,7 +107,7 @@ def joined(
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    spark = steps.spark(steps.size_of_rows([*old, *new]))
+    spark = steps.spark_to_join(steps.size_of_rows([*old, *new]))
     before, after = (rows_of(spark, layout, [f.uri for f in files]) for files in (old, new))
     on = [*layout.key_names, HI, LO]
     gone, come = before.join(after, on, "left_anti"), after.join(before, on, "left_anti")

@@ -39,13 +39,12 @@ from driftline.values.types import Recipe
 from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.planning.choice import everything
 from warehouse_agent.planning.sketch_size import Sketch
-from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.report import counted
 from warehouse_agent.spark.cluster import processors
 from warehouse_agent.spark.executors import Batches, driver_errors, task, unreadable
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
-from warehouse_agent.tasks.steps import DIGEST_BYTES, Steps, size_of_digests
+from warehouse_agent.tasks.steps import DIGEST_BYTES, Steps, work_of_digests
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -252,7 +251,7 @@ def added(
         _with(layout, layout.keyed_schema if adding.keyed else layout.lane_schema, adding.beside),
         Divisible(run, partial(_merged, slices=slices) if slices > 1 else None),
         _SLICES,
-        size=StepWork(StepKind.DIGESTS, size_of_digests(files)),
+        work=work_of_digests(files),
         tasks_max=tasks,
     ).to_batches()
     sums = _summed(batches.pop() for _ in range(len(batches)))  # each is freed after it was added
@@ -269,7 +268,7 @@ def added(
 def _division(steps: Steps, files: Files, size: int) -> tuple[int, int]:
     """Return the tasks that each send sums of `size` bytes, and the slices that Spark adds up; one:
     the driver adds up whole sums."""
-    few, read = tasks_for(size), StepWork(StepKind.DIGESTS, size_of_digests(files), len(files))
+    few, read = tasks_for(size), work_of_digests(files)
     wanted = sum(f.rows for f in files) * DIGEST_BYTES // (READ_FACTOR * size)
     tasks = max(few, min(TASKS_MAX, wanted))
     if tasks * size > SPARE_BYTES and files and not steps.runs_here(read):
@@ -354,12 +353,10 @@ def list_rows(
     numbered = {f.path: i for i, f in enumerate(files)}
     some = files if choice.near is None else [f for f in files if choice.near(f)]
     mixed, beside = (None, ()) if hashes is None else (hashes.mixed, hashes.beside)
-    function, size = _list(choice, salt, numbered, mixed), size_of_digests(some)
+    function = _list(choice, salt, numbered, mixed)
     lanes = layout.lane_schema if choice.inside is None else layout.keyed_schema
     lanes = _with(layout, lanes, beside)
-    table = scan(
-        steps, some, lanes, Divisible(function), _LISTED, size=StepWork(StepKind.DIGESTS, size)
-    )
+    table = scan(steps, some, lanes, Divisible(function), _LISTED, work=work_of_digests(some))
     return Listing(
         table["range"].to_numpy(),
         table["position"].to_numpy(),

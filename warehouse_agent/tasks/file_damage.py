@@ -16,6 +16,7 @@ from driftline.errors import DriftlineError, SparkLost, WarehouseUnavailable
 from driftline.rows.frames import Fingerprints
 
 from warehouse_agent.columns.layout import HI, LO, Layout
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import KeyFile, failures
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, located
@@ -59,8 +60,8 @@ def examine(
 
     def examined(some: Sequence[DataFile]) -> dict[str, str]:
         function = _examine(layout, key, known)
-        uris, size = [f.uri for f in some], steps.size_of_rows(some)
-        rows = spread(steps, uris, function, _FOUND, size=size).to_pylist()
+        uris, work = [f.uri for f in some], StepWork(StepKind.READ, steps.size_of_rows(some))
+        rows = spread(steps, uris, function, _FOUND, work=work).to_pylist()
         for row in rows:
             if row["refusal"] is not None:
                 raise WarehouseUnavailable(

@@ -234,8 +234,8 @@ def _digest(
     columns = pa.schema([layout.file_schema.field(c) for c in (*layout.data_names, *stored)])
     function = _check(layout, hasher, salt, stored)
     digest, bad = Digest(), 0
-    size = steps.size_of_rows(files)
-    rows = scan(steps, files, columns, Divisible(function), _CHECKED, size=size)
+    work = StepWork(StepKind.READ, steps.size_of_rows(files))
+    rows = scan(steps, files, columns, Divisible(function), _CHECKED, work=work)
     for row in rows.to_pylist():
         digest += Digest(row["count"], int.from_bytes(row["sum"], "little"))
         bad += row["bad"]

@@ -25,11 +25,10 @@ from driftline.rows.key_order import KeyBuffer, KeyOrder
 from driftline.values.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
-from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import keys_of, numbers, with_keys
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
-from warehouse_agent.tasks.steps import Steps, size_of_digests
+from warehouse_agent.tasks.steps import Steps, work_of_digests
 
 SAMPLES = 2048  # of a file
 SAMPLES_MIN = 64
@@ -105,10 +104,9 @@ def samples_of(
         WarehouseUnavailable: a file cannot be read.
     """
     each = max(SAMPLES_MIN, min(max(samples, SAMPLES), SAMPLES_MAX // max(len(files), 1)))
-    size = size_of_digests(files)
     column = pa.schema([layout.lane_schema.field(0)])
     rows = scan(
-        steps, files, column, _sampled(each), _SAMPLE, size=StepWork(StepKind.DIGESTS, size)
+        steps, files, column, _sampled(each), _SAMPLE, work=work_of_digests(files)
     ).to_pylist()
     return joined([weighed(np.frombuffer(r["positions"], np.int64), r["rows"]) for r in rows])
 
@@ -126,7 +124,6 @@ def sample_keys(steps: Steps, files: Sequence[DataFile], layout: Layout, every: 
 
     Raises WarehouseUnavailable: a file cannot be read.
     """
-    size = size_of_digests(files)
     function = with_keys(layout.recipe, _keys_sampled(layout.recipe, every))
     rows = scan(
         steps,
@@ -134,7 +131,7 @@ def sample_keys(steps: Steps, files: Sequence[DataFile], layout: Layout, every: 
         layout.key_schema,
         Divisible(function),
         _KEYS,
-        size=StepWork(StepKind.DIGESTS, size),
+        work=work_of_digests(files),
     ).to_pylist()
     order = KeyOrder(layout.recipe)
     ends: dict[str, tuple[bytes, bytes]] = {}

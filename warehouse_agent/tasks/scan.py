@@ -86,7 +86,7 @@ def scan(
     function: Function | Divisible,
     schema: pa.Schema,
     *,
-    size: StepWork | int,
+    work: StepWork,
     tasks_max: int | None = None,
 ) -> pa.Table:
     """Return the rows that `function` makes of data files, in one step.
@@ -95,8 +95,7 @@ def scan(
         columns: to read; statistics that a file lacks are null.
         function: gets the rows of a task's files, file by file.
         schema: of the rows that it returns.
-        size: what the step does with how many bytes, by which its place is chosen; an integer: it
-            reads rows.
+        work: of the step, by which its place is chosen; the number of files is known here.
         tasks_max: number of Spark's tasks, or of threads, at most; None leaves it to Spark.
 
     Raises:
@@ -115,7 +114,7 @@ def scan(
 
     if not files:
         return schema.empty_table()
-    work = _work(size, min(len(files), tasks_max or len(files)))
+    work = replace(work, files=min(len(files), tasks_max or len(files)))
     if steps.runs_here(work):
         count = min(_threads(work.size), tasks_max or THREADS_MAX)
         shares = _shares(files, max(count, _files(work)), is_divisible)
@@ -137,7 +136,7 @@ def spread(
     function: OfFiles,
     schema: pa.Schema,
     *,
-    size: StepWork | int,
+    work: StepWork,
 ) -> pa.Table:
     """Return the rows that `function` makes of files, by URI, in one step; arguments as of `scan`.
 
@@ -146,7 +145,7 @@ def spread(
     """
     if not uris:
         return schema.empty_table()
-    work = _work(size, len(uris))
+    work = replace(work, files=len(uris))
     if steps.runs_here(work):
         threads = min(_threads(work.size), len(uris))
         count = max(threads, min(_files(work), len(uris)))
@@ -189,12 +188,6 @@ def spread_frame(
 def _threads(size: int) -> int:
     """Return the number of threads for a step of `size` bytes in this process."""
     return min(1 + size // THREAD_BYTES, THREADS_MAX)
-
-
-def _work(size: StepWork | int, files: int) -> StepWork:
-    """Return the work of a step that reads so many files."""
-    work = StepWork(StepKind.READ, size) if isinstance(size, int) else size
-    return replace(work, files=files)
 
 
 def _files(work: StepWork) -> int:

@@ -144,7 +144,7 @@ def matching_codes(
         read,
         Divisible(run),
         _CODES,
-        size=StepWork(StepKind.DIGESTS, _size(files, read)),
+        work=StepWork(StepKind.DIGESTS, _size(files, read)),
     )
     return CodeSet.of(rows["code"].to_numpy())
 
@@ -169,7 +169,7 @@ def select(
     function = _select(folder.uri(), form, conditions, changed)
     size = _size(files, read)
     rows = scan(
-        steps, files, read, Divisible(function), WRITTEN, size=StepWork(StepKind.DIGESTS, size)
+        steps, files, read, Divisible(function), WRITTEN, work=StepWork(StepKind.DIGESTS, size)
     )
     return written(rows, folder)
 

@@ -50,6 +50,7 @@ _NOTE = "exchange.json"
 _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
 
 Take = Callable[[str], None]
+Earlier = Callable[[pa.RecordBatch], list[pa.ChunkedArray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,7 @@ def write_staged(
     """
     size = size_of_rows(staged, steps.most) + steps.size_of_rows(before.files)
     if not fits(steps, before.files, LOTS_MAX):
-        spark = steps.spark(size)
+        spark = steps.spark_to_join(size)
         decode = partial(batches, layout=layout, key=key)
         shipped = spread_frame(spark, staged, decode, layout.decoded_schema)
         known = rows_of(spark, layout, before.uris)
@@ -280,7 +281,7 @@ def write_staged(
     lot_rows = None if is_few else key_lookup.ROWS_MAX
     function = _write_decoded(folder.uri(), layout, key, stamp, before.uris, weight, lot_rows)
     folder.make()
-    rows = spread(steps, staged, function, WRITTEN, size=StepWork(StepKind.WRITE, size))
+    rows = spread(steps, staged, function, WRITTEN, work=StepWork(StepKind.WRITE, size))
     return written(rows, folder)
 
 
@@ -301,59 +302,79 @@ def _write_decoded(
 
     def run(staged: Iterator[str]) -> Iterator[pa.RecordBatch]:
         uris = list(staged)
-        known = _RowsKnown(layout, before, uris, lot_rows) if before else None
+        if before:
+            earlier = _earlier(layout, before, uris, lot_rows)
+            rows = _replacing(batches(uris, layout, key), earlier, layout, stamp, weight)
+        else:
+            rows = loaded(uris, layout, key, stamp)
         with Sink(folder, "shipped", schema, layout.integer_key) as out:
-            for rows in batches(uris, layout, key):
-                if known is None:
-                    statistics = row_statistics.begun(len(rows), stamp)
-                else:
-                    earlier = known.next(rows)
-                    statistics = row_statistics.carried(rows[HI], rows[LO], earlier, stamp, weight)
-                out.add(pa.RecordBatch.from_arrays([*rows.columns, *statistics], schema=schema))
+            for batch in rows:
+                out.add(batch)
             files = list(out.finish())
         yield from files
 
     return run
 
 
-class _RowsKnown:
-    """The rows before of a task's staged rows: their lanes and statistics, batch by batch.
+def loaded(
+    staged: Iterable[str], layout: Layout, key: KeyFile, stamp: StatisticsStamp
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of staged files before which there are none, in `layout.file_schema`. Raises
+    as `batches`."""
+    for rows in batches(staged, layout, key):
+        statistics = row_statistics.begun(len(rows), stamp)
+        yield _complete(rows, statistics, layout)
+
+
+def _replacing(
+    staged: Iterator[pa.RecordBatch],
+    earlier: Earlier,
+    layout: Layout,
+    stamp: StatisticsStamp,
+    weight: float,
+) -> Iterator[pa.RecordBatch]:
+    """Yield staged rows that replace others, whose statistics they carry on."""
+    for rows in staged:
+        statistics = row_statistics.carried(rows[HI], rows[LO], earlier(rows), stamp, weight)
+        yield _complete(rows, statistics, layout)
+
+
+def _complete(
+    rows: pa.RecordBatch, statistics: Sequence[pa.Array], layout: Layout
+) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*rows.columns, *statistics], schema=layout.file_schema)
+
+
+def _earlier(layout: Layout, before: list[str], staged: list[str], lot_rows: int | None) -> Earlier:
+    """Return what gives `_BEFORE` of the rows that the next staged ones replace, batch by batch;
+    null where there is none.
 
     In lots they are looked up for all keys of the task first: it holds one lot, and its own rows'
     keys and statistics. Their frames are decoded twice; a join by Spark moves all columns.
     """
+    (key,) = layout.key_names
+    columns = pa.schema([layout.file_schema.field(name) for name in (key, *_BEFORE)])
+    if lot_rows is None:
+        known = KeyedRows.read(before, columns, key)
+        return lambda rows: known.at(known.find(rows[key]), _BEFORE)
+    pieces = [layout.keys(keys.received(f.columns, layout.recipe)) for f in _decoded(staged)]
+    wanted = pa.chunked_array(pieces, columns.field(key).type)
+    found = [pa.nulls(len(wanted), columns.field(name).type) for name in _BEFORE]
+    is_found = np.zeros(len(wanted), np.bool_)
+    for lot in KeyedRows.lots(before, columns, key, lot_rows):
+        where = np.where(is_found, -1, lot.find(wanted))
+        is_found |= where >= 0
+        there = lot.at(where, _BEFORE)
+        found = [pc.coalesce(*one) for one in zip(found, there, strict=True)]
+        del lot, there  # before the next is read
+    every, at = pa.table(found, names=list(_BEFORE)), 0
 
-    def __init__(
-        self, layout: Layout, before: list[str], staged: list[str], lot_rows: int | None
-    ) -> None:
-        (self._key,) = layout.key_names
-        columns = pa.schema([layout.file_schema.field(name) for name in (self._key, *_BEFORE)])
-        self._all: KeyedRows | None = None
-        self._found: pa.Table | None = None
-        self._at = 0
-        if lot_rows is None:
-            self._all = KeyedRows.read(before, columns, self._key)
-            return
-        pieces = [layout.keys(keys.received(f.columns, layout.recipe)) for f in _decoded(staged)]
-        wanted = pa.chunked_array(pieces, columns.field(self._key).type)
-        found = [pa.nulls(len(wanted), columns.field(name).type) for name in _BEFORE]
-        is_found = np.zeros(len(wanted), np.bool_)
-        for lot in KeyedRows.lots(before, columns, self._key, lot_rows):
-            where = np.where(is_found, -1, lot.find(wanted))
-            is_found |= where >= 0
-            there = lot.at(where, _BEFORE)
-            found = [pc.coalesce(*one) for one in zip(found, there, strict=True)]
-            del lot, there  # before the next is read
-        self._found = pa.table(found, names=list(_BEFORE))
+    def of_next(rows: pa.RecordBatch) -> list[pa.ChunkedArray]:
+        nonlocal at
+        at += len(rows)
+        return list(every.slice(at - len(rows), len(rows)).columns)
 
-    def next(self, rows: pa.RecordBatch) -> list[pa.ChunkedArray]:
-        """Return `_BEFORE` of the next staged rows, null where there is no row before."""
-        if self._all is not None:
-            return self._all.at(self._all.find(rows[self._key]), _BEFORE)
-        assert self._found is not None
-        mine = self._found.slice(self._at, len(rows))
-        self._at += len(rows)
-        return list(mine.columns)
+    return of_next
 
 
 def size_of_rows(uris: Sequence[str], most: int) -> int:

@@ -137,25 +137,26 @@ class Steps:
         log = StepLog() if log is None else log
         return cls(session, config.small_bytes, log, store, config.driver_share)
 
-    def spark(self, work: StepWork | int) -> SparkSession:
-        """Return the session for a step on Spark; start it if this is the first.
-
-        Args:
-            work: of a step that does not run here; or the bytes of one that Spark alone can do.
+    def spark(self, work: StepWork) -> SparkSession:
+        """Return the session for a step that does not run here; start it if this is the first.
 
         Raises:
             ConfigurationError: Spark does not start, or its executors do not reach the warehouse;
                 the details say which step needs it and why.
             SparkLost: its executors were lost.
         """
-        placed = self._joining(work) if isinstance(work, int) else self.placed(work)
-        self.log.note(replace(placed, place=StepPlace.SPARK))
-        with self._explained(placed):
-            return self._checked()
+        return self._on_spark(self.placed(work))
 
-    def expect(self, size: int) -> None:
-        """Begin to start Spark, beside what comes first, if a later step needs it that writes
-        `size` bytes, or reads them back.
+    def spark_to_join(self, size: int) -> SparkSession:
+        """Return the session for a step that Spark alone can do, over rows of `size` bytes. Raises
+        as `spark`."""
+        small = self.small_bytes
+        if small is not None and size > small:  # others come to such a step by their size
+            return self._on_spark(step_places.by_bytes(StepWork(StepKind.READ, size), small))
+        return self._on_spark(step_places.joining(size))
+
+    def expect(self, *later: StepWork) -> None:
+        """Begin to start Spark, beside what comes first, if one of these later steps needs it.
 
         A cluster is waited for: its executors are to be checked before a source is asked.
 
@@ -164,7 +165,7 @@ class Steps:
                 details as of `spark`.
             SparkLost: as of `spark`.
         """
-        if (placed := self.expected(size)) is None:
+        if (placed := self.expected(*later)) is None:
             return
         with self._explained(placed):
             if isinstance(self.session, DeferredSession) and self.session.is_local:
@@ -172,15 +173,10 @@ class Steps:
             else:
                 self._checked()
 
-    def begin(self, size: int, kind: StepKind | None = None) -> None:
-        """Begin to start Spark, which a step of `size` bytes at most may need; an error is left to
-        that step.
-
-        Args:
-            kind: of the step; None: it writes rows, or reads them back.
-        """
-        placed = self.expected(size) if kind is None else self.placed(StepWork(kind, size))
-        if placed is not None and placed.place is StepPlace.SPARK:
+    def begin(self, *later: StepWork) -> None:
+        """Begin to start Spark if one of these later steps would need it; an error is left to that
+        step."""
+        if self.expected(*later) is not None:
             self.begin_joins()
 
     def begin_joins(self) -> None:
@@ -189,11 +185,10 @@ class Steps:
             with suppress(DriftlineError):
                 self.session.begin()
 
-    def expected(self, size: int) -> PlacedStep | None:
-        """Return the place of the first step on Spark among those that write and read back `size`
-        bytes; None: there is none."""
-        both = (self.placed(StepWork(kind, size)) for kind in (StepKind.WRITE, StepKind.READ))
-        return next((one for one in both if one.place is StepPlace.SPARK), None)
+    def expected(self, *later: StepWork) -> PlacedStep | None:
+        """Return the place of the first of these steps that is on Spark; None: none is."""
+        placed = map(self.placed, later)
+        return next((one for one in placed if one.place is StepPlace.SPARK), None)
 
     def placed(self, work: StepWork) -> PlacedStep:
         """Return the place of a step, and why."""
@@ -218,11 +213,10 @@ class Steps:
         """Return the bytes above which every step runs on Spark."""
         return self.memory if self.small_bytes is None else self.small_bytes
 
-    def _joining(self, size: int) -> PlacedStep:
-        """Return the place of a step that Spark alone can do, and that others come to by size."""
-        if self.small_bytes is not None and size > self.small_bytes:
-            return step_places.by_bytes(StepWork(StepKind.READ, size), self.small_bytes)
-        return step_places.joining(size)
+    def _on_spark(self, placed: PlacedStep) -> SparkSession:
+        self.log.note(replace(placed, place=StepPlace.SPARK))
+        with self._explained(placed):
+            return self._checked()
 
     def _checked(self) -> SparkSession:
         """Return the session, whose executors reach the warehouse."""
@@ -268,10 +262,9 @@ class Steps:
         placed = self.placed(StepWork(StepKind.WRITE, size))
         self.log.note(replace(placed, place=StepPlace.DRIVER))
 
-    def runs_here(self, work: StepWork | int) -> bool:
-        """Return True if a step runs in this process, and note it; an integer: it reads rows of so
-        many bytes."""
-        placed = self.placed(StepWork(StepKind.READ, work) if isinstance(work, int) else work)
+    def runs_here(self, work: StepWork) -> bool:
+        """Return True if a step runs in this process, and note it."""
+        placed = self.placed(work)
         if placed.place is StepPlace.SPARK:
             return False
         self.log.note(placed)
@@ -286,9 +279,10 @@ class Steps:
         return size if size > self.most else max(size, sum(map(_uncompressed, files)))
 
 
-def size_of_digests(files: Sequence[DataFile]) -> int:
-    """Return the bytes that count for a step that reads only the digests of files."""
-    return sum(f.rows for f in files) * DIGEST_BYTES // DIGESTS_FACTOR
+def work_of_digests(files: Sequence[DataFile]) -> StepWork:
+    """Return the work of a step that reads only the digests of files."""
+    size = sum(f.rows for f in files) * DIGEST_BYTES // DIGESTS_FACTOR
+    return StepWork(StepKind.DIGESTS, size, len(files))
 
 
 def _uncompressed(file: DataFile) -> int:

@@ -21,10 +21,9 @@ import pyarrow as pa
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, DataFolder
-from warehouse_agent.tasks import row_statistics
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.scan import FILE_BYTES, memory_errors
-from warehouse_agent.tasks.staging import batches
+from warehouse_agent.tasks.staging import loaded
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
 
@@ -92,15 +91,13 @@ class FilesAhead:
     def _write(self, staged: str, folder: DataFolder) -> None:
         if self._is_ending or not self.fits(self.row_bytes):
             return
-        schema = self.layout.file_schema
         if self._sink is None:
-            self._sink = Sink(folder.uri(), "shipped", schema, self.layout.integer_key)
+            schema, key = self.layout.file_schema, self.layout.integer_key
+            self._sink = Sink(folder.uri(), "shipped", schema, key)
         try:
-            for rows in batches([staged], self.layout, self.key):
-                statistics = row_statistics.begun(len(rows), self.stamp)
-                batch = pa.RecordBatch.from_arrays([*rows.columns, *statistics], schema=schema)
-                self._sink.add(batch)
-                self.row_bytes += batch.nbytes
+            for rows in loaded([staged], self.layout, self.key, self.stamp):
+                self._sink.add(rows)
+                self.row_bytes += rows.nbytes
         except BaseException:
             self._is_ending = True
             raise

@@ -22,6 +22,7 @@ from driftline.errors import ConfigurationError, DriftlineError, InternalError, 
 from source_agent.server.service import start
 from tests.harness.agents import configuration, make_orders
 from tests.harness.pair import environment
+from warehouse_agent.planning.step_places import written
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import driver_errors, mistake
 from warehouse_agent.spark.machine import machine
@@ -142,15 +143,15 @@ def test_whoever_needs_a_session_that_does_not_start_is_told(starting: Starting)
         DeferredSession({}),
     )
     steps = Steps(shared, small_bytes=1000)
-    steps.expect(1000)
+    steps.expect(*written(1000))
     assert not one.threads
-    steps.expect(1001)
+    steps.expect(*written(1001))
     one.goes_on.set()
     errors = [failed(shared), failed(shared)]
     with pytest.raises(ConfigurationError) as small:
-        steps.spark(2000)
+        steps.spark_to_join(2000)
     with pytest.raises(ConfigurationError) as later:
-        steps.expect(3000)
+        steps.expect(*written(3000))
     errors += [small.value, later.value]
     assert {str(error) for error in errors} == {str(errors[0])}
     assert len({id(error) for error in errors}) == 4
@@ -209,7 +210,7 @@ def test_any_failure_of_a_session_that_was_replaced_is_its_loss(starting: Starti
     first, second = object(), object()
     one, shared = starting(SparkLost("It was killed."), second), DeferredSession({}, first)  # type: ignore[arg-type]
     steps = Steps(shared)
-    assert steps.spark(1) is first
+    assert steps.spark_to_join(1) is first
     assert steps.mistake(AssertionError("of ours"), "orders").code == "INTERNAL"
     shared._start = None  # as after the end of its JVM
     one.goes_on.set()
@@ -217,7 +218,7 @@ def test_any_failure_of_a_session_that_was_replaced_is_its_loss(starting: Starti
     assert (lost.code, lost.where, lost.is_retryable) == ("SPARK", "orders", True)
     failed(shared)
     assert steps.mistake(AssertionError(), "orders").code == "SPARK"
-    assert steps.spark(1) is second
+    assert steps.spark_to_join(1) is second
     assert isinstance(steps.mistake(AssertionError(), "orders"), InternalError)
     assert steps.mistake(ConfigurationError("no"), "orders").code == "CONFIGURATION"
 
@@ -404,7 +405,7 @@ def work():
 
     steps = Steps(shared)
     for _ in range(2):  # after the loss, with the next session
-        spark = steps.spark(1)
+        spark = steps.spark_to_join(1)
         spark.range(10).count()
         works.wait()
         try:

@@ -27,6 +27,7 @@ from warehouse_agent.tasks.write import Sink, written
 
 KEYS = pa.schema([("k", pa.int64())])
 PATHS = pa.schema([("path", pa.string()), ("k", pa.int64())])
+TINY = StepWork(StepKind.READ, 2)
 STEPS = Steps(NoSpark(), 1 << 30)
 
 
@@ -85,9 +86,10 @@ def test_threads_share_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         both.wait(60)
         yield from keys(pieces)
 
-    found = scan.scan(STEPS, [file], KEYS, Divisible(together), PATHS, size=2)
+    found = scan.scan(STEPS, [file], KEYS, Divisible(together), PATHS, work=TINY)
     assert found["k"].to_pylist() == list(range(100))
-    assert scan.scan(STEPS, [file], KEYS, keys, PATHS, size=2)["k"].to_pylist() == list(range(100))
+    found = scan.scan(STEPS, [file], KEYS, keys, PATHS, work=TINY)
+    assert found["k"].to_pylist() == list(range(100))
 
 
 def test_a_large_table_is_written_into_several_files(
@@ -113,18 +115,18 @@ def test_a_large_table_is_written_into_several_files(
     uris = [f.uri for f in files]
     for size, count in ((1, 2), (200, 2), (450, 5), (5000, 10)):
         for found in (
-            scan.scan(STEPS, files, KEYS, write, KEYS, size=StepWork(StepKind.WRITE, size)),
-            scan.spread(STEPS, uris, of_uris, KEYS, size=StepWork(StepKind.WRITE, size)),
+            scan.scan(STEPS, files, KEYS, write, KEYS, work=StepWork(StepKind.WRITE, size)),
+            scan.spread(STEPS, uris, of_uris, KEYS, work=StepWork(StepKind.WRITE, size)),
         ):
             assert found["k"].to_pylist() == list(range(100))
         assert len(calls) == 2 * count
         assert all(one == list(range(one[0], one[-1] + 1)) for one in calls)
         calls.clear()
-    scan.scan(STEPS, files, KEYS, write, KEYS, size=StepWork(StepKind.READ, 5000))
+    scan.scan(STEPS, files, KEYS, write, KEYS, work=StepWork(StepKind.READ, 5000))
     assert len(calls) == 2
     calls.clear()
     threads.clear()
-    scan.scan(STEPS, files, KEYS, write, KEYS, size=StepWork(StepKind.WRITE, 5000))
+    scan.scan(STEPS, files, KEYS, write, KEYS, work=StepWork(StepKind.WRITE, 5000))
     assert len(threads) <= 2
 
 
@@ -139,7 +141,7 @@ def test_a_file_that_cannot_be_cut_says_why_when_it_is_read(
     gone = DataFile("c.parquet", f"file://{tmp_path}/c.parquet", 17, 100)
     for file in (bad, gone):
         with pytest.raises(WarehouseUnavailable, match=file.path):
-            scan.scan(STEPS, [good, file], KEYS, Divisible(keys), PATHS, size=2)
+            scan.scan(STEPS, [good, file], KEYS, Divisible(keys), PATHS, work=TINY)
 
 
 @pytest.mark.slow
@@ -169,7 +171,7 @@ def test_no_more_is_read_than_a_step_has_taken(
             peaks.append(pa.total_allocated_bytes() - before)
         yield from ()
 
-    scan.scan(STEPS, [*files, *files], schema, taken, PATHS, size=2)
+    scan.scan(STEPS, [*files, *files], schema, taken, PATHS, work=TINY)
     assert len(peaks) >= 62
     assert max(peaks) < 12 << 20
 

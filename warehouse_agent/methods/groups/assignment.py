@@ -33,11 +33,10 @@ from warehouse_agent.planning.group_selection import (
     PartSelection,
     class_of,
 )
-from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.planning.update_probability import ChangeOutlook, probability
 from warehouse_agent.tasks.digests import Files, Inside, numbers, tasks_for
 from warehouse_agent.tasks.scan import FilePiece, Function, scan
-from warehouse_agent.tasks.steps import Steps, size_of_digests
+from warehouse_agent.tasks.steps import Steps, work_of_digests
 
 _OMEGA = (FIRST, CHANGED, RATE)
 _COUNTED = pa.schema([("counts", pa.binary()), ("updates", pa.binary())])
@@ -116,11 +115,9 @@ def histogram(
     Raises:
         WarehouseUnavailable: a file cannot be read.
     """
-    function, size = _histogram(outlook), size_of_digests(files)
+    function = _histogram(outlook)
     columns = pa.schema([layout.file_schema.field(name) for name in _OMEGA])
-    rows = scan(
-        steps, files, columns, function, _COUNTED, size=StepWork(StepKind.DIGESTS, size)
-    ).to_pylist()
+    rows = scan(steps, files, columns, function, _COUNTED, work=work_of_digests(files)).to_pylist()
     parts = (
         Histogram(np.frombuffer(r["counts"], np.int64), np.frombuffer(r["updates"], np.float64))
         for r in rows
@@ -133,7 +130,7 @@ def window_end(steps: Steps, files: Files, layout: Layout, start: int, count: in
 
     None if there are fewer positions.
     """
-    function, size = _least(start, count), size_of_digests(files)
+    function = _least(start, count)
     columns, tasks = layout.lane_schema, tasks_for(8 * max(count, 1))
     rows = scan(
         steps,
@@ -141,7 +138,7 @@ def window_end(steps: Steps, files: Files, layout: Layout, start: int, count: in
         columns,
         function,
         _POSITIONS,
-        size=StepWork(StepKind.DIGESTS, size),
+        work=work_of_digests(files),
         tasks_max=tasks,
     )
     lowest = (row.as_buffer() for row in rows["positions"])
@@ -166,7 +163,7 @@ def assign(
         WarehouseUnavailable: a file cannot be read.
     """
     tasks = 1 if rule.embedding.base is None else tasks_of(files)
-    function, size = _assign(rule, outlook), size_of_digests(files)
+    function = _assign(rule, outlook)
     columns = with_omega(layout.lane_schema, layout)
     rows = scan(
         steps,
@@ -174,7 +171,7 @@ def assign(
         columns,
         function,
         _ASSIGNED,
-        size=StepWork(StepKind.DIGESTS, size),
+        work=work_of_digests(files),
         tasks_max=tasks,
     )
     pieces: list[GroupPiece] = []

@@ -45,12 +45,11 @@ from warehouse_agent.methods.groups.exchange import (
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning.group_selection import GroupPlan, class_of
 from warehouse_agent.planning.group_shards import LENGTH_BYTES
-from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.report import counted
 from warehouse_agent.tasks.digests import RowsInKeyTiles, keys_of, numbers, tasks_for, with_keys
 from warehouse_agent.tasks.scan import FilePiece, Function, scan
-from warehouse_agent.tasks.steps import size_of_digests
+from warehouse_agent.tasks.steps import work_of_digests
 
 KEYS_IN_TURN_MAX = 1 << 16  # sorted by a task, each with as many bytes as the longest
 _SORTED_BYTES_MAX = 64 << 20  # of sort keys; more keys stay in the order of the files
@@ -168,7 +167,7 @@ def _lowest(copy: WorkingCopy, start: bytes | None, count: int) -> tuple[list[by
         copy.layout.key_schema,
         with_keys(copy.layout.recipe, _lowest_of(copy.layout.recipe, start, count)),
         _LOWEST,
-        size=StepWork(StepKind.DIGESTS, size_of_digests(copy.files)),
+        work=work_of_digests(copy.files),
         tasks_max=tasks_for(32 * count),
     ).to_pylist()
     ends = _sorted(order, [row["greatest"] for row in rows if row["greatest"] is not None])
@@ -213,7 +212,7 @@ def _assign(copy: WorkingCopy, plan: GroupPlan, part: PartRows) -> NamedRows:
             copy.layout.recipe, _assigned(plan, copy.layout.recipe, copy.salt, part, copy.outlook)
         ),
         _ASSIGNED,
-        size=StepWork(StepKind.DIGESTS, size_of_digests(copy.files)),
+        work=work_of_digests(copy.files),
         tasks_max=assignment.tasks_of(copy.files),
     ).to_pylist()
     pieces: list[NamedPiece] = []

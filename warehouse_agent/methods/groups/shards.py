@@ -36,7 +36,6 @@ from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning import group_shards as planning
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.group_selection import CLASS_EDGES, GroupPlan, PartSelection
-from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.report import counted
 from warehouse_agent.tasks.difference import (
     EXACT,
@@ -49,7 +48,7 @@ from warehouse_agent.tasks.difference import (
 from warehouse_agent.tasks.digests import RowsInKeyTiles, keys_of, numbers, tasks_for, with_keys
 from warehouse_agent.tasks.quantiles import sample_keys
 from warehouse_agent.tasks.scan import FilePiece, Function, scan
-from warehouse_agent.tasks.steps import size_of_digests
+from warehouse_agent.tasks.steps import work_of_digests
 from warehouse_agent.transport.waiting import Requests
 
 SAMPLES_MIN = 4096  # of keys, from which the bounds of shards are taken
@@ -240,7 +239,7 @@ def _count(
         assignment.with_omega(copy.layout.keyed_schema, copy.layout),
         with_keys(copy.layout.recipe, _counted(copy, part, tuple(bounds))),
         _COUNTED,
-        size=StepWork(StepKind.DIGESTS, size_of_digests(copy.files)),
+        work=work_of_digests(copy.files),
         tasks_max=tasks_for(16 * len(bounds) + 16),
     ).to_pylist()
     counts, sizes = (np.zeros(len(bounds) + 1, np.int64) for _ in range(2))

@@ -89,7 +89,7 @@ def _by_join(job: Job, came: Sequence[Sequence[DataFile]], layout: Layout) -> Re
         newer = [f for taken in came[number:] for f in taken]
         if not files or not newer:
             return list(files), []
-        spark = job.steps.spark(job.steps.size_of_rows([*files, *newer]))
+        spark = job.steps.spark_to_join(job.steps.size_of_rows([*files, *newer]))
         keys = list(layout.key_names)
         named = [quoted(name) for name in keys]
         new = rows_of(spark, layout, [f.uri for f in newer]).select(*named).distinct()

@@ -28,7 +28,7 @@ from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.difference import BelowKeys, EmptiedZones
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
-from warehouse_agent.tasks.steps import Steps, size_of_digests
+from warehouse_agent.tasks.steps import Steps, work_of_digests
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
 SMALL_FILE_BYTES = 16 << 20
@@ -171,8 +171,9 @@ def files_holding(steps: Steps, files: Files, layout: Layout, removal: Removal) 
                 paths.add(piece.file)
         yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(paths), pa.string())})
 
-    size, lanes = size_of_digests(files), layout.lane_schema
-    rows = scan(steps, files, lanes, Divisible(run), _PATHS, size=StepWork(StepKind.DIGESTS, size))
+    rows = scan(
+        steps, files, layout.lane_schema, Divisible(run), _PATHS, work=work_of_digests(files)
+    )
     hit = set(rows["path"].to_pylist())
     return [f for f in files if f.path in hit]
 
@@ -196,7 +197,7 @@ def rewrite(
     function = _rewrite(folder.uri(), layout, removal)
     size = steps.size_of_rows(files)
     rows = scan(
-        steps, files, layout.file_schema, function, WRITTEN, size=StepWork(StepKind.WRITE, size)
+        steps, files, layout.file_schema, function, WRITTEN, work=StepWork(StepKind.WRITE, size)
     )
     new_files = written(rows, folder)
     check_rows(files, sum(f.rows for f in new_files))

@@ -48,7 +48,7 @@ def restate(
     function = _restate(folder.uri(), sources, new, key)
     size = steps.size_of_rows(files)
     return written(
-        scan(steps, files, columns, function, WRITTEN, size=StepWork(StepKind.WRITE, size)), folder
+        scan(steps, files, columns, function, WRITTEN, work=StepWork(StepKind.WRITE, size)), folder
     )
 
 

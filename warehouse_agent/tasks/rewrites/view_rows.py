@@ -95,7 +95,7 @@ def remove(
     function = _remove(folder.uri(), layout, affected)
     size = steps.size_of_rows(touched)
     rows = scan(
-        steps, touched, layout.file_schema, function, WRITTEN, size=StepWork(StepKind.WRITE, size)
+        steps, touched, layout.file_schema, function, WRITTEN, work=StepWork(StepKind.WRITE, size)
     )
     new_files = written(rows, folder)
     check_rows(touched, sum(f.rows for f in new_files))
@@ -138,7 +138,7 @@ def _holding(
         yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(paths), pa.string())})
 
     size = sum(f.rows for f in files) * len(names) * _LINEAGE_BYTES // DIGESTS_FACTOR
-    rows = scan(steps, files, read, Divisible(run), _PATHS, size=StepWork(StepKind.DIGESTS, size))
+    rows = scan(steps, files, read, Divisible(run), _PATHS, work=StepWork(StepKind.DIGESTS, size))
     hit = set(rows["path"].to_pylist())
     return [f for f in files if f.path in hit]
 

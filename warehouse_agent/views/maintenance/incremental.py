@@ -173,7 +173,7 @@ def maintain(job: ViewJob, plan: MaintainableView) -> Computed | MissingFeed:
     base = plan.base
     if plan.reduction is None:
         return UnchangedView(base, plan.java)
-    spark = job.steps.spark(job.input_bytes)
+    spark = job.steps.spark_to_join(job.input_bytes)
     own = session_of(spark)
     recipe = recipe_of(own, job.name, job.query, job.inputs)
     refuse_changed(job.name, base.layout, replace(base.layout, recipe=recipe))
@@ -426,7 +426,7 @@ def _feed(
     if sum(f.size for f in both) > PAIRED_BYTES_MAX or (
         job.steps.size_of_rows(both) > PAIRED_BYTES_MAX
     ):
-        spark = job.steps.spark(job.input_bytes)
+        spark = job.steps.spark_to_join(job.input_bytes)
         version = base.version + 1
         return pairing.write_changes(spark, store, name, version, layout, removed.gone, added)
     before, after = (view_rows.read_rows(files, layout) for files in (removed.gone, added))

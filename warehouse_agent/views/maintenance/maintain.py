@@ -89,10 +89,10 @@ def maintain(
             raise
     if isinstance(computed, MissingFeed):
         job.report.method, job.report.method_why = ViewMethod.RECOMPUTE.value, computed.why
-        job.steps.spark(job.input_bytes)  # its start is no part of the phase's price
+        job.steps.spark_to_join(job.input_bytes)  # its start is no part of the phase's price
         with job.phase("evaluate"):
             computed = recompute(
-                job.steps.spark(job.input_bytes),
+                job.steps.spark_to_join(job.input_bytes),
                 job.store,
                 job,
                 accept_schema=accept_schema,

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import CHANGED, HI, LO, RATE, Layout, lay_out
+from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import scan as read_scan
@@ -245,9 +246,10 @@ def test_what_fails_in_a_step_is_typed_and_leaves_nothing(steps: Steps, tmp_path
     with pytest.raises(WarehouseUnavailable, match=r"bad\.parquet cannot be read") as caught:
         rewrite(steps, DataFolder(store, "t", "new"), [good, bad], LAYOUT, removal=None)
     assert "driftline verify" in (caught.value.remedy or "")
+    work = StepWork(StepKind.READ, 1)
     with pytest.raises(DriftlineError):
-        scan(steps, [bad], LAYOUT.lane_schema, _count, COUNTS, size=1)
-    assert scan(steps, [], LAYOUT.lane_schema, _count, COUNTS, size=1).num_rows == 0
+        scan(steps, [bad], LAYOUT.lane_schema, _count, COUNTS, work=work)
+    assert scan(steps, [], LAYOUT.lane_schema, _count, COUNTS, work=work).num_rows == 0
     gone = DataFile("a/gone.parquet", f"file://{folder}/gone.parquet", 22, 1)
     is_here = steps.small_bytes != 0
     absent = r"gone\.parquet cannot be read" if is_here else "is not there"
