@@ -48,6 +48,10 @@ THIRD_CELLS_MAX = 720_720  # of a sketch's finest table: 35 MB at the source
 SKETCH_KEYS_MAX = 1 << 31  # half the field: noise looks like a key in one of two cases
 SAMPLE_CELLS_MAX = 1 << 13  # of one byte; the estimated share of differing cells errs by 1 to 6 %
 CELLS_PER_MESSAGE = 1 << 16  # 512 KiB
+CHUNKS_MAX = 1 << 21  # listed by one opening: 16 MiB at the source, for 64 GiB of rows and more
+CHUNK_BYTES_SHIFT_MIN = 12  # of 4 KiB in the mean: shorter ones make a long list
+CHUNK_BYTES_SHIFT_MAX = 20  # of 1 MiB: a source holds the rows of one
+CHUNKS_PER_MESSAGE = 1 << 16  # 512 KiB
 CELLS_TAKEN_MAX = 100  # sets of cells in one comparison, with the opening's; each is decoded
 GROUPED_KEYS_MAX = 1 << 20  # in all groups: 20 to 35 MB at the source, 120 MB if keys travel
 GROUP_HASHES_MAX = 1 << 19  # rows of groups hashed one by one, and a quarter of all: 100 MB
@@ -117,6 +121,7 @@ assert PIECE_S_MAX * 10 <= NO_PROGRESS_S
 assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
 assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
+assert CHUNKS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert GROUP_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
 assert NAMED_BODY_BYTES_MAX + GROUP_KEYS_PER_MESSAGE * 8 < RECEIVE_BYTES_MAX_SOURCE
 assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX + HEALTH_RPCS_MAX + WATCH_RPCS_MAX < RPCS_MAX

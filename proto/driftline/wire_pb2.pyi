@@ -563,6 +563,7 @@ class Request(_message.Message):
     CELLS_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open: ...
     @_builtins.property
@@ -577,6 +578,8 @@ class Request(_message.Message):
     def units(self) -> Global___Units: ...
     @_builtins.property
     def sums(self) -> Global___Sums: ...
+    @_builtins.property
+    def chunks(self) -> Global___Chunks: ...
     def __init__(
         self,
         *,
@@ -587,12 +590,13 @@ class Request(_message.Message):
         cells: Global___Cells | None = ...,
         units: Global___Units | None = ...,
         sums: Global___Sums | None = ...,
+        chunks: Global___Chunks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "sums", b"sums", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "chunks", b"chunks", "digests", b"digests", "message", b"message", "open", b"open", "sums", b"sums", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "sums", b"sums", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "chunks", b"chunks", "digests", b"digests", "message", b"message", "open", b"open", "sums", b"sums", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "whole", "digests", "wanted", "cells", "units", "sums"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "whole", "digests", "wanted", "cells", "units", "sums", "chunks"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -622,6 +626,7 @@ class Open(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     FOLLOWING_FIELD_NUMBER: _builtins.int
     LATER_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -641,6 +646,8 @@ class Open(_message.Message):
     """zstd"""
     later: _builtins.bool
     """sum, strata and the sketch's check are empty: `Sums` has them"""
+    chunks: _builtins.bool
+    """`Chunks` follow at once; of no rows, and all rows are asked for"""
     @_builtins.property
     def start_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of segments: the first start, then differences modulo 2^64"""
@@ -700,14 +707,44 @@ class Open(_message.Message):
         since: Global___Since | None = ...,
         following: _abc.Iterable[_builtins.str] | None = ...,
         later: _builtins.bool = ...,
+        chunks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "derivation", b"derivation", "grouping", b"grouping", "since", b"since", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "count", b"count", "derivation", b"derivation", "features", b"features", "following", b"following", "fragment_key", b"fragment_key", "grouping", b"grouping", "later", b"later", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "chunks", b"chunks", "count", b"count", "derivation", b"derivation", "features", b"features", "following", b"following", "fragment_key", b"fragment_key", "grouping", b"grouping", "later", b"later", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Chunks(_message.Message):
+    """rows that are staged already, and are not to come again"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHIFT_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    shift: _builtins.int
+    """chunks have 2^shift bytes in the mean"""
+    digests: _builtins.bytes
+    """little-endian uint64, ascending; in pieces"""
+    last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        shift: _builtins.int = ...,
+        digests: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "last", b"last", "shift", b"shift"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chunks: _TypeAlias = Chunks  # noqa: Y015
 
 @_typing.final
 class Sums(_message.Message):
@@ -1365,6 +1402,7 @@ class Finished(_message.Message):
     ACTIVITY_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     HELD_BACK_S_FIELD_NUMBER: _builtins.int
+    MET_FIELD_NUMBER: _builtins.int
     equal: _builtins.bool
     count: _builtins.int
     sum: _builtins.bytes
@@ -1378,6 +1416,8 @@ class Finished(_message.Message):
     """the data changed during the read, which this engine allows"""
     held_back_s: _builtins.float
     """seconds of reading held back, to spare the database"""
+    met: _builtins.bytes
+    """zstd; bit i: rows of listed chunk i were read, and did not come"""
     @_builtins.property
     def row_security(self) -> Global___RowSecurity:
         """under which the rows were read"""
@@ -1406,10 +1446,11 @@ class Finished(_message.Message):
         activity: Global___Activity | None = ...,
         since: Global___Marked | None = ...,
         held_back_s: _builtins.float = ...,
+        met: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "row_security", b"row_security", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "held_back_s", b"held_back_s", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "since", b"since", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "held_back_s", b"held_back_s", "met", b"met", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "since", b"since", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

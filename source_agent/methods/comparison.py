@@ -122,6 +122,7 @@ class Comparison:
                 held_back_s=reader.tally.held_back_s,
                 row_security=security.message() if security else None,
                 activity=to_message(self._activity) if self._activity else None,
+                met=end.met,
                 since=None if marked is None else marked.message(by_marker=end.by_marker),
             )
         )

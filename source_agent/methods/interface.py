@@ -73,11 +73,12 @@ class Scan:
 @dataclass(frozen=True, slots=True)
 class ExchangeEnd:
     """The end of an exchange. total: of the source's rows, or of their keys if `by_marker`; equal:
-    the warehouse holds the same rows."""
+    the warehouse holds the same rows; met: the listed chunks that it has, as in `Finished`."""
 
     total: Digest
     equal: bool = False
     by_marker: bool = False
+    met: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

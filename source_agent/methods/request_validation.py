@@ -27,6 +27,9 @@ from driftline.errors import (
 )
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
+    CHUNK_BYTES_SHIFT_MAX,
+    CHUNK_BYTES_SHIFT_MIN,
+    CHUNKS_MAX,
     FOLLOWING_RELATIONS_MAX,
     GROUP_KEYS_PER_MESSAGE,
     GROUPED_KEYS_MAX,
@@ -91,6 +94,10 @@ def parse_opening(opening: pb.Open, shape: Shape) -> ParsedOpening:
     sketch = opening.sketch if opening.HasField("sketch") else None
     if opening.later and (sketch is None or sketch.check or opening.strata):
         raise MalformedMessage("Only what a sketch is compared with comes later, and then not now.")
+    in_tile = opening.HasField("within") or opening.HasField("between")
+    is_compared = opening.count or sketch is not None or opening.HasField("grouping")
+    if opening.chunks and (in_tile or is_compared or opening.since.mark):
+        raise MalformedMessage("Chunks are listed where all rows are asked for, and none compared.")
     if opening.recipe != shape.recipe.id:
         raise RecipeChanged(
             "The columns, types or key of the relation are not those of the last refresh.",
@@ -439,6 +446,33 @@ def wanted(hashes: int) -> Received[Integers]:
         raise MalformedMessage(f"The bitmap of wanted rows is damaged: {error}.") from None
     bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[:hashes]
     return np.flatnonzero(bits)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedChunks:
+    """Chunks of 2^shift bytes in the mean that the warehouse has; their digests, uint64 [n]
+    ascending."""
+
+    shift: int
+    digests: U64
+
+
+def chunks() -> Received[ListedChunks]:
+    """Return the chunks that follow an opening. Raises MalformedMessage."""
+    data, shift, is_last = bytearray(), None, False
+    while not is_last:
+        said = (yield None).chunks
+        is_last, shift = said.last, said.shift if shift is None else shift
+        if said.shift != shift or not CHUNK_BYTES_SHIFT_MIN <= shift <= CHUNK_BYTES_SHIFT_MAX:
+            raise MalformedMessage("Chunks of this size, or of several sizes, are not allowed.")
+        _add(data, said.digests, CHUNKS_MAX * 8, is_last)
+    if len(data) % 8:
+        raise MalformedMessage("The digests of chunks end in the middle of one.")
+    digests = np.frombuffer(data, "<u8").astype(np.uint64)
+    if (digests[1:] <= digests[:-1]).any():
+        raise MalformedMessage("The digests of chunks do not ascend.")
+    assert shift is not None, "the last piece has one"
+    return ListedChunks(shift, digests)
 
 
 def _add(data: bytearray, piece: bytes, limit: int, is_last: bool) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError, InternalError
@@ -36,8 +37,11 @@ from tests.harness.exchange_pair import Groups, Ours, Pair
 from tests.simulation.clock import virtual_time
 from tests.simulation.database import COMPOSITE, INTEGER, TEXT, Engine, History, Isolation, Schema
 from warehouse_agent.methods.registry import compare
+from warehouse_agent.methods.resumed_load import ListedSide
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.sketch_size import Sketch, embedding_for
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.tasks.staged_chunks import StagedChunks
 from warehouse_agent.transport.frame_admission import StagingRoom
 from warehouse_agent.transport.reply_validation import check_description, check_reply, refusal
 
@@ -88,16 +92,17 @@ def recorded() -> tuple[Recorded, ...]:
         ("stalled", COMPOSITE, {"sketch": Sketch(embedding_for(ROWS, None), 60, 10)}, None),
         ("groups", INTEGER, {"groups": Groups(embedding_for(ROWS, (-100, 400)), (3, 0, 7))}, None),
         ("later", INTEGER, {"sketch": Sketch(embedding_for(ROWS, (-100, 400)), 60, 1)}, None),
+        ("resumed load", INTEGER, {}, None),
     ):
         engine, history = database(schema)
-        table = {} if name == "load" else history.states[-2]["orders"]
+        table = {} if "load" in name else history.states[-2]["orders"]
         partition: Any = options.pop("partition", uniform(8))
         ours = Ours(
             [schema.encode(row) for row in table.values()], schema.recipe, partition, **options
         )
         session = engine.open()
         pair = _Recording(session, session.describe(Relation("orders", table="t")))
-        side = _side(ours, forced, later=name == "later")
+        side = listed_side if name == "resumed load" else _side(ours, forced, later=name == "later")
         compare(side(), *ours.talk(pair))
         found.append(
             Recorded(
@@ -110,6 +115,13 @@ def recorded() -> tuple[Recorded, ...]:
             )
         )
     return tuple(found)
+
+
+def listed_side() -> ListedSide:
+    """Return our half of a load that goes on, with chunks that the source has not."""
+    digests = np.arange(9, dtype=np.uint64) * np.uint64(1 << 60)
+    rows, file = np.full(9, 4), np.zeros(9, np.int64)
+    return ListedSide(StagedChunks((DataFile("f", "file:///f", 1, 36),), 12, digests, rows, file))
 
 
 def _side(ours: Ours, forced: Method | None, *, later: bool) -> Callable[[], Any]:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from driftline import wire_pb2 as pb
-from driftline.reconciliation.ranges import RangeSums, strata
 from driftline.rows.digests import Digest
 
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
-from warehouse_agent.methods.ranges import RangeOpening
+from warehouse_agent.methods.ranges import RangeOpening, no_strata
 from warehouse_agent.planning.candidates import PlanInputs, Whole, at_once, load
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
@@ -98,8 +97,7 @@ class CopySide:
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Ask for every row as one who has none."""
-        slots = strata(RangeSums(1).short_digests(), terms.salt).tobytes()
-        yield terms.opening(Digest(), everything(), pb.Open(strata=slots))
+        yield terms.opening(Digest(), everything(), pb.Open(strata=no_strata(terms.salt)))
         return terms.finished((yield None), self.compared, AllRows(), Method.FULL)
 
 

@@ -37,6 +37,7 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.digests import Inside, Listing
+from warehouse_agent.tasks.staged_chunks import StagedChunks
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.waiting import Requests
 
@@ -59,7 +60,8 @@ class WorkingCopy:
     begins; `phase` measures the time of a phase; `within` are the first and last position of a
     tile, both inclusive, and no other rows are listed; of a tile between keys, `inside` decides
     which rows are listed, and `near` which files may have them. `later`: they may be added up while
-    the source scans, where the method can wait for that.
+    the source scans, where the method can wait for that. `chunks`: the files are those of
+    a load that was cut; None: of anything else.
     """
 
     steps: Steps
@@ -74,6 +76,7 @@ class WorkingCopy:
     inside: Inside | None = None
     near: Callable[[DataFile], bool] | None = None
     later: bool = False
+    chunks: StagedChunks | None = None
 
     @property
     def rows(self) -> int:

@@ -20,7 +20,7 @@ from driftline.arrays import Bools
 from driftline.errors import MalformedMessage
 from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX, ROW_HASHES_MAX
 from driftline.reconciliation.ranges import Partition, RangeSums, strata
-from driftline.rows.digests import Digest
+from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms
@@ -225,6 +225,11 @@ def bitmap(data: bytes, count: int) -> Bools:
         raise MalformedMessage("A bitmap has another length than what it is about.")
     bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[:count]
     return bits.astype(np.bool_)
+
+
+def no_strata(salt: Salt) -> bytes:
+    """Return the strata of one who has no rows."""
+    return strata(RangeSums(1).short_digests(), salt).tobytes()
 
 
 def multiset_difference(

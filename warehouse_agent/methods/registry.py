@@ -22,6 +22,7 @@ from warehouse_agent.methods.interface import (
     StalledExchange,
 )
 from warehouse_agent.methods.ranges import RangeDigests, RangeOpening
+from warehouse_agent.methods.resumed_load import ResumedLoad
 from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.methods.sketch import LaterSide, MoreCells, SketchOpening
 from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, in_part
@@ -41,6 +42,7 @@ from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.transport.waiting import Requests, Waiting
 
 OPENINGS: tuple[Opening, ...] = (
+    ResumedLoad(),
     FullCopyOpening(),
     SinceOpening(),
     SketchOpening(),

@@ -156,7 +156,8 @@ class PlanInputs:
     one exchange; `read_at_most` rows are compared by key, None: all are; `named_key_bytes` are the
     bytes of a key that travels itself, None: keys have no order; `allowance` is None if the source
     did not say what it allows; `marker` is None if all rows must be proven; `is_resumed`: rows that
-    an unfinished exchange staged are among ours; `days` are the totals of changes by day, oldest
+    an unfinished exchange staged are among ours; `takes_up`: ours are those of an unfinished load,
+    which are listed by chunks; `days` are the totals of changes by day, oldest
     first, none if they are not needed.
     """
 
@@ -180,6 +181,7 @@ class PlanInputs:
     allowance: Allowance | None = None
     marker: MarkerState | None = None
     is_resumed: bool = False
+    takes_up: bool = False
     days: tuple[DayOfChanges, ...] = ()
 
     @property
@@ -268,6 +270,13 @@ def load(known: PlanInputs) -> Candidate:
         size = plan.opening_bytes(known.partition, ranges) + int(known.prices.copy(rows))
     took = None if rows is None or size is None else round(known.line.seconds(size, 2, rows), 2)
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
+
+
+def load_rest(known: PlanInputs) -> Candidate:
+    """Return the rest of a load that was cut: as many rows as are not staged, if none changed."""
+    rest = None if known.rows_expected is None else max(known.rows_expected - known.ours, 0)
+    whole, priced = load(known), load(replace(known, rows_expected=rest))
+    return replace(whole, bytes=priced.bytes, exchange_seconds=priced.exchange_seconds)
 
 
 def at_once(known: PlanInputs) -> tuple[Candidate, Candidate]:

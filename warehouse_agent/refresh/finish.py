@@ -54,6 +54,7 @@ from warehouse_agent.tasks.difference import (
     ListedRows,
     NoDifference,
     Outcome,
+    PlacedRows,
 )
 from warehouse_agent.tasks.key_lookup import fits
 from warehouse_agent.tasks.rewrites.replaced_rows import (
@@ -64,6 +65,7 @@ from warehouse_agent.tasks.rewrites.replaced_rows import (
     RowsInTiles,
     files_holding,
     rewrite,
+    rewrite_without,
     touched_files,
     within_bounds,
 )
@@ -208,6 +210,8 @@ def _apply(job: Job, compared: ComparisonResult) -> RewrittenFiles:
     updated = _updated(job, p, out)
     if isinstance(out.difference, AllRows):
         return RewrittenFiles(_shipped(job, compared, p.files, updated), (), (), base)
+    if isinstance(out.difference, PlacedRows):
+        return _taken_up(job, compared, out.difference)
     removal, hit = _removal(job, p, out)
     touched = touched_files(p.files, hit)
     rewritten: list[DataFile] = []
@@ -230,6 +234,20 @@ def _apply(job: Job, compared: ComparisonResult) -> RewrittenFiles:
     )
 
 
+def _taken_up(job: Job, compared: ComparisonResult, gone: PlacedRows) -> RewrittenFiles:
+    """Write the rows that came, and staged files again that have rows which the source has not."""
+    p, rewritten = compared.prepared, list[DataFile]()
+    hit = [f for f in p.files if f.path in gone.places]
+    if touched := touched_files(p.files, hit):
+        folder = job.folder("rewritten")
+        rewritten = rewrite_without(job.steps, folder, touched, p.layout, gone)
+        for file in touched:  # another attempt takes up the staged frames
+            job.store.remove_file(job.name, *file.path.split("/"))
+    changed = set(touched)
+    kept = (f for f in p.files if f not in changed)
+    return RewrittenFiles(_shipped(job, compared, (), 0), (*rewritten, *kept), (), ())
+
+
 def _shipped(
     job: Job, compared: ComparisonResult, before: Sequence[DataFile], updated: int | None
 ) -> tuple[DataFile, ...]:
@@ -244,7 +262,7 @@ def _shipped(
 def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
     """Return the number of updated rows, an upper bound; None: not known."""
     match out.difference:
-        case NoDifference():
+        case NoDifference() | PlacedRows():
             return 0
         case AllRows():
             # A copy that the configuration asks for, or that nothing preceded, comes however few
@@ -265,7 +283,7 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
 def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[DataFile]]:
     """Return the rows to remove, and the files that hold them; perhaps a few more files."""
     match out.difference:
-        case NoDifference() | AllRows():
+        case NoDifference() | AllRows() | PlacedRows():
             return None, []
         case BelowKeys(ks, embedding) as difference:
             if not len(ks):

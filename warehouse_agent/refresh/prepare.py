@@ -26,7 +26,7 @@ from driftline.reconciliation.ranges import Partition
 from driftline.rows import key_order
 from driftline.rows.digests import Digest, Salt
 from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
-from driftline.wire.negotiation import LATER
+from driftline.wire.negotiation import CHUNKS, LATER
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Proof
@@ -54,6 +54,7 @@ from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
+from warehouse_agent.tasks.staged_chunks import StagedChunks, take_up
 from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, work_of_digests
 
 Describe = Callable[[str], pb.DescribeReply]
@@ -221,8 +222,13 @@ def _prepared_whole(
 ) -> PreparedWhole:
     """Build the working copy, and reduce it to our side of one exchange."""
     base, stamp, salt = at.base, _stamp(at), Salt.fresh()
-    files = _working_copy(job, at, layout, stamp)
-    known = at.known(files, _partition(job, layout, files))
+    chunks = _staged_chunks(job, at, layout, stamp, salt, has)
+    if chunks is not None:
+        files = chunks.files
+        known = replace(at.known(files, choice.everything()), takes_up=True)
+    else:
+        files = _working_copy(job, at, layout, stamp)
+        known = at.known(files, _partition(job, layout, files))
     known.check_allowed()
     changes, expected = forecasts(known)
     rows_expected = (base.rows if base else 0) if told is None else told
@@ -240,6 +246,7 @@ def _prepared_whole(
         outlook,
         turn=job.notes.turn,
         later=later,
+        chunks=chunks,
     )
     return PreparedWhole(
         base=base,
@@ -396,6 +403,29 @@ def _check_key(layout: Layout, name: str) -> None:
             where=name,
             remedy="Remove `incremental` from the fragment.",
         )
+
+
+def _staged_chunks(
+    job: Job,
+    at: Situation,
+    layout: Layout,
+    stamp: StatisticsStamp,
+    salt: Salt,
+    has: Callable[[str], bool],
+) -> StagedChunks | None:
+    """Take up a first load that was cut; None: there is none, or the source knows no chunks."""
+    if at.base is not None:
+        return None
+    folders = job.staging.leftovers(job.exchange(None, layout), anywhere=True)
+    staged = [uri for folder in folders for uri in job.staging.uris(folder)]
+    if not staged or not has(CHUNKS):
+        return None
+    place = job.folder("taken")
+    try:
+        return take_up(job.steps, place, staged, layout, job.key_file, stamp, salt)
+    except ValueDoesNotFit:  # the source sends these rows again
+        job.staging.clear()
+        return None
 
 
 def _working_copy(

@@ -116,7 +116,7 @@ def _writing_ahead(job: Job, p: PreparedWhole) -> FilesAhead:
     expected = int(p.rows_expected * p.known.prices.copied)
 
     def fits(size: int) -> bool:
-        return not p.files and job.steps.fits_here(max(size, expected))
+        return not p.ours.rows and job.steps.fits_here(max(size, expected))
 
     return FilesAhead(partial(job.folder, "arrived"), p.layout, job.key_file, p.stamp, fits)
 

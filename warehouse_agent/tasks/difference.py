@@ -1,13 +1,13 @@
 """The result of a comparison: which of our rows are replaced by the rows that came.
 
-`Difference` is one of five cases, so that mypy names each place where a further case is missing. An
+`Difference` is one of six cases, so that mypy names each place where a further case is missing. An
 `Outcome` adds what the source said at the end. Both are immutable, and know no method. Outcomes of
 tiles and of shards become one here (`joined`), and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Self
 
@@ -86,7 +86,15 @@ class ChangedZones:
     listed: Listing
 
 
-Difference = NoDifference | AllRows | ListedRows | BelowKeys | ChangedZones
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """Our rows at these places are deleted: by the path of a data file, the first row of each run
+    and the row behind its last, int64 [n] each, ascending."""
+
+    places: Mapping[str, tuple[Integers, Integers]]
+
+
+Difference = NoDifference | AllRows | ListedRows | BelowKeys | ChangedZones | PlacedRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Self
@@ -18,6 +19,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from driftline.arrays import U64, Integers
 from driftline.errors import FrameDamaged, Locked
 from driftline.rows import frames, keys
 from driftline.values.types import Recipe
@@ -29,7 +31,7 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, DataFolder, rows_of
-from warehouse_agent.storage.store import PRIVATE, Store, read_at
+from warehouse_agent.storage.store import PRIVATE, Store, located, read_at
 from warehouse_agent.tasks import key_lookup, row_statistics
 from warehouse_agent.tasks.change_feed import LOTS_MAX
 from warehouse_agent.tasks.key_lookup import KeyedRows, fits
@@ -322,8 +324,12 @@ def loaded(
     """Yield the rows of staged files before which there are none, in `layout.file_schema`. Raises
     as `batches`."""
     for rows in batches(staged, layout, key):
-        statistics = row_statistics.begun(len(rows), stamp)
-        yield _complete(rows, statistics, layout)
+        yield begun(rows, layout, stamp)
+
+
+def begun(rows: pa.RecordBatch, layout: Layout, stamp: StatisticsStamp) -> pa.RecordBatch:
+    """Return decoded rows before which there are none, in `layout.file_schema`."""
+    return _complete(rows, row_statistics.begun(len(rows), stamp), layout)
 
 
 def _replacing(
@@ -385,10 +391,60 @@ def size_of_rows(uris: Sequence[str], most: int) -> int:
     """
     size = 0
     for uri in uris:
-        size += sum(frames.head(data).body_bytes for data in _frames(read_at(uri)))
+        size += sum(frames.head(data).body_bytes for data in frames_of(uri))
         if size > most:
             break
     return size
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSize:
+    """The bytes of staged files: of their frames, and about as many of their rows."""
+
+    frame_bytes: int
+    body_bytes: int
+
+    @classmethod
+    def of(cls, uris: Sequence[str]) -> Self:
+        """Return the size of staged files; how well rows are packed is that of the first file."""
+        frame_bytes = packed = body_bytes = 0
+        for uri in uris:
+            system, path = located(uri)
+            frame_bytes += system.get_file_info(path).size or 0
+        with suppress(FrameDamaged):
+            for data in frames_of(uris[0]) if uris else ():
+                packed += len(data)
+                body_bytes += frames.head(data).body_bytes
+        return cls(frame_bytes, frame_bytes * body_bytes // max(packed, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRows:
+    """Rows of a frame in `layout.decoded_schema`, the bytes of each, int64 [rows], and the lanes of
+    their fingerprints, uint64 [rows]."""
+
+    batch: pa.RecordBatch
+    sizes: Integers
+    hi: U64
+    lo: U64
+
+
+class FrameDecoder:
+    """Decodes frames that were staged, and verifies them."""
+
+    def __init__(self, layout: Layout, key: KeyFile) -> None:
+        """Decode into the columns of `layout`. Raises WarehouseUnavailable: the key is gone."""
+        self._layout = layout
+        self._fingerprints = key.fingerprints(layout.recipe)
+        self._seed = key.position_seed()
+
+    def decode(self, data: bytes) -> DecodedRows:
+        """Return the rows of a frame. Raises FrameDamaged, ValueDoesNotFit."""
+        frame = frames.decode(data)
+        keys.received(frame.columns, self._layout.recipe)
+        block, hi, lo = frames.verify(frame, self._fingerprints, join)
+        batch = self._layout.batch(frame.columns, block, hi, lo, seed=self._seed)
+        return DecodedRows(batch, np.diff(block.starts), hi, lo)
 
 
 def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.RecordBatch]:
@@ -398,19 +454,22 @@ def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.Re
         FrameDamaged: a frame does not verify.
         ValueDoesNotFit: a value does not fit its column.
     """
-    fingerprints = key.fingerprints(layout.recipe)
-    seed = key.position_seed()
-    for frame in _decoded(uris):
-        keys.received(frame.columns, layout.recipe)
-        block, hi, lo = frames.verify(frame, fingerprints, join)
-        yield layout.batch(frame.columns, block, hi, lo, seed=seed)
+    decoder = FrameDecoder(layout, key)
+    for uri in uris:
+        for data in frames_of(uri):
+            yield decoder.decode(data).batch
 
 
 def _decoded(uris: Iterable[str]) -> Iterator[frames.Frame]:
     """Yield the frames of staged files, decoded and not verified. Raises FrameDamaged."""
     for uri in uris:
-        for data in _frames(read_at(uri)):
+        for data in frames_of(uri):
             yield frames.decode(data)
+
+
+def frames_of(uri: str) -> Iterator[bytes]:
+    """Yield the frames of a staged file. Raises FrameDamaged: it does not consist of frames."""
+    yield from _frames(read_at(uri))
 
 
 def _frames(content: bytes) -> Iterator[bytes]:

@@ -37,11 +37,13 @@ class ExchangeState(Enum):
     CELLS_FOLLOW = "cells follow"
     KEY_CELLS_FOLLOW = "cells of keys follow"
     UNITS_FOLLOW = "units follow"
+    CHUNKS_FOLLOW = "chunks follow"
     RANGES = "ranges opened"
     SKETCH = "sketch opened"
     CELLS = "cells sent"
     MARK = "mark opened"
     UNITS = "units sent"
+    CHUNKS = "chunks sent"
     DIFFER = "rows differ"
     STUCK = "cells stuck"
     DIGESTS = "digests sent"
@@ -64,6 +66,7 @@ TABLE: Final[Mapping[ExchangeState, Mapping[str, ExchangeState]]] = {
         "open mark": _S.MARK,
         "open mark+cells": _S.KEY_CELLS_FOLLOW,
         "open grouping": _S.UNITS_FOLLOW,
+        "open chunks": _S.CHUNKS_FOLLOW,
         "open": _S.RANGES,
     },
     _S.SUMS_FOLLOW: {"sums": _S.SKETCH},
@@ -71,6 +74,7 @@ TABLE: Final[Mapping[ExchangeState, Mapping[str, ExchangeState]]] = {
     _S.CELLS_FOLLOW: {"cells": _S.CELLS},
     _S.KEY_CELLS_FOLLOW: {"cells": _S.MARK},
     _S.UNITS_FOLLOW: {"units": _S.UNITS},
+    _S.CHUNKS_FOLLOW: {"chunks": _S.CHUNKS},
     _S.RANGES: {"rows": _S.RANGES, "verdict": _S.DIFFER, "finished": _S.IDLE},
     _S.SKETCH: {"verdict": _S.STUCK, "finished": _S.IDLE},
     _S.CELLS: {
@@ -92,6 +96,7 @@ TABLE: Final[Mapping[ExchangeState, Mapping[str, ExchangeState]]] = {
         "mismatch": _S.UNITS_DIFFER,
         "finished": _S.IDLE,
     },
+    _S.CHUNKS: {"rows": _S.CHUNKS, "finished": _S.IDLE},
     _S.DIFFER: {"whole": _S.ENDING, "digests": _S.DIGESTS},
     _S.STUCK: {"cells": _S.CELLS, "whole": _S.ENDING, "digests": _S.DIGESTS},
     _S.DIGESTS: {"mismatch": _S.HASHES},
@@ -101,7 +106,7 @@ TABLE: Final[Mapping[ExchangeState, Mapping[str, ExchangeState]]] = {
     _S.ASKED: {"wanted": _S.ENDING},
     _S.ENDING: {"rows": _S.ENDING, "finished": _S.IDLE},
 }
-_IN_PIECES: Final = {"cells", "units", "digests", "wanted", "mismatch"}
+_IN_PIECES: Final = {"cells", "chunks", "units", "digests", "wanted", "mismatch"}
 _EXPECTED: Final = {
     "finished": "The end of the relation was expected.",
     "mismatch": "The differing ranges were expected.",
@@ -176,6 +181,8 @@ def _property(message: pb.Request | pb.Reply) -> str:
     said = message.open
     if said.HasField("grouping"):
         return "grouping"
+    if said.chunks:
+        return "chunks"
     if not said.since.mark and not said.HasField("sketch"):
         return ""
     kind, sketch = "later" if said.later else "sketch", said.sketch

@@ -31,6 +31,7 @@ SINCE = "since"
 CHECKSUM = "checksum"
 FOLLOWING = "following"
 LATER = "later"
+CHUNKS = "chunks"
 
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
 # changes gets a new name.
@@ -42,6 +43,7 @@ FEATURES: Mapping[str, str] = {
     "references": "foreign keys between published relations, said by every description",
     "keys": "parts of a relation whose rows are named by their keys",
     FOLLOWING: "relations that are to follow in a stream, locked before its snapshot",
+    CHUNKS: "rows of an unfinished load that are listed by chunks, and do not come again",
     LATER: "sums of a warehouse that come after its opening, awaited behind the scan",
 }
 

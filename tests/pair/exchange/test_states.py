@@ -20,6 +20,7 @@ from driftline.wire.exchange_states import TABLE, ExchangeState, StateTracker, n
 from tests.harness.exchange_pair import INTEGER, Groups, Pair, Table, exchange, fill, open_session
 from tests.harness.legacy import SqliteLegacy
 from tests.pair.exchange.test_both_halves import patched
+from tests.pair.exchange.test_chunks import load
 from tests.pair.since.rig import BY_VERSION, Stock
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.sketch_size import Sketch
@@ -123,6 +124,10 @@ def by_groups(folder: Path) -> None:
     compared(folder, table(without=range(4)), groups=Groups(SPAN, (4,), row_bytes=1000))
 
 
+def by_chunks(folder: Path) -> None:
+    load(folder / "erp.db", OURS, OURS)
+
+
 def by_mark(folder: Path) -> None:
     stock = Stock(SqliteLegacy(folder / "stock.db"), folder / "pair", BY_VERSION)
     try:
@@ -145,7 +150,7 @@ def by_mark(folder: Path) -> None:
 
 @pytest.mark.starts
 def test_all_of_the_table_is_used_and_nothing_else(followed: Followed, tmp_path: Path) -> None:
-    for method in (by_ranges, by_sketch, by_groups, by_mark):
+    for method in (by_ranges, by_sketch, by_groups, by_mark, by_chunks):
         method(tmp_path)
     every = {(state, name) for state, row in TABLE.items() for name in row}
     missing = sorted((state.value, name) for state, name in every - followed.seen)

@@ -12,6 +12,7 @@ the rows on real histories and cost up to half a second (benchmarks/RESULTS.md).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -25,7 +26,7 @@ from driftline.rows.digests import Salt, mix
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile, DataFolder
-from warehouse_agent.tasks.difference import BelowKeys, EmptiedZones
+from warehouse_agent.tasks.difference import BelowKeys, EmptiedZones, PlacedRows
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
 from warehouse_agent.tasks.steps import Steps, work_of_digests
@@ -35,6 +36,7 @@ SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
 BEFORE_FOLDER = "before"  # for before-images, which are no part of the table
 _GONE = f"{BEFORE_FOLDER}/gone"
+_NO_PLACES = np.zeros(0, np.int64)
 _PATHS = pa.schema([("path", pa.string())])
 
 
@@ -206,6 +208,33 @@ def rewrite(
         [f for f in new_files if not f.path.startswith(before)],
         [f for f in new_files if f.path.startswith(before)],
     )
+
+
+def rewrite_without(
+    steps: Steps, folder: DataFolder, files: Files, layout: Layout, gone: PlacedRows
+) -> list[DataFile]:
+    """Write the rows of files again, without those at some places, into a new folder of the table;
+    one step. No before-images: no version had these rows. Raises as `rewrite`."""
+    uri, places = folder.uri(), gone.places
+    folder.make()
+
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
+        at: Counter[str] = Counter()  # rows of each file that were read
+        with Sink(uri, "kept", layout.file_schema, layout.integer_key) as kept:
+            for piece in pieces:
+                rows = np.arange(at[piece.file], at[piece.file] + len(piece.batch))
+                at[piece.file] += len(rows)
+                first, end = places.get(piece.file, (_NO_PLACES, _NO_PLACES))
+                run_of = np.searchsorted(first, rows, "right") - 1
+                kept.add(piece.batch, ~((run_of >= 0) & (rows < np.append(end, 0)[run_of])))
+            yield from list(kept.finish())
+
+    work = StepWork(StepKind.WRITE, steps.size_of_rows(files))
+    rows = scan(steps, files, layout.file_schema, run, WRITTEN, work=work)
+    new_files = written(rows, folder)
+    left = sum(int((end - first).sum()) for first, end in places.values())
+    check_rows(files, sum(f.rows for f in new_files) + left)
+    return new_files
 
 
 def _rewrite(folder: str, layout: Layout, removal: Removal | None) -> Function:

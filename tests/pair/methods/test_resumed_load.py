@@ -1,0 +1,192 @@
+"""A load that was cut goes on: what is staged does not come again, whatever key, engine and place.
+
+Each frame is a staged file of its own here, and chunks are small, so that small tables have many.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from driftline.errors import SourceUnreachable
+from driftline.rows import frames
+from driftline.wire import negotiation
+from pyspark.sql import SparkSession
+
+from source_agent.scan import frame_builder
+from tests.harness.legacy import Legacy
+from tests.harness.pair import ON_SPARK, Pair, legacy_of
+from warehouse_agent.methods import resumed_load
+from warehouse_agent.storage.formats import head
+from warehouse_agent.tasks import staged_chunks, staging
+
+ROWS = 3000
+FRAME_BYTES = 16_000  # of rows, some 80 bytes each
+CHUNK_SHIFT = 12
+KEYS = {"integer": "id", "two integers": "line, id", "text": "code"}
+
+
+@dataclass
+class Line:
+    """A line that is cut after so many frames; `rows` came in the last exchange."""
+
+    cut_after: int | None = None
+    rows: int = 0
+    frames: int = 0
+
+    def again(self, cut_after: int | None = None) -> None:
+        self.cut_after, self.rows, self.frames = cut_after, 0, 0
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Line:
+    monkeypatch.setattr(staging, "FILE_BYTES", 1000)
+    monkeypatch.setattr(frame_builder, "FRAME_BODY_BYTES_TARGET", FRAME_BYTES)
+    monkeypatch.setattr(staged_chunks, "chunk_shift", lambda *_: CHUNK_SHIFT)
+    add, made = staging.FrameWriter.add, Line()
+
+    def counting(writer: staging.FrameWriter, frame: bytes) -> None:
+        add(writer, frame)
+        made.rows += frames.head(frame).digest.count
+        made.frames += 1
+        if made.frames == made.cut_after:
+            raise SourceUnreachable("The line is cut.")
+
+    monkeypatch.setattr(staging.FrameWriter, "add", counting)
+    return made
+
+
+@pytest.fixture(params=["sqlite", ON_SPARK, "postgresql", "mariadb"])
+def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
+    with closing(legacy_of(request, tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture(params=list(KEYS))
+def pair(
+    request: pytest.FixtureRequest, spark: SparkSession, legacy: Legacy, tmp_path: Path
+) -> Iterator[Pair]:
+    key = KEYS[request.param]
+    legacy.execute(
+        "CREATE TABLE t (id BIGINT NOT NULL, line INTEGER NOT NULL, code VARCHAR(20) NOT NULL,"
+        f" note VARCHAR(60), PRIMARY KEY ({key}))"
+    )
+    legacy.many("INSERT INTO t VALUES (?, ?, ?, ?)", [row(i) for i in range(ROWS)])
+    with Pair(spark, legacy, tmp_path / "pair", {"t": 'table = "t"'}) as made:
+        yield made
+
+
+def row(i: int) -> tuple[object, ...]:
+    rng = random.Random(i)
+    return i * 7919 % (8 * ROWS), i % 7, f"c{i * 104_729 % 1_000_003}", rng.randbytes(20).hex()
+
+
+def cut(pair: Pair, line: Line, after: int) -> int:
+    """Cut a load after so many frames; return the rows that came."""
+    line.again(after)
+    error = pair.error("t")
+    assert error["code"] == "UNREACHABLE", error
+    return line.rows
+
+
+def go_on(pair: Pair, line: Line) -> int:
+    """Run the load to its end, and check it; return the rows that came."""
+    line.again()
+    pair.refresh("t")
+    pair.check("t")
+    snapshot = head(pair.store, "t")
+    assert snapshot is not None
+    published = sorted(f"t/{file.path}" for file in snapshot.files)
+    there = sorted(str(f.relative_to(pair.warehouse)) for f in pair.warehouse.rglob("*.parquet"))
+    assert there == published, "no other file is left"
+    return line.rows
+
+
+def lost(gaps: int) -> int:
+    """Return the most rows that come again where so many rows changed, or so often the rows before
+    others are not known: a chunk, which may be a few times as long as most."""
+    return gaps * 3 * (1 << CHUNK_SHIFT) // 60
+
+
+def gaps(pair: Pair, line_frames: int, ends: int) -> int:
+    """Return how often a step does not know the rows before others: a task of Spark knows them if
+    it has their file, too."""
+    return line_frames if pair.small_bytes == 0 else ends
+
+
+def test_rows_do_not_come_again(pair: Pair, line: Line) -> None:
+    first = cut(pair, line, 6)
+    second = cut(pair, line, 5)
+    assert first > 1000
+    assert second > 500
+    assert go_on(pair, line) <= ROWS - first - second + lost(gaps(pair, 6 + 5, 2))
+
+
+def test_rows_that_changed_meanwhile(pair: Pair, line: Line, legacy: Legacy) -> None:
+    """Updated, inserted and deleted, beside those that are staged and among them."""
+    rng = random.Random(7)
+    staged = cut(pair, line, 8)
+    ids = [one[0] for one in legacy.rows("t")]
+    for one in rng.sample(ids, 4):
+        legacy.execute("UPDATE t SET note = 'changed' WHERE id = ?", one)
+    for one in rng.sample(ids, 4):
+        legacy.execute("DELETE FROM t WHERE id = ?", one)
+    legacy.many("INSERT INTO t VALUES (?, ?, ?, ?)", [row(ROWS + i) for i in range(4)])
+    assert go_on(pair, line) <= ROWS - staged + lost(12 + gaps(pair, 8, 1))
+    legacy.execute("UPDATE t SET note = 'again' WHERE line = 3")
+    pair.refresh("t")
+    pair.check("t")
+    pair.check_feed("t", 1)
+
+
+def test_every_row_changed(pair: Pair, line: Line, legacy: Legacy) -> None:
+    """All rows come, and none of those that were staged is published."""
+    cut(pair, line, 8)
+    legacy.execute("UPDATE t SET note = 'other'")
+    assert go_on(pair, line) == ROWS
+
+
+def test_the_table_was_emptied(pair: Pair, line: Line, legacy: Legacy) -> None:
+    cut(pair, line, 8)
+    legacy.execute("DELETE FROM t")
+    assert go_on(pair, line) == 0
+
+
+def test_a_damaged_frame_comes_again(pair: Pair, line: Line) -> None:
+    """So do the rows around it; nothing else does."""
+    staged = cut(pair, line, 8)
+    files = sorted((pair.warehouse / "_driftline" / "staging" / "t").rglob("*.frames"))
+    body = bytearray(files[3].read_bytes())
+    body[len(body) // 2] ^= 1
+    files[3].write_bytes(body)
+    came = go_on(pair, line)
+    in_frame = staged // 8
+    assert ROWS - staged + in_frame <= came <= ROWS - staged + 2 * in_frame + lost(gaps(pair, 8, 3))
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_a_source_that_lies_about_what_it_met(
+    pair: Pair, line: Line, legacy: Legacy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that changed would stay: nothing is published, and the next load begins anew."""
+    cut(pair, line, 8)
+    legacy.execute("UPDATE t SET note = 'other' WHERE line = 2")
+    line.again()
+    with monkeypatch.context() as patch:
+        patch.setattr(resumed_load, "bitmap", lambda _, count: np.ones(count, np.bool_))
+        assert pair.error("t")["code"] == "PROOF"
+    assert go_on(pair, line) == ROWS
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_an_older_source(pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows no chunks: its rows are compared, as ever."""
+    staged = cut(pair, line, 14)
+    older = {name: what for name, what in negotiation.FEATURES.items() if name != "chunks"}
+    monkeypatch.setattr("source_agent.server.service.FEATURES", older)
+    assert go_on(pair, line) <= ROWS - staged + lost(1)
