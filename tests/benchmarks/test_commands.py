@@ -352,6 +352,13 @@ COMMANDS = {
         (POSTGRESQL,),
         is_process=True,
     ),
+    "reloads.cut_loads": Command(
+        "--rows 2000 --engine sqlite --key text --at 50",
+        (
+            rf"^\| text \| here \| unbroken \| 1 \| {N} \| 1\.000 \| {N} \| 1\.00 \|$",
+            rf"^\| text \| here \| killed at 50 % \| 2 \| {N} \| {N} \| {N} \| {N} \|$",
+        ),
+    ),
     "reloads.readers": Command(
         "--scale 0.001 --reader delta-rs --reader Polars --no-install",
         (

@@ -55,6 +55,7 @@ from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staged_chunks import StagedChunks, take_up
+from warehouse_agent.tasks.staging import StagedFrames
 from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, work_of_digests
 
 Describe = Callable[[str], pb.DescribeReply]
@@ -417,12 +418,13 @@ def _staged_chunks(
     if at.base is not None:
         return None
     folders = job.staging.leftovers(job.exchange(None, layout), anywhere=True)
-    staged = [uri for folder in folders for uri in job.staging.uris(folder)]
-    if not staged or not has(CHUNKS):
+    if not folders or not has(CHUNKS):
         return None
-    place = job.folder("taken")
+    uris = [uri for one in folders for uri in job.staging.uris(one)]
+    staged = StagedFrames(uris, job.staging.frame_bytes())
+    folder = job.folder("taken")
     try:
-        return take_up(job.steps, place, staged, layout, job.key_file, stamp, salt)
+        return take_up(job.steps, folder, staged, layout, job.key_file, stamp, salt)
     except ValueDoesNotFit:  # the source sends these rows again
         job.staging.clear()
         return None

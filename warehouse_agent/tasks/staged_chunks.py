@@ -12,7 +12,7 @@ one before it in the same task.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
@@ -31,7 +31,7 @@ from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.difference import PlacedRows
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.scan import OfFiles, spread
-from warehouse_agent.tasks.staging import DecodedRows, FrameDecoder, StagedSize, begun, frames_of
+from warehouse_agent.tasks.staging import DecodedRows, FrameDecoder, StagedFrames, begun, frames_of
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -84,13 +84,13 @@ class StagedChunks:
 def take_up(
     steps: Steps,
     folder: DataFolder,
-    staged: Sequence[str],
+    staged: StagedFrames,
     layout: Layout,
     key: KeyFile,
     stamp: StatisticsStamp,
     salt: Salt,
 ) -> StagedChunks:
-    """Write the rows of staged files, by URI, as data files in a new folder; one step.
+    """Write the rows of staged files as data files in a new folder; one step.
 
     Args:
         salt: of the exchange that will list their chunks.
@@ -99,12 +99,12 @@ def take_up(
         ValueDoesNotFit: a value does not fit its column.
         WarehouseUnavailable: a file cannot be read or written.
     """
-    size = StagedSize.of(staged)
-    shift = chunk_shift(size.body_bytes, size.frame_bytes)
+    size = staged.row_bytes()
+    shift = chunk_shift(size, staged.frame_bytes)
     folder.make()
     function = _write_chunks(folder.uri(), layout, key, stamp, salt, shift)
-    work = StepWork(StepKind.WRITE, size.body_bytes)
-    rows = spread(steps, staged, function, _TAKEN, work=work).sort_by("path")
+    work = StepWork(StepKind.WRITE, size)
+    rows = spread(steps, staged.uris, function, _TAKEN, work=work).sort_by("path")
     files = written(rows.select(WRITTEN.names), folder)
     digests = [np.frombuffer(data, "<u8") for data in rows["digests"].to_pylist()]
     counts = [np.frombuffer(data, "<i8") for data in rows["counts"].to_pylist()]

@@ -31,7 +31,7 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, DataFolder, rows_of
-from warehouse_agent.storage.store import PRIVATE, Store, located, read_at
+from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks import key_lookup, row_statistics
 from warehouse_agent.tasks.change_feed import LOTS_MAX
 from warehouse_agent.tasks.key_lookup import KeyedRows, fits
@@ -398,24 +398,23 @@ def size_of_rows(uris: Sequence[str], most: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedSize:
-    """The bytes of staged files: of their frames, and about as many of their rows."""
+class StagedFrames:
+    """Staged files, at least one, by URI, and the bytes of all frames in them."""
 
+    uris: Sequence[str]
     frame_bytes: int
-    body_bytes: int
 
-    @classmethod
-    def of(cls, uris: Sequence[str]) -> Self:
-        """Return the size of staged files; how well rows are packed is that of the first file."""
-        frame_bytes = packed = body_bytes = 0
-        for uri in uris:
-            system, path = located(uri)
-            frame_bytes += system.get_file_info(path).size or 0
+    def row_bytes(self) -> int:
+        """Return the bytes of all rows, if they are packed as well as those of the first file.
+
+        Raises WarehouseUnavailable: it cannot be read.
+        """
+        packed = body_bytes = 0
         with suppress(FrameDamaged):
-            for data in frames_of(uris[0]) if uris else ():
-                packed += len(data)
+            for data in frames_of(self.uris[0]):
                 body_bytes += frames.head(data).body_bytes
-        return cls(frame_bytes, frame_bytes * body_bytes // max(packed, 1))
+                packed += len(data)
+        return self.frame_bytes * body_bytes // max(packed, 1)
 
 
 @dataclass(frozen=True, slots=True)
