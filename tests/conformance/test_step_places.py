@@ -72,9 +72,16 @@ from warehouse_agent.tasks import (
     scan,
 )
 from warehouse_agent.tasks.change_feed import VersionFeed
-from warehouse_agent.tasks.rewrites.replaced_rows import RowsByPosition, files_holding, rewrite
+from warehouse_agent.tasks.rewrites.replaced_rows import (
+    RowsByPosition,
+    files_holding,
+    rewrite,
+    rewrite_without,
+)
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
+from warehouse_agent.tasks.staged_chunks import take_up
+from warehouse_agent.tasks.staging import StagedFrames
 from warehouse_agent.tasks.steps import (
     DIGEST_BYTES,
     DIGESTS_FACTOR,
@@ -212,7 +219,32 @@ def run(steps: Steps, folder: Path, made: Table) -> dict[str, Any]:
         **by_keys(steps, after, made),
         **proven(steps, folder, after, made),
         **restated(steps, job, after, made),
+        **taken_up(steps, job, staged, made),
     }
+
+
+def taken_up(steps: Steps, job: Job, staged: Path, made: Table) -> dict[str, Any]:
+    """Take up a load that was cut; a source met each second chunk.
+
+    No file of frames follows another, so it does not matter which a task of Spark has.
+    """
+    rows = rows_of(made, range(made.rows))
+    uris = [
+        stage(staged, f"{2 * i + 1:06d}.frames", rows[i * ROWS : (i + 1) * ROWS], made.recipe)
+        for i in range(FILES)
+        if rows
+    ]
+    if not uris:
+        return {}
+    frames = StagedFrames(
+        uris, sum((staged / uri.rsplit("/", 1)[1]).stat().st_size for uri in uris)
+    )
+    layout, key = made.layout, job.key_file
+    chunks = take_up(steps, job.folder("taken"), frames, layout, key, FIRST, SALT)
+    taken = contents(chunks.files, layout)
+    gone = chunks.unmet(np.arange(len(chunks.listed)) % 2 == 0)
+    left = rewrite_without(steps, job.folder("left"), chunks.files, layout, gone)
+    return {"taken": taken, "chunks": chunks.listed.tolist(), "left": contents(left, layout)}
 
 
 def compared(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:

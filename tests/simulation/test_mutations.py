@@ -27,7 +27,7 @@ NEEDS = {
     "11-discard-what-was-committed": ("--refreshes", "300"),
     "13-commit-an-entry-that-cannot-be-read": ("--refreshes", "150", "--delta"),
     "12-note-the-instant-of-a-part": ("--refreshes", "300", "--parts"),
-    "14-note-before-the-commit": ("--refreshes", "1200"),
+    "14-note-before-the-commit": ("--refreshes", "2000"),
     "15-withdraw-after-the-commit": ("--refreshes", "300", "--lies"),
 }
 SEED = 5000
