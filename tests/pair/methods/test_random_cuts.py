@@ -118,11 +118,11 @@ def edit(legacy: SqliteLegacy, drawn: random.Random, *, inserted: int) -> None:
             )
             gone = drawn.sample(ids, int(len(ids) * share / 3))
             legacy.many("DELETE FROM t WHERE id = ?", [(i,) for i in gone])
-    first = max(ids, default=0) + 1
+    first = max(map(abs, ids), default=0) + 1
     rows: list[tuple[Any, ...]] = []
     for i in range(first, first + inserted):
         note = random.Random(i).randbytes(drawn.choice([4, 40])).hex()
-        rows.append((i * drawn.choice([1, 10**6]), i % 7, f"{i} {note}"))
+        rows.append((i * drawn.choice([1, -1]), i % 7, f"{i} {note}"))
     legacy.many("INSERT OR IGNORE INTO t VALUES (?, ?, ?)", rows)
 
 
