@@ -1,6 +1,6 @@
 """The settings of source.toml, each declared once: its values, its meaning, its default.
 
-The reference in docs/operating.md and the schema for editors are made of it (`docs/generate`).
+The reference docs/reference/source.md and the schema for editors are made of it (`docs/generate`).
 `file` and `markers` read a file by it, and check what one setting says of another.
 """
 
@@ -45,6 +45,8 @@ _SPAN: Final = written(
     "a time span",
     Hours.parse,
     lack="is not a time span.",
+    wrong="8-18",
+    pattern=r"^[0-9]{2}:[0-9]{2}\s*-\s*[0-9]{2}:[0-9]{2}$",
     remedy='Write "08:00-18:00", or "22:00-06:00" over midnight; local time.',
 )
 _HOURS: Final = 'hours such as `["22:00-06:00"]`'
@@ -206,7 +208,7 @@ class RelationTable(SettingsTable):
     table = TEXT.optional(
         "a table, `schema.table`; quote a part that contains a dot as the database does"
     )
-    query = TEXT.optional("a SELECT")
+    query = TEXT.optional("a SELECT; the agent runs it as it is written. It needs `key`")
     files = TEXT.optional(
         "names of [dump files](dba-guide.md#dump-files); exactly one of the three"
     )
@@ -219,7 +221,7 @@ class RelationTable(SettingsTable):
         "columns that identify a row; required for a query and for files", "the primary key"
     )
     columns = _NAMES.optional("columns to serve", "all")
-    where = TEXT.optional("an SQL condition, with `table`")
+    where = TEXT.optional("an SQL condition, with `table`; the agent runs it as it is written")
     as_text = list_of(TEXT, "a list of names").by_default(
         [], "columns to read as text ([types.md](types.md))"
     )

@@ -49,9 +49,10 @@ def wheel(release: Release) -> zipfile.ZipFile:
     return zipfile.ZipFile(release.wheel)
 
 
-def test_the_wheel_has_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_the_packages_the_schemas_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert names == set().union(*map(in_tree, PACKAGES))
+    schemas = {f"driftline/schemas/{p.name}" for p in (ROOT / "docs/schemas").iterdir()}
+    assert names == schemas.union(*map(in_tree, PACKAGES))
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert "warehouse_agent/log4j2.properties" in names
 

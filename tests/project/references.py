@@ -2,7 +2,8 @@
 
 Settings come from their declarations, rooms from the tree and its docstrings. `docs/generate`
 writes all; with `--check` it names what differs instead. In a page a generated part lies between
-two comments that name it. No test here.
+two comments that name it. Errors of wrong values are those of the agents' own readers. No test
+here.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import jsonschema
+from driftline.errors import ConfigurationError
 from driftline.settings.declarations import Setting, SettingKind, SettingsTable, as_toml
 
-from source_agent.config.declarations import MarkerTable, SourceFile
+from source_agent.config.declarations import SourceFile
 from source_agent.engines.dump.formats import FormatTable
 from tests import ROOT
 from warehouse_agent.config.file import WarehouseFile
@@ -26,58 +29,121 @@ FILES: Mapping[str, type[SettingsTable]] = {
     "source": SourceFile,
     "dump-format": FormatTable,
 }
-# Of each page the references, and the table whose settings, and those below it, they list.
-REFERENCES: Mapping[str, Mapping[str, type[SettingsTable]]] = {
-    "operating.md": {"warehouse.toml": WarehouseFile, "source.toml": SourceFile},
-    "dba-guide.md": {"a marker": MarkerTable, "a format": FormatTable},
-}
-HEAD = "| setting | values | default | meaning |\n|---|---|---|---|"
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+HEAD = (
+    "| setting | values | default | meaning | a wrong value, and its error |\n|---|---|---|---|---|"
+)
+DIALECT = "http://json-schema.org/draft-07/schema#"  # the newest that Taplo implements in full
+AGENT_ALONE = "†"  # a wrong value that no schema can tell
 ROOMS_HEAD = "| room | what it holds | modules |\n|---|---|---|"
-_APART = {base for tables in REFERENCES.values() for t in tables.values() for base in t.__mro__}
 
 
-def settings(table: type[SettingsTable], prefix: str = "") -> Iterator[tuple[str, Setting[object]]]:
-    """Yield the settings of a table and of the tables below it, each with its dotted name.
-
-    A section of a file is no setting of its own, and a table that has another reference is not
-    entered.
-    """
-    for name, setting in table.declared.items():
+def tables(table: type[SettingsTable], name: str = "") -> Iterator[tuple[str, type[SettingsTable]]]:
+    """Yield a table and those below it, each with its name in a file; the file's own is empty."""
+    yield name, table
+    for key, setting in table.declared.items():
         kind = setting.kind
-        below = f"{prefix}{name}.{kind.called}" if kind.each else f"{prefix}{name}"
         inner = (kind.each or kind).table
-        if inner is None:
-            yield below, setting
-            continue
-        if prefix:
-            yield f"{prefix}{name}", setting
-        if inner not in _APART:
-            yield from settings(inner, f"{below}.")
+        if inner is not None:
+            place = ".".join(filter(None, (name, key, kind.called if kind.each else "")))
+            yield from tables(inner, place)
+
+
+def settings(table: type[SettingsTable]) -> Iterator[tuple[str, Setting[object]]]:
+    """Yield the settings of a table and of those below it, each with its dotted name. A section of
+    a file is no setting of its own."""
+    for name, one in tables(table):
+        for key, setting in one.declared.items():
+            kind = setting.kind
+            if (kind.each or kind).table is None or name:
+                free = f".{kind.called}" if kind.each and kind.each.table is None else ""
+                yield f"{name}.{key}{free}".lstrip("."), setting
 
 
 def reference(table: type[SettingsTable]) -> str:
-    """Return a table of Markdown with a row for each setting; tables may share one."""
-    names: dict[Setting[object], list[str]] = {}
-    for name, setting in settings(table):
-        names.setdefault(setting, []).append(f"`{name}`")
-    rows = (
-        f"| {', '.join(several)} | {_values(setting.kind)} | {_default(setting)} |"
-        f" {setting.meaning} |"
-        for setting, several in names.items()
+    """Return the reference of a file: for each of its tables a heading, and a row for each setting.
+
+    Settings that several tables share have a heading that names them all. A table of values by free
+    names has a section of its own, behind the others, if it is at the top of the file.
+    """
+    places: dict[Setting[object], list[str]] = {}
+    meanings: dict[str, str] = {}
+    for name, one in tables(table):
+        meanings[name] = (one.__doc__ or "").strip().split("\n")[0]
+        for setting in one.declared.values():
+            places.setdefault(setting, []).append(name)
+    sections: dict[tuple[str, ...], list[str]] = {}
+    free: dict[tuple[str, ...], list[str]] = {}
+    for setting, names in places.items():
+        kind = setting.kind
+        if (kind.each or kind).table is None and kind.each is not None:
+            if names == [""]:
+                free[setting.name,] = [_row(kind.called, setting)]
+                meanings[setting.name] = f"{setting.brief[0].upper()}{setting.brief[1:]}."
+                continue
+            sections.setdefault(tuple(names), []).append(
+                _row(f"{setting.name}.{kind.called}", setting)
+            )
+        elif (kind.each or kind).table is None or names != [""]:
+            sections.setdefault(tuple(names), []).append(_row(setting.name, setting))
+    return "\n\n".join(
+        "\n".join([*_heading(names, meanings), HEAD, *rows])
+        for names, rows in (sections | free).items()
     )
-    return "\n".join([HEAD, *rows])
 
 
-def _values(kind: SettingKind[object]) -> str:
-    shown = kind.each if kind.each is not None and kind.each.table is None else kind
-    return re.sub("^an? ", "", shown.label)
+def _heading(names: tuple[str, ...], meanings: Mapping[str, str]) -> list[str]:
+    if names == ("",):
+        return [meanings[""], ""]
+    said = meanings[names[0]] if len(names) == 1 else "In each of these tables:"
+    return [f"## {' and '.join(f'[{name}]' for name in names)}", said, ""]
+
+
+def _row(name: str, setting: Setting[object]) -> str:
+    kind = leaf(setting.kind)
+    cells = (
+        f"`{name}`",
+        re.sub("^an? ", "", kind.label),
+        _default(setting),
+        re.sub(r"(?<=\]\()(?=[^)])", "../", setting.meaning),
+        "<br>".join(_refusal(kind, value) for value in kind.wrong),
+    )
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def leaf(kind: SettingKind[object]) -> SettingKind[object]:
+    """Return the kind of the values that a reference lists."""
+    return kind.each if kind.each is not None and kind.each.table is None else kind
+
+
+def refused(kind: SettingKind[object], value: object) -> ConfigurationError:
+    """Return the error that an agent has for a value of a file."""
+    try:
+        kind.parse(SettingsTable(Path("/folder/file.toml"), "", {}), "setting", value)
+    except ConfigurationError as error:
+        return error
+    raise AssertionError(f"{value!r} is not wrong")
+
+
+def is_marked(kind: SettingKind[object], value: object) -> bool:
+    """Return True if an editor marks a value by the schema."""
+    return not jsonschema.Draft7Validator(_of_kind(kind)).is_valid(value)
+
+
+def _refusal(kind: SettingKind[object], value: object) -> str:
+    error = refused(kind, value)
+    text = as_toml(value)
+    text = text if '"' in text else text.replace("'", '"')
+    mark = "" if is_marked(kind, value) else f" {AGENT_ALONE}"
+    ticks = "``" if "`" in text else "`"
+    said = " ".join(filter(None, (error.message, error.remedy)))
+    return f"{ticks}{text}{ticks}{mark}: {said}"
 
 
 def _default(setting: Setting[object]) -> str:
     value, unit = setting.default, setting.kind.unit
     if value is None:
-        return setting.unset or f"required {setting.when}".strip()
+        text = setting.unset or f"required {setting.when}".strip()
+        return re.sub(r"(?<=\]\()(?=[^)])", "../", text)
     if value in ([], {}):
         return "none"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -129,11 +195,9 @@ def rooms() -> str:
 def generated() -> dict[Path, str]:
     """Return the text of each file that has generated parts, or is generated."""
     made = {}
-    for page, references in REFERENCES.items():
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        for name, table in references.items():
-            text = _placed(text, f"settings of {name}", reference(table))
-        made[ROOT / "docs" / page] = text
+    for name, table in FILES.items():
+        page = ROOT / "docs" / "reference" / f"{name}.md"
+        made[page] = _placed(page.read_text(encoding="utf-8"), "settings", reference(table))
     architecture = ROOT / "docs" / "architecture.md"
     made[architecture] = _placed(architecture.read_text(encoding="utf-8"), "rooms", rooms())
     for name, table in FILES.items():

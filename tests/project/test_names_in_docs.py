@@ -191,7 +191,7 @@ def _packages(tree: Tree) -> set[str]:
 
 def _is_name(name: str, tree: Tree) -> bool:
     first, _, rest = name.partition(".")
-    if first in FOREIGN or name in OTHER_NAMES or rest == "COLUMN":  # of a user's file
+    if first in FOREIGN or name in OTHER_NAMES or rest in {"COLUMN", "HOURS"}:  # of a user's file
         return True
     settings = tree.settings.get(first, frozenset())
     if settings and all(part in settings or part.isupper() for part in rest.split(".")):

@@ -1,7 +1,7 @@
 """Declared settings: each is complete, and the pages and schemas for editors are made of them.
 
 A schema may be laxer than the agent that reads a file, which also compares settings with each
-other; it is never stricter.
+other; it is never stricter. The references say of each wrong value whether an editor sees it.
 """
 
 from __future__ import annotations
@@ -9,24 +9,35 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jsonschema
 import pytest
 from driftline.errors import ConfigurationError
-from driftline.settings.declarations import Setting, SettingKind, SettingsTable
+from driftline.settings.declarations import Setting, SettingsTable
 
+from source_agent.config.file import load as load_source
 from tests import ROOT
 from tests.faults.test_fuzzed_settings import DUMP, FORMAT, SOURCE, VALUES, WAREHOUSE
-from tests.project.references import FILES, generated, schema, settings
+from tests.project.references import (
+    AGENT_ALONE,
+    FILES,
+    generated,
+    is_marked,
+    leaf,
+    refused,
+    schema,
+    settings,
+)
+from warehouse_agent.config.file import load as load_warehouse
 
 EVERY = {
     f"{file}: {name}": setting for file, table in FILES.items() for name, setting in settings(table)
 }
 NAMED = pytest.mark.parametrize("setting", EVERY.values(), ids=EVERY.keys())
 SCHEMAS = {
-    name: jsonschema.Draft202012Validator(
+    name: jsonschema.Draft7Validator(
         json.loads((ROOT / f"docs/schemas/{name}.schema.json").read_text(encoding="utf-8"))
     )
     for name in FILES
@@ -40,7 +51,8 @@ GOOD = (
     '["rows"]', '","', '"utf-8"', '{ "Mon-Fri" = 4 }',
 )  # fmt: skip
 
-# Wrong lines for editors to mark, each in place of a line of a good file.
+# Wrong lines, each in place of a line of a good file: an editor marks them, and the agent refuses
+# them.
 WRONG = {
     WAREHOUSE: """
         path = "warehouse" | pth = "w" | path = 1 | path = "" | path = ["w"]
@@ -73,15 +85,34 @@ WRONG = {
     """,
 }
 
-
-def leaves(kind: SettingKind[object]) -> SettingKind[object]:
-    """Return the kind of the values that a reference lists."""
-    return kind.each if kind.each is not None and kind.each.table is None else kind
+# The same, where the agent alone sees that a line is wrong.
+CONTRADICTIONS = {
+    WAREHOUSE: """
+        path = "warehouse" | path = "ware*house"
+        address = "127.0.0.1:7443" | address = "10.0.0.1:7443" | address = "127.0.0.1:0"
+        objective = "bytes" | time_zone = "Vienna" | refresh_hours = ["Mon-Fri 9-18"]
+        objective = "bytes" | refresh_hours = ["Mon", "Mon 08:00-09:00"] | server_name = "erp"
+        source = "erp" | source = "shop"
+        method = "range" | method = "group" | audit = "1d" | event_time = "at"
+        require = "fuzzy" | require = "exact"
+        freshness = "1h" | refreshes_per_day = 0.1 | weights = { "Mo" = 2 }
+        max_lag = "1h" | max_lag = "8d"
+    """,
+    SOURCE: """
+        insecure = true | insecure = false
+        quiet_hours = ["02:00-03:00"] | quiet_hours = ["02:00-25:00"]
+        table = "orders" | query = "SELECT id FROM orders" | complete = "{file}.done"
+        key = ["id"] | key = ["ident"]
+        scan = ["22:00-05:00"] | scan = ["22:00-05:00", "04:00-06:00"]
+        marker = { column = "at", late = "1h" } | marker = { column = "at", zone = "Vienna" }
+        marker = { column = "at", late = "1h" } | marker = { xmin = true, late = "1h" }
+    """,
+}
 
 
 @NAMED
 def test_a_setting_says_what_it_is(setting: Setting[object]) -> None:
-    kind = leaves(setting.kind)
+    kind = leaf(setting.kind)
     assert kind.label
     assert len(setting.meaning.split()) > 1
     assert len(setting.brief) < 100 or setting.name == "url", setting.brief
@@ -96,12 +127,21 @@ def test_a_setting_says_what_it_is(setting: Setting[object]) -> None:
 
 
 @NAMED
+def test_a_setting_has_a_wrong_value_and_its_error(setting: Setting[object]) -> None:
+    """The references show both, and say which of them an editor does not see."""
+    kind = leaf(setting.kind)
+    assert kind.wrong
+    for value in kind.wrong:
+        assert len(refused(kind, value).message.split()) > 2
+
+
+@NAMED
 def test_a_default_is_within_its_bounds(setting: Setting[object], tmp_path: Path) -> None:
     if setting.default is None:
         return
     setting.kind.parse(SettingsTable(tmp_path / "x.toml", "", {}), setting.name, setting.default)
     found = schema(type("Alone", (SettingsTable,), {setting.name: setting}))
-    jsonschema.Draft202012Validator(found).validate({setting.name: setting.default})
+    jsonschema.Draft7Validator(found).validate({setting.name: setting.default})
 
 
 @NAMED
@@ -110,7 +150,7 @@ def test_an_editor_refuses_nothing_that_the_agent_reads(
 ) -> None:
     table = SettingsTable(tmp_path / "x.toml", "", {})
     found = schema(type("Alone", (SettingsTable,), {setting.name: setting}))
-    validator = jsonschema.Draft202012Validator(found)
+    validator = jsonschema.Draft7Validator(found)
     accepted = 0
     for text in (*VALUES, *GOOD):
         value = tomllib.loads(f"x = {text}")["x"]
@@ -130,7 +170,7 @@ def test_the_generated_files_are_current() -> None:
 
 def test_a_schema_is_one() -> None:
     for validator in SCHEMAS.values():
-        jsonschema.Draft202012Validator.check_schema(validator.schema)
+        jsonschema.Draft7Validator.check_schema(validator.schema)
 
 
 def examples() -> Iterator[tuple[str, str]]:
@@ -150,25 +190,68 @@ def test_every_example_is_valid(text: str) -> None:
     SCHEMAS[name or "dump-format"].validate(parsed)
 
 
-def wrong() -> Iterator[tuple[str, str, str]]:
-    for text, lines in WRONG.items():
+def wrong(lines_of: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    for text, lines in lines_of.items():
         for line in lines.strip().splitlines():
             good, *bad = (part.strip() for part in line.split(" | "))
             yield from ((text, good, one) for one in bad)
 
 
-WRONG_LINES = list(wrong())
+WRONG_LINES = list(wrong(WRONG))
+ALONE = list(wrong(CONTRADICTIONS))
 
 
 def test_many_lines_are_wrong() -> None:
     assert len(WRONG_LINES) >= 50
 
 
+def replaced(text: str, good: str, bad: str) -> str:
+    """Return a file with a wrong line in place of a good one."""
+    assert f"\n{good}\n" in text
+    return text.replace(f"\n{good}\n", f"\n{bad}\n", 1)
+
+
+def is_refused(text: str, file: Path) -> bool:
+    """Return True if the agent that reads a file refuses it."""
+    file.write_text(text, encoding="utf-8")
+    try:
+        (load_warehouse if "[warehouse]" in text else load_source)(file)
+    except ConfigurationError as error:
+        return error.where.startswith(f"{file.name}: ")
+    return False
+
+
 @pytest.mark.parametrize(
     ("text", "good", "bad"), WRONG_LINES, ids=[f"{good} -> {bad}" for _, good, bad in WRONG_LINES]
 )
-def test_an_editor_marks_a_wrong_line(text: str, good: str, bad: str) -> None:
-    assert f"\n{good}\n" in text
+def test_editor_and_agent_refuse_a_wrong_line(
+    text: str, good: str, bad: str, tmp_path: Path
+) -> None:
+    changed = replaced(text, good, bad)
     validator = SCHEMAS["warehouse" if text == WAREHOUSE else "source"]
     assert validator.is_valid(tomllib.loads(text))
-    assert not validator.is_valid(tomllib.loads(text.replace(f"\n{good}\n", f"\n{bad}\n", 1)))
+    assert not is_refused(text, tmp_path / "file.toml")
+    assert not validator.is_valid(tomllib.loads(changed))
+    assert is_refused(changed, tmp_path / "file.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"), ALONE, ids=[f"{good} -> {bad}" for _, good, bad in ALONE]
+)
+def test_the_agent_alone_refuses_a_contradiction(
+    text: str, good: str, bad: str, tmp_path: Path
+) -> None:
+    """A schema is told of one setting at a time; should it learn more, the page is to say so."""
+    changed = replaced(text, good, bad)
+    assert SCHEMAS["warehouse" if text == WAREHOUSE else "source"].is_valid(tomllib.loads(changed))
+    assert is_refused(changed, tmp_path / "file.toml")
+
+
+def test_a_reference_marks_what_the_agent_alone_refuses() -> None:
+    for name, table in FILES.items():
+        page = (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8")
+        kinds = [leaf(setting.kind) for _, setting in settings(table)]
+        alone = sum(not is_marked(kind, value) for kind in kinds for value in kind.wrong)
+        marks = page.count(f" {AGENT_ALONE}:")
+        assert 0 < marks <= alone, "settings of several tables have one row"
+        assert "enerated" in "\n".join(page.splitlines()[:5])

@@ -39,7 +39,9 @@ READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a 
 class IncrementalTable(SettingsTable):
     """A refresh in tiles."""
 
-    rows = integer("rows", least=1).by_default(PassSettings().rows, "about so many rows in a tile")
+    rows = integer("rows", least=1).by_default(
+        PassSettings().rows, "about how many rows a tile has"
+    )
     pause_s = or_word(number("seconds"), "auto", None, "a number of seconds").by_default(
         PassSettings().pause_s,
         'the time between two tiles; `"auto"`: the default, and longer while the database answers'
@@ -73,14 +75,15 @@ class FragmentTable(TimingTable):
     audit = duration().by_default(
         in_units(AUDIT_S),
         'the longest time between two comparisons of all rows; with `proof = "keys"`'
-        " ([By a marker](#by-a-marker))",
+        " ([By a marker](operating.md#by-a-marker))",
     )
     read_at_most = integer("rows", least=READ_AT_LEAST).optional(
-        "rows of the source that a refresh reads at most, by key; see [Parts](#parts)", "all rows"
+        "rows of the source that a refresh reads at most, by key; see [Parts](operating.md#parts)",
+        "all rows",
     )
     incremental = table_of(IncrementalTable).optional(
-        'refresh in tiles; `{}` uses the defaults of the next two. Needs `require = "fuzzy"` and an'
-        " indexed key that both sides sort alike: see [below](#refreshing-in-tiles)",
+        'refresh in tiles; `{}` uses the defaults of its settings. Needs `require = "fuzzy"` and an'
+        " indexed key that both sides sort alike: see [tiles](operating.md#refreshing-in-tiles)",
         "off",
     )
     staging_at_most = integer("bytes", least=MESSAGE_BYTES_MAX).optional(
@@ -97,7 +100,8 @@ class FragmentTable(TimingTable):
         " `fit` and decisions [learn from it](scheduling.md#claimed-times)"
     )
     event_kind = choice(EventKind).required(
-        "what it is the time of; the creation of the row, or its last update", "beside `event_time`"
+        "the event of `event_time`; the creation of the row, or its last update",
+        "beside `event_time`",
     )
 
 

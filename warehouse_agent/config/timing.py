@@ -21,6 +21,7 @@ SPAN = written(
     "hours of the week",
     WeekSpan.parse,
     lack="are no hours of the week.",
+    wrong="Mon-Fri 9-18",
     remedy='Write it like "Mon-Fri 09:00-18:00", "Sat,Sun" or "20:00-06:00".',
 )
 
@@ -49,8 +50,10 @@ class TimingTable(SettingsTable):
         "a change is published after at most this time; one of this and the next two, or none: see"
         " [scheduling.md](scheduling.md#what-you-ask-for)"
     )
-    refreshes_per_day = number("refreshes a day").optional("about so many; where they serve most")
-    refresh_worth = number("row-hours").optional("row-hours that a refresh has to save")
+    refreshes_per_day = number("refreshes a day").optional(
+        "about how many refreshes a day are made; they are placed where they save most"
+    )
+    refresh_worth = number("row-hours").optional("the row-hours that a refresh has to save")
     interval_max = duration().optional(
         "the longest time between two refreshes by `refresh --due`; whatever is known. With neither"
         " a goal nor this line a fragment is never due ([scheduling.md](scheduling.md))",
@@ -61,7 +64,7 @@ class TimingTable(SettingsTable):
         TimingPolicy.AUTO.value, "how refreshes are placed; see [scheduling.md](scheduling.md)"
     )
     weights = (
-        map_of(number("a weight"), called="HOURS")
+        map_of(number("weight"), called="HOURS")
         .then(_weights)
         .by_default(
             {}, 'weights of hours of the week, 1 for all others: `{ "Mon-Fri 09:00-18:00" = 4 }`'

@@ -61,6 +61,7 @@ class SettingKind(Generic[T_co]):
         table: what declares the settings, if the value is a table of them.
         each: what the values are, if it is a table by free names; `called`: what references call
             such a name.
+        wrong: values that `parse` refuses, for references, which show the errors.
     """
 
     label: str
@@ -70,6 +71,7 @@ class SettingKind(Generic[T_co]):
     table: type[SettingsTable] | None = None
     each: SettingKind[object] | None = None
     called: str = ""
+    wrong: tuple[object, ...] = ()
 
     def then(self, check: Callable[[SettingsTable, str, T_co], T]) -> SettingKind[T]:
         """Return this kind, with what `check` makes of a value in its place."""
@@ -78,7 +80,14 @@ class SettingKind(Generic[T_co]):
             return check(table, key, self.parse(table, key, value))
 
         return SettingKind(
-            self.label, self.schema, parse, self.unit, self.table, self.each, self.called
+            self.label,
+            self.schema,
+            parse,
+            self.unit,
+            self.table,
+            self.each,
+            self.called,
+            self.wrong,
         )
 
     def required(self, meaning: str, when: str = "") -> Setting[T_co]:

@@ -57,9 +57,9 @@ def _path(table: SettingsTable, key: str, value: object) -> Path:
     return resolve(table.file, _text(table, key, value))
 
 
-TEXT: Final = SettingKind("a string", {"type": "string", "minLength": 1}, _text)
-FLAG: Final = SettingKind("`true` or `false`", {"type": "boolean"}, _flag)
-PATH: Final = SettingKind("a path", TEXT.schema, _path)
+TEXT: Final = SettingKind("a string", {"type": "string", "minLength": 1}, _text, wrong=("",))
+FLAG: Final = SettingKind("`true` or `false`", {"type": "boolean"}, _flag, wrong=("yes",))
+PATH: Final = SettingKind("a path", TEXT.schema, _path, wrong=("",))
 
 
 def integer(unit: str, *, least: int | None = None) -> SettingKind[int]:
@@ -72,9 +72,10 @@ def integer(unit: str, *, least: int | None = None) -> SettingKind[int]:
         return number
 
     if least is None:
-        return SettingKind(f"{unit}, an integer", {"type": "integer"}, parse, unit)
-    label = f"{unit}, at least {least:,}"
-    return SettingKind(label, {"type": "integer", "minimum": least}, parse, unit)
+        return SettingKind(f"an integer: {unit}", {"type": "integer"}, parse, unit, wrong=(1.5,))
+    label = f"an integer: {unit}, at least {least:,}"
+    schema = {"type": "integer", "minimum": least}
+    return SettingKind(label, schema, parse, unit, wrong=(least - 1,))
 
 
 def number(unit: str, *, most: float | None = None, why: str = "") -> SettingKind[float]:
@@ -89,10 +90,11 @@ def number(unit: str, *, most: float | None = None, why: str = "") -> SettingKin
         return parsed
 
     schema: dict[str, object] = {"type": "number", "exclusiveMinimum": 0}
+    label = f"a number: {unit}, more than 0"
     if most is None:
-        return SettingKind(f"{unit}, more than 0", schema, parse, unit)
-    label = f"{unit}, more than 0, at most {most:,g}"
-    return SettingKind(label, schema | {"maximum": most}, parse, unit)
+        return SettingKind(label, schema, parse, unit, wrong=(0,))
+    label = f"{label}, at most {most:,g}"
+    return SettingKind(label, schema | {"maximum": most}, parse, unit, wrong=(0, int(2 * most)))
 
 
 def or_word(
@@ -108,7 +110,8 @@ def or_word(
         return meant
 
     schema = {"anyOf": [kind.schema, {"const": word}]}
-    return SettingKind(f'{kind.label}; or `"{word}"`', schema, parse, kind.unit)
+    label, wrong = f'{kind.label}; or `"{word}"`', (*kind.wrong[:1], word[:-1])
+    return SettingKind(label, schema, parse, kind.unit, wrong=wrong)
 
 
 def choice(kind: type[E]) -> SettingKind[E]:
@@ -127,7 +130,9 @@ def one_of(known: Mapping[str, T]) -> SettingKind[T]:
         return known[text]
 
     label = ", ".join(f'`"{name}"`' for name in known)
-    return SettingKind(label, {"type": "string", "enum": list(known)}, parse)
+    wrong = next(iter(known))[:-1]
+    assert wrong not in known, "it is to be a wrong one"
+    return SettingKind(label, {"type": "string", "enum": list(known)}, parse, wrong=(wrong,))
 
 
 def written(
@@ -135,11 +140,14 @@ def written(
     read: Callable[[str], T | None],
     *,
     lack: str,
+    wrong: str,
     remedy: str = "",
+    pattern: str = "",
     is_any: bool = False,
 ) -> SettingKind[T]:
-    """Return the kind of texts that `read` understands; of others, the error says `lack`. With
-    `is_any` it is asked about an empty text, too."""
+    """Return the kind of texts that `read` understands; of others, such as `wrong`, the error says
+    `lack`. All that it understands match `pattern`, for editors. With `is_any` it is asked about an
+    empty text, too."""
 
     def parse(table: SettingsTable, key: str, value: object) -> T:
         text = table.typed(key, value, str) if is_any else _text(table, key, value)
@@ -148,13 +156,18 @@ def written(
             raise table.error(key, f"{text!r} {lack}", remedy)
         return parsed
 
-    return SettingKind(label, {"type": "string"} if is_any else TEXT.schema, parse)
+    schema = {"type": "string"} if is_any else dict(TEXT.schema)
+    if pattern:
+        schema["pattern"] = pattern
+    return SettingKind(label, schema, parse, wrong=(wrong,))
 
 
 ADDRESS: Final = written(
     "`HOST:PORT`",
     address_parts,
     lack="is not an address.",
+    wrong="127.0.0.1",
+    pattern=r"^\S+:\S{1,5}$",
     remedy="Write HOST:PORT, such as 127.0.0.1:7443; between two dots of HOST are 1 to 63 "
     "characters.",
 )
@@ -168,9 +181,13 @@ def _zone(name: str) -> str | None:
 
 
 ZONE: Final = written(
-    "a time zone", _zone, lack="is no time zone.", remedy='Write it like "Europe/Vienna" or "UTC".'
+    "a time zone",
+    _zone,
+    lack="is no time zone.",
+    wrong="Vienna",
+    remedy='Write it like "Europe/Vienna" or "UTC".',
 )
-_DURATION: Final = "^(?=.)([0-9]{1,6}d)?([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
+_DURATION: Final = "([0-9]{1,6}d)?([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
 
 
 def duration(*, least: int = 1, most: int | None = None, why: str = "") -> SettingKind[int]:
@@ -187,8 +204,13 @@ def duration(*, least: int = 1, most: int | None = None, why: str = "") -> Setti
         return seconds
 
     label = 'a duration such as `"15m"`'
-    label += "" if most is None else f', at most `"{in_units(most)}"`'
-    return SettingKind(label, {"type": "string", "pattern": _DURATION}, parse)
+    wrong = ["1 hour"] if least == 0 else ["1 hour", "0s"]
+    if most is not None:
+        label += f', at most `"{in_units(most)}"`'
+        wrong.append(in_units(2 * most))
+    pattern = f"^(?=.){_DURATION}" if least == 0 else f"^(?=.*[1-9]){_DURATION}"
+    schema = {"type": "string", "pattern": pattern}
+    return SettingKind(label, schema, parse, wrong=tuple(wrong))
 
 
 def url(secret: str) -> SettingKind[str]:
@@ -206,7 +228,7 @@ def url(secret: str) -> SettingKind[str]:
             )
         return text
 
-    return SettingKind("a URL", TEXT.schema, parse)
+    return SettingKind("a URL", TEXT.schema, parse, wrong=("postgresql://me:secret@host/erp",))
 
 
 def list_of(kind: SettingKind[T], label: str, *, least: int = 0) -> SettingKind[tuple[T, ...]]:
@@ -224,7 +246,8 @@ def list_of(kind: SettingKind[T], label: str, *, least: int = 0) -> SettingKind[
         return tuple(kind.parse(table, key, item) for item in items)
 
     schema = {"type": "array", "items": kind.schema, "uniqueItems": True, "minItems": least}
-    return SettingKind(label, schema, parse)
+    wrong = [["id", "id"]] if kind is TEXT else [[one] for one in kind.wrong]
+    return SettingKind(label, schema, parse, wrong=tuple(wrong if least == 0 else [[], *wrong]))
 
 
 class _FreeTable(SettingsTable):
@@ -241,7 +264,8 @@ def map_of(kind: SettingKind[T], *, called: str = "NAME") -> SettingKind[dict[st
         inner = _FreeTable(table.file, table.below(key), table.typed(key, value, dict))
         return {name: kind.parse(inner, name, one) for name, one in inner.values.items()}
 
-    return SettingKind("a table", {"type": "object"}, parse, each=kind, called=called)
+    schema = {"type": "object"}
+    return SettingKind("a table", schema, parse, each=kind, called=called, wrong=("yes",))
 
 
 def table_of(declared: type[S]) -> SettingKind[S]:
@@ -250,7 +274,7 @@ def table_of(declared: type[S]) -> SettingKind[S]:
     def parse(table: SettingsTable, key: str, value: object) -> S:
         return declared(table.file, table.below(key), table.typed(key, value, dict))
 
-    return SettingKind("a table", {"type": "object"}, parse, table=declared)
+    return SettingKind("a table", {"type": "object"}, parse, table=declared, wrong=("yes",))
 
 
 def _column_type(table: SettingsTable, key: str, value: object) -> DeclaredType:
@@ -260,4 +284,4 @@ def _column_type(table: SettingsTable, key: str, value: object) -> DeclaredType:
         raise table.error(key, error.message, "See docs/types.md.") from None
 
 
-COLUMN_TYPE: Final = SettingKind("a declared type", TEXT.schema, _column_type)
+COLUMN_TYPE: Final = SettingKind("a declared type", TEXT.schema, _column_type, wrong=("integer",))

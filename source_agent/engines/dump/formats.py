@@ -1,7 +1,8 @@
 """Dump files: the DBA's description of a file's columns and notation, a TOML file of its own.
 
 Invariant: nothing of it is guessed. Columns and types are named, a value is NULL only if it is the
-declared text, and what is not declared has the one default that docs/dba-guide.md gives.
+declared text, and what is not declared has the one default that docs/reference/dump-format.md
+gives.
 """
 
 from __future__ import annotations
@@ -54,12 +55,16 @@ class FormatTable(SettingsTable):
         "one ASCII character",
         lambda text: text.encode() if text in _SEPARATORS else None,
         lack="is not allowed.",
+        wrong="ab",
+        pattern="^.$",
         remedy=f"Write one of {', '.join(sorted(map(ascii, _SEPARATORS)))}.",
     ).by_default(",", "CSV: the character between two values")
     quote = written(
         "one ASCII character",
         lambda text: text.encode() if text in {"", '"', "'"} else None,
         lack="is not allowed.",
+        wrong="x",
+        pattern="""^["']?$""",
         remedy='Write "\'" or \'"\', or "" for none.',
         is_any=True,
     ).by_default(
@@ -84,10 +89,16 @@ class FormatTable(SettingsTable):
         "a codec of Python",
         _codec,
         lack="is no encoding.",
+        wrong="latin-99",
         remedy='Write "utf-8", "cp1252" or "utf-16".',
     ).by_default("utf-8", 'the encoding of texts; `"utf-8-sig"`: UTF-8 with a byte-order mark')
     null = written(
-        "a string", _null, lack="has blanks at its ends, or a line break.", is_any=True
+        "a string",
+        _null,
+        lack="has blanks at its ends, or a line break.",
+        wrong=" ",
+        pattern=r"^(\S([^\n\r]*\S)?)?$",
+        is_any=True,
     ).optional(
         'the text of a NULL; a quoted text is never NULL, so `""` and nothing differ, as'
         " PostgreSQL's COPY writes them"
@@ -96,6 +107,8 @@ class FormatTable(SettingsTable):
         '`"."` or `","`',
         lambda text: text if text in {".", ","} else None,
         lack="is no decimal sign.",
+        wrong=";",
+        pattern="^[.,]$",
         remedy='Write "." or ",".',
     ).by_default(".", "the decimal sign; without separators of thousands")
     true = TEXT.by_default("true", "the text of a true value")
