@@ -155,7 +155,9 @@ def _existing(folder: Path, now: datetime) -> _Pair:
         raise _unusable(pem, "is not the certificate of an authority")
     if certificate.not_valid_after_utc <= now + _BACKDATE:
         ended = certificate.not_valid_after_utc.date()
-        remedy = "Make a new one: leave out --authority, and see docs/operating.md, Certificates."
+        remedy = (
+            "Make a new one: leave out --authority, and see docs/operating/install.md#certificates."
+        )
         raise _unusable(pem, f"expired on {ended}", remedy)
     return _Pair(certificate, key)
 

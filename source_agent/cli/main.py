@@ -252,7 +252,10 @@ def _statements_text(sections: list[StatementSection]) -> str:
 
 
 @cli.command()
-@click.option("--directory", type=_FOLDER, default=Path("certs"), show_default=True)
+@click.option(
+    "--directory", type=_FOLDER, default=Path("certs"), show_default=True,
+    help="Folder for the files.",
+)  # fmt: skip
 @click.option(
     "--source-name", "source_names", multiple=True,
     help="Host name or address at which the warehouse reaches this agent; repeatable.",

@@ -1,9 +1,10 @@
-"""What is generated of the docs: references of settings, schemas for editors, the list of rooms.
+"""What is generated of the docs: references of settings and commands, schemas for editors, the list
+of rooms.
 
-Settings come from their declarations, rooms from the tree and its docstrings. `docs/generate`
-writes all; with `--check` it names what differs instead. In a page a generated part lies between
-two comments that name it. Errors of wrong values are those of the agents' own readers. No test
-here.
+Settings and options come from their declarations, rooms from the tree and its docstrings.
+`docs/generate` writes all; with `--check` it names what differs instead. In a page a generated part
+lies between two comments that name it. Errors of wrong values are those of the agents' own readers.
+No test here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import click
 import jsonschema
 from driftline.errors import ConfigurationError
 from driftline.settings.declarations import Setting, SettingKind, SettingsTable, as_toml
@@ -34,6 +36,8 @@ HEAD = (
 )
 DIALECT = "http://json-schema.org/draft-07/schema#"  # the newest that Taplo implements in full
 AGENT_ALONE = "†"  # a wrong value that no schema can tell
+OPTIONS_HEAD = "| option | meaning |\n|---|---|"
+OPTIONS_OF_ALL = {"--all", "--debug", "--json", "--help"}
 ROOMS_HEAD = "| room | what it holds | modules |\n|---|---|---|"
 
 
@@ -179,6 +183,28 @@ def _of_kind(kind: SettingKind[object]) -> dict[str, object]:
     return dict(kind.schema)
 
 
+def commands() -> Mapping[str, click.Group]:
+    """Return the command lines of both agents, by the names of their programs."""
+    from source_agent.cli import main as source
+    from warehouse_agent.cli import main as warehouse
+
+    return {"driftline": warehouse.cli, "driftline-source": source.cli}
+
+
+def options(command: click.Command) -> str:
+    """Return a table of Markdown with a row for each option of a command, as `--help` has them;
+    those that nearly all commands have are left out."""
+    context = click.Context(command)
+    rows = []
+    for option in command.params:
+        if isinstance(option, click.Option) and option.opts[-1] not in OPTIONS_OF_ALL:
+            record = option.get_help_record(context)
+            assert record is not None, f"{option.name} has no help"
+            name, meaning = (cell.replace("|", "&#124;") for cell in record)
+            rows.append(f"| `{name}` | {meaning} |".replace("&#124;", "\\|"))
+    return "\n".join([OPTIONS_HEAD, *rows]) if rows else "It has no options of its own."
+
+
 def rooms() -> str:
     """Return a table of Markdown with a row for each room of the product."""
     rows = [ROOMS_HEAD]
@@ -198,6 +224,12 @@ def generated() -> dict[Path, str]:
     for name, table in FILES.items():
         page = ROOT / "docs" / "reference" / f"{name}.md"
         made[page] = _placed(page.read_text(encoding="utf-8"), "settings", reference(table))
+    for program, group in commands().items():
+        page = ROOT / "docs" / "reference" / f"{program}.md"
+        text = page.read_text(encoding="utf-8")
+        for name, command in group.commands.items():
+            text = _placed(text, f"options of {program} {name}", options(command))
+        made[page] = text
     architecture = ROOT / "docs" / "architecture.md"
     made[architecture] = _placed(architecture.read_text(encoding="utf-8"), "rooms", rooms())
     for name, table in FILES.items():

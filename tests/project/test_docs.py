@@ -27,7 +27,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import duckdb
 import pytest
 from deltalake import DeltaTable
@@ -36,7 +35,6 @@ from driftline.values.types import WIDTHS, parse_type
 
 from source_agent.budgets.audit import AuditEntry
 from source_agent.checks.configuration import check
-from source_agent.cli import main as source_cli
 from source_agent.config import declarations as source_settings
 from source_agent.config import file as source_configure
 from source_agent.engines.conformance.reads import decoded, flat
@@ -47,6 +45,7 @@ from tests.harness import forks
 from tests.harness.pair import plain
 from tests.harness.servers import PostgreSQL
 from tests.harness.views import Sites
+from tests.project.references import commands
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +66,7 @@ _FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.M | re.S)
 _ATTRIBUTE = re.compile(r'([a-z-]+)(?:=(?:"([^"]*)"|(\S+)))?')
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(([^)\s]+)\)")
+_CITED = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
 _AGE = re.compile(r"just now|\d+ \w+ ago")
 _NUMBER = re.compile(r"\d[\d,.:TZe+-]*")
 
@@ -585,31 +585,25 @@ def test_every_field_is_documented() -> None:
     from warehouse_agent.inspection.published_state import PublishedState
     from warehouse_agent.report import Report
 
-    operating = coded(page("operating.md"))
+    listed = coded(page("reference/json.md"))
     for kind in (Report, PublishedState):
-        assert {f.name for f in fields(kind)} <= operating
+        assert {f.name for f in fields(kind)} <= listed
     failed = Report("orders")
     failed.fail(errors.Locked("…"))
     assert failed.error is not None
-    assert set(failed.error) <= operating
+    assert set(failed.error) <= listed
     assert {f.name for f in fields(AuditEntry)} <= coded(page("dba-guide.md"))
 
 
-def _options(command: click.Command) -> set[str]:
-    options = [p for p in command.params if isinstance(p, click.Option)]
-    return {next(o for o in p.opts if o.startswith("--")) for p in options} - {"--help"}
-
-
-def test_every_command_and_option_is_documented() -> None:
-    from warehouse_agent.cli import main as warehouse_cli
-
-    for side, group in (("source", source_cli.cli), ("warehouse", warehouse_cli.cli)):
-        text = page("operating.md").split(f"## Commands of the {side} agent")[1].split("\n## ")[0]
-        for name, command in group.commands.items():
-            line = re.search(rf"^\| `{name}[` ].*$", text, re.M)
-            assert line is not None, name
-            for option in _options(command) - {"--all", "--json", "--debug"}:
-                assert option in line[0], f"{name} {option}"
+def test_every_command_is_documented() -> None:
+    """In a section of its own; its options are generated (`test_references`)."""
+    for program, group in commands().items():
+        text = page(f"reference/{program}.md")
+        sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+        assert set(sections) == set(group.commands)
+        for name, section in sections.items():
+            assert section.startswith(f"`{program} {name}"), name
+            assert len(section.split()) <= 600, name
 
 
 def test_types_are_those_of_the_code() -> None:
@@ -657,6 +651,21 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert found.exists(), target
         if anchor:
             assert anchor in _anchors(found), target
+
+
+def test_what_code_cites_of_the_docs_is_there() -> None:
+    """Errors, remedies and comments name a page, or a section of one by its anchor."""
+    cited: dict[str, set[str]] = {}
+    for folder in ("proto", "source_agent", "warehouse_agent", "deploy", "tests", "benchmarks"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.suffix in {".py", ".toml", ".service", ".timer", ".Containerfile", ".proto"}:
+                for place in _CITED.findall(file.read_text(encoding="utf-8")):
+                    cited.setdefault(place, set()).add(file.name)
+    assert len(cited) >= 15
+    for place, files in cited.items():
+        target, _, anchor = place.partition("#")
+        assert (ROOT / target).is_file(), (place, files)
+        assert not anchor or anchor in _anchors(ROOT / target), (place, files)
 
 
 def test_pictures_have_words() -> None:

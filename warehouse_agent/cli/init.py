@@ -209,7 +209,7 @@ def _fragment_lines(name: str, source: Source, offer: OfferedRelation) -> Iterat
         yield f"# The source allows {_clean(offer.allowed)}."
         yield "# To have a refresh compare a part while no scan is allowed:"
         yield '# require = "fuzzy"'
-        yield "# " + FragmentTable.proof.line('"part"', 'docs/operating.md, "Parts"')
+        yield "# " + FragmentTable.proof.line('"part"', "docs/operating/partial.md#parts")
 
 
 def _key(name: str) -> str:

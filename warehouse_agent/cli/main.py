@@ -436,7 +436,7 @@ def gc(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
 @cli.command()
 @click.argument("files", metavar="[OLD] NEW", nargs=-1, type=_file, required=True)
 @click.option("--format", type=_file, required=True, help="The columns of both files, as TOML.")
-@click.option("--key", multiple=True, metavar="COLUMN", help="May be given again.")
+@click.option("--key", multiple=True, metavar="COLUMN", help="Column of the key; repeatable.")
 @click.option(
     "--algorithm",
     type=click.Choice(["window", "sort-merge", "hash"]),

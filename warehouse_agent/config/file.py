@@ -57,7 +57,8 @@ class WarehouseTable(SettingsTable):
         " process, bytes of rows, uncompressed (in files that Spark or an older release wrote, a"
         " value that repeats counts once). A step that reads only digests (24 bytes a row) may read"
         " eight times as much. `0`: every step runs on Spark",
-        unset="chosen by seconds and memory, see [Where steps run](operating.md#where-steps-run)",
+        unset="chosen by seconds and memory, see"
+        " [Where steps run](operating/spark.md#where-steps-run)",
     )
     driver_share = number("share", most=1, why="It is a share of the memory.").by_default(
         DRIVER_SHARE,
@@ -69,7 +70,7 @@ class WarehouseTable(SettingsTable):
         AHEAD,
         "fragments of a source that are prepared, then compared in one snapshot, then finished"
         ' together; a *run*. Memory holds two runs. `"all"`: all of a command are one run, which'
-        " needs memory for all of them; see [Order](operating.md#order)",
+        " needs memory for all of them; see [Order](operating/running.md#order)",
     )
     sources_at_once = integer("sources", least=1).by_default(
         SOURCES_AT_ONCE,
@@ -79,7 +80,7 @@ class WarehouseTable(SettingsTable):
         EXECUTORS_WAIT_S,
         "the longest time without an executor; at the start of a session or after all were lost,"
         " before it is an error. A master has as long to answer. See"
-        " [Clusters](operating.md#clusters)",
+        " [Clusters](operating/spark.md#clusters)",
     )
 
 

@@ -75,15 +75,17 @@ class FragmentTable(TimingTable):
     audit = duration().by_default(
         in_units(AUDIT_S),
         'the longest time between two comparisons of all rows; with `proof = "keys"`'
-        " ([By a marker](operating.md#by-a-marker))",
+        " ([By a marker](operating/partial.md#by-a-marker))",
     )
     read_at_most = integer("rows", least=READ_AT_LEAST).optional(
-        "rows of the source that a refresh reads at most, by key; see [Parts](operating.md#parts)",
+        "rows of the source that a refresh reads at most, by key; see"
+        " [Parts](operating/partial.md#parts)",
         "all rows",
     )
     incremental = table_of(IncrementalTable).optional(
         'refresh in tiles; `{}` uses the defaults of its settings. Needs `require = "fuzzy"` and an'
-        " indexed key that both sides sort alike: see [tiles](operating.md#refreshing-in-tiles)",
+        " indexed key that both sides sort alike: see"
+        " [tiles](operating/partial.md#refreshing-in-tiles)",
         "off",
     )
     staging_at_most = integer("bytes", least=MESSAGE_BYTES_MAX).optional(
