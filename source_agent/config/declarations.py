@@ -97,7 +97,7 @@ class DatabaseTable(SettingsTable):
     )
     pooler = FLAG.by_default(
         False,
-        "the URL leads to a [connection pooler](dba-guide.md#behind-a-connection-pooler) of"
+        "the URL leads to a [connection pooler](dba/pooler.md#behind-a-connection-pooler) of"
         " PostgreSQL; without it a pooler is recognised at the first connection",
     )
 
@@ -114,7 +114,7 @@ class ServerTable(SettingsTable):
     key = PATH.required("PEM file: its key; as private as a password", _TLS)
     client_ca = PATH.required("PEM file: the authorities that issue clients' certificates", _TLS)
     insecure = FLAG.by_default(False, "plain text; loopback only, without the three settings above")
-    audit_file = PATH.optional("a line for each request; the [audit](dba-guide.md#audit)", "stderr")
+    audit_file = PATH.optional("a line for each request; the [audit](dba/audit.md#audit)", "stderr")
 
 
 class LimitsTable(SettingsTable):
@@ -140,19 +140,19 @@ class LimitsTable(SettingsTable):
     activity_seconds = or_word(_SECONDS, _NEVER, None, "a number of seconds").by_default(
         ACTIVITY_S,
         "the shortest time between two questions of a client about"
-        " [activity](dba-guide.md#activity)",
+        " [activity](dba/offers.md#activity)",
     )
     feedback = FLAG.by_default(
         True,
         "hold reads back while the database answers slowly; more slowly than in its own recent"
         " past, or while others need the processors of its machine"
-        " ([dba-guide.md](dba-guide.md#feedback))",
+        " ([feedback](dba/feedback.md#feedback))",
     )
     memory_at_most = integer("bytes", least=0).by_default(
         MEMORY_AT_MOST,
         "the memory in which all scans together keep where their rows lie, some 8 bytes a row;"
         " changed rows with a key that is no integer are then read by their places, not by a second"
-        " scan ([dba-guide.md](dba-guide.md#what-a-scan-costs)). `0`: always by a second scan",
+        " scan ([what a scan costs](dba/scans.md#what-a-scan-costs)). `0`: always by a second scan",
     )
 
 
@@ -210,7 +210,7 @@ class RelationTable(SettingsTable):
     )
     query = TEXT.optional("a SELECT; the agent runs it as it is written. It needs `key`")
     files = TEXT.optional(
-        "names of [dump files](dba-guide.md#dump-files); exactly one of the three"
+        "names of [dump files](dba/dump-files.md#dump-files); exactly one of the three"
     )
     format = PATH.required("the file that describes the columns of `files`", "with `files`")
     complete = TEXT.optional('the marker of a complete file, such as `"{file}.done"`')
@@ -231,7 +231,8 @@ class RelationTable(SettingsTable):
     fingerprint = choice(Fingerprint).by_default(
         Fingerprint.AGENT.value,
         'who makes fingerprints; the agent (128 bits), or, with `"database"`, PostgreSQL (64 bits,'
-        " less reading): see [dba-guide.md](dba-guide.md#hashes-made-by-the-database)",
+        " less reading): see"
+        " [hashes made by the database](dba/scans.md#hashes-made-by-the-database)",
     )
     allow = list_of(TEXT, "a list of names").optional(
         "URIs and DNS names of the client certificates that may have it, letter for letter",
@@ -240,7 +241,7 @@ class RelationTable(SettingsTable):
     derive = list_of(choice(DerivablePart), 'a list of `"columns"`, `"rows"`').by_default(
         [],
         "what a warehouse may choose of it"
-        " ([dba-guide.md](dba-guide.md#let-a-warehouse-choose-columns-and-rows))",
+        " ([choosing columns and rows](dba/offers.md#let-a-warehouse-choose-columns-and-rows))",
     )
     scan = or_word(
         list_of(_SPAN, _HOURS, least=1),
@@ -250,7 +251,7 @@ class RelationTable(SettingsTable):
         remedy='Write "never", or hours such as ["22:00-05:00"]; local time.',
     ).optional(
         "when a scan of the relation may begin; local time, end exclusive"
-        " ([dba-guide.md](dba-guide.md#hours-for-scans))",
+        " ([hours for scans](dba/budgets.md#hours-for-scans))",
         "at any time",
     )
     rows_by_key = integer("rows", least=BY_KEY_LEAST).optional(
@@ -258,11 +259,11 @@ class RelationTable(SettingsTable):
     )
     activity = FLAG.by_default(
         True,
-        "tell clients of its [activity](dba-guide.md#activity); `false`: nothing is said of it",
+        "tell clients of its [activity](dba/offers.md#activity); `false`: nothing is said of it",
     )
     marker = table_of(MarkerTable).optional(
         "what the relation keeps about its own changes; such as"
-        ' `{ column = "updated_at", late = "15m" }` ([dba-guide.md](dba-guide.md#markers))'
+        ' `{ column = "updated_at", late = "15m" }` ([markers](dba/markers.md#markers))'
     )
     markers = map_of(table_of(JoinedMarkerTable), called="TABLE").optional(
         "the same of each table that a query joins; `column`, `late` and `zone` alone, such as"

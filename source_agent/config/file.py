@@ -148,8 +148,8 @@ class ServedRelation:
             f"{why} needs rows that can be read by a unique index of the key ({key}), and they"
             f" cannot: {without}.",
             where=f"relations.{self.relation.name}.{setting}",
-            remedy="Remove the setting, or choose a key with a unique index (docs/dba-guide.md,"
-            " In tiles).",
+            remedy="Remove the setting, or choose a key with a unique index"
+            " (docs/dba/scans.md#in-tiles).",
             abroad=OPEN,
         )
 

@@ -54,7 +54,7 @@ def ranges_of(said: pb.NamedKeys, shape: Shape) -> Ranges:
             f"The relation cannot be read in parts: its key ({key}) {why}.",
             where=shape.relation.name,
             remedy='Remove `proof = "part"` and `read_at_most` from the fragment, or ask the DBA'
-            " for another key or an index (docs/dba-guide.md, Hours without scans).",
+            " for another key or an index (docs/dba/budgets.md#hours-for-scans).",
             abroad=OPEN,
         )
     if len(said.ranges) > PART_RANGES_MAX:

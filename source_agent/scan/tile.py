@@ -82,7 +82,7 @@ def refused(shape: Shape, why: str) -> ConfigurationError:
         f"The relation cannot be read in tiles: its key ({key}) {why}.",
         where=shape.relation.name,
         remedy="Remove `incremental` from the fragment, or ask the DBA for another key or an index "
-        "(docs/dba-guide.md, In tiles).",
+        "(docs/dba/scans.md#in-tiles).",
         abroad=OPEN,
     )
 

@@ -571,9 +571,9 @@ def test_every_exit_code_is_documented() -> None:
     assert {e.exit_code for e in errors.BY_CODE.values()} <= listed
 
 
-def test_the_guide_says_the_same_defaults() -> None:
+def test_the_page_of_budgets_says_the_same_defaults() -> None:
     """In parentheses; the references are generated (`test_references`)."""
-    said = re.findall(r"`([a-z]+)\.([a-z_]+)` \((\w+)\)", page("dba-guide.md"))
+    said = re.findall(r"`([a-z]+)\.([a-z_]+)` \((\w+)\)", page("dba/budgets.md"))
     assert len(said) >= 8
     for table, name, value in said:
         declared = source_settings.SourceFile.declared[table].kind.table
@@ -592,7 +592,7 @@ def test_every_field_is_documented() -> None:
     failed.fail(errors.Locked("…"))
     assert failed.error is not None
     assert set(failed.error) <= listed
-    assert {f.name for f in fields(AuditEntry)} <= coded(page("dba-guide.md"))
+    assert {f.name for f in fields(AuditEntry)} <= coded(page("dba/audit.md"))
 
 
 def test_every_command_is_documented() -> None:

@@ -133,7 +133,7 @@ def test_a_folder_of_dumps_is_not_proposed(folder: Path) -> None:
         init(folder, url=f"dump:///{folder}/dumps")
     told(
         caught.value,
-        "Write source.toml and the formats yourself: docs/dba-guide.md, Dump files.",
+        "Write source.toml and the formats yourself: docs/dba/dump-files.md.",
     )
     assert DumpEngine(str(folder / "dumps"), Limits()).open()
 

@@ -331,7 +331,7 @@ def test_tiles_and_parts_need_an_index(site: Site) -> None:
     told(
         site.fault(),
         "Remove `incremental` from the fragment, or ask the DBA for another key or an index"
-        " (docs/dba-guide.md, In tiles).",
+        " (docs/dba/scans.md#in-tiles).",
     )
     site.keep("")
     assert site.refresh().code == 0
@@ -430,9 +430,7 @@ def test_a_key_that_cannot_be_looked_up(loaded: Site) -> None:
     loaded.sql("CREATE TABLE coded (code REAL NOT NULL PRIMARY KEY, v INT)")
     loaded.sql("INSERT INTO coded VALUES (0.5, 1), (1.5, 2)")
     loaded.serve('table = "coded"\nscan = "never"')
-    remedy = (
-        "Remove the setting, or choose a key with a unique index (docs/dba-guide.md, In tiles)."
-    )
+    remedy = "Remove the setting, or choose a key with a unique index (docs/dba/scans.md#in-tiles)."
     checked = loaded.source("check")
     assert checked.code == 1
     assert told(remedy, remedy) in checked.out + checked.err

@@ -70,7 +70,7 @@ class Require(Enum):
 class Proof(Enum):
     """Parts of a version that are proven equal to the source, from the weakest to the strongest.
 
-    The table of a version records the value (docs/guarantees.md, "What a proof covers").
+    The table of a version records the value (docs/guarantees.md#what-a-proof-covers).
     """
 
     PART = "part"  # the rows that were compared; the others are as an earlier refresh left them

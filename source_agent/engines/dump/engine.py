@@ -88,7 +88,7 @@ class DumpEngine:
     def listed(self) -> list[Listed]:
         raise ConfigurationError(
             "Files do not say which columns and types they have, so `init` cannot propose them.",
-            remedy="Write source.toml and the formats yourself: docs/dba-guide.md, Dump files.",
+            remedy="Write source.toml and the formats yourself: docs/dba/dump-files.md.",
         )
 
     def attempts(self, relation: Relation) -> list[str]:  # noqa: ARG002 - there is no SQL

@@ -3,7 +3,7 @@
 A file has no database that evaluates a predicate, so the agent does, over row bytes: every value of
 a row was checked before, also in rows that are not chosen. It has the three truth values of SQL.
 Numbers, dates and instants are compared by value, text by its bytes, as databases and Spark do
-(docs/types.md, "What a view may compare at the source").
+(docs/types.md#what-a-view-may-compare-at-the-source).
 """
 
 from __future__ import annotations

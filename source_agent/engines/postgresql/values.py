@@ -5,8 +5,8 @@ as text, by its own output function.
 
 Invariants: the read expression of a type is lossless under `settings.SETTINGS`; floats keep one
 NaN, and `money` becomes the numeric that it is in this session. No expression uses a cast
-that a user can create and that may round (docs/types.md, "Objects that the source's owner can
-create"). All names are in pg_catalog, where only a superuser can create objects.
+that a user can create and that may round (docs/types.md#objects-that-the-sources-owner-can-create).
+All names are in pg_catalog, where only a superuser can create objects.
 
 A literal is the value of a setting, because COPY takes no parameters. A subquery reads it once for
 a statement, not once for a row. Text is compared under the collation "C", by its bytes: so are

@@ -60,7 +60,7 @@ Column = tuple[str, bool]  # the kind of its declared type, and True if it may b
 
 
 class MarkerKind(Enum):
-    """Kinds of markers (docs/dba-guide.md, "Markers")."""
+    """Kinds of markers (docs/dba/markers.md)."""
 
     TIME = "time"
     VERSION = "version"

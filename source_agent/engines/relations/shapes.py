@@ -35,7 +35,7 @@ class Fingerprint(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files of a folder; the newest complete one is the relation (docs/dba-guide.md, Dump files).
+    """Files of a folder; the newest complete one is the relation (docs/dba/dump-files.md).
 
     `pattern`: of their names, with `*`, `?`, `[…]`, at most one `{%Y…}`, the time of the data, and
     at most one `{part}`: then all parts of a delivery are the relation.

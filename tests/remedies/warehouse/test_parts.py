@@ -69,7 +69,7 @@ def test_keys_without_an_index(site: Site) -> None:
     site.keep(PART.format(1000))
     remedy = (
         'Remove `proof = "part"` and `read_at_most` from the fragment, or ask the DBA for another'
-        " key or an index (docs/dba-guide.md, Hours without scans)."
+        " key or an index (docs/dba/budgets.md#hours-for-scans)."
     )
     told(site.fault(), remedy)
     well(site, "")
