@@ -74,14 +74,16 @@ class DatabaseTable(SettingsTable):
         f"the environment variable `DRIFTLINE_PASSWORD_{LOGIN}`, else the driver's own ways",
     )
     statement_timeout_s = _SECONDS.optional(
-        "the longest time of a statement; this and the next two never extend a limit of the server"
-        " or the role"
+        "the longest time of a statement; no statement runs longer. This and the next two never"
+        " extend a limit of the server or the role"
     )
-    lock_timeout_s = _SECONDS.by_default(Limits().lock_s, "the longest wait for a lock")
+    lock_timeout_s = _SECONDS.by_default(
+        Limits().lock_s, "the longest wait for a lock; then the agent gives up"
+    )
     idle_timeout_s = _SECONDS.by_default(
         Limits().idle_s,
-        "the longest time in which a client may send or take nothing; also set in the session, so"
-        " that the database ends it",
+        "the longest time in which a client may send or take nothing; then it loses its snapshot."
+        " Also set in the session, so that the database ends it",
     )
     silence_timeout_s = number(
         "seconds",
@@ -90,7 +92,8 @@ class DatabaseTable(SettingsTable):
     ).by_default(
         Limits().silence_s,
         "the longest time in which a database may deliver nothing; no row, no byte, no end of a"
-        " statement",
+        " statement. Then the statement is cancelled: see"
+        " [dead or busy](dba/budgets.md#dead-or-busy)",
     )
     connect_timeout_s = _SECONDS.by_default(
         Limits().connect_s, "the longest time of a connection attempt; 2 or more for PostgreSQL"
@@ -122,25 +125,35 @@ class LimitsTable(SettingsTable):
 
     scans_at_once = integer("relations", least=1).by_default(
         SCANS_AT_ONCE,
-        "relations that are answered at the same time; a warehouse on a slow line"
-        " [leaves its place](errors.md#not_now) to others now and then",
+        "relations that are answered at the same time; others wait 10 s, then are refused. While"
+        " another waits, a client keeps a place until the agent has waited for it for 120 s in all,"
+        " and a second place for 30 s; then it [leaves its place](errors.md#not_now), and its"
+        " refresh goes on later. Only these waits count: a scan that advances keeps its place. No"
+        " client has more sessions than this, idle ones included",
     )
     readers = integer("processes", least=1).by_default(
         READERS,
         "processes that read one scan; if the database can share a snapshot: plain tables of"
-        " PostgreSQL 14 or later, from 16 MiB. All scans share the additional ones",
+        " PostgreSQL 14 or later, from 16 MiB. All scans share the additional ones: see"
+        " [several readers](dba/scans.md#several-readers)",
     )
-    rows_per_second = number("rows a second").optional("rows read from the database")
-    bytes_per_second = number("bytes a second").optional("bytes sent")
+    rows_per_second = number("rows a second").optional(
+        "rows read from the database; the scan waits between batches"
+    )
+    bytes_per_second = number("bytes a second").optional("bytes sent; replies wait")
     pause_file = PATH.optional("while this file exists, the agent reads nothing")
     quiet_hours = list_of(_SPAN, _HOURS).by_default(
-        [], "hours in which nothing is read; local time, end exclusive"
+        [],
+        "hours in which nothing is read; local time, end exclusive. A refusal says when they end,"
+        " and scheduled refreshes wait for that",
     )
-    snapshot_seconds = _SECONDS.optional("the longest life of a snapshot")
+    snapshot_seconds = _SECONDS.optional(
+        "the longest life of a snapshot; no exchange lives longer, and what arrived is not lost"
+    )
     activity_seconds = or_word(_SECONDS, _NEVER, None, "a number of seconds").by_default(
         ACTIVITY_S,
-        "the shortest time between two questions of a client about"
-        " [activity](dba/offers.md#activity)",
+        'the shortest time between two questions of a client about activity; `"never"` switches'
+        " them off: see [activity](dba/offers.md#activity)",
     )
     feedback = FLAG.by_default(
         True,
@@ -210,12 +223,22 @@ class RelationTable(SettingsTable):
     )
     query = TEXT.optional("a SELECT; the agent runs it as it is written. It needs `key`")
     files = TEXT.optional(
-        "names of [dump files](dba/dump-files.md#dump-files); exactly one of the three"
+        "names of [dump files](dba/dump-files.md#dump-files); exactly one of the three. `*`, `?`"
+        " and `[…]` as in a shell, no folders. With a time, such as `accounts-{%Y%m%d}.csv`"
+        " (`%Y %m %d %H %M %S %j`, UTC), the newest file is the one with the latest, else with the"
+        " latest mtime. Endings `.gz` and `.zst` are unpacked"
     )
     format = PATH.required("the file that describes the columns of `files`", "with `files`")
-    complete = TEXT.optional('the marker of a complete file, such as `"{file}.done"`')
+    complete = TEXT.optional(
+        'the name of the marker of a complete file, such as `"{file}.done"`; whoever delivers'
+        " writes it last. Of a delivery in parts one for all; of a dump of a whole database one for"
+        ' all tables, with the time that is in `files` (`"dump-{%Y%m%d}.done"`), or any name if the'
+        " file is called the same each time. It must not be older than the file"
+    )
     settle_s = _SECONDS.optional(
-        "the time without a change after which a file is complete; exactly one of the two"
+        "the time without a change after which a file is complete; exactly one of the two. Its"
+        " content, name, owner and mode have not changed for so many seconds (mtime and ctime). A"
+        " delivery that pauses for longer is taken for complete; a marker is safer"
     )
     key = _NAMES.optional(
         "columns that identify a row; required for a query and for files", "the primary key"

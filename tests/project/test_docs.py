@@ -35,7 +35,6 @@ from driftline.values.types import WIDTHS, parse_type
 
 from source_agent.budgets.audit import AuditEntry
 from source_agent.checks.configuration import check
-from source_agent.config import declarations as source_settings
 from source_agent.config import file as source_configure
 from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.dump import formats
@@ -569,16 +568,6 @@ def test_every_exit_code_is_documented() -> None:
     listed = {int(c[0]) for c in rows_of_tables(page("errors.md")) if c[0].isdigit()}
     assert listed == EXIT_CODES
     assert {e.exit_code for e in errors.BY_CODE.values()} <= listed
-
-
-def test_the_page_of_budgets_says_the_same_defaults() -> None:
-    """In parentheses; the references are generated (`test_references`)."""
-    said = re.findall(r"`([a-z]+)\.([a-z_]+)` \((\w+)\)", page("dba/budgets.md"))
-    assert len(said) >= 8
-    for table, name, value in said:
-        declared = source_settings.SourceFile.declared[table].kind.table
-        assert declared is not None
-        assert tomllib.loads(f"said = {value}") == {"said": declared.declared[name].default}
 
 
 def test_every_field_is_documented() -> None:

@@ -87,22 +87,34 @@ class WarehouseTable(SettingsTable):
 class ViewTable(TimingTable):
     """A query over fragments and views, and how it is maintained."""
 
-    query = TEXT.required("a query over relations of several sources; see [views.md](views.md)")
+    query = TEXT.required(
+        "a query in Spark SQL over relations of several sources; see [views](views.md)"
+    )
     maintain = choice(Maintain).by_default(
         Maintain.AUTO.value,
-        "how the view follows its inputs; see [maintenance](views.md#maintenance)",
+        'how the view follows its inputs; `"recompute"`; `"incremental"`, by the keys that changed,'
+        ' wherever that is possible; or `"auto"`, the cheaper of both by learned prices'
+        " ([maintenance](views.md#maintenance))",
     )
     on_failure = choice(OnFailure).by_default(
         OnFailure.STALE.value,
-        'what moves if the view fails; `"stale"`: its inputs, `"hold"`: nothing',
+        'what moves if the view cannot be computed; `"stale"`: its fragments, and the view stays'
+        ' behind, marked; or `"hold"`: nothing, readers keep the versions before of everything that'
+        " moves with it",
     )
     max_lag = duration(
         least=0,
         most=MAX_LAG_DAYS_MAX * 86_400,
         why=f"Readers can be kept waiting for at most {MAX_LAG_DAYS_MAX} days.",
-    ).by_default("0s", "how long changes may [wait for the view](views.md#staleness)")
+    ).by_default(
+        "0s",
+        "how long changes may [wait for the view](views.md#staleness) after a refresh;"
+        ' `"0s"`: they never do',
+    )
     chunk_rows = or_word(integer("rows", least=1), "auto", None, "a number of rows").by_default(
-        "auto", "changed rows that are gathered before a view phase"
+        "auto",
+        "changed rows of its component that are gathered before a view phase;"
+        ' `"auto"`: the learned optimum',
     )
 
 
