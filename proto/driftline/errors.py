@@ -45,14 +45,16 @@ from datetime import datetime
 from functools import partial
 from typing import ClassVar
 
-from driftline.limits import COLUMNS_NAMED_MAX
-from driftline.peer_text import visible
+from driftline.limits import COLUMNS_NAMED_MAX, ERROR_CHARACTERS_MAX
+from driftline.peer_text import folded
 
 BY_CODE: dict[str, type[DriftlineError]] = {}  # every class below
 NEXT_SCAN, QUIET_UNTIL = "next scan", "quiet until"  # details of NotNow: instants, ISO 8601
 WAIT_SECONDS = "wait seconds"  # a detail of NotNow, where a question came too soon
 REFERENCE = "reference"  # a detail: under what the source's log has an error
 OPEN = "\0"  # as `abroad`: the error crosses the border as it is
+
+_shown = partial(folded, characters_max=ERROR_CHARACTERS_MAX)
 
 
 class DriftlineError(Exception):
@@ -90,11 +92,11 @@ class DriftlineError(Exception):
         abroad: str = "",
     ) -> None:
         # Databases and the other side wrote parts of these texts.
-        self.message = visible(message)
+        self.message = _shown(message)
         super().__init__(self.message)
-        self.remedy = visible(remedy or self.default_remedy)
-        self.where = visible(where)
-        self.details = {visible(name): visible(text) for name, text in (details or {}).items()}
+        self.remedy = _shown(remedy or self.default_remedy)
+        self.where = _shown(where)
+        self.details = {_shown(name): _shown(text) for name, text in (details or {}).items()}
         self.abroad = abroad or self.words_abroad
 
     @property

@@ -113,6 +113,7 @@ ROWS_COMPARED_MAX = 1_000_000  # that a DBA may ask for: keys of the sample are 
 REPEATED_BATCHES_MAX = 100  # batches in which a repeatable key comes again: more has no end
 REFERENCES_MAX = 256  # foreign keys in a description: few tables have ten
 POLICIES_MAX = 100  # row security policies that are named; the digest covers all
+ERROR_CHARACTERS_MAX = 1 << 16  # of one text of an error, in which names of any length may be
 COLUMNS_NAMED_MAX = 10  # columns named in one error, a sentence each
 
 assert DIGESTS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX_SOURCE

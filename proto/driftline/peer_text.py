@@ -10,9 +10,11 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import re
 from typing import TextIO
 
 _ESCAPING = "driftline.escaped"  # our error handler of codecs
+_LINE_BEGIN = re.compile(r"\n(?! )")
 
 
 def visible(text: str) -> str:
@@ -20,6 +22,13 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+
+
+def folded(text: str, characters_max: int) -> str:
+    """Return the visible text, at most so long, with each line but the first indented, so that none
+    of them can be taken for a line of ours."""
+    shown = _LINE_BEGIN.sub("\n  ", visible(text[: characters_max + 1]))
+    return shown if len(shown) <= characters_max else shown[: characters_max - 1] + "…"
 
 
 def one_line(text: str, characters_max: int) -> str:

@@ -22,9 +22,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from driftline.arrays import Bools
+from driftline.arrays import Bools, Integers
 from driftline.errors import LimitExceeded, MalformedMessage, ValueDoesNotFit
-from driftline.rows.columns import NULL, RaggedColumn
+from driftline.rows.columns import NULL, RaggedColumn, integers_at
 from driftline.values import send_format
 from driftline.values.types import Column, DeclaredType
 
@@ -159,6 +159,20 @@ def from_arrow(column: Column, array: pa.Array | pa.ChunkedArray, carrier: Carri
     if column.type.precision is not None:
         return _bytes_of_decimals(column, rows)
     return _bytes_of_numbers(column, rows)
+
+
+def text_sizes(column: Column, ragged: RaggedColumn) -> Integers:
+    """Return about how many characters the values of a numeric of any precision become, int64
+    [rows]: up to 147,000 for ten bytes, because trailing zeros are not sent. 0 for other types."""
+    sizes = np.zeros(len(ragged), np.int64)
+    if column.type.kind == "numeric" and column.type.precision is None:
+        whole = ragged.sizes >= 2 * numeric.HEADER_WORDS
+        weights, scales = (
+            integers_at(ragged.data, ragged.starts[whole] + 2 * word, 2).astype(np.int64)
+            for word in (numeric.WEIGHT_WORD, numeric.SCALE_WORD)
+        )
+        sizes[whole] = 4 * np.maximum(weights + 1, 1) + np.maximum(scales, 0)
+    return sizes
 
 
 def _check(column: Column, ragged: RaggedColumn, fits: Bools) -> None:

@@ -30,6 +30,7 @@ Limbs = list[U64]  # lowest first, each below 2^32
 BASE: Final = 10_000
 NEGATIVE: Final = 0x4000
 HEADER_WORDS: Final = 4  # ndigits, weight, sign, dscale
+WEIGHT_WORD, SCALE_WORD = 1, 3
 SMALL_DIGITS_MAX: Final = 18  # 10^18 < 2^63
 _LIMB_BITS: Final = np.uint64(32)
 _LIMB_MASK: Final = np.uint64(0xFFFFFFFF)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import re
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Iterator[pa.RecordBatch]]
 
 DATA_FILE = "data file"  # key of an error's details: the file that is unreadable or changed
-_MARK = "driftline-error:"
+# Of this process alone: Spark quotes values of rows in its errors, and a source may send any.
+_MARK = f"driftline-error-{secrets.token_hex(16)}:"
 _MORE_MEMORY = (
     "Run the command again; what arrived is kept. If it repeats, set more "
     '`"spark.driver.memory"` or fewer tasks (`"spark.master" = "local[2]"`) in [spark].'
@@ -68,21 +70,23 @@ class KeyFile:
 
 
 def task(function: Task) -> Task:
-    """Wrap a function as a Spark task whose typed errors reach the driver."""
+    """Wrap a function as a Spark task whose typed errors reach the driver, which wraps it."""
+    mark = _MARK  # a worker has another
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         try:
             yield from function(batches)
         except DriftlineError as error:
-            raise RuntimeError(marked(error)) from None
+            raise RuntimeError(marked(error, mark)) from None
 
     return run
 
 
-def marked(error: DriftlineError) -> str:
-    """Return an error as text, which `meaning` finds again in the text of a Spark exception."""
+def marked(error: DriftlineError, mark: str = _MARK) -> str:
+    """Return an error as text, which `meaning` finds again in the text of a Spark exception, in the
+    process of this mark."""
     text = json.dumps([error.code, error.message, error.remedy, error.where, error.details])
-    return _MARK + "{" + text.encode().hex() + "}:end"
+    return mark + "{" + text.encode().hex() + "}:end"
 
 
 def cause(error: Exception) -> str:

@@ -169,11 +169,10 @@ class _ChunkedRows:
             try:
                 if (data := next(frames, None)) is None:
                     return
-                rows = self._decoder.decode(data)
+                for rows in self._decoder.decode(data):
+                    self._add(rows)
             except FrameDamaged:
                 self._begin(is_known=False)
-            else:
-                self._add(rows)
 
     def _begin(self, *, is_known: bool) -> None:
         self._held.clear()

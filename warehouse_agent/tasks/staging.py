@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -22,8 +23,10 @@ import pyarrow.compute as pc
 from driftline.arrays import U64, Integers
 from driftline.errors import FrameDamaged, Locked
 from driftline.rows import frames, keys
+from driftline.rows.columns import RaggedColumn
 from driftline.values.types import Recipe
 
+from warehouse_agent.columns.arrow import text_sizes
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
 from warehouse_agent.config import Fragment
@@ -47,6 +50,7 @@ ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
 # Rows before that are looked up for each frame: the index of their keys is made anew for each, and
 # of more rows that takes longer than to decode the frames twice (5.5 µs a row against 3.1).
 AT_ONCE_ROWS = 100_000
+TEXT_BYTES_MAX = 64 << 20  # of numerics in a batch, as a row group has; and of one row
 _LENGTH_BYTES = 4
 _NOTE = "exchange.json"
 _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
@@ -419,8 +423,8 @@ class StagedFrames:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRows:
-    """Rows of a frame in `layout.decoded_schema`, the bytes of each, int64 [rows], and the lanes of
-    their fingerprints, uint64 [rows]."""
+    """Rows of a frame, or of a part of it, in `layout.decoded_schema`; the bytes of each, int64
+    [rows], and the lanes of their fingerprints, uint64 [rows]."""
 
     batch: pa.RecordBatch
     sizes: Integers
@@ -437,17 +441,29 @@ class FrameDecoder:
         self._fingerprints = key.fingerprints(layout.recipe)
         self._seed = key.position_seed()
 
-    def decode(self, data: bytes) -> DecodedRows:
-        """Return the rows of a frame. Raises FrameDamaged, ValueDoesNotFit."""
-        frame = frames.decode(data)
-        keys.received(frame.columns, self._layout.recipe)
+    def decode(self, data: bytes) -> Iterator[DecodedRows]:
+        """Yield the rows of a frame, in parts if its numerics become long texts.
+
+        Raises:
+            FrameDamaged: it does not verify; before any part.
+            ValueDoesNotFit: a value does not fit its column.
+        """
+        frame, recipe = frames.decode(data), self._layout.recipe
+        keys.received(frame.columns, recipe)
         block, hi, lo = frames.verify(frame, self._fingerprints, join)
-        batch = self._layout.batch(frame.columns, block, hi, lo, seed=self._seed)
-        return DecodedRows(batch, np.diff(block.starts), hi, lo)
+        sizes = np.diff(block.starts)
+        for first, end in _parts(frame.columns, recipe):
+            some, columns, rows = slice(first, end), frame.columns, block
+            if end - first < len(block):
+                columns, rows = [c.cut(first, end) for c in columns], block.cut(first, end)
+            batch = self._layout.batch(columns, rows, hi[some], lo[some], seed=self._seed)
+            yield DecodedRows(batch, sizes[some], hi[some], lo[some])
 
 
 def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.RecordBatch]:
     """Yield the rows of staged files, verified, a frame at a time, in `layout.decoded_schema`.
+
+    A frame whose numerics become long texts is yielded in parts.
 
     Raises:
         FrameDamaged: a frame does not verify.
@@ -456,7 +472,15 @@ def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.Re
     decoder = FrameDecoder(layout, key)
     for uri in uris:
         for data in frames_of(uri):
-            yield decoder.decode(data).batch
+            yield from (part.batch for part in decoder.decode(data))
+
+
+def _parts(columns: Sequence[RaggedColumn], recipe: Recipe) -> list[tuple[int, int]]:
+    """Return the parts of a frame, (first, end) rows, whose numerics become bounded texts."""
+    sizes = [text_sizes(c, ragged) for c, ragged in zip(recipe.columns, columns, strict=True)]
+    part = np.cumsum(np.sum(sizes, axis=0)) // TEXT_BYTES_MAX
+    ends = [*(np.flatnonzero(np.diff(part)) + 1).tolist(), len(part)]
+    return list(pairwise([0, *ends]))
 
 
 def _decoded(uris: Iterable[str]) -> Iterator[frames.Frame]:

@@ -35,6 +35,7 @@ from driftline.limits import (
     NO_PROGRESS_S,
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
+from driftline.peer_text import one_line
 from driftline.relations.activity import Activity, UnknownActivity
 from driftline.relations.activity_messages import from_message
 from driftline.wire import pieces
@@ -48,6 +49,7 @@ from warehouse_agent.transport.bounded_replies import BoundedReplies, unwrap
 from warehouse_agent.transport.certificates import certificates
 from warehouse_agent.transport.handshake import diagnose, process_claim, proxy_between
 from warehouse_agent.transport.reply_validation import (
+    LINE_CHARACTERS_MAX,
     check_activities,
     check_description,
     check_reply,
@@ -265,7 +267,7 @@ class SourceChannel:
     def _meaning(self, error: grpc.RpcError, where: str) -> DriftlineError:
         """Return what a gRPC failure means to the user."""
         call = cast("grpc.Call", error)
-        code, text = call.code(), call.details() or ""
+        code, text = call.code(), one_line(call.details() or "", LINE_CHARACTERS_MAX)
         for key, value in call.trailing_metadata() or ():
             if key == REFUSED_METADATA and isinstance(value, bytes):
                 with contextlib.suppress(DecodeError):  # then the status alone counts

@@ -19,6 +19,7 @@ import os
 import re
 import socket
 import ssl
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,7 @@ from warehouse_agent.transport.certificates import certificates, context_of, val
 
 LOOKS = 3
 _NAMES_SHOWN = 10  # of a certificate
+_LEAST_S = 1e-3  # of a wait: 0 would mean that a socket never waits
 
 _RECORD_BYTES = 1 << 14
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
@@ -165,18 +167,20 @@ def _has_answered(source: Source, context: ssl.SSLContext) -> bool:
 
     Raises:
         ConnectionError: the connection ended in the middle of the handshake, or with RST.
+        TimeoutError: it has not ended after CONTROL_S, however many bytes came.
         ssl.SSLError: one side refused.
     """
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     line = context.wrap_bio(incoming, outgoing, server_hostname=_server_name(source))
     with connect(source) as plain:
-        is_first = True
+        is_first, ends_at = True, time.monotonic() + CONTROL_S
         while True:
             try:
                 line.do_handshake()
                 break
             except ssl.SSLWantReadError:
                 plain.sendall(outgoing.read())
+            plain.settimeout(max(ends_at - time.monotonic(), _LEAST_S))
             data = plain.recv(_RECORD_BYTES)
             if not data:
                 raise ConnectionResetError(errno.ECONNRESET, "the TLS handshake was cut off")

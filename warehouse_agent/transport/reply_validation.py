@@ -14,7 +14,14 @@ from datetime import datetime
 from typing import Final
 
 from driftline import wire_pb2 as pb
-from driftline.errors import DriftlineError, MalformedMessage, from_code
+from driftline.errors import (
+    BY_CODE,
+    GRPC_STATUS,
+    DriftlineError,
+    InternalError,
+    MalformedMessage,
+    from_code,
+)
 from driftline.limits import COLUMNS_MAX, MARK_BYTES_MAX, NAME_BYTES_MAX, UNMARKED_ROWS_MAX
 from driftline.peer_text import one_line
 from driftline.relations.activity_messages import from_message
@@ -31,6 +38,8 @@ WORD_CHARACTERS_MAX: Final = 200  # of a phase, an agent's name, a database's
 DETAILS_MAX: Final = 100
 CONSISTENCIES: Final = frozenset({"exact", "fuzzy"})
 
+# With the others a warehouse would look for damage of its own files, or of its own Spark.
+_OF_SOURCES: Final = {kind.code for kind in GRPC_STATUS} | {InternalError.code}
 _INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
 
 
@@ -121,7 +130,14 @@ def check_activities(reply: pb.ActivityReply, asked: int) -> None:
 
 
 def refusal(refused: pb.Refused) -> DriftlineError:
-    """Return the error that the source refused with, its text made safe."""
+    """Return the error that the source refused with, its text made safe; MalformedMessage if it is
+    one that only a warehouse has."""
+    if refused.code in BY_CODE and refused.code not in _OF_SOURCES:
+        said = one_line(refused.message, LINE_CHARACTERS_MAX)
+        return MalformedMessage(
+            f"The source refused with {refused.code}, which no source means: {said}",
+            remedy="Check what runs at the source's address; nothing was published.",
+        )
     details = {
         one_line(name, WORD_CHARACTERS_MAX): one_line(refused.details[name], LINE_CHARACTERS_MAX)
         for name in sorted(refused.details)[:DETAILS_MAX]

@@ -65,9 +65,10 @@ _PINNED = {
 _WRITING = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 # Classes of SQLSTATE: 22 is of a value, 42 and 0A of the query; `cause` has the rest.
 _STATE = re.compile(r"\[([A-Z0-9_.]+)\] (.*?)SQLSTATE: (22|42|0A)", re.DOTALL)
+_OF_A_ROW = "22"
 _REMEDIES = {
-    "22": "Change the expression so that it fails on no row (such as try_divide, try_cast, nullif),"
-    " or mend the rows at the source.",
+    _OF_A_ROW: "Change the expression so that it fails on no row (such as try_divide, try_cast,"
+    " nullif), or mend the rows at the source.",
     "42": "Correct the query: Spark refuses it whatever the rows are.",
     "0A": "Write the query without it: Spark does not support it.",
 }
@@ -344,9 +345,12 @@ def query_errors(name: str) -> Iterator[None]:
         raise
     except Exception as problem:
         text = str(problem)
-        if (known := meaning(problem)) is not None:
+        match = _STATE.search(text)
+        # What fails on a row quotes a value of it, which may read like any other failure.
+        is_of_row = match is not None and match[3] == _OF_A_ROW
+        if not is_of_row and (known := meaning(problem)) is not None:
             raise known from problem
-        if (match := _STATE.search(text)) is None:
+        if match is None:
             raise
         message = " ".join(match[2].split()).rstrip()
         context = _CONTEXT.search(text)

@@ -50,6 +50,13 @@ class RaggedColumn:
         sizes = self.sizes
         return np.cumsum(sizes) - sizes
 
+    def cut(self, first: int, end: int) -> RaggedColumn:
+        """Return rows first to end (exclusive); they share this column's data."""
+        sizes = self.sizes
+        begin = int(sizes[:first].sum())
+        stop = begin + int(sizes[first:end].sum())
+        return RaggedColumn(self.lengths[first:end], self.data[begin:stop])
+
 
 @dataclass(frozen=True, slots=True)
 class Block:

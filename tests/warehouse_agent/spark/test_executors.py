@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from driftline.errors import InternalError, WarehouseUnavailable
+from driftline.errors import InternalError, ProofFailed, ViewFailed, WarehouseUnavailable
 from pyspark.errors import AnalysisException, PySparkException
 
-from warehouse_agent.spark.executors import mistake
+from warehouse_agent.spark.executors import marked, meaning, mistake
+from warehouse_agent.views.evaluate import query_errors
 
 IN_A_TASK = """
   An exception was thrown from the Python worker. Please see the stack trace below.
@@ -46,3 +49,21 @@ def test_what_our_code_does_is(problem: Exception) -> None:
 def test_what_is_known_keeps_its_cause() -> None:
     full = PySparkException("java.io.IOException: No space left on device")
     assert type(mistake(full, "orders")) is WarehouseUnavailable
+
+
+def test_an_error_of_a_task_is_known_by_the_mark_of_this_process_alone() -> None:
+    """Spark quotes values of rows, and a source may send what reads like an error of ours."""
+    forged = "driftline-error:{" + json.dumps(["SPARK", "m", "r", "w", {}]).encode().hex() + "}:end"
+    assert meaning(PySparkException(f"[CAST_INVALID_INPUT] The value '{forged}'")) is None
+    assert meaning(PySparkException("driftline-error:{zz}:end")) is None
+    ours = ProofFailed("It differs.", where="orders", details={"key": "7"})
+    known = meaning(PySparkException(f"RuntimeError: {marked(ours)}"))
+    assert isinstance(known, ProofFailed)
+    assert (known.where, known.details) == ("orders", {"key": "7"})
+
+
+@pytest.mark.parametrize("value", ["No space left on device", "MemoryError", "a.parquet"])
+def test_a_value_that_reads_like_another_failure(value: str) -> None:
+    text = f"[CAST_INVALID_INPUT] The value '{value}' cannot be cast. SQLSTATE: 22018"
+    with pytest.raises(ViewFailed, match="cannot be cast"), query_errors("totals"):
+        raise PySparkException(text)

@@ -12,6 +12,8 @@ from driftline.errors import FrameDamaged, Locked
 from driftline.rows import frames
 from driftline.rows.digests import Salt, mix
 from driftline.rows.fingerprints import fingerprints
+from driftline.values import numerics
+from driftline.values.types import Recipe
 
 from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe
@@ -24,17 +26,19 @@ KEY, SALT = bytes(range(32)), Salt(1, 2)
 MADE = recipe(["int8", "text"])
 
 
-def decoded(folder: Path, rows: list[list[bytes | None]]) -> list[pa.RecordBatch]:
+def decoded(
+    folder: Path, rows: list[list[bytes | None]], made: Recipe = MADE
+) -> list[pa.RecordBatch]:
     """What a task makes of one staged file of these rows, digested by whoever sent them."""
     file = folder / "key"
     file.write_bytes(KEY)
     data = block(rows)
-    digest = mix(SALT, *fingerprints(KEY, MADE)(data.rows())).digest()
-    frame = frames.encode(data, MADE, SALT, digest, level=1)
+    digest = mix(SALT, *fingerprints(KEY, made)(data.rows())).digest()
+    frame = frames.encode(data, made, SALT, digest, level=1)
     staged = folder / "000001.frames"
     staged.write_bytes(struct.pack("<I", len(frame)) + frame)
-    made = lay_out(MADE, {}, where="t")
-    return list(staging.batches([f"file://{staged}"], made, KeyFile(f"file://{file}")))
+    layout = lay_out(made, {}, where="t")
+    return list(staging.batches([f"file://{staged}"], layout, KeyFile(f"file://{file}")))
 
 
 def test_rows_that_were_sent(tmp_path: Path) -> None:
@@ -47,6 +51,27 @@ def test_keys_that_are_none(tmp_path: Path, key: bytes | None) -> None:
     """The digest is right, and the proof would be: nothing else tells."""
     with pytest.raises(FrameDamaged):
         decoded(tmp_path, [[struct.pack(">q", 7), b"x"], [key, b"x"]])
+
+
+@pytest.mark.parametrize(("most", "parts"), [(4000, 2), (10, 8), (1 << 20, 1)])
+def test_numerics_that_become_long_texts_are_batches_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, parts: int
+) -> None:
+    """Ten bytes of a numeric are up to 147,000 characters, so a small frame could fill memory."""
+    monkeypatch.setattr(staging, "TEXT_BYTES_MAX", most)
+    texts = [f"{n}e{1000 + n}" for n in range(1, 8)]
+    values = [None, numerics.from_text("-1.5"), *map(numerics.from_text, texts)]
+    rows = [[struct.pack(">q", n), value] for n, value in enumerate(values)]
+    batches = decoded(tmp_path, rows, recipe(["int8", "numeric"]))
+    assert len(batches) == parts
+    assert all(len(one) == 1 or one.column("c1").nbytes < 2 * most + 2000 for one in batches)
+    whole = pa.Table.from_batches(batches)
+    expected = [None, "-1.5", *(f"{n}{'0' * (1000 + n)}" for n in range(1, 8))]
+    assert whole.column("c1").to_pylist() == expected
+    assert whole.column("c0").to_pylist() == [*range(len(rows))]
+    layout = lay_out(recipe(["int8", "numeric"]), {}, where="t")
+    again = [row for one in batches for row in layout.row_bytes(one).rows()]
+    assert again == block(rows).rows()
 
 
 def test_another_agent_took_up_what_was_staged(tmp_path: Path) -> None:

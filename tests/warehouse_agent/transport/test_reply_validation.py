@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.errors import DriftlineError, MalformedMessage
-from driftline.limits import FINGERPRINT_VERSION, NAME_BYTES_MAX
+from driftline.errors import BY_CODE, GRPC_STATUS, DriftlineError, MalformedMessage
+from driftline.limits import ERROR_CHARACTERS_MAX, FINGERPRINT_VERSION, NAME_BYTES_MAX
 from driftline.peer_text import one_line, visible
 from driftline.values.types import Column, Recipe, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.harness.rogue import line_to
 from warehouse_agent.config import Fragment
 from warehouse_agent.inspection import readiness
@@ -56,6 +59,17 @@ def test_an_error_controls_no_terminal(
     error = DriftlineError(message, remedy=remedy, where=where, details=details)
     for text in (str(error), error.message, *error.details, *error.details.values()):
         assert text.replace("\n", "").isprintable()
+        assert all(line.startswith(" ") for line in text.split("\n")[1:]), "no line like ours"
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.details) == (str(error), error.details)
+
+
+def test_a_name_in_an_error_is_bounded() -> None:
+    """Whoever writes the error: it is printed, and kept in the history."""
+    with pytest.raises(MalformedMessage) as caught:
+        parse_type("x" * (1 << 20) + HOSTILE)
+    assert len(str(caught.value)) == ERROR_CHARACTERS_MAX
+    assert len(visible(str(pickle.loads(pickle.dumps(caught.value))))) == ERROR_CHARACTERS_MAX
 
 
 def finished(**fields: object) -> pb.Reply:
@@ -156,6 +170,36 @@ def test_text_is_bounded() -> None:
     for text in (reply.agent, reply.database, *reply.description.notes):
         assert text.isprintable()
         assert len(text) <= reply_validation.LINE_CHARACTERS_MAX
+
+
+OF_SOURCES = {kind.code for kind in GRPC_STATUS} | {"INTERNAL"}
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_a_source_refuses_with_errors_of_a_source(code: str) -> None:
+    """With others a warehouse would read all its files, or believe that its own Spark failed."""
+    refused = pb.Refused(code=code, message=HOSTILE, details={"data file": "t/../../x.parquet"})
+    error = refusal(refused)
+    assert error.code == (code if code in OF_SOURCES else "MALFORMED")
+    assert str(error).isprintable()
+    if code not in OF_SOURCES:
+        assert code in error.message
+        assert not error.details
+
+
+def test_a_source_raises_no_other_errors() -> None:
+    """Beside those of its command line, and of a warehouse's file in the shared readers."""
+    raised = {
+        node.exc.func.id
+        for folder in ("server", "engines", "methods", "scan", "budgets")
+        for path in (ROOT / "source_agent" / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise)
+        and isinstance(node.exc, ast.Call)
+        and isinstance(node.exc.func, ast.Name)
+    }
+    kinds = {kind.__name__: code for code, kind in BY_CODE.items()}
+    assert {kinds[name] for name in raised & kinds.keys()} <= OF_SOURCES
 
 
 # Over the line
