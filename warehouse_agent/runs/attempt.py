@@ -50,7 +50,7 @@ from warehouse_agent.report import Report
 from warehouse_agent.runs.command import RefreshCommand
 from warehouse_agent.storage import formats
 from warehouse_agent.transport import preflight
-from warehouse_agent.transport.channel import SourceChannel, Stream
+from warehouse_agent.transport.channel import SourceChannel, Stream, StreamEnded
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
 
@@ -208,6 +208,9 @@ class Attempt:
                 reporting.exchanged(job.report, p, done.found)
             left = ready[number + 1 :]
             error = self.failed.get(job.name)
+            if number and isinstance(error, StreamEnded):
+                del self.failed[job.name]
+                return ready[number:]
             if isinstance(error, SourceUnreachable):
                 self.failed.update({other.name: error for other, _ in left})
                 return []

@@ -317,6 +317,10 @@ def _lost(address: str, code: grpc.StatusCode, text: str) -> str:
     return f"The line to {address} {state}."
 
 
+class StreamEnded(SourceUnreachable, code=SourceUnreachable.code, is_retryable=True):
+    """The source ended the stream behind one relation and before it answered about the next."""
+
+
 class Call(Protocol):
     """One Exchange call, without the meaning of its messages: gRPC's, or a simulated one."""
 
@@ -389,6 +393,7 @@ class Stream:
         self._meter, self._joined = ThroughputMeter(), pieces.PieceJoiner()
         self._advance = ProgressCheck(time.monotonic())
         self._sent_at: float | None = None  # the first request, after which a snapshot begins
+        self._is_behind_another = False  # nothing came about the relation, and one ended before
 
     def __enter__(self) -> Self:
         return self
@@ -441,6 +446,7 @@ class Stream:
         Raises:
             SourceUnreachable: the line is lost, or silent for NO_PROGRESS_S; or nothing but
                 Progress came for NO_ADVANCE_S, and the rows that it counts did not grow.
+            StreamEnded: another stream is needed for the relation.
             MalformedMessage: the source ended the exchange too early, or sent an invalid reply.
             DriftlineError: the source refused.
         """
@@ -448,6 +454,7 @@ class Stream:
         while (reply := self._joined.add(self._message(address, where))) is None:
             pass
         check_reply(reply)
+        self._is_behind_another = reply.WhichOneof("message") in {"finished", "refused"}
         now = time.monotonic()
         self._meter.add(reply, now)
         if not self._advance.accepts(reply, now):
@@ -472,6 +479,12 @@ class Stream:
             raise self._link._meaning(reply, where)
         if isinstance(reply, Exception):
             raise reply
+        if reply is None and self._is_behind_another:  # it waited too long for us, and refused that
+            raise StreamEnded(
+                "The source ended the stream between two relations.",
+                where=where,
+                remedy="Run the command again; what arrived is kept.",
+            )
         if reply is None:
             raise MalformedMessage("The source ended the exchange in the middle of a relation.")
         self._link.bytes_received += reply.ByteSize() + _FRAMING_BYTES

@@ -5,8 +5,10 @@ Each frame is a staged file of its own here, so that small tables have many.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,17 +17,32 @@ import pytest
 from driftline.errors import SourceUnreachable, WarehouseUnavailable
 
 from source_agent.scan import frame_builder
+from tests import ROOT
+from tests.harness.forks import run
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
-from tests.harness.pair import Pair
+from tests.harness.pair import Pair, environment
 from warehouse_agent.refresh import whole
 from warehouse_agent.storage.formats import head
+from warehouse_agent.table_maintenance.garbage import unreferenced
 from warehouse_agent.tasks import staging, write, written_ahead
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.written_ahead import FilesAhead
 
 ROWS = 4000
 WAIT_S_MAX = 30.0
+# A refresh that is killed when the first data file of its load is whole.
+KILLED = """
+import os, signal
+from warehouse_agent.cli.main import main
+from warehouse_agent.tasks import staging, written_ahead
+staging.FILE_BYTES, finish = 1000, written_ahead.FilesAhead._finish
+def killed(*arguments):
+    finish(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+written_ahead.FilesAhead._finish = killed
+main()
+"""
 
 
 @pytest.fixture
@@ -118,6 +135,27 @@ def test_a_load_that_is_cut_leaves_no_data_file(
     assert ahead[0].done
     assert data_files(pair) == []
     pair.refresh("t")
+    pair.check("t")
+
+
+def test_what_a_killed_load_has_written_is_found_by_gc(pair: Pair) -> None:
+    """Nothing names it: readers and the next load do as if it were not there."""
+    words = ["--config", str(pair.warehouse_toml()), "refresh", "t"]
+    with (pair.folder / "log").open("w") as log:
+        done = run(["-c", KILLED, *words], cwd=ROOT, env=environment(), stdout=log, stderr=log)
+    assert done.returncode == -signal.SIGKILL, (pair.folder / "log").read_text()
+    assert (left := data_files(pair))
+    assert pair.version("t") is None
+    pair.refresh("t")
+    pair.check("t")
+    assert set(left) < set(data_files(pair))
+    now = datetime.now(UTC)
+    assert not unreferenced(pair.store, "t", keep_hours=1, now=now).places, "it may be written now"
+    found = unreferenced(pair.store, "t", keep_hours=1, now=now + timedelta(hours=2))
+    assert {*left} <= {"/".join(place) for place in found.places}
+    for place in found.places:
+        pair.store.remove_file(*place)
+    check(pair)
     pair.check("t")
 
 
