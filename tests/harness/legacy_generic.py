@@ -13,6 +13,7 @@ from tests.harness.servers import PostgreSQL
 LACKS = frozenset(
     {
         Capability.QUERIES,
+        Capability.NOT_NULL,
         Capability.READ_ONLY,
         Capability.READ_ONLY_CONNECTION,
         Capability.TIME_LIMIT,

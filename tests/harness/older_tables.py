@@ -1,4 +1,7 @@
-"""Tables as releases left them that declared bookkeeping columns beside those of the source."""
+"""Tables as releases left them that declared bookkeeping columns beside those of the source.
+
+They declared every column nullable, and did not look whether one holds NULL.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from unittest import mock
 import pyarrow as pa
 from deltalake import Schema
 
-from warehouse_agent.columns.layout import RESERVED, Layout
+from warehouse_agent.columns.layout import CHECKED, RESERVED, Layout, to_json
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.storage import formats, log_entry, opened_table
+from warehouse_agent.storage import delta_log, formats, log_entry, not_null, opened_table
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, NewViewVersion, Snapshot
 
@@ -19,7 +22,13 @@ from warehouse_agent.storage.table import NewVersion, NewViewVersion, Snapshot
 def declared_then(layout: Layout | ViewLayout) -> Schema:
     """Return the columns that a table of this layout declared."""
     ours = (field for field in layout.file_schema if field.name.startswith(RESERVED))
-    return Schema.from_arrow(pa.schema([*layout.declared_schema, *ours]))
+    own = (field.with_nullable(True) for field in layout.declared_schema)
+    return Schema.from_arrow(pa.schema([*own, *ours]))
+
+
+def written_then(layout: Layout) -> dict[str, object]:
+    """Return the JSON of a layout as its commit had it."""
+    return {key: value for key, value in to_json(layout).items() if key != CHECKED}
 
 
 @contextmanager
@@ -28,6 +37,26 @@ def declaring_bookkeeping() -> Iterator[None]:
     with (
         mock.patch.object(log_entry, "declared", declared_then),
         mock.patch.object(opened_table, "declared", declared_then),
+        _checking_nothing(),
+    ):
+        yield
+
+
+@contextmanager
+def keeping_declarations() -> Iterator[None]:
+    """Publish in this process as releases did that go on from a table and know no NOT NULL."""
+    with (
+        mock.patch.object(log_entry, "_changes_schema", return_value=False),
+        _checking_nothing(),
+    ):
+        yield
+
+
+@contextmanager
+def _checking_nothing() -> Iterator[None]:
+    with (
+        mock.patch.object(delta_log, "to_json", written_then),
+        mock.patch.object(not_null, "checked", lambda _, new: new.layout),
     ):
         yield
 

@@ -46,12 +46,13 @@ class MemoryLog:
             raise NotFound(f"There is no version {version}.", where=name)
         number = numbers[-1] if version is None else version
         body = self._manifest(store, name, number)
-        files = tuple(
-            DataFile(path, store.uri(name, path), size, rows, ends and (ends[0], ends[1]))
-            for path, size, rows, ends in body["files"]
-        )
         record = VersionRecord.from_json(body["record"])
         layout = from_json(body["record"]["layout"])
+        known = layout.not_null
+        files = tuple(
+            DataFile(path, store.uri(name, path), size, rows, ends and (ends[0], ends[1]), known)
+            for path, size, rows, ends in body["files"]
+        )
         return Snapshot(number, body["table"], files, layout, record, pin=number)
 
     def entries(

@@ -13,7 +13,7 @@ Files of an older table may lack the statistics, which then read as null.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -51,6 +51,7 @@ CHANGED, RATE = f"{RESERVED}changed", f"{RESERVED}rate"
 STATISTICS = (*((name, pa.int32()) for name in (FIRST, UPDATES, CHANGED)), (RATE, pa.float32()))
 FEED_NAMES = ("_version", "_op")  # columns of the change feed beside the data
 
+CHECKED = "not_null_checked"  # key of JSON: columns that are not nullable hold no NULL
 _DDL = {pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float", pa.binary(): "binary"}
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")  # Delta refuses these in a name
 
@@ -86,6 +87,26 @@ class Layout:
     @cached_property
     def declared_schema(self) -> pa.Schema:
         """The schema that the Delta table declares: the published columns alone."""
+        nullable = {name: name not in self.not_null for name in self.data_names}
+        return pa.schema([f.with_nullable(nullable[f.name]) for f in self._data_fields])
+
+    @cached_property
+    def not_null(self) -> frozenset[str]:
+        """Published names of the columns that are not nullable."""
+        columns = zip(self.recipe.columns, self.names, strict=True)
+        return frozenset(name for column, name in columns if not column.nullable)
+
+    def with_not_null(self, names: Collection[str]) -> Layout:
+        """Return the layout in which these published columns are not nullable, and others are."""
+        columns = tuple(
+            replace(column, nullable=name not in names)
+            for column, name in zip(self.recipe.columns, self.names, strict=True)
+        )
+        return replace(self, recipe=replace(self.recipe, columns=columns))
+
+    @cached_property
+    def _data_fields(self) -> list[pa.Field]:
+        """Fields of the published columns in files, which may hold NULL whatever is declared."""
         fields = []
         for i in self.order:
             column = self.recipe.columns[i]
@@ -94,12 +115,12 @@ class Layout:
                 metadata["driftline.name"] = column.name
             kind = arrow_type(column.type, self.carriers[i])
             fields.append(pa.field(self.names[i], kind, metadata=metadata))
-        return pa.schema(fields)
+        return fields
 
     @cached_property
     def decoded_schema(self) -> pa.Schema:
         """The schema of decoded rows, which have no statistics."""
-        return pa.schema([*self.declared_schema, *self.bookkeeping])
+        return pa.schema([*self._data_fields, *self.bookkeeping])
 
     @cached_property
     def file_schema(self) -> pa.Schema:
@@ -350,6 +371,7 @@ def to_json(layout: Layout) -> dict[str, object]:
     chosen = layout.derivation
     return {
         "statistics": True,  # as releases ask that declare bookkeeping columns
+        CHECKED: True,
         "fingerprint_version": layout.recipe.fingerprint_version,
         "key_columns": layout.recipe.key_columns,
         "columns": [
@@ -366,6 +388,12 @@ def to_json(layout: Layout) -> dict[str, object]:
         **({} if chosen is None else {"derivation": derivation_json.to_json(chosen)}),
         **({"withheld": dict(layout.withheld)} if layout.withheld else {}),
     }
+
+
+def is_checked(data: Mapping[str, object]) -> bool:
+    """Return True if columns of a version that are not nullable in this JSON hold no NULL. Older
+    releases wrote what the source said before the first load."""
+    return bool(data.get(CHECKED))
 
 
 def from_json(data: dict[str, object]) -> Layout:

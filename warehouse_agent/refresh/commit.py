@@ -59,7 +59,8 @@ def commit(
         case ProvenEqual():
             version = _confirm(job, proven)
             if beside is None:  # not held for views, which are made of that version
-                version = restored.undeclared(job, proven.base)
+                layout = proven.compared.prepared.layout
+                version = restored.declared_anew(job, proven.base, layout)
             return _result(proven.compared, version, 0)
         case ProvenVersion():
             with job.phase("publish"):

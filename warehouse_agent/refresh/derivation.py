@@ -50,7 +50,8 @@ def offer_of(reply: pb.DescribeReply, layout: Layout) -> DerivationOffer:
 
 
 def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Layout:
-    """Return the layout of a fragment by a new description; that of `base` if nothing changed.
+    """Return the layout of a fragment by a new description; that of `base` if nothing changed but
+    which columns are NOT NULL.
 
     Raises:
         MalformedMessage, VersionMismatch, ConfigurationError: as `schema_change.described`.
@@ -60,7 +61,7 @@ def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None
     whole = schema_change.whole(reply, fragment, base)
     layout = derived(whole, united(fragment.wishes, offer_of(reply, whole)).derivation)
     if base is not None and not schema_change.differs(layout, base.layout):
-        return base.layout
+        return base.layout.with_not_null(layout.not_null)
     return layout
 
 

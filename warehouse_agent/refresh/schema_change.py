@@ -39,7 +39,8 @@ def recipe_of(description: pb.Description) -> Recipe:
 
 
 def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Layout:
-    """Return the layout of the relation as it is now; that of `base` if nothing changed.
+    """Return the layout of the relation as it is now; that of `base` if nothing changed but which
+    columns are NOT NULL.
 
     Raises:
         MalformedMessage: the reply has no description.
@@ -47,7 +48,7 @@ def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None
     """
     layout = whole(reply, fragment, base)
     if base is not None and not differs(layout, base.layout):
-        layout = base.layout
+        layout = base.layout.with_not_null(layout.not_null)
     return layout
 
 

@@ -7,7 +7,7 @@ executors import it, so it imports nothing that reads a log.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -27,7 +27,7 @@ class DataFile:
     """A Parquet file of a table.
 
     `path` is relative to the table, `size` in bytes. `bounds` are the least and the greatest
-    integer key; None if the key is no integer.
+    integer key; None if the key is no integer. `not_null`: columns that are known to hold no NULL.
     """
 
     path: str
@@ -35,6 +35,7 @@ class DataFile:
     size: int
     rows: int
     bounds: tuple[int, int] | None = None
+    not_null: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     def meets(self, first: int, last: int) -> bool:
         """Return True if the file may hold keys from `first` to `last`, both inclusive."""
@@ -69,8 +70,9 @@ def written_files(folder: DataFolder, layout: Layout | ViewLayout) -> list[DataF
         with system.open_input_file(path) as source:
             footer = pq.ParquetFile(source).metadata
         if footer.num_rows:
-            ends = bounds_in(footer, layout.integer_key)
-            files.append(DataFile(f"{folder.path}/{file}", uri, size, footer.num_rows, ends))
+            ends, known = bounds_in(footer, layout.integer_key), without_null(footer)
+            path = f"{folder.path}/{file}"
+            files.append(DataFile(path, uri, size, footer.num_rows, ends, known))
     return files
 
 
@@ -91,6 +93,14 @@ def bounds_in(footer: pq.FileMetaData, key: str | None) -> tuple[int, int] | Non
     if not all(group is not None and group.has_min_max for group in groups):
         return None
     return min(int(g.min) for g in groups), max(int(g.max) for g in groups)
+
+
+def without_null(footer: pq.FileMetaData) -> frozenset[str]:
+    """Return the columns that hold no NULL by their statistics; floats often have none."""
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    may = {c.path_in_schema for c in chunks if c.statistics is None or c.statistics.null_count != 0}
+    return frozenset(footer.schema.names) - may
 
 
 def uncompressed(footer: pq.FileMetaData) -> int:

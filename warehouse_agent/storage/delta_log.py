@@ -14,6 +14,7 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -26,14 +27,15 @@ from deltalake.transaction import (
 from driftline.errors import MalformedMessage, NotFound, WarehouseUnavailable
 
 from warehouse_agent.columns import view_layout
-from warehouse_agent.columns.layout import Layout, from_json, to_json
+from warehouse_agent.columns.layout import Layout, from_json, is_checked, to_json
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage import log_trial
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.log_entry import APP_ID, META, overtaken, write
 from warehouse_agent.storage.opened_table import (
     check_protocol,
     columns_of,
-    declares_bookkeeping,
+    declares_too_much,
     listed_files,
     pinned,
 )
@@ -72,9 +74,10 @@ class DeltaLog:
             layout, record = from_json(body["layout"]), VersionRecord.from_json(body)
         except _UNKNOWN as error:
             raise _other_release(name, table.version(), error) from error
-        files, identity = listed_files(table, store, name, layout), str(table.metadata().id)
-        other = None if newest is None else _other(table, newest, store, name, layout)
-        tells = declares_bookkeeping(table, layout)
+        not_null = layout.not_null if is_checked(body["layout"]) else frozenset()
+        files = listed_files(table, store, name, layout, not_null)
+        other = None if newest is None else _other(files, table, newest, store, name, layout)
+        tells, identity = declares_too_much(table, layout, not_null), str(table.metadata().id)
         return Snapshot(table.version(), identity, files, layout, record, table, (), other, tells)
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
@@ -89,8 +92,9 @@ class DeltaLog:
         except _UNKNOWN as error:
             raise _other_release(name, table.version(), error) from error
         files, identity = listed_files(table, store, name, layout), str(table.metadata().id)
-        other = None if newest is None else _other(table, newest, store, name, layout)
-        return ViewSnapshot(table.version(), identity, files, layout, record, table, other)
+        other = None if newest is None else _other(files, table, newest, store, name, layout)
+        tells = declares_too_much(table, layout, frozenset())
+        return ViewSnapshot(table.version(), identity, files, layout, record, table, other, tells)
 
     def is_view(self, store: Store, name: str) -> bool:
         opened = _opened(store, name, None)
@@ -289,9 +293,14 @@ def _before(store: Store, name: str, newest: DeltaTable, *, is_asked: bool) -> _
 
 
 def _other(
-    ours: DeltaTable, newest: DeltaTable, store: Store, name: str, layout: Layout | ViewLayout
+    ours_files: Sequence[DataFile],
+    ours: DeltaTable,
+    newest: DeltaTable,
+    store: Store,
+    name: str,
+    layout: Layout | ViewLayout,
 ) -> OtherVersion:
-    """Return what another program wrote after our last version."""
+    """Return what another program wrote after our last version, `ours`, which has these files."""
     numbers = range(ours.version() + 1, newest.version() + 1)
     infos = [
         a["commitInfo"] for n in numbers for a in _actions(store, name, n) if "commitInfo" in a
@@ -308,7 +317,9 @@ def _other(
         differs = "its columns are others"
     elif newest.metadata().partition_columns:
         differs = "it is partitioned"
-    files = () if unreadable else listed_files(newest, store, name, layout)
+    known = {f.path: f.not_null for f in ours_files}
+    listed = () if unreadable else listed_files(newest, store, name, layout)
+    files = tuple(replace(f, not_null=known.get(f.path, frozenset())) for f in listed)
     return OtherVersion(newest.version(), tuple(operations), files, differs, unreadable, newest)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.report import utc_now
+from warehouse_agent.storage import not_null
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import (
@@ -183,5 +184,10 @@ def mend(store: Store, name: str) -> None:
 
 
 def commit(store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
-    """Publish a version of a table (`TableFormat.commit`); return its number."""
+    """Publish a version of a table (`TableFormat.commit`); return its number.
+
+    Its layout says NOT NULL only where that holds of all files (`not_null.checked`).
+    """
+    if isinstance(new, NewVersion):
+        new = replace(new, layout=not_null.checked(store, new))
     return format_of(store, name).commit(store, name, new)

@@ -27,8 +27,9 @@ from warehouse_agent.storage.opened_table import (
     check_protocol,
     columns_of,
     declared,
-    declares_bookkeeping,
     listed_files,
+    not_null_of,
+    own_columns,
     pinned,
 )
 from warehouse_agent.storage.store import Store
@@ -79,17 +80,22 @@ def write(
 
 
 def _changes_schema(store: Store, new: NewVersion | NewViewVersion, schema: Schema) -> bool:
-    """Return True if a version declares other columns than its base.
+    """Return True if a version declares other columns than its base, or others NOT NULL.
 
-    Bookkeeping columns that an older release declared stay declared where files are kept and there
-    is no disk: such storage has no call for an entry that changes what is declared of kept files.
+    Where files are kept and there is no disk, columns that are declared too loosely stay so, and
+    bookkeeping columns that an older release declared: such storage has no call for an entry that
+    changes what is declared of kept files.
     """
     base = new.base
     assert base is not None
-    if columns_of(schema) == columns_of(pinned(base).schema()):
+    before = pinned(base).schema()
+    are_equal = not_null_of(before) == not_null_of(schema)
+    if are_equal and columns_of(before) == columns_of(schema):
         return False
+    may_stay = own_columns(before) == columns_of(schema)
+    may_stay &= not_null_of(before) <= not_null_of(schema)
     keeps_files = len(new.removed) < len(base.files)
-    return store.is_local or not keeps_files or not declares_bookkeeping(pinned(base), new.layout)
+    return store.is_local or not keeps_files or not may_stay
 
 
 def _transact(

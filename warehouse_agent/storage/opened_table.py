@@ -32,18 +32,35 @@ def declared(layout: Layout | ViewLayout) -> Schema:
     return Schema.from_arrow(layout.declared_schema)
 
 
-def declares_bookkeeping(table: DeltaTable, layout: Layout | ViewLayout) -> bool:
+def not_null_of(schema: Schema) -> set[str]:
+    """Return the columns that are declared NOT NULL."""
+    return {field.name for field in schema.fields if not field.nullable}
+
+
+def own_columns(schema: Schema) -> list[tuple[str, object]]:
+    """Return names and types of columns without our bookkeeping, which older releases declared."""
+    return [column for column in columns_of(schema) if not column[0].lower().startswith(RESERVED)]
+
+
+def declares_too_much(
+    table: DeltaTable, layout: Layout | ViewLayout, not_null: frozenset[str]
+) -> bool:
     """Return True if a table declares our bookkeeping columns beside those of a layout, as older
-    releases did."""
-    columns = columns_of(table.schema())
-    own = [column for column in columns if not column[0].lower().startswith(RESERVED)]
-    return own != columns and own == columns_of(declared(layout))
+    releases did, or columns NOT NULL that are not known to hold none."""
+    columns, own = columns_of(table.schema()), own_columns(table.schema())
+    if own != columns_of(declared(layout)):
+        return False
+    return own != columns or not not_null_of(table.schema()) <= not_null
 
 
 def listed_files(
-    table: DeltaTable, store: Store, name: str, layout: Layout | ViewLayout
+    table: DeltaTable,
+    store: Store,
+    name: str,
+    layout: Layout | ViewLayout,
+    not_null: frozenset[str] = frozenset(),
 ) -> tuple[DataFile, ...]:
-    """Return the data files of an opened version, by path."""
+    """Return the data files of an opened version, by path; `not_null` as in each of them."""
     actions = table.get_add_actions(flatten=True)
     ends = [f"{end}.{layout.integer_key}" for end in ("min", "max")]
     has_bounds = layout.integer_key is not None and set(ends) <= set(actions.schema.names)
@@ -55,7 +72,8 @@ def listed_files(
     for row in zip(*lists, strict=True):
         path, size, count, *bounds = row
         known = (bounds[0], bounds[1]) if bounds and None not in bounds else None
-        files.append(DataFile(path, store.uri(name, path), size, count or 0, known))
+        uri = store.uri(name, path)
+        files.append(DataFile(path, uri, size, count or 0, known, not_null))
     return tuple(sorted(files, key=lambda f: f.path))
 
 

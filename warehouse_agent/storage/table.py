@@ -7,8 +7,9 @@ format; `formats` finds the format of a table. Every format promises
  1. A commit is one atomic step on the base that it names: it is published whole, or it raises
     Locked because somebody else committed since the base was read.
  2. No commit changes an earlier version, and each version can be read until its files are removed.
- 3. The columns of a table may change in a commit that keeps no file. Other readers see the columns
-    that are published, and not those for bookkeeping, which files have.
+ 3. The columns of a table may change in a commit that keeps no file, and which of them are NOT NULL
+    in any commit. Other readers see the columns that are published, and not those for bookkeeping,
+    which files have.
  4. A version that Driftline did not write is never read: the newest one is the last that Driftline
     wrote, and says what another program wrote after it.
  5. An entry that could not be read is not committed: where columns change, the log is opened with
@@ -174,7 +175,8 @@ class Snapshot:
         lost: damaged files whose rows count as missing (`repair`).
         other: what another program wrote after this version, if it is our newest; a commit on this
             one then fails.
-        declares_bookkeeping: other readers see our bookkeeping columns, as older releases left it.
+        declares_too_much: other readers see our bookkeeping columns, as older releases left it, or
+            columns as NOT NULL that may hold one.
     """
 
     version: int
@@ -185,7 +187,7 @@ class Snapshot:
     pin: object = field(repr=False, compare=False)
     lost: tuple[DataFile, ...] = ()
     other: OtherVersion | None = field(default=None, repr=False, compare=False)
-    declares_bookkeeping: bool = field(default=False, repr=False, compare=False)
+    declares_too_much: bool = field(default=False, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -219,6 +221,7 @@ class ViewSnapshot:
     record: VersionRecord
     pin: object = field(repr=False, compare=False)
     other: OtherVersion | None = field(default=None, repr=False, compare=False)
+    declares_too_much: bool = field(default=False, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -257,7 +260,8 @@ class NewVersion:
 
     Attributes:
         base: the version that was read; None makes a new table.
-        layout: of the new version; may differ from that of `base` if no file is kept.
+        layout: of the new version; may differ from that of `base` if no file is kept, but for NOT
+            NULL.
         record: kept as JSON; the format adds the keys `version` and `layout`.
     """
 

@@ -37,7 +37,11 @@ DICTIONARY_SHARE = 0.5  # of distinct values in a sample: a column with fewer ge
 DICTIONARY_VALUE_BYTES = 1024  # mean size; a reader would not see how large the values are
 _CALENDAR = "org.apache.spark.version"  # key of a file's metadata
 WRITTEN = pa.schema(
-    [("path", pa.string()), *((n, pa.int64()) for n in ("size", "rows", "least", "greatest"))]
+    [
+        ("path", pa.string()),
+        *((n, pa.int64()) for n in ("size", "rows", "least", "greatest")),
+        ("not_null", pa.list_(pa.string())),
+    ]
 )
 
 
@@ -57,6 +61,7 @@ class Sink:
     _held: list[pa.RecordBatch] = field(default_factory=list)
     _held_bytes: int = 0
     _row_bytes: int = 0
+    _nulls: set[str] = field(default_factory=set)  # columns that hold one
     _writer: pq.ParquetWriter | None = None
     _footers: list[pq.FileMetaData] = field(default_factory=list)
     _is_begun: bool = False
@@ -90,6 +95,8 @@ class Sink:
             rows = batch.filter(pa.array(chosen))
         if not len(rows):
             return
+        pairs = zip(rows.schema.names, rows.columns, strict=True)
+        self._nulls.update(name for name, column in pairs if column.null_count)
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes >= ROW_GROUP_BYTES:
@@ -110,7 +117,8 @@ class Sink:
             size = system.get_file_info(path).size
         (footer,) = self._footers
         ends = bounds_in(footer, self.key) or (None, None)
-        values = [self._place, size, footer.num_rows, *ends]
+        not_null = [name for name in self.schema.names if name not in self._nulls]
+        values = [self._place, size, footer.num_rows, *ends, not_null]
         self._is_finished = True
         yield pa.RecordBatch.from_pydict(
             {name: [value] for name, value in zip(WRITTEN.names, values, strict=True)},
@@ -161,7 +169,8 @@ def written(rows: pa.Table, folder: DataFolder) -> list[DataFile]:
     for row in rows.to_pylist():
         path, uri = f"{folder.path}/{row['path']}", folder.uri(row["path"])
         ends = None if row["least"] is None else (row["least"], row["greatest"])
-        files.append(DataFile(path, uri, row["size"], row["rows"], ends))
+        known = frozenset(row["not_null"])
+        files.append(DataFile(path, uri, row["size"], row["rows"], ends, known))
     return sorted(files, key=lambda file: file.path)
 
 

@@ -11,6 +11,7 @@ class Capability(Enum):
     SQL = "a relation may be a view, or have `where`"
     QUERIES = "a relation may be a query, whose columns have known types"
     KEYS = "the catalogue knows keys"
+    NOT_NULL = "NOT NULL of a table's column is enforced, and the catalogue knows it"
     ORDER = "rows come in key order, and ranges of keys by index"
     SNAPSHOT = "everything that a session reads is from one snapshot"
     READ_ONLY = "a session refuses to write"

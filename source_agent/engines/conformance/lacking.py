@@ -65,6 +65,12 @@ def _no_keys(legacy: Legacy) -> None:
         assert not legacy.described(session, _RELATION).vouched, "nothing vouches for the key"
 
 
+def _no_not_null(legacy: Legacy) -> None:
+    with closing(legacy.connect().open()) as session:
+        shape = legacy.described(session, _RELATION)
+    assert all(column.nullable for column in shape.recipe.columns), "nothing is promised"
+
+
 def _no_order(legacy: Legacy) -> None:
     with closing(legacy.connect().open()) as session:
         shape = legacy.described(session, _RELATION)
@@ -116,6 +122,7 @@ _CHECKS: Final[Mapping[Capability, Callable[[Legacy], None]]] = {
     Capability.SQL: _no_sql,
     Capability.QUERIES: _no_queries,
     Capability.KEYS: _no_keys,
+    Capability.NOT_NULL: _no_not_null,
     Capability.ORDER: _no_order,
     Capability.SNAPSHOT: _no_snapshot,
     Capability.READ_ONLY: _may_write,

@@ -46,7 +46,26 @@ def test_a_primary_key_is_found(legacy: Legacy) -> None:
     assert [column.name for column in shape.recipe.key] == ["id"]
     assert shape.vouched
     assert shape.indexed
-    assert not shape.recipe.key[0].nullable
+
+
+@needs(Capability.NOT_NULL)
+def test_not_null_is_told_where_it_is_enforced(legacy: Legacy) -> None:
+    """Check that columns of a table are not nullable as declared, and those of a view all are."""
+    columns = '"id" BIGINT NOT NULL PRIMARY KEY, "kept" VARCHAR(9) NOT NULL, "more" VARCHAR(9)'
+    legacy.run(legacy.sql(f'CREATE TABLE "held" ({columns})'))
+    legacy.run(legacy.sql('CREATE VIEW "shown" AS SELECT * FROM "held"'))
+    query = legacy.sql('SELECT * FROM "held"')
+    with session_of(legacy) as session:
+        described = [
+            session.describe(relation)
+            for relation in (
+                Relation("held", table="held", key=("id",)),
+                Relation("shown", table="shown", key=("id",)),
+                Relation("query", query=query, key=("id",)),
+            )
+        ]
+    found = [{c.name for c in shape.recipe.columns if not c.nullable} for shape in described]
+    assert found == [{"id", "kept"}, set(), set()]
 
 
 @needs(Capability.SQL, Capability.KEYS)

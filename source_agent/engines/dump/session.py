@@ -146,7 +146,6 @@ class DumpSession(SnapshotSession):
                 types[name],
                 name,
                 values.form_of(types[name]),
-                nullable=format.kind == "parquet" or format.null is not None,
                 comparable=selection.comparable(types[name]),
             )
             for name in order.names

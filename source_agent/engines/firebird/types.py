@@ -101,13 +101,16 @@ def describe(session: FirebirdCatalogue, relation: Relation) -> Shape:
         fields = [_of_description(column) for column in said]
     else:
         parts = split_name(relation.table)
-        known = {name.rstrip(): file for name, file in session.ask(TABLES)}
+        known = {name.rstrip(): more for name, *more in session.ask(TABLES)}
         if len(parts) != 1 or parts[0] not in known:
             raise unknown_table(relation, list(known))
         source = quote(parts[0])
-        if known[parts[0]] is not None:
+        file, is_view = known[parts[0]]
+        if file is not None:
             exactness = Consistency.FUZZY  # the rows of an external table are a file
-        fields = [_of_catalogue(row) for row in session.ask(COLUMNS, parts[0])]
+        is_stored = file is None and not is_view
+        rows = session.ask(COLUMNS, parts[0])
+        fields = [_of_catalogue(row, is_stored=is_stored) for row in rows]
         primary = [name.rstrip() for (name,) in session.ask(PRIMARY, parts[0])]
     names = [field.name for field in fields]
     order = arrange(relation, names, primary)
@@ -122,7 +125,8 @@ def describe(session: FirebirdCatalogue, relation: Relation) -> Shape:
     return made
 
 
-def _of_catalogue(row: tuple[Any, ...]) -> FirebirdColumn:
+def _of_catalogue(row: tuple[Any, ...], *, is_stored: bool) -> FirebirdColumn:
+    """Return a column of a table or a view, whose outer join makes NULLs of any column."""
     name, type_, sub_type, precision, scale, characters, charset, null_flag, dimensions = row
     return FirebirdColumn(
         name.rstrip(),
@@ -132,7 +136,7 @@ def _of_catalogue(row: tuple[Any, ...]) -> FirebirdColumn:
         scale,
         characters,
         charset,
-        not_null=bool(null_flag),
+        not_null=bool(null_flag) and is_stored,
         is_array=bool(dimensions),
     )
 
@@ -152,7 +156,6 @@ def _of_description(column: Any) -> FirebirdColumn:
         scale=column.scale if kind in _INTEGERS or kind == _DOUBLE else 0,
         characters=column.length // width,
         charset=column.charset,
-        not_null=not column.nullable,
         is_array=column.datatype.name == "ARRAY",
     )
 

@@ -56,7 +56,6 @@ class InspectedColumn:
 
     name: str
     type: sql.TypeEngine[Any] | None
-    nullable: bool
     precision: int | None = None
     scale: int | None = None
 
@@ -135,17 +134,19 @@ def _columns(
     wanted = ", ".join(map(catalogue.quote, reflected)) or "*"
     said = catalogue.row_description(f"SELECT {wanted}\nFROM {source}\nWHERE 1 = 0")
     if not reflected:
-        return [InspectedColumn(str(column[0]), None, nullable=True) for column in said]
+        return [InspectedColumn(str(column[0]), None) for column in said]
     return [
-        InspectedColumn(name, column["type"], column.get("nullable", True), shown[4], shown[5])
+        InspectedColumn(name, column["type"], shown[4], shown[5])
         for (name, column), shown in zip(reflected.items(), said, strict=True)
     ]
 
 
 def _read(relation: Relation, column: InspectedColumn, catalogue: GenericCatalogue) -> ReadColumn:
+    """Return how a column is read; it is nullable: a dialect tells what is declared, and not what
+    its database enforces."""
     expression = catalogue.quote(column.name)
     if column.name in relation.as_text:
-        return _taken(column, DeclaredType("text"), expression, "shown")
+        return ReadColumn(column.name, DeclaredType("text"), expression, "shown")
     remedy = f'Set as_text = ["{column.name}"], or publish a view that casts it.'
     if (given := declared(relation, column.name)) is not None:
         if column.type is not None:
@@ -155,22 +156,18 @@ def _read(relation: Relation, column: InspectedColumn, catalogue: GenericCatalog
         if not form or (given.kind == "numeric" and given.precision is None):
             what = f"cannot be declared as {given}: a driver may not give it without loss"
             raise refused_type(relation, column.name, what, remedy)
-        return _taken(column, given, expression, form)
+        return ReadColumn(column.name, given, expression, form)
     if column.type is None:
         what = "is of a query, whose types nobody knows"
         where = f'Declare it: types = {{"{column.name}" = "…"}}, or {remedy[0].lower()}{remedy[1:]}'
         raise refused_type(relation, column.name, what, where)
     if isinstance(column.type, sql.Float) and catalogue.entry.float_text:
         text = catalogue.entry.float_text.format(column=expression)
-        return _taken(column, DeclaredType("float8"), text, "float text")
+        return ReadColumn(column.name, DeclaredType("float8"), text, "float text")
     type, why = _declared(column)
     if type is None:
         raise refused_type(relation, column.name, f"has the type {column.type!r}{why}", remedy)
-    return _taken(column, type, expression, _FORMS[type.kind])
-
-
-def _taken(column: InspectedColumn, type: DeclaredType, read: str, form: str) -> ReadColumn:
-    return ReadColumn(column.name, type, read, form, nullable=column.nullable)
+    return ReadColumn(column.name, type, expression, _FORMS[type.kind])
 
 
 def _declared(column: InspectedColumn) -> tuple[DeclaredType | None, str]:

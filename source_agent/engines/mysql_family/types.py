@@ -140,7 +140,8 @@ _FIELD_TYPES: Final = {
     254: "char",
     255: "geometry",
 }
-_UNSIGNED, _NOT_NULL, _BINARY_CHARSET = 32, 1, 63
+_UNSIGNED, _BINARY_CHARSET = 32, 63
+_ELSEWHERE: Final = frozenset({"CONNECT", "FEDERATED", "SPIDER"})  # engines of others' rows
 _ROW_START: Final = "row_start"  # of a table that declares no column for it
 _PERIOD: Final = {"ROW START", "ROW END"}  # expressions of such columns
 
@@ -287,7 +288,12 @@ def _described(session: FamilyCatalogue, relation: Relation) -> Shape:
             session.fields(empty_sql(source))  # tells "not granted" from "does not exist"
         raise unknown_table(relation, [str(r[0]) for r in session.ask(TABLES)])
     schema, name, kind, engine, count = rows[0]
-    described = _of_catalogue(session.ask(COLUMNS, schema, name), is_stored=kind != "VIEW")
+    is_stored = kind != "VIEW"
+    described = _of_catalogue(
+        session.ask(COLUMNS, schema, name),
+        is_stored=is_stored,
+        is_enforced=is_stored and (engine or "").upper() not in _ELSEWHERE,
+    )
     indexes = _of_current(_indexes(session.ask(INDEXES, schema, name)), described)
     is_innodb = innodb.is_innodb(engine, kind)
     listed = _Listed(described, indexes, kind or "", engine or "", int(count or 0))
@@ -409,7 +415,10 @@ def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
     return names if set(names) <= set(pageable) else ()
 
 
-def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> list[FamilyColumn]:
+def _of_catalogue(
+    rows: list[tuple[str | None, ...]], *, is_stored: bool, is_enforced: bool
+) -> list[FamilyColumn]:
+    """Return columns by the catalogue; `is_enforced`: the server keeps NULLs out of NOT NULL."""
     columns = []
     for name, kind, written, precision, scale, nullable, charset, collation, made, more in rows:
         text = (written or "").lower()
@@ -420,7 +429,7 @@ def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> lis
                 "unsigned" in text,
                 int(precision or 0),
                 int(scale or 0),
-                nullable == "YES",
+                nullable == "YES" or not is_enforced,
                 charset or "",
                 text,
                 collation or "",
@@ -442,9 +451,8 @@ def _of_metadata(product: Product, fields: Sequence[ResultField]) -> list[Family
         is_unsigned = bool(field.flags & _UNSIGNED)
         digits = field.length - (field.scale > 0) - (not is_unsigned)
         precision = field.length if kind == "bit" else digits
-        is_nullable = not field.flags & _NOT_NULL
         columns.append(
-            FamilyColumn(name, kind, is_unsigned, precision, field.scale, is_nullable, "", kind)
+            FamilyColumn(name, kind, is_unsigned, precision, field.scale, True, "", kind)
         )
     return columns
 

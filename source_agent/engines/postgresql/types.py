@@ -292,10 +292,12 @@ def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
         raise replaced(relation, sql)
     columns = session.ask(COLUMNS, oid)
     is_heap = kind in {"r", "m"} and not has_children
+    # The server checks no row of a foreign table, and tables that inherit may drop a NOT NULL.
+    is_checked = is_heap or (kind == "p" and "f" not in _kinds(session, relation, sql))
     return _Source(
         sql=f"{ONLY}{sql}" if is_heap else sql,  # no table that begins to inherit from it meanwhile
         columns=tuple(n for n, _, _ in columns),
-        not_null=frozenset(n for n, is_not_null, _ in columns if is_not_null),
+        not_null=frozenset(n for n, is_not_null, _ in columns if is_not_null and is_checked),
         types={n: oid for n, _, oid in columns},
         # The unique index of a table does not cover the rows of tables that inherit from it.
         is_plain=kind == "p" or is_heap,
@@ -315,9 +317,8 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
         return None
     columns = source.marking
     if select := _marked_sql(relation.marker, source.columns, source.sql):
-        not_null = _checked_not_null(session, relation, source)
         for name, oid, _ in session.row_description(select):
-            columns[name] = NATIVE.get(oid, _OTHER), name not in not_null
+            columns[name] = NATIVE.get(oid, _OTHER), name not in source.not_null
     is_named = relation.marker.column or relation.marker.versioned or relation.marker.joined
     no_xmin = "" if is_named else _no_xmin(session, relation, source)
     return marked_by(relation.name, relation.marker, columns, no_xmin=no_xmin)
@@ -328,28 +329,19 @@ def _counts(marked: MarkedBy | None) -> bool:
     return marked is not None and marked.kind is not MarkerKind.CHECKSUM
 
 
-def _checked_not_null(
-    session: PostgresqlCatalogue, relation: Relation, source: _Source
-) -> frozenset[str]:
-    """Return the columns that hold no NULL; the server does not check those of foreign tables."""
-    if relation.table is None:
-        return frozenset()
-    return frozenset() if "f" in _kinds(session, relation, source) else source.not_null
-
-
 def _no_xmin(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> str:
     """Return why the rows of a relation have no xmin of their own; empty: they have."""
     if relation.table is None:
         return "The rows of a query have no xmin"
-    kinds = _kinds(session, relation, source)
+    kinds = _kinds(session, relation, source.table)
     return "" if kinds <= {"r", "p"} else "Only tables and their partitions have xmin"
 
 
-def _kinds(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> set[str]:
+def _kinds(session: PostgresqlCatalogue, relation: Relation, table: str) -> set[str]:
     """Return the kinds of a table and of all below it. Raises SnapshotLost: there is none now."""
-    leaves = session.ask(LEAVES, source.table)
+    leaves = session.ask(LEAVES, table)
     if not leaves:
-        raise replaced(relation, source.table)
+        raise replaced(relation, table)
     return {kind for _, kind, _ in leaves}
 
 

@@ -126,7 +126,7 @@ class _Table:
 
         A PRIMARY KEY alone does not: SQLite accepts NULLs in most of them.
         """
-        if not self.not_null.union([self.alias]).issuperset(key):
+        if not self.not_null.issuperset(key):
             return False
         return (bool(self.alias) and self.alias in key) or any(
             i.is_unique and not i.is_partial and set(i.columns) <= set(key) for i in self.indexes
@@ -334,14 +334,17 @@ def _table(session: SqliteCatalogue, name: str, rows: list[tuple[Any, ...]]) -> 
         and types[primary[0]] == "INTEGER"
         and not any(i.is_primary for i in indexes)
     )
+    alias = primary[0] if is_alias else ""
+    # The rowid is never NULL. A virtual table keeps what it declares, or does not.
+    not_null = frozenset(row[1] for row in rows if row[3] or row[1] == alias)
     return _Table(
         name,
         is_stored,
         tuple(primary),
-        frozenset(row[1] for row in rows if row[3]),
+        not_null if is_stored else frozenset(),
         indexes,
         rowid,
-        primary[0] if is_alias else "",
+        alias,
         _rows_expected(session, name) if is_stored else 0,
     )
 

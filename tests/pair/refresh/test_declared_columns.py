@@ -19,6 +19,7 @@ from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy, SqliteLegacy
+from tests.harness.no_disk import no_disk
 from tests.harness.no_spark import NoSpark
 from tests.harness.older_tables import declare, declaring_bookkeeping
 from tests.harness.pair import Pair, expect_equal, rows_of
@@ -246,27 +247,17 @@ def test_what_cannot_be_committed_is_left_to_a_later_refresh(
 
 
 def test_storage_without_links_declares_until_no_old_file_is_left(
-    pair: Pair, is_declared: bool, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, is_declared: bool
 ) -> None:
     """It has no call for an entry that changes what is declared of files that are kept."""
     fill(pair.legacy, 2 * ROWS, 10)
-    with monkeypatch.context() as remote:
-        remote.setattr(Store, "is_local", property(lambda _: False))
-        remote.setattr(Store, "table", lambda self, name: f"{self.root}/{name}")
-        known = Store._at
-        remote.setattr(Store, "_at", lambda self, *parts: _on_disk(known, self, parts))
+    with no_disk():
         for version in (2, 2):
             assert pair.refresh("orders").version == version
             assert bool(ours(seen(table(pair, "orders")))) == is_declared
         pair.legacy.execute("UPDATE orders SET note = 'all of them'")
         assert pair.refresh("orders").version == 3
     check(pair, "orders")
-
-
-def _on_disk(known: Callable[..., Any], store: Store, parts: tuple[str, ...]) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "is_local", property(lambda _: True))
-        return known(store, *parts)
 
 
 @pytest.mark.parametrize("name", TABLES)

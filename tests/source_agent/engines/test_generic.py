@@ -93,7 +93,7 @@ def test_ours_keep_their_names(tmp_path: Path) -> None:
 
 
 def column(type: sql.TypeEngine[Any], precision: Any = None, scale: Any = None) -> InspectedColumn:
-    return InspectedColumn("v", type, True, precision, scale)
+    return InspectedColumn("v", type, precision, scale)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,29 @@ def test_a_text_that_two_values_have_is_refused(pg: OfPostgreSQL, type: str) -> 
         assert session.describe(Relation("t", table="t", columns=("id", "w"))).vouched
 
 
+def test_not_null_is_what_the_server_checks(pg: OfPostgreSQL) -> None:
+    pg.run(
+        "CREATE DOMAIN whole AS int NOT NULL",
+        "CREATE TABLE plain (id int PRIMARY KEY, v int NOT NULL, w whole, x int)",
+        "CREATE TABLE parent (id int NOT NULL, v int NOT NULL)",
+        "CREATE TABLE child () INHERITS (parent)",
+        "CREATE TABLE tree (id int NOT NULL, v int NOT NULL) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)",
+        "CREATE VIEW seen AS SELECT * FROM plain",
+        "CREATE MATERIALIZED VIEW made AS SELECT * FROM plain",
+    )
+
+    def not_null(table: str) -> set[str]:
+        with session_of(pg) as session:
+            shape = session.describe(Relation(table, table=table, key=("id",)))
+        return {column.name for column in shape.recipe.columns if not column.nullable}
+
+    assert not_null("plain") == {"id", "v"}
+    assert not_null("parent") == set(), "a table that inherits may drop it"
+    assert not_null("child") == not_null("tree") == not_null("leaf") == {"id", "v"}
+    assert not_null("seen") == not_null("made") == set()
+
+
 def test_a_marker_of_a_foreign_table_may_be_null(pg: OfPostgreSQL) -> None:
     """The server takes its NOT NULL on trust; a row without a time is read each time."""
     pg.run(

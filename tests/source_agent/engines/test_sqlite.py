@@ -415,3 +415,19 @@ def _told_what_the_file_needs(folder: Path) -> None:
         assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
     connection.close()
     assert read(hot) == "read"
+
+
+def test_not_null_is_what_sqlite_enforces(lite: OfSQLite) -> None:
+    """Only an INTEGER PRIMARY KEY and one WITHOUT ROWID keep NULLs out without saying so."""
+    lite.run(
+        "CREATE TABLE alias (id INTEGER PRIMARY KEY, v INT NOT NULL, w INT)",
+        "CREATE TABLE odd (id TEXT PRIMARY KEY, v INT NOT NULL, w INT)",
+        "CREATE TABLE bare (id TEXT PRIMARY KEY, v INT NOT NULL, w INT) WITHOUT ROWID",
+        "CREATE VIEW seen AS SELECT * FROM alias",
+    )
+    found = {}
+    with session_of(lite) as session:
+        for table in ("alias", "odd", "bare", "seen"):
+            columns = session.describe(Relation(table, table=table, key=("id",))).recipe.columns
+            found[table] = {column.name for column in columns if not column.nullable}
+    assert found == {"alias": {"id", "v"}, "odd": {"v"}, "bare": {"id", "v"}, "seen": set()}

@@ -48,12 +48,13 @@ class ManifestLog:
         body = self._manifest(store, name, number)
         if "record" not in body:
             raise WarehouseUnavailable(f"Version {number} is not ours.", where=name)
-        files = tuple(
-            DataFile(path, store.uri(name, path), size, rows, ends and (ends[0], ends[1]))
-            for path, size, rows, ends in body["files"]
-        )
         record = VersionRecord.from_json(body["record"])
         layout = from_json(body["record"]["layout"])
+        known = layout.not_null
+        files = tuple(
+            DataFile(path, store.uri(name, path), size, rows, ends and (ends[0], ends[1]), known)
+            for path, size, rows, ends in body["files"]
+        )
         return Snapshot(number, body["table"], files, layout, record, pin=None)
 
     def entries(

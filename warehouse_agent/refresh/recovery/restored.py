@@ -36,6 +36,7 @@ from dataclasses import replace
 from driftline.errors import Locked, MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
 from driftline.rows.digests import Digest, Salt
 
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.notes import HeadNote
 from warehouse_agent.refresh.job import Job
@@ -209,21 +210,26 @@ def _adopted(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot | str:
     return newest
 
 
-def undeclared(job: Job, base: Snapshot) -> int:
-    """Publish a version that was found equal once more, without a file, if it declares bookkeeping
-    columns, which an older release did; return the number of the newest version.
+def declared_anew(job: Job, base: Snapshot, layout: Layout) -> int:
+    """Publish a version that was found equal once more, without a file, if it declares too much, as
+    older releases did, or if the source says of other columns that they are NOT NULL; return the
+    number of the newest version.
 
-    A version that is published for its rows declares none anyway. It is the comparison that counts:
-    what cannot be committed now is left to a later refresh.
+    A version that is published for its rows declares what it should anyway. It is the comparison
+    that counts: what cannot be committed now is left to a later refresh.
+
+    Args:
+        layout: of the relation as it is known now.
     """
-    if not base.declares_bookkeeping or not job.store.is_local:
+    is_right = not base.declares_too_much and layout.not_null == base.layout.not_null
+    if is_right or not job.store.is_local:
         return base.version
     record = formats.same_rows(base.record, adopted=base.version)
-    new = NewVersion(base, base.layout, added=(), removed=(), record=record)
+    new = NewVersion(base, layout, added=(), removed=(), record=record)
     try:
         formats.commit(job.store, job.name, new)
     except (Locked, WarehouseUnavailable):
-        _log.debug("the columns of %s stay declared", job.name, exc_info=True)
+        _log.debug("the columns of %s stay declared as they are", job.name, exc_info=True)
         return base.version
     WarehouseFailpoint.VERSION_REPUBLISHED.reach()
     newest = _newest(job)
