@@ -117,7 +117,9 @@ class Situation:
         if is_torn:  # pull the lost rows, and as few others as possible
             line = replace(line, objective=Objective.BYTES)
         columns = 1 if recipe is None else len(recipe.columns)
-        priced = prices.from_notes(self.notes.prices, columns, level=line.level(rows))
+        is_load = base is None or not any(file.rows for file in base.sound)
+        level = line.level(0 if is_load else rows)
+        priced = prices.from_notes(self.notes.prices, columns, level=level)
         if is_torn:  # a price learnt from other rows must not make a full copy look cheap
             priced = replace(priced, copied=max(priced.copied, priced.row))
         told = self.rows_told
@@ -147,6 +149,7 @@ class Situation:
             marker=self.marker,
             is_resumed=base is not None and tiled is None and tuple(files) != base.sound,
             days=self.days,
+            is_load=is_load,
         )
 
 

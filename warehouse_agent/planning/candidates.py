@@ -157,8 +157,9 @@ class PlanInputs:
     bytes of a key that travels itself, None: keys have no order; `allowance` is None if the source
     did not say what it allows; `marker` is None if all rows must be proven; `is_resumed`: rows that
     an unfinished exchange staged are among ours; `takes_up`: ours are those of an unfinished load,
-    which are listed by chunks; `days` are the totals of changes by day, oldest
-    first, none if they are not needed.
+    which are listed by chunks; `days` are the totals of changes by day, oldest first, none if they
+    are not needed; `is_load`: no row of a version is compared, so all rows are expected to come, or
+    the rest of those that cut exchanges staged.
     """
 
     name: str
@@ -183,6 +184,7 @@ class PlanInputs:
     is_resumed: bool = False
     takes_up: bool = False
     days: tuple[DayOfChanges, ...] = ()
+    is_load: bool = False
 
     @property
     def refusal(self) -> DriftlineError | None:
@@ -228,6 +230,13 @@ class PlanInputs:
     def theirs(self) -> int:
         """Rows of the source, taken to be as many as ours if it gave no estimate."""
         return self.ours if self.rows_expected is None else self.rows_expected
+
+    def level(self, ours: int, *, at_once: bool = False) -> int:
+        """Return the zstd level of an exchange that compares `ours` rows of the working copy.
+
+        at_once: all rows are copied, and none is compared before.
+        """
+        return self.line.level(0 if self.is_load else ours, at_once=at_once)
 
     @property
     def in_shards(self) -> bool:
@@ -281,7 +290,7 @@ def load_rest(known: PlanInputs) -> Candidate:
 
 def at_once(known: PlanInputs) -> tuple[Candidate, Candidate]:
     """Return the copy that nothing precedes, if nothing changed and if something did."""
-    rows, level = known.theirs, known.line.level
+    rows, level = known.theirs, known.level
     coarser = LEVELS[level(known.ours, at_once=True)] / LEVELS[level(known.ours)]
     size = plan.opening_bytes(plan.everything(), 1) + int(known.prices.copy(rows) * coarser)
     unchanged, copy = (

@@ -48,7 +48,7 @@ class Line:
         return self.rtt_s * self.bytes_per_s if self.objective is Objective.SECONDS else 0.0
 
     def level(self, ours: int, *, at_once: bool = False) -> int:
-        """Return the zstd level for a table of `ours` rows, for a load if there are none.
+        """Return the zstd level if `ours` published rows are compared; of a load if none are.
 
         at_once: all rows are copied, and none is compared before.
         """

@@ -111,7 +111,7 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
             shipped=shipped,
             changed=changed,
             is_copy=out.is_copy,
-            level=p.known.line.level(p.compared.count, at_once=p.is_copied_at_once),
+            level=p.known.level(p.compared.count, at_once=p.is_copied_at_once),
         )
         noted = _notes(job, proven.compared, done.version, record, changed=record.rows_changed)
         job.notes = replace(noted, prices=learnt)

@@ -150,7 +150,7 @@ def converse(
             recipe=p.layout.recipe,
             fragment_key=p.fragment_key,
             salt=p.salt,
-            level=p.known.line.level(ours.rows, at_once=p.is_copied_at_once),
+            level=p.known.level(ours.rows, at_once=p.is_copied_at_once),
             agreed=stream.agreed,
             within=within,
             derivation=p.layout.derivation,
