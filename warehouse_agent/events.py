@@ -44,7 +44,9 @@ class PhaseStarted:
 class RowsRead:
     """The source has read `rows` rows of about `rows_expected`; 0 expected: not known.
 
-    `held_back_s`: for which it read more slowly, to spare its database.
+    Attributes:
+        held_back_s: for which it read more slowly, to spare its database.
+        rows_before: of `rows`, staged by earlier attempts at a load.
     """
 
     name: str
@@ -52,6 +54,7 @@ class RowsRead:
     rows: int
     rows_expected: int
     held_back_s: float = 0.0
+    rows_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ SINCE = {
     "places_why",
     "places_expected",
     "totals",
+    "staged",
+    "staged_rows",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

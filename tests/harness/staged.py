@@ -14,7 +14,7 @@ from driftline.rows.fingerprints import fingerprints
 from driftline.values.types import Recipe
 
 from tests.reference.rows import Row
-from tests.samples.rows import block
+from tests.samples.rows import block, recipe
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.storage.data_files import DataFile
 
@@ -22,20 +22,26 @@ KEY, SALT = bytes(range(32)), Salt(1, 2)
 FRAME_ROWS = 100
 
 
-def frames_of(rows: Sequence[Row], recipe: Recipe) -> list[bytes]:
+def frames_of(rows: Sequence[Row], made: Recipe) -> list[bytes]:
     """Return rows as a source ships them, under KEY."""
     found = []
     for at in range(0, len(rows), FRAME_ROWS):
         data = block(rows[at : at + FRAME_ROWS])
-        digest = mix(SALT, *fingerprints(KEY, recipe)(data.rows())).digest()
-        found.append(frames.encode(data, recipe, SALT, digest, level=1))
+        digest = mix(SALT, *fingerprints(KEY, made)(data.rows())).digest()
+        found.append(frames.encode(data, made, SALT, digest, level=1))
     return found
 
 
-def stage(folder: Path, name: str, rows: Sequence[Row], recipe: Recipe) -> str:
+def any_frame(rows: int = 1) -> bytes:
+    """Return a frame of some rows, for tests in which nothing reads them."""
+    (frame,) = frames_of([[struct.pack(">q", n)] for n in range(rows)], recipe(["int8"]))
+    return frame
+
+
+def stage(folder: Path, name: str, rows: Sequence[Row], made: Recipe) -> str:
     """Write a staged file of rows; return its URI."""
     folder.mkdir(parents=True, exist_ok=True)
-    pieces = (struct.pack("<I", len(frame)) + frame for frame in frames_of(rows, recipe))
+    pieces = (struct.pack("<I", len(frame)) + frame for frame in frames_of(rows, made))
     (folder / name).write_bytes(b"".join(pieces))
     return f"file://{folder / name}"
 

@@ -149,7 +149,10 @@ def gc(
     yes: bool,
     as_json: bool,
 ) -> list[int]:
-    """Count the data files that no kept version needs; with `yes`, remove them."""
+    """Count the data files that no kept version needs; with `yes`, remove them.
+
+    Also say how many staged bytes the next refresh can use, which are kept.
+    """
     collect = collector(Store.of(config), keep_hours, datetime.now(UTC), removes=yes)
 
     def one(table: Fragment | View) -> None:
@@ -157,11 +160,15 @@ def gc(
         files = len(garbage.places)
         if as_json:
             body = {"name": table.name, "files": files, "bytes": garbage.bytes, "removed": yes}
+            body["staged_bytes"] = garbage.staged_bytes
             print(json.dumps(body), flush=True)
         else:
             verb = "removed" if yes else "would remove"
             size = counted(garbage.bytes, "byte")
             print(f"{table.name}: {verb} {counted(files, 'file')}, {size}")
+            if garbage.staged_bytes:
+                staged = counted(garbage.staged_bytes, "byte")
+                print(f"  {staged} are staged, and kept until the next version is published")
 
     return each(chosen, one, as_json=as_json, command="gc")
 

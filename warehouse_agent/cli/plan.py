@@ -61,8 +61,7 @@ def text_of(forecast: Forecast) -> str:
     if forecast.refused:
         lines.append(f"  a refresh will be refused now: {forecast.refused}")
     if forecast.staged_bytes:
-        staged = counted(forecast.staged_bytes, "byte")
-        lines.append(f"  {staged} of an earlier attempt are staged and are not sent again")
+        lines.append(f"  {_staged(forecast)}")
     if forecast.tiles_done:
         lines.append(f"  {forecast.tiles_done} of {forecast.tiles} tiles are done already")
     for candidate in forecast.candidates:
@@ -103,6 +102,18 @@ def _situation(forecast: Forecast) -> str:
         f"{at_source} at the source{grown}; expected to have changed: "
         f"{forecast.change_share:.2%}{between} ({forecast.change_share_from})"
     )
+
+
+def _staged(forecast: Forecast) -> str:
+    """Return what earlier attempts staged, and what of a first load is left."""
+    size, rows = forecast.staged_bytes, forecast.staged_rows
+    if not rows:
+        return f"{counted(size, 'byte')} of an earlier attempt are staged and are not sent again"
+    text = f"{counted(rows, 'row')} ({counted(size, 'byte')}) of earlier attempts are staged"
+    left = (forecast.rows_expected or 0) - rows
+    if left <= 0:
+        return text
+    return f"{text}; about {counted(left, 'row')} ({left * size / rows:,.0f} bytes) are left"
 
 
 def _marker_text(marker: MarkerForecast) -> str:

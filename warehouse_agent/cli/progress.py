@@ -169,7 +169,7 @@ def _amount(rows: RowsRead, seconds: float) -> str:
     text = f"{read:,} of about {expected:,} rows" if expected else counted(read, "row")
     if is_held_back_for_long(rows.held_back_s):
         text += f", held back by the source for {rows.held_back_s:,.0f} s"
-    rate = read / seconds if seconds > 0 else 0.0
+    rate = (read - rows.rows_before) / seconds if seconds > 0 else 0.0
     if rate <= 0:
         return text
     left = f", about {(expected - read) / rate:,.0f} s left" if expected > read else ""

@@ -17,6 +17,7 @@ from warehouse_agent.history.notes import UncomparedNote
 from warehouse_agent.inspection.published_state import PublishedState, history_of, reading
 from warehouse_agent.report import age, counted, is_held_back_for_long
 from warehouse_agent.runs.each_fragment import each
+from warehouse_agent.storage.staged_files import StagedRows
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import VersionRecord
 from warehouse_agent.timetable.probe import ProbeAnswer
@@ -160,13 +161,26 @@ def text_of(shown: Sequence[PublishedState], now: datetime, width: int | None) -
 
 
 def _cells(table: PublishedState, now: datetime) -> tuple[str, ...]:
-    """Return a row of the table, under HEADINGS; only the name if nothing is published."""
+    """Return a row of the table, under HEADINGS; the name and why if nothing is published."""
     if table.version is None:
-        return (table.name,)
+        return (table.name, NEVER if table.staged is None else _load(table, table.staged, now))
     assert table.rows_total is not None
     compared = [age(at, now) for at in (table.as_of, table.checked_at)]
     how = (table.consistency or "", table.proof or "")
     return (table.name, str(table.version), f"{table.rows_total:,}", *compared, *how)
+
+
+def _load(table: PublishedState, staged: StagedRows, now: datetime) -> str:
+    """Return how far the first load of a table is, in words."""
+    if staged.share is not None:
+        amount = f"{staged.share:.0%}"
+    elif staged.rows is not None:
+        amount = counted(staged.rows, "row")
+    else:
+        amount = counted(staged.bytes, "byte")
+    failed_at = None if table.failed is None else table.failed.at
+    tried = age(max(staged.at, failed_at or ""), now)  # both are in UTC, to the second
+    return f"first load, {amount} staged, last tried {tried}"
 
 
 def _failed(status: PublishedState, now: datetime) -> list[str]:
@@ -239,19 +253,23 @@ def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
     widths = [max(map(len, column)) for column in zip(HEADINGS, *whole, strict=True)]
     widths[0] = max(widths[0], *(len(row[0]) for row in rows))
     headings = HEADINGS if whole else HEADINGS[:1]
-    lines = [_line(row, widths) for row in (headings, *(r if r[1:] else (*r, NEVER) for r in rows))]
+    lines = [_line(row, widths) for row in (headings, *rows)]
     if width is None or max(map(len, lines)) <= width:
         return lines
     lines = []
     for row in rows:
-        cells = [f"  {h}: {cell}" for h, cell in zip(HEADINGS[1:], row[1:], strict=False)]
-        lines += [row[0], *(cells or [f"  {NEVER}"])]
+        if row in whole:
+            cells = [f"{h}: {cell}" for h, cell in zip(HEADINGS[1:], row[1:], strict=True)]
+        else:
+            cells = list(row[1:])
+        lines += [row[0], *(f"  {cell}" for cell in cells)]
     return lines
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    is_whole = len(cells) == len(HEADINGS)
     aligned = [
-        cell.rjust(width) if heading in _NUMBERS and cell != NEVER else cell.ljust(width)
+        cell.rjust(width) if heading in _NUMBERS and is_whole else cell.ljust(width)
         for cell, width, heading in zip(cells, widths, HEADINGS, strict=False)
     ]
     return _GAP.join(aligned).rstrip()

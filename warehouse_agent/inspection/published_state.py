@@ -2,7 +2,8 @@
 
 The Delta log and the notes of earlier refreshes are read, without Spark and, unless a caller asks
 for it, without the source. The fields of `PublishedState` are those of `status --json` and stable:
-jobs read them. For a fragment that was never published, all are null.
+jobs read them. For a fragment that was never published, all are null but what is staged and what
+failed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from warehouse_agent.report import (
 )
 from warehouse_agent.runs.each_fragment import published, published_view
 from warehouse_agent.storage import formats
+from warehouse_agent.storage.staged_files import StagedRows, staged_of_load
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
 from warehouse_agent.views.timings import longest_s
@@ -141,6 +143,7 @@ class PublishedState:
     alarms: list[str] | None = None  # why it is not ok; null: it is
     late_s: float | None = None  # since a refresh went well, if it is late; null: it is not
     totals: RefreshTotals | None = None  # of all its refreshes, if they are asked for
+    staged: StagedRows | None = None  # by first loads that were cut; null: nothing, or a version
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +374,7 @@ def _fragment_state(
 ) -> PublishedState:
     """Return the published state of a fragment whose version and notes were read."""
     if snapshot is None:
-        return PublishedState(name)
+        return PublishedState(name, staged=staged_of_load(store, name))
     record = snapshot.record
     comparison, security = notes.comparison(snapshot), notes.policies(snapshot)
     interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)

@@ -45,6 +45,7 @@ from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.report import counted
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
+from warehouse_agent.storage.staged_files import staged_of_load
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.staging import Staging
@@ -61,12 +62,14 @@ class ForecastFacts:
     """Facts that a forecast tells beside the prediction, which does not depend on them.
 
     Attributes:
-        staged_bytes: of an earlier attempt.
+        staged_bytes: of earlier attempts.
+        staged_rows: of earlier attempts at a first load; None: not known.
         source_error: why the source could not be asked; None: it was.
         schema_changes: of the relation, each in words, that a refresh refuses.
     """
 
     staged_bytes: int = 0
+    staged_rows: int | None = None
     source_error: str | None = None
     schema_changes: tuple[str, ...] = ()
 
@@ -120,6 +123,7 @@ class Forecast:
     held_back_s: float | None = None  # by the source, of the last refresh; None: there was none
     last_s: float | None = None  # that it took in all
     places_expected: Places | None = None  # of the phases; None: nobody asked
+    staged_rows: int | None = None  # by earlier attempts at a first load; None: not known
 
 
 def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Forecast:
@@ -199,7 +203,11 @@ def know(
     notes = Notes.read(store, fragment.name)
     if base is not None:
         base = repair.taken_for_lost(store, fragment.name, base, notes.damaged)
-    staged = Staging(store, fragment.name).frame_bytes()
+    load = staged_of_load(store, fragment.name) if base is None else None
+    if base is not None:
+        staged = Staging(store, fragment.name).frame_bytes()
+    else:
+        staged = 0 if load is None else load.bytes
     description = reply.description if reply is not None else None
     described = derivation.recipe_now(reply, fragment, base) if reply is not None else None
     published = base.layout.recipe if base is not None else None
@@ -228,7 +236,9 @@ def know(
     files = base.sound if base is not None else ()
     partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
     tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
-    return at.known(files, partition, tiled), ForecastFacts(staged, schema_changes=tuple(changes))
+    return at.known(files, partition, tiled), ForecastFacts(
+        staged, None if load is None else load.rows, schema_changes=tuple(changes)
+    )
 
 
 def _marker_state(
@@ -280,6 +290,7 @@ def predict(known: PlanInputs, beside: ForecastFacts = NOTHING) -> Forecast:
         chosen=chosen,
         why=_why(known, candidates, chosen),
         staged_bytes=beside.staged_bytes,
+        staged_rows=beside.staged_rows,
         source_error=beside.source_error,
         schema_changes=beside.schema_changes,
         tiles=known.scope.tiles,

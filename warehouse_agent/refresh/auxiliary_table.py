@@ -49,6 +49,7 @@ from warehouse_agent.planning.tiling import (
 )
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.recovery import repair
+from warehouse_agent.storage import staged_files
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -61,7 +62,7 @@ from warehouse_agent.tasks.staging import ExchangeIdentity, FrameWriter, Staging
 from warehouse_agent.tasks.steps import Steps
 
 FOLDER = "pass"
-_NOTE, _TABLE, _SUMS = "exchange.json", "pass.json", "sums.bin"  # `gc` reads the note
+_NOTE, _TABLE, _SUMS = staged_files.NOTE, "pass.json", "sums.bin"  # `gc` reads the note
 _DONE = ".npz"
 _FACTS = ("as_of", "checked_at", "consistency", "changed", "vouched", "frame_bytes")
 KEYS_PER_TILE = 64  # of all files, by which tiles between keys are cut

@@ -30,6 +30,7 @@ from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.steps import Phases, StepLog, Steps
 from warehouse_agent.tasks.write import write_rows
+from warehouse_agent.transport.waiting import SHIP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -109,10 +110,12 @@ class Job:
         """Return the phases of the attempt; called with a name, one begins."""
         return Phases(self.report, self.steps.log, self.emit)
 
-    def rows_read(self, progress: pb.Progress) -> None:
-        """Emit the progress that the source reports."""
+    def rows_read(self, rows_before: int, progress: pb.Progress) -> None:
+        """Emit the progress that the source reports; `rows_before` of the rows that came were
+        staged by earlier attempts."""
         rows, expected, held_s = progress.rows, progress.rows_expected, progress.held_back_s
-        self.emit(RowsRead(self.name, progress.phase, rows, expected, held_s))
+        before = rows_before if progress.phase == SHIP else 0
+        self.emit(RowsRead(self.name, progress.phase, rows, expected, held_s, before))
 
     def exchange(self, base: Snapshot | None, layout: Layout) -> stage.ExchangeIdentity:
         """Return the exchange that compares `base` in the columns of `layout`."""

@@ -40,11 +40,12 @@ REDUCE = "reduce"  # phase
 @dataclass(frozen=True, slots=True)
 class Intake:
     """The rows of an exchange on their way: `writer` stages them, `progress` shows how many of
-    `rows_expected` came."""
+    `rows_expected` came, with `rows_before` that earlier attempts at a load staged."""
 
     writer: FrameWriter
     progress: Callable[[pb.Progress], None]
     rows_expected: int
+    rows_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,11 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
     """
     carried, reduced_s = stream.bytes_carried, job.report.seconds.get(REDUCE, 0.0)
     with job.phase("exchange") as spent, _writing_ahead(job, p) as ahead:
-        writer = job.staging.begin(job.exchange(p.base, p.layout), ahead.take)
-        intake = Intake(writer, job.rows_read, p.rows_expected)
+        writer = job.staging.begin(
+            job.exchange(p.base, p.layout), ahead.take, rows_expected=p.rows_expected
+        )
+        before = writer.rows_before if p.base is None else 0
+        intake = Intake(writer, partial(job.rows_read, before), p.rows_expected, before)
         try:
             outcome = converse(job, p, p.ours, stream, intake)
         except DriftlineError as error:
@@ -143,6 +147,7 @@ def converse(
         keep=writer.add,
         progress=intake.progress,
         rows_expected=intake.rows_expected,
+        rows_before=intake.rows_before,
     )
     try:
         terms = ExchangeTerms(

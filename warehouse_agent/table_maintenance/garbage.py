@@ -40,6 +40,7 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh.recovery import restored
 from warehouse_agent.storage import formats
+from warehouse_agent.storage.staged_files import FOLDER, NOTE, frames_in
 from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.visible_versions import warehouse_versions
@@ -64,12 +65,13 @@ class Garbage:
     """Files to remove: their places for `Store.remove_file`, and their size in bytes.
 
     `oldest`: the oldest version that is kept, by which the log may be shortened; None: there is no
-    log.
+    log. `staged_bytes` are of staged frames that are kept until the next version is published.
     """
 
     places: tuple[tuple[str, ...], ...]
     bytes: int
     oldest: int | None = None
+    staged_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +152,19 @@ def unreferenced(
     since = _since(store, keep_hours, now)
     flips = kept_flips(store, keep_hours, now) if flips is None else flips
     kept = _kept(store, name, since, oldest_flipped(flips, name), is_view=is_view)
+    useless, staged_bytes = _staged(store, name, kept)
     entries = itertools.chain(
         warehouse_versions.garbage(store, flips[0].number, flips[-1]) if flips else (),
         _data(store, name, kept),
         _feeds(store, name, kept),
-        _staged(store, name, kept),
+        useless,
         _temporary(store, name),
     )
     unused = [entry for entry in entries if entry.modified <= since]
     shared_since = min(since, now - timedelta(hours=SHARED_KEEP_HOURS))
     unused += [entry for entry in _shared(store, name) if entry.modified <= shared_since]
-    return Garbage(tuple(e.place for e in unused), sum(e.size for e in unused), kept.oldest)
+    size = sum(e.size for e in unused)
+    return Garbage(tuple(e.place for e in unused), size, kept.oldest, staged_bytes)
 
 
 def _since(store: Store, keep_hours: int, now: datetime) -> datetime:
@@ -260,13 +264,17 @@ def _feeds(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
                 yield entry
 
 
-def _staged(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
-    for folder in store.folders(PRIVATE, "staging", name):
-        note = store.read_json(PRIVATE, "staging", name, folder, "exchange.json")
-        useful = note.get("base_version") == kept.newest and "recipe" in note
-        for entry in store.walk(PRIVATE, "staging", name, folder):
-            if not useful or entry.place[-1].endswith(".tmp"):
-                yield entry
+def _staged(store: Store, name: str, kept: _Kept) -> tuple[list[StoredFile], int]:
+    """Return what no next attempt can use, and the bytes of the frames that one can."""
+    useless, size = list[StoredFile](), 0
+    for folder in store.folders(PRIVATE, FOLDER, name):
+        note = store.read_json(PRIVATE, FOLDER, name, folder, NOTE)
+        entries = store.walk(PRIVATE, FOLDER, name, folder)
+        if note.get("base_version") == kept.newest and "recipe" in note:
+            size += sum(entry.size for entry in frames_in(entries))
+            entries = [entry for entry in entries if entry.place[-1].endswith(".tmp")]
+        useless += entries
+    return useless, size
 
 
 def _temporary(store: Store, name: str) -> Iterator[StoredFile]:

@@ -28,6 +28,7 @@ from warehouse_agent.planning.chunk_size import chunk_shift
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, DataFolder
+from warehouse_agent.storage.staged_files import number_of
 from warehouse_agent.tasks.difference import PlacedRows
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.scan import OfFiles, spread
@@ -160,7 +161,7 @@ class _ChunkedRows:
     def add_file(self, uri: str) -> None:
         """Add the rows of a staged file that follow those of the file before, or begin anew."""
         folder, name = uri.rsplit("/", 1)
-        number = int(name.partition(".")[0])
+        number = number_of(name)
         if self._last != (folder, number - 1):
             self._begin(is_known=number == 1)
         self._last = folder, number

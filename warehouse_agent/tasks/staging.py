@@ -33,7 +33,9 @@ from warehouse_agent.config import Fragment
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.storage import staged_files
 from warehouse_agent.storage.data_files import DataFile, DataFolder, rows_of
+from warehouse_agent.storage.staged_files import EXPECTED, NOTE
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks import key_lookup, row_statistics
 from warehouse_agent.tasks.change_feed import LOTS_MAX
@@ -52,7 +54,6 @@ ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
 AT_ONCE_ROWS = 100_000
 TEXT_BYTES_MAX = 64 << 20  # of numerics in a batch, as a row group has; and of one row
 _LENGTH_BYTES = 4
-_NOTE = "exchange.json"
 _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
 
 Take = Callable[[str], None]
@@ -108,7 +109,7 @@ class Staging:
         """
         folders = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
-            body = self.store.read_json(PRIVATE, "staging", self.name, folder, _NOTE)
+            body = self.store.read_json(PRIVATE, "staging", self.name, folder, NOTE)
             noted = ExchangeIdentity.from_json(body)
             is_like = noted == wanted or (anywhere and noted.compared == wanted.compared)
             if is_like and self._files(folder):
@@ -117,16 +118,21 @@ class Staging:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
         return folders
 
-    def begin(self, exchange: ExchangeIdentity, take: Take | None = None) -> FrameWriter:
+    def begin(
+        self, exchange: ExchangeIdentity, take: Take | None = None, *, rows_expected: int = 0
+    ) -> FrameWriter:
         """Return the writer of an exchange; its folder and note are written with its first file.
 
-        take: gets the URI of each file that is full, when it is written.
+        Args:
+            take: gets the URI of each file that is full, when it is written.
+            rows_expected: of the source, by its estimate; 0: it had none.
         """
-        before = self.store.folders(PRIVATE, "staging", self.name)
-        number = int(before[-1]) + 1 if before else 1
-        return FrameWriter(
-            self.store, self.name, f"{number:06d}", json.dumps(exchange.to_json()).encode(), take
-        )
+        walked = self.store.walk(PRIVATE, "staging", self.name)
+        before = [one.place[-2:] for one in walked if one.place[-2].isdecimal()]
+        number = max((int(folder) for folder, _ in before), default=0) + 1
+        note = json.dumps(exchange.to_json() | {EXPECTED: rows_expected}).encode()
+        rows = staged_files.rows_of(file for _, file in before) or 0
+        return FrameWriter(self.store, self.name, f"{number:06d}", note, take, rows_before=rows)
 
     def clear(self) -> None:
         """Remove all staged frames, after they were published or became useless."""
@@ -135,7 +141,7 @@ class Staging:
     def frame_bytes(self) -> int:
         """Return the bytes of all staged frames, those of a pass included."""
         staged = self.store.walk(PRIVATE, "staging", self.name)
-        return sum(entry.size for entry in staged if entry.place[-1].endswith(".frames"))
+        return sum(entry.size for entry in staged_files.frames_in(staged))
 
     def room(self, at_most: int | None) -> StagingRoom | None:
         """Return how much may be staged: `at_most` bytes, or a share of what is free now.
@@ -170,7 +176,7 @@ class Staging:
 
     def _files(self, folder: str) -> list[str]:
         files = self.store.files(PRIVATE, "staging", self.name, folder)
-        return [name for name, _ in files if name.endswith(".frames")]
+        return [name for name, _ in files if name.endswith(staged_files.ENDING)]
 
 
 @dataclass
@@ -178,7 +184,8 @@ class FrameWriter:
     """Writer of one exchange's frames; holds at most FILE_BYTES and a frame.
 
     `note` is written before the first file, so an exchange without rows costs no write; empty: the
-    folder has none. `take` gets the URI of each file that is full.
+    folder has none. `take` gets the URI of each file that is full. `rows_before`: that exchanges
+    before this one staged, as far as it is known.
     """
 
     store: Store
@@ -186,9 +193,13 @@ class FrameWriter:
     folder: str
     note: bytes = b""
     take: Take | None = None
+    rows_before: int = 0
+    rows: int = 0  # in the files that were written
     _pieces: list[bytes] = field(default_factory=list)
     _bytes: int = 0
+    _rows: int = 0
     _number: int = 0
+    _file: str = ""  # the name of the file that was written last
 
     @property
     def files(self) -> int:
@@ -200,7 +211,8 @@ class FrameWriter:
         return Staging(self.store, self.name).uris(self.folder, self._number)
 
     def add(self, frame: bytes) -> None:
-        """Append a frame; write a file when there is enough for one."""
+        """Append a frame; write a file when there is enough for one. Raises FrameDamaged."""
+        self._rows += frames.head(frame).digest.count
         self._pieces += [len(frame).to_bytes(_LENGTH_BYTES, "little"), frame]
         self._bytes += len(frame)
         if self._bytes >= FILE_BYTES:
@@ -214,26 +226,23 @@ class FrameWriter:
             return
         self.store.refuse_full(self._bytes, *self._place)
         if self.note and not self._number:
-            self.store.write(self.note, *self._place, _NOTE)
+            self.store.write(self.note, *self._place, NOTE)
             WarehouseFailpoint.STAGING_BEGUN.reach()
         self._number += 1
+        self._file = staged_files.file_name(self._number, self._rows)
         self.store.write(b"".join(self._pieces), *self._place, self._file)
         WarehouseFailpoint.FRAMES_STAGED.reach()
-        self._pieces, self._bytes = [], 0
+        self.rows += self._rows
+        self._pieces, self._bytes, self._rows = [], 0, 0
 
     def drop(self) -> None:
         """Remove everything that this attempt staged."""
-        self._pieces, self._bytes = [], 0
+        self._pieces, self._bytes, self._rows, self.rows = [], 0, 0, 0
         self.store.remove(*self._place)
 
     @property
     def _place(self) -> tuple[str, ...]:
         return PRIVATE, "staging", self.name, self.folder
-
-    @property
-    def _file(self) -> str:
-        """Return the name of the file that was written last."""
-        return f"{self._number:06d}.frames"
 
 
 @dataclass(frozen=True, slots=True)

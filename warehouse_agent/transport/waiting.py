@@ -38,6 +38,7 @@ class Wire(Protocol):
         """Return the next reply."""
 
 
+SHIP = "ship"  # the phase in which rows come
 T = TypeVar("T")
 # Yields a request to be sent; or what takes the frames that come, or None, to be sent a reply.
 Requests = Generator[pb.Request | Take | None, pb.Reply, T]
@@ -58,12 +59,15 @@ class Waiting:
         keep: Callable[[bytes], None],
         progress: Callable[[pb.Progress], None],
         rows_expected: int = 0,
+        rows_before: int = 0,
     ) -> None:
-        """keep: stages a frame; rows_expected: for progress only."""
+        """keep: stages a frame; rows_expected, rows_before: for progress only, at the source and
+        staged by earlier attempts at a load."""
         self.admission = admission
         self.came, self.frame_bytes, self.round_trips, self.answered_s = Digest(), 0, 0, 0.0
         self._wire, self._keep, self._progress = wire, keep, progress
-        self._shipping = pb.Progress(phase="ship", rows_expected=rows_expected)
+        self._rows_before = rows_before
+        self._shipping = pb.Progress(phase=SHIP, rows=rows_before, rows_expected=rows_expected)
         self._relation, self._opened_at, self._has_sent = "", 0.0, False
         self._at = StateTracker()
 
@@ -79,6 +83,8 @@ class Waiting:
             SourceUnreachable: an exchange has lasted for EXCHANGE_S_MAX.
             DriftlineError: whatever the source refused with, or a broken line, message or frame.
         """
+        if self._rows_before:
+            self._progress(self._shipping)
         sending = self._at.run(requests, self._receive)
         while True:
             try:
@@ -122,9 +128,15 @@ class Waiting:
                 return reply
 
     def _say(self, said: pb.Progress) -> None:
-        """Pass on what the source says; while rows come, their number counts."""
+        """Pass on what the source says; while rows come, their number counts.
+
+        Where a load goes on, rows that the source reads again are staged already.
+        """
         is_news = said.held_back_s > self._shipping.held_back_s
         self._shipping.held_back_s = said.held_back_s
+        if self._rows_before and said.phase == SHIP:
+            self._shipping.rows = max(self._shipping.rows, said.rows)
+            is_news = True
         self._progress(self._shipping if is_news and self._shipping.rows else said)
 
     def _take(self, frame: bytes, take: Take | None) -> None:
@@ -134,5 +146,6 @@ class Waiting:
             take(frame)
         self._keep(frame)
         self.came += declared
-        self._shipping.rows = self.admission.rows
+        rows = self._rows_before + self.admission.rows
+        self._shipping.rows = max(self._shipping.rows, rows) if self._rows_before else rows
         self._progress(self._shipping)

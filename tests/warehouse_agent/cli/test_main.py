@@ -52,7 +52,7 @@ STATUS = [
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
     "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
     "staleness", "audit", "marker_warnings", "part", "activity", "other", "damaged", "failed",
-    "put_off_until", "state", "alarms", "late_s", "totals",
+    "put_off_until", "state", "alarms", "late_s", "totals", "staged",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
@@ -471,7 +471,13 @@ def test_what_jobs_read(pair: Pair, run: Run) -> None:
     assert all(set(v) == HISTORY for v in history)
     assert len(run("history", "orders", "--limit", "1", config=config).out.splitlines()) == 1
     (garbage,) = run("gc", "orders", "--json", config=config).lines
-    assert garbage == {"name": "orders", "files": 0, "bytes": 0, "removed": False}
+    assert garbage == {
+        "name": "orders",
+        "files": 0,
+        "bytes": 0,
+        "removed": False,
+        "staged_bytes": 0,
+    }
     ended = run("gc", "orders", "--keep-hours", "0", config=config)
     assert "would remove" in ended.out
     before = len(list(pair.warehouse.rglob("*.parquet")))

@@ -45,7 +45,7 @@ FIELDS = [
     "name", "command", "version", "rows_published", "rows_expected", "first_load",
     "changes_expected", "change_share", "change_share_from", "floor_bytes", "candidates", "chosen",
     "why", "staged_bytes", "source_error", "schema_changes", "tiles", "tiles_done", "refused",
-    "marker", "rows_forecast", "held_back_s", "last_s", "places_expected", "error",
+    "marker", "rows_forecast", "held_back_s", "last_s", "places_expected", "staged_rows", "error",
 ]  # fmt: skip
 
 
@@ -106,6 +106,28 @@ def test_what_is_said_of_leftovers_and_columns() -> None:
     found = predict(known(), ForecastFacts(12_345, schema_changes=("column b was dropped",)))
     assert "12,345 bytes of an earlier attempt are staged" in text_of(found)
     assert "refused without --accept-schema: column b was dropped" in text_of(found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (None, "12,345 bytes of an earlier attempt are staged and are not sent again"),
+        (
+            60_000,
+            (
+                "60,000 rows (12,345 bytes) of earlier attempts are staged; about 40,000 rows"
+                " (8,230 bytes) are left"
+            ),
+        ),
+        (100_001, "100,001 rows (12,345 bytes) of earlier attempts are staged"),
+    ],
+)
+def test_how_much_of_a_load_is_staged(rows: int | None, said: str) -> None:
+    """Of 100,000 rows; an older release did not say how many rows its files have."""
+    load = known(version=None, rows=None, partition=uniform(2))
+    found = predict(load, ForecastFacts(12_345, rows))
+    assert f"  {said}" in text_of(found).splitlines()
+    assert json.loads(json_of(found))["staged_rows"] == rows
 
 
 def test_fields_are_stable() -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from driftline.errors import Locked
@@ -87,6 +88,15 @@ def test_a_terminal_shows_every_step(
     # stdout is no terminal here: the answer is whole, on stdout alone.
     assert capsys.readouterr().out == f"{LONG}\n"
     assert "[red]" not in said
+
+
+def test_a_load_goes_on_where_it_stood() -> None:
+    """The rate is that of the rows that come now."""
+    at_first = RowsRead("orders", "ship", 6_200, 10_000, 0.0, 6_200)
+    assert progress._amount(at_first, 1.0) == "6,200 of about 10,000 rows"
+    later = replace(at_first, rows=7_200)
+    said = "7,200 of about 10,000 rows, 100 rows/s, about 28 s left"
+    assert progress._amount(later, 10.0) == said
 
 
 def test_an_answer_on_the_terminal_of_the_bar_stays_whole(

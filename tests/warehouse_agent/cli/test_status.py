@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warehouse_agent.cli.status import HEADINGS, NEVER, text_of
+from warehouse_agent.history.failures import Failure
 from warehouse_agent.inspection.published_state import PublishedState
 from warehouse_agent.report import age
+from warehouse_agent.storage.staged_files import StagedRows
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
+FAILURE = Failure(1, None, None, None, "UNREACHABLE", "cut.", "erp", "", True, 4, {})
 
 
 def at(**ago: float) -> str:
@@ -66,6 +70,26 @@ def test_a_table() -> None:
         "part: only some rows were compared since the last full comparison",
         "probability of a missed change: 6e-37 per refresh",
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected", "amount"),
+    [
+        (6_200, 10_000, "62%"),
+        (0, 10_000, "0%"),
+        (12_000, 10_000, "99%"),
+        (6_200, None, "6,200 rows"),
+        (None, 10_000, "140,000 bytes"),
+    ],
+)
+def test_a_first_load_that_was_cut(rows: int | None, expected: int | None, amount: str) -> None:
+    """An older release said no rows; an estimate may be too low, and no version is published."""
+    cut = PublishedState("items", staged=StagedRows(rows, expected, 140_000, at(minutes=9)))
+    said = f"first load, {amount} staged, last tried"
+    assert text_of([published("orders"), cut], NOW, None)[2] == f"items     {said} 9 minutes ago"
+    assert text_of([cut], NOW, 20)[1:] == [f"  {said} 9 minutes ago"]
+    tried = replace(cut, failed=replace(FAILURE, at=at(minutes=2)))
+    assert text_of([tried], NOW, None)[1] == f"items     {said} 2 minutes ago"
 
 
 def test_the_odds_are_said_once_and_are_the_worst() -> None:

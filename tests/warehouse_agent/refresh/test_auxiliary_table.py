@@ -13,6 +13,7 @@ from driftline.errors import Locked
 from driftline.relations.activity import CountedActivity
 from driftline.rows.digests import Digest, Salt
 
+from tests.harness.staged import any_frame
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import PassSettings, PassSums, tiling
 from warehouse_agent.refresh.auxiliary_table import (
@@ -61,7 +62,7 @@ def begun(tmp_path: Path) -> Pass:
 def finish(tiles: Pass, tile: int, found: Outcome = FOUND) -> str:
     """Finish a tile that has one file of frames; return their folder."""
     writer = tiles.writer(tile)
-    writer.add(b"frame")
+    writer.add(any_frame())
     writer.flush()
     tiles.finish(tile, found, writer)
     return writer.folder
@@ -152,7 +153,7 @@ def test_two_commands_that_compare_one_tile(
     monkeypatch.setattr(Store, "is_local", property(lambda _: False))
     ours, theirs = begun(tmp_path), begun(tmp_path)
     writer = ours.writer(1)
-    writer.add(b"ours")
+    writer.add(any_frame())
     writer.flush()
     other = finish(theirs, 1)
     ours.finish(1, FOUND, writer)

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
+from tests.harness.staged import any_frame
 from tests.samples.exchanges import ORDERS
 from warehouse_agent.config import select
 from warehouse_agent.history.notes import Notes
@@ -164,7 +165,7 @@ def test_a_version_found_equal_is_noted_by_the_commit(pair: Pair) -> None:
     assert contents(pair) == before
     assert not staged(pair), "an exchange without rows writes nothing"
     left = job.staging.begin(ORDERS)  # as by an attempt that was cut
-    left.add(b"frame")
+    left.add(any_frame())
     left.flush()
     assert staged(pair)
     done = commit(job, proven)

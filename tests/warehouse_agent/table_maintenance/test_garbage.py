@@ -201,6 +201,7 @@ def test_leftovers_of_crashes_go_when_they_are_old(pair: Pair) -> None:
     found = clean(store, now)
     assert {store.root + "/" + "/".join(p) for p in found.places} == set(map(str, leftovers))
     assert found.bytes == sum(map(len, leftovers.values()))
+    assert found.staged_bytes == len(b"frames"), "of those that the next refresh can use"
     assert not any(path.exists() for path in leftovers)
     assert not (table / "data-0123456789ab-shipped").exists()
     assert {path: path.read_bytes() for path in strangers} == strangers

@@ -15,6 +15,7 @@ from driftline.rows.fingerprints import fingerprints
 from driftline.values import numerics
 from driftline.values.types import Recipe
 
+from tests.harness.staged import any_frame
 from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe
 from warehouse_agent.columns.layout import lay_out
@@ -79,10 +80,13 @@ def test_another_agent_took_up_what_was_staged(tmp_path: Path) -> None:
     theirs = staging.Staging(Store(str(tmp_path)), "orders")
     writer = theirs.begin(ORDERS)
     assert writer.uris() == []
-    for frame in (b"one", b"two"):
-        writer.add(frame)
+    for rows in (1, 20):
+        writer.add(any_frame(rows))
         writer.flush()
-    assert [uri.rsplit("/", 1)[-1] for uri in writer.uris()] == ["000001.frames", "000002.frames"]
+    assert [uri.rsplit("/", 1)[-1] for uri in writer.uris()] == [
+        "000001-1.frames",
+        "000002-20.frames",
+    ]
     assert writer.uris() == theirs.uris(writer.folder)
     theirs.clear()
     with pytest.raises(Locked, match="another agent took them up") as caught:
@@ -97,7 +101,7 @@ def test_what_unfinished_exchanges_are_taken_up(tmp_path: Path) -> None:
 
     def stage(exchange: staging.ExchangeIdentity) -> str:
         writer = theirs.begin(exchange)
-        writer.add(b"frame")
+        writer.add(any_frame())
         writer.flush()
         return writer.folder
 

@@ -130,7 +130,7 @@ def test_the_room_is_half_of_what_is_free(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(2 * free, free))
     assert staging.room(None) == StagingRoom(free // 2)
     writer = staging.begin(ORDERS)
-    writer.add(bytes(10_000))
+    writer.add(frame(FRAME_ROWS_MAX))
     writer.flush()
     free -= (staged := staging.frame_bytes())
     assert staging.room(None) == StagingRoom((free + staged) // 2, staged)
