@@ -98,6 +98,8 @@ class Layout:
 
     def with_not_null(self, names: Collection[str]) -> Layout:
         """Return the layout in which these published columns are not nullable, and others are."""
+        if self.not_null == {*names}:
+            return self
         columns = tuple(
             replace(column, nullable=name not in names)
             for column, name in zip(self.recipe.columns, self.names, strict=True)
