@@ -430,7 +430,6 @@ class Runs:
         pin(spark)  # whose own writer is used
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(key_lookup, "ROWS_MAX", 0)
-            patch.setattr(change_feed, "write", joined)
             return self._once("joined", name, Steps(spark))
 
     def _once(self, place: str, name: str, steps: Steps) -> dict[str, Any]:
@@ -491,10 +490,6 @@ def test_joins_do_the_same(spark: SparkSession, runs: Runs, name: str) -> None:
     assert same(runs.joined(name, spark), runs.in_driver(name))
 
 
-def joined(*place: Any, before: Any, after: Any, layout: Layout) -> VersionFeed:
-    return change_feed.joined(*place, old=before, new=after, layout=layout)
-
-
 STEPS_CALL = {"scan", "spread", "added", "runs_here", "spark", "spark_to_join"}
 # Files and rooms: SQL, which only Spark can do, and what `pair/views/test_incremental.py` runs in
 # both places.
@@ -543,7 +538,7 @@ def test_every_step_is_run(spark: SparkSession, runs: Runs) -> None:
         runs.in_driver(name)
     runs.joined("integer key", spark)
     wanted = steps_in_source()
-    assert {"spread", "write_staged", "joined", "assign"} <= {name for _, name in wanted}
+    assert {"spread", "write_staged", "replaced", "assign"} <= {name for _, name in wanted}
     assert wanted <= runs.called, wanted - runs.called
 
 

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-from driftline.arrays import U64
+from driftline.arrays import U64, Positions
 from driftline.errors import ConfigurationError, MalformedMessage, ValueDoesNotFit, together
 from driftline.relations import derivation_json
 from driftline.relations.derivations import Derivation, canonical, text_of
@@ -133,8 +133,12 @@ class Layout:
     @cached_property
     def lane_schema(self) -> pa.Schema:
         """The schema of the position, or the integer key, and the two lanes of the fingerprint."""
-        position = self.names[0] if self.recipe.integer_key else POSITION
-        return pa.schema([self.file_schema.field(name) for name in (position, HI, LO)])
+        return pa.schema([self.file_schema.field(n) for n in (self.position_name, HI, LO)])
+
+    @property
+    def position_name(self) -> str:
+        """The column that has the position of a row's key: the integer key, or a hash."""
+        return self.names[0] if self.recipe.integer_key else POSITION
 
     @cached_property
     def keyed_schema(self) -> pa.Schema:
@@ -209,11 +213,14 @@ class Layout:
         arrays += [pa.array(hi.view(np.int64)), pa.array(lo.view(np.int64))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.decoded_schema)
 
-    def keys(self, columns: Sequence[RaggedColumn]) -> pa.Array:
-        """Return what `batch` has in the column of `key_names`, from decoded key columns."""
+    def keys(self, columns: Sequence[RaggedColumn], *, seed: int) -> tuple[pa.Array, Positions]:
+        """Return what `batch` has in the column of `key_names`, and the position of each row, int64
+        [rows], from decoded key columns."""
+        block = join(columns)
+        where = positions(block, self.recipe, seed)
         if self.recipe.integer_key:
-            return to_arrow(self.recipe.columns[0], columns[0], self.carriers[0])
-        return self._key_bytes(join(columns))
+            return to_arrow(self.recipe.columns[0], columns[0], self.carriers[0]), where
+        return self._key_bytes(block), where
 
     def _key_bytes(self, block: Block) -> pa.Array:
         """Return the key bytes of rows, of which the block has the key columns at least."""

@@ -25,6 +25,9 @@ UNPACKED = 4
 # Python workers and is compiled; they keep as many cores busy.
 START_CPU_S, START_CORES = 16.0, 4
 JOB_S = 0.5  # of a later job: its plan, and its tasks' start
+# Bytes that a task may hold of rows that it looks up: on machines whose memory is not known; the
+# least, with which it goes on however slowly; and the most, beyond which it gains little.
+TASK_BYTES, TASK_BYTES_MIN, TASK_BYTES_MAX = 256 << 20, 64 << 20, 1 << 30
 
 
 class StepPlace(StrEnum):
@@ -209,6 +212,14 @@ def by_prediction(work: StepWork, there: StepResources) -> PlacedStep:
 def joining(size: int) -> PlacedStep:
     """Place a step that Spark alone can do."""
     return PlacedStep(StepPlace.SPARK, PlaceReason.JOIN, size, True)
+
+
+def task_bytes(memory: int | None, at_once: int) -> int:
+    """Return the bytes that each of `at_once` tasks may hold of rows that it looks up, if all may
+    hold `memory` bytes; None: not known."""
+    if memory is None:
+        return TASK_BYTES
+    return min(max(memory // max(at_once, 1), TASK_BYTES_MIN), TASK_BYTES_MAX)
 
 
 def driver_s(work: StepWork, threads: int) -> float:

@@ -56,7 +56,6 @@ from warehouse_agent.tasks.difference import (
     Outcome,
     PlacedRows,
 )
-from warehouse_agent.tasks.key_lookup import fits
 from warehouse_agent.tasks.rewrites.replaced_rows import (
     Removal,
     RewrittenFiles,
@@ -382,9 +381,6 @@ def _changes(job: Job, p: Prepared, applied: RewrittenFiles) -> VersionFeed:
     before, after = applied.before, applied.shipped
     if before is None:
         before, after = tuple(f for f in applied.gone if f not in p.base.lost), applied.added
-    if all(fits(job.steps, files, change_feed.LOTS_MAX) for files in (before, after)):
-        feed = change_feed.write(*place, before=before, after=after, layout=p.layout)
-    else:
-        feed = change_feed.joined(*place, old=before, new=after, layout=p.layout)
+    feed = change_feed.write(*place, before=before, after=after, layout=p.layout)
     WarehouseFailpoint.FEED_WRITTEN.reach()
     return repair.without_feed(job.store, job.name, feed, p.base) if p.base.lost else feed

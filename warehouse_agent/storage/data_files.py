@@ -145,8 +145,3 @@ def rows_of(spark: SparkSession, layout: Layout | ViewLayout, uris: list[str]) -
     if not uris:
         return spark.createDataFrame([], layout.ddl)
     return spark.read.schema(layout.ddl).parquet(*uris)
-
-
-def by_place(rows: DataFrame) -> DataFrame:
-    """Return rows with columns `c0`, `c1` …: mapInArrow fails on names with a dot or a backtick."""
-    return rows.toDF(*(f"c{i}" for i in range(len(rows.columns))))

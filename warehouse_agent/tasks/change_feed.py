@@ -4,44 +4,42 @@
 
 A feed consists of the files that the commit names, in a folder of the attempt: without locks on
 the storage two agents may write the same version, and one of them commits. The operation of an
-image depends on the row of the same key on the other side. Tasks look that row up, in lots
-(`write`); beyond LOTS_MAX lots Spark joins (`joined`), which moves all columns.
+image depends on the row of the same key on the other side, which a task looks up in lots
+(`key_lookup`), however many rows there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+from driftline.arrays import Bools, Integers
 from driftline.errors import ProofFailed
 
-from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.planning.step_places import StepKind, StepWork
-from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.tasks import key_lookup
-from warehouse_agent.tasks.key_lookup import KeyedRows
-from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
+from warehouse_agent.tasks.key_lookup import KeyedRows, KeyFilter
+from warehouse_agent.tasks.scan import FILE_BYTES, OfFiles, read_batches, spread
 from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.tasks.write import WRITTEN, Sink
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from warehouse_agent.tasks.write import WRITTEN, SplitSink
 
 OPERATIONS = ("insert", "update_before", "update_after", "delete")
 # The operations of rows that are PAIRED and ALONE.
 _BEFORE_OPERATIONS, _AFTER_OPERATIONS = ("update_before", "delete"), ("update_after", "insert")
 # The other side has the same row, another row of the same key, or none.
 SAME, PAIRED, ALONE = range(3)
-LOTS_MAX = 8  # every task reads all lots; a join scales better, and takes at least 20 s
-_THERE = f"{RESERVED}there"
+# Of a lot while it is looked up: bytes of a row in indices, and how often its columns are held.
+LOT_ROW_BYTES = 64
+LOT_COPIES = 3
+_Codes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,62 +66,23 @@ def write(
 ) -> VersionFeed:
     """Write the feed of a version from the files of its removed and its new rows; one step.
 
-    A task holds keys and fingerprints: at most LOTS_MAX · ROWS_MAX of its rows on one side, and
-    ROWS_MAX rows of the other side. A row that is the same on both sides is no change.
+    The sides may share rows: what is the same on both is no change. A task holds what a lot takes
+    (`Steps.task_bytes`), and a byte for each of its rows.
 
     Raises:
         ProofFailed: the operations do not add up.
     """
     at, folder = place(name, version)
     store.make_folder(*at)
-    sides = [[f.uri for f in files] for files in (before, after)]
-    function = _write(store.uri(*at), layout, sides[0], sides[1])
-    size = steps.size_of_rows([*before, *after])
-    rows = spread(
-        steps, [*sides[0], *sides[1]], function, WRITTEN, work=StepWork(StepKind.WRITE, size)
-    ).to_pylist()
+    work = StepWork(StepKind.WRITE, steps.size_of_rows([*before, *after]))
+    function = _write(store.uri(*at), layout, before, after, steps.task_bytes(work))
+    uris = [f.uri for f in (*before, *after)]
+    rows = spread(steps, uris, function, WRITTEN, work=work, at_once=True).to_pylist()
     counts = dict.fromkeys(OPERATIONS, 0)
     for row in rows:
         counts[row["path"].partition("-")[0]] += row["rows"]
     _check(counts, before, after, name)
     return VersionFeed(folder, tuple(sorted(row["path"] for row in rows)), counts)
-
-
-def joined(
-    steps: Steps,
-    store: Store,
-    name: str,
-    version: int,
-    *,
-    old: Sequence[DataFile],
-    new: Sequence[DataFile],
-    layout: Layout,
-) -> VersionFeed:
-    """Write the feed between two sets of files of any size, which may share rows, by Spark's joins.
-
-    Raises:
-        ProofFailed: the operations do not add up.
-    """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    spark = steps.spark_to_join(steps.size_of_rows([*old, *new]))
-    before, after = (rows_of(spark, layout, [f.uri for f in files]) for files in (old, new))
-    on = [*layout.key_names, HI, LO]
-    gone, come = before.join(after, on, "left_anti"), after.join(before, on, "left_anti")
-    images = _imaged(gone, come, layout, *_BEFORE_OPERATIONS).unionByName(
-        _imaged(come, gone, layout, *_AFTER_OPERATIONS)
-    )
-    counted = Observation()
-    sums = (F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS)
-    observed = images.observe(counted, *sums)
-    at, folder = place(name, version)
-    with driver_errors():
-        observed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*at))
-        counts = {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
-    _check(counts, old, new, name)
-    names = (file for file, _ in store.files(*at) if file.endswith(".parquet"))
-    return VersionFeed(folder, tuple(names), counts)
 
 
 def _check(
@@ -145,28 +104,33 @@ def place(name: str, version: int) -> tuple[tuple[str, ...], str]:
     return (PRIVATE, "changes", name, *folder.split("/")), folder
 
 
-def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> OfFiles:
-    (key,) = layout.key_names
-    lanes = pa.schema([layout.file_schema.field(name) for name in (key, HI, LO)])
+def _write(
+    folder: str,
+    layout: Layout,
+    before: Sequence[DataFile],
+    after: Sequence[DataFile],
+    lot_bytes: int,
+) -> OfFiles:
     data = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
     schema = pa.schema([pa.field("_op", pa.string()), *data])
-    lot_rows = key_lookup.ROWS_MAX  # read here, so that a test can set it for the workers
 
     def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
         mine = set(uris)
         with ExitStack() as stack:
-            sinks = {op: stack.enter_context(Sink(folder, op, schema)) for op in OPERATIONS}
+            sinks = {
+                op: stack.enter_context(SplitSink(folder, op, schema, file_bytes=FILE_BYTES))
+                for op in OPERATIONS
+            }
             for side, others, operations in (
                 (before, after, _BEFORE_OPERATIONS),
                 (after, before, _AFTER_OPERATIONS),
             ):
-                some = [uri for uri in side if uri in mine]
+                some = [f for f in side if f.uri in mine]
                 if not some:
                     continue
-                lots = KeyedRows.lots(others, lanes, key, lot_rows)
-                codes = _compared(KeyedRows.read(some, lanes, key), lots)
+                codes = _compared(some, others, layout, lot_bytes)
                 at = 0
-                for batch in (batch for uri in some for batch in read_batches(uri, data)):
+                for batch in (batch for f in some for batch in read_batches(f.uri, data)):
                     its = codes[at : at + len(batch)]
                     at += len(batch)
                     for code, op in zip((PAIRED, ALONE), operations, strict=True):
@@ -181,30 +145,94 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
     return run
 
 
-def _compared(rows: KeyedRows, others: Iterable[KeyedRows]) -> npt.NDArray[np.uint8]:
-    """Compare each row with the other side's row of its key: uint8 [n], SAME, PAIRED or ALONE."""
-    keys = rows.columns[rows.key]
-    lanes = [rows.columns[name].to_numpy() for name in (HI, LO)]
-    codes = np.full(len(keys), ALONE, np.uint8)
-    for lot in others:
-        where = lot.find(keys)
-        matched = where >= 0
-        codes[matched] = PAIRED  # a key is in one lot
-        for lane, theirs in zip(lanes, lot.at(where, (HI, LO)), strict=True):
-            matched &= lane == theirs.fill_null(0).to_numpy()
-        codes[matched] = SAME
-        del lot  # before the next is read
+def _compared(
+    some: Sequence[DataFile], others: Sequence[DataFile], layout: Layout, lot_bytes: int
+) -> _Codes:
+    """Compare each row with the other side's row of its key: uint8 [rows], SAME, PAIRED or ALONE.
+
+    A row is SAME if the other side has its position and its fingerprint, 128 bits of hashes at
+    least, or the key itself. In a copy most rows are, and numbers are found at a third of the price
+    of key bytes, so these go first.
+    """
+    parts = [np.zeros(0, np.uint8)]
+    for rows in _lots(some, layout.lane_schema, lot_bytes):
+        parts.append(np.where(_same(rows, others, layout), SAME, ALONE).astype(np.uint8))
+        del rows  # before the next is read
+    codes = np.concatenate(parts)
+    left, at = np.flatnonzero(codes != SAME), 0
+    names = dict.fromkeys((*layout.key_names, layout.position_name))
+    keyed = pa.schema([layout.file_schema.field(name) for name in names])
+    for rows in _lots(some, keyed, lot_bytes, chosen=codes != SAME):
+        its = left[at : at + len(rows)]
+        at += len(rows)
+        codes[its[_paired(rows, others, layout)]] = PAIRED
+        del rows  # before the next is read
     return codes
 
 
-def _imaged(
-    rows: DataFrame, others: DataFrame, layout: Layout, paired: str, alone: str
-) -> DataFrame:
-    """Return the images of one side, for rows that are not the same on the other."""
-    # A key is NOT NULL and unique, so a plain equality join is exact.
-    keys = [quoted(k) for k in layout.key_names]
-    there = others.selectExpr(*keys, f"true as {_THERE}")
-    return rows.join(there, list(layout.key_names), "left").selectExpr(
-        f"if({_THERE} is null, '{alone}', '{paired}') as _op",
-        *(quoted(c) for c in layout.data_names),
-    )
+def _same(rows: pa.Table, others: Sequence[DataFile], layout: Layout) -> Bools:
+    """Return the rows of a lot whose positions and fingerprints the other side has, bool [rows]."""
+    is_same = np.zeros(len(rows), np.bool_)
+    passing, wanted = _passing(rows, layout), _lanes(rows)
+    lanes, uris = layout.lane_schema, passing.near(others)
+    for lot in KeyedRows.lots(uris, lanes, lanes.names[0], 2 * len(rows), passing):
+        is_same |= _is_in(wanted, _lanes(lot.columns))
+        del lot  # before the next is read
+    return is_same
+
+
+def _paired(rows: pa.Table, others: Sequence[DataFile], layout: Layout) -> Bools:
+    """Return the rows of a lot whose keys the other side has, bool [rows]."""
+    is_paired = np.zeros(len(rows), np.bool_)
+    passing = _passing(rows, layout)
+    (key,), uris = layout.key_names, passing.near(others)
+    for lot in KeyedRows.lots(uris, layout.key_schema, key, 2 * len(rows), passing):
+        is_paired |= _is_in(rows[key], lot.columns[key])
+        del lot  # before the next is read
+    return is_paired
+
+
+def _lots(
+    files: Sequence[DataFile],
+    columns: pa.Schema,
+    lot_bytes: int,
+    chosen: Bools | None = None,
+) -> Iterator[pa.Table]:
+    """Read columns of the chosen rows of files, bool [rows], in lots that take `lot_bytes` while
+    they are looked up, and at most a batch more. The caller must drop a lot before the next."""
+    held: list[pa.RecordBatch] = []
+    size = at = 0
+    for batch in (batch for f in files for batch in read_batches(f.uri, columns)):
+        rows = batch if chosen is None else batch.filter(pa.array(chosen[at : at + len(batch)]))
+        at += len(batch)
+        if not len(rows):
+            continue
+        held.append(rows)
+        size += LOT_ROW_BYTES * len(rows) + LOT_COPIES * rows.nbytes
+        if size >= lot_bytes:
+            lot = pa.Table.from_batches(held, columns)
+            held.clear()
+            size = 0
+            yield lot
+            del lot
+    if held:
+        yield pa.Table.from_batches(held, columns)
+
+
+def _passing(rows: pa.Table, layout: Layout) -> KeyFilter:
+    return KeyFilter.of(layout.position_name, _numbers(rows[layout.position_name]))
+
+
+def _numbers(column: pa.ChunkedArray) -> Integers:
+    return np.ascontiguousarray(column.to_numpy(), np.int64)
+
+
+def _lanes(rows: pa.Table) -> pa.Array:
+    """Return the position and both lanes of each row as a value of 24 bytes."""
+    lanes = np.stack([_numbers(column) for column in rows.columns], axis=1)
+    return pa.Array.from_buffers(pa.binary(24), len(rows), [None, pa.py_buffer(lanes)])
+
+
+def _is_in(values: pa.Array, others: pa.Array) -> Bools:
+    found: Bools = pc.is_in(values, value_set=others).to_numpy(zero_copy_only=False)
+    return found

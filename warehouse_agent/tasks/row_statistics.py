@@ -15,16 +15,16 @@ unchanged keep theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from warehouse_agent.columns.layout import HI, LO, RESERVED, STATISTICS, Layout, quoted
+from warehouse_agent.columns.layout import STATISTICS
 from warehouse_agent.planning.change_forecast import RefreshOutcome
 from warehouse_agent.planning.update_probability import (
     BIRTH,
@@ -38,15 +38,7 @@ from warehouse_agent.planning.update_probability import (
     usual_most,
     usual_share,
 )
-from warehouse_agent.spark.executors import Batches, task
-from warehouse_agent.storage.data_files import by_place
 from warehouse_agent.storage.table import Snapshot
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-_BEFORE = f"{RESERVED}before_"
-_NAMES = tuple(name for name, _ in STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,39 +149,6 @@ def carried(
 def weight(stamp: StatisticsStamp, updated: int | None) -> float:
     """Return the weight of one of `updated` updates; None means the usual number."""
     return 1.0 if updated is None else update_weight(stamp.most, updated)
-
-
-def joined(
-    rows: DataFrame,
-    before: DataFrame,
-    layout: Layout,
-    stamp: StatisticsStamp,
-    *,
-    updated: int | None,
-) -> DataFrame:
-    """Return decoded rows with statistics, by a join with the former rows of the same keys.
-
-    `before` may have more rows than are replaced. If several share a key, which is possible for a
-    source without a unique key, any one of them counts. `updated` is for `weight`.
-    """
-    keys = list(layout.key_names)
-    renamed = [f"{name} as {_BEFORE}{name}" for name in (HI, LO, *_NAMES)]
-    known = before.selectExpr(*map(quoted, keys), *renamed).dropDuplicates(keys)
-    names = layout.decoded_schema.names
-    ordered = [*map(quoted, names), *(f"{_BEFORE}{n}" for n in (HI, LO, *_NAMES))]
-    side_by_side = rows.join(known, keys, "left").select(*ordered)
-    counts = weight(stamp, updated)
-    hi, lo, end = names.index(HI), names.index(LO), len(names)
-
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            columns = batch.columns
-            statistics = carried(columns[hi], columns[lo], columns[end:], stamp, counts)
-            yield pa.RecordBatch.from_arrays(
-                [*columns[:end], *statistics], schema=layout.file_schema
-            )
-
-    return by_place(side_by_side).mapInArrow(task(run), layout.ddl)
 
 
 def _birth(stamp: StatisticsStamp) -> float:

@@ -29,6 +29,7 @@ from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.columns.layout import STATISTICS
 from warehouse_agent.planning.step_places import StepKind, StepWork
+from warehouse_agent.spark.cluster import processors
 from warehouse_agent.spark.executors import Batches, driver_errors, task, unreadable
 from warehouse_agent.storage.data_files import DataFile, row_bytes, uncounted_columns
 from warehouse_agent.storage.store import located
@@ -137,8 +138,11 @@ def spread(
     schema: pa.Schema,
     *,
     work: StepWork,
+    at_once: bool = False,
 ) -> pa.Table:
     """Return the rows that `function` makes of files, by URI, in one step; arguments as of `scan`.
+
+    at_once: no more tasks than run at once, because each reads other files beside its own.
 
     Raises:
         DriftlineError: whatever `function` raises.
@@ -148,11 +152,13 @@ def spread(
     work = replace(work, files=len(uris))
     if steps.runs_here(work):
         threads = min(_threads(work.size), len(uris))
-        count = max(threads, min(_files(work), len(uris)))
+        count = threads if at_once else max(threads, min(_files(work), len(uris)))
         cuts = [len(uris) * i // count for i in range(count + 1)]
         return _in_threads([uris[a:b] for a, b in pairwise(cuts)], function, schema, threads)
     with driver_errors():
-        return spread_frame(steps.spark(work), uris, function, schema).toArrow()
+        spark = steps.spark(work)
+        most = processors(spark) if at_once else None
+        return spread_frame(spark, uris, function, schema, tasks_max=most).toArrow()
 
 
 def spread_frame(

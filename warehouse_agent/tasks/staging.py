@@ -13,13 +13,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from itertools import pairwise
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from driftline.arrays import U64, Integers
 from driftline.errors import FrameDamaged, Locked
 from driftline.rows import frames, keys
@@ -34,16 +32,16 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import staged_files
-from warehouse_agent.storage.data_files import DataFile, DataFolder, rows_of
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.staged_files import EXPECTED, NOTE
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
-from warehouse_agent.tasks import key_lookup, row_statistics
-from warehouse_agent.tasks.change_feed import LOTS_MAX
-from warehouse_agent.tasks.key_lookup import KeyedRows, fits
+from warehouse_agent.tasks import row_statistics
+from warehouse_agent.tasks.key_lookup import KeyedRows, KeyFilter
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.scan import OfFiles, spread, spread_frame
+from warehouse_agent.tasks.scan import FILE_BYTES as DATA_FILE_BYTES
+from warehouse_agent.tasks.scan import OfFiles, spread
 from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.tasks.write import WRITTEN, Sink, write_rows, written
+from warehouse_agent.tasks.write import WRITTEN, SplitSink, written
 from warehouse_agent.transport.frame_admission import StagingRoom
 
 FILE_BYTES = 4 << 20  # a process that ends loses less than this
@@ -53,11 +51,16 @@ ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
 # of more rows that takes longer than to decode the frames twice (5.5 µs a row against 3.1).
 AT_ONCE_ROWS = 100_000
 TEXT_BYTES_MAX = 64 << 20  # of numerics in a batch, as a row group has; and of one row
+# Of a lot while it is looked up: bytes of a row, of the one before and of their index; and how
+# often a key is held.
+LOT_ROW_BYTES = 160
+LOT_KEYS = 3
 _LENGTH_BYTES = 4
 _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
 
 Take = Callable[[str], None]
-Earlier = Callable[[pa.RecordBatch], list[pa.ChunkedArray]]
+# Staged rows, and `_BEFORE` of those that they replace; null where there is none.
+Replacing = tuple[pa.RecordBatch, list[pa.ChunkedArray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,18 +253,12 @@ class RowsBefore:
     """The rows that staged ones replace.
 
     Attributes:
-        files: of these rows, and perhaps of others; a task holds them all, or looks them up in
-            lots, or Spark joins them if they do not fit.
+        files: of these rows, and perhaps of others.
         updated: number of updated rows, for `row_statistics.weight`.
     """
 
     files: Sequence[DataFile] = ()
     updated: int | None = 0
-
-    @property
-    def uris(self) -> list[str]:
-        """Return the URIs of the files."""
-        return [f.uri for f in self.files]
 
 
 NO_ROWS = RowsBefore()
@@ -278,25 +275,22 @@ def write_staged(
 ) -> list[DataFile]:
     """Write the rows of staged files, by URI, as data files in a new folder; one step.
 
+    A task holds all of few rows before; of more it looks up its own rows in lots of so many bytes
+    as it may hold, so there are no more tasks than run at once.
+
     Raises:
         FrameDamaged: a frame does not verify.
         ValueDoesNotFit: a value does not fit its column.
         WarehouseUnavailable: a file cannot be read or written.
     """
-    size = size_of_rows(staged, steps.most) + steps.size_of_rows(before.files)
-    if not fits(steps, before.files, LOTS_MAX):
-        spark = steps.spark_to_join(size)
-        decode = partial(batches, layout=layout, key=key)
-        shipped = spread_frame(spark, staged, decode, layout.decoded_schema)
-        known = rows_of(spark, layout, before.uris)
-        joined = row_statistics.joined(shipped, known, layout, stamp, updated=before.updated)
-        return write_rows(folder, joined, layout)
-    weight = row_statistics.weight(stamp, before.updated)
-    is_few = sum(f.rows for f in before.files) <= min(AT_ONCE_ROWS, key_lookup.ROWS_MAX)
-    lot_rows = None if is_few else key_lookup.ROWS_MAX
-    function = _write_decoded(folder.uri(), layout, key, stamp, before.uris, weight, lot_rows)
+    work = StepWork(
+        StepKind.WRITE, size_of_rows(staged, steps.most) + steps.size_of_rows(before.files)
+    )
+    is_few = sum(f.rows for f in before.files) <= AT_ONCE_ROWS
+    lot_bytes = None if is_few else steps.task_bytes(work)
+    function = _write_decoded(folder.uri(), layout, key, stamp, before, lot_bytes)
     folder.make()
-    rows = spread(steps, staged, function, WRITTEN, work=StepWork(StepKind.WRITE, size))
+    rows = spread(steps, staged, function, WRITTEN, work=work, at_once=not is_few)
     return written(rows, folder)
 
 
@@ -305,27 +299,31 @@ def _write_decoded(
     layout: Layout,
     key: KeyFile,
     stamp: StatisticsStamp,
-    before: list[str],
-    weight: float,
-    lot_rows: int | None,
+    before: RowsBefore,
+    lot_bytes: int | None,
 ) -> OfFiles:
     """Return the function that writes staged rows with their statistics.
 
-    lot_rows: of the rows before that a task holds at a time; None: all.
+    lot_bytes: that a task may hold of rows that it looks up; None: it holds all rows before.
     """
-    schema = layout.file_schema
+    weight = row_statistics.weight(stamp, before.updated)
+    file_bytes = None if lot_bytes is None else DATA_FILE_BYTES
 
     def run(staged: Iterator[str]) -> Iterator[pa.RecordBatch]:
-        uris = list(staged)
-        if before:
-            earlier = _earlier(layout, before, uris, lot_rows)
-            rows = _replacing(batches(uris, layout, key), earlier, layout, stamp, weight)
+        if not before.files:
+            rows = loaded(staged, layout, key, stamp)
         else:
-            rows = loaded(uris, layout, key, stamp)
-        with Sink(folder, "shipped", schema, layout.integer_key) as out:
+            if lot_bytes is None:
+                replacing = _at_once(staged, before.files, layout, key)
+            else:
+                replacing = _in_lots(staged, before.files, layout, key, lot_bytes)
+            rows = _replacing(replacing, layout, stamp, weight)
+        with SplitSink(
+            folder, "shipped", layout.file_schema, layout.integer_key, file_bytes
+        ) as out:
             for batch in rows:
                 out.add(batch)
-            files = list(out.finish())
+            files = out.finish()
         yield from files
 
     return run
@@ -346,15 +344,11 @@ def begun(rows: pa.RecordBatch, layout: Layout, stamp: StatisticsStamp) -> pa.Re
 
 
 def _replacing(
-    staged: Iterator[pa.RecordBatch],
-    earlier: Earlier,
-    layout: Layout,
-    stamp: StatisticsStamp,
-    weight: float,
+    replacing: Iterator[Replacing], layout: Layout, stamp: StatisticsStamp, weight: float
 ) -> Iterator[pa.RecordBatch]:
     """Yield staged rows that replace others, whose statistics they carry on."""
-    for rows in staged:
-        statistics = row_statistics.carried(rows[HI], rows[LO], earlier(rows), stamp, weight)
+    for rows, earlier in replacing:
+        statistics = row_statistics.carried(rows[HI], rows[LO], earlier, stamp, weight)
         yield _complete(rows, statistics, layout)
 
 
@@ -364,36 +358,95 @@ def _complete(
     return pa.RecordBatch.from_arrays([*rows.columns, *statistics], schema=layout.file_schema)
 
 
-def _earlier(layout: Layout, before: list[str], staged: list[str], lot_rows: int | None) -> Earlier:
-    """Return what gives `_BEFORE` of the rows that the next staged ones replace, batch by batch;
-    null where there is none.
+def _at_once(
+    staged: Iterable[str], before: Sequence[DataFile], layout: Layout, key: KeyFile
+) -> Iterator[Replacing]:
+    """Look the rows before up for each frame, in an index that is made anew for each."""
+    columns = _columns_before(layout)
+    (name,) = layout.key_names
+    known = KeyedRows.read([f.uri for f in before], columns, name)
+    for rows in batches(staged, layout, key):
+        yield rows, known.at(known.find(rows[name]), _BEFORE)
 
-    In lots they are looked up for all keys of the task first: it holds one lot, and its own rows'
-    keys and statistics. Their frames are decoded twice; a join by Spark moves all columns.
+
+def _in_lots(
+    staged: Iterable[str],
+    before: Sequence[DataFile],
+    layout: Layout,
+    key: KeyFile,
+    lot_bytes: int,
+) -> Iterator[Replacing]:
+    """Look the rows before up for many frames together, which are decoded twice."""
+    for lot in _lots(_frames_in(staged), layout, key.position_seed(), lot_bytes):
+        known = _rows_before(lot, before, layout)
+        at = 0
+        for rows in _verified(lot.frames, layout, key):
+            where = known.where[at : at + len(rows)]
+            at += len(rows)
+            yield rows, known.rows.at(where, _BEFORE)
+        del lot, known  # before the next is held
+
+
+@dataclass(frozen=True, slots=True)
+class _Lot:
+    """Staged frames, packed, and of each the keys and the positions of its rows."""
+
+    frames: list[bytes] = field(default_factory=list)
+    keys: list[pa.Array] = field(default_factory=list)
+    positions: list[Integers] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsBefore:
+    """The rows that a lot replaces, and for each row of the lot which it is, int64 [n]; −1: none.
+
+    `rows` have no keys any more.
     """
-    (key,) = layout.key_names
-    columns = pa.schema([layout.file_schema.field(name) for name in (key, *_BEFORE)])
-    if lot_rows is None:
-        known = KeyedRows.read(before, columns, key)
-        return lambda rows: known.at(known.find(rows[key]), _BEFORE)
-    pieces = [layout.keys(keys.received(f.columns, layout.recipe)) for f in _decoded(staged)]
-    wanted = pa.chunked_array(pieces, columns.field(key).type)
-    found = [pa.nulls(len(wanted), columns.field(name).type) for name in _BEFORE]
-    is_found = np.zeros(len(wanted), np.bool_)
-    for lot in KeyedRows.lots(before, columns, key, lot_rows):
-        where = np.where(is_found, -1, lot.find(wanted))
-        is_found |= where >= 0
-        there = lot.at(where, _BEFORE)
-        found = [pc.coalesce(*one) for one in zip(found, there, strict=True)]
-        del lot, there  # before the next is read
-    every, at = pa.table(found, names=list(_BEFORE)), 0
 
-    def of_next(rows: pa.RecordBatch) -> list[pa.ChunkedArray]:
-        nonlocal at
-        at += len(rows)
-        return list(every.slice(at - len(rows), len(rows)).columns)
+    rows: KeyedRows
+    where: Integers
 
-    return of_next
+
+def _lots(staged: Iterable[bytes], layout: Layout, seed: int, lot_bytes: int) -> Iterator[_Lot]:
+    """Yield frames together that take `lot_bytes` while they are looked up, and at most one more.
+
+    The caller must drop a lot before it asks for the next. Raises FrameDamaged.
+    """
+    lot, held = _Lot(), 0
+    for data in staged:
+        columns = keys.received(frames.decode(data).columns, layout.recipe)
+        found, where = layout.keys(columns, seed=seed)
+        lot.frames.append(data)
+        lot.keys.append(found)
+        lot.positions.append(where)
+        held += len(data) + LOT_ROW_BYTES * len(where) + LOT_KEYS * found.nbytes
+        if held >= lot_bytes:
+            yield lot
+            lot, held = _Lot(), 0
+    if lot.frames:
+        yield lot
+
+
+def _rows_before(lot: _Lot, before: Sequence[DataFile], layout: Layout) -> _RowsBefore:
+    """Look up the rows that those of a lot replace; the first of each key counts."""
+    columns = _columns_before(layout)
+    (name,) = layout.key_names
+    wanted = pa.chunked_array(lot.keys, columns.field(name).type)
+    passing = KeyFilter.of(layout.position_name, np.concatenate(lot.positions))
+    where = np.full(len(wanted), -1, np.int64)
+    found, count = [columns.empty_table().select(_BEFORE)], 0
+    for some in KeyedRows.lots(passing.near(before), columns, name, 2 * len(wanted), passing):
+        at = some.find(wanted)
+        new = np.flatnonzero((at >= 0) & (where < 0))
+        where[new] = np.arange(count, count + len(new))
+        count += len(new)
+        found.append(pa.table(some.at(at[new], _BEFORE), names=list(_BEFORE)))
+        del some  # before the next is read
+    return _RowsBefore(KeyedRows(pa.concat_tables(found).combine_chunks(), ""), where)
+
+
+def _columns_before(layout: Layout) -> pa.Schema:
+    return pa.schema([layout.file_schema.field(n) for n in (*layout.key_names, *_BEFORE)])
 
 
 def size_of_rows(uris: Sequence[str], most: int) -> int:
@@ -478,10 +531,14 @@ def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.Re
         FrameDamaged: a frame does not verify.
         ValueDoesNotFit: a value does not fit its column.
     """
+    yield from _verified(_frames_in(uris), layout, key)
+
+
+def _verified(staged: Iterable[bytes], layout: Layout, key: KeyFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of packed frames; as `batches`."""
     decoder = FrameDecoder(layout, key)
-    for uri in uris:
-        for data in frames_of(uri):
-            yield from (part.batch for part in decoder.decode(data))
+    for data in staged:
+        yield from (part.batch for part in decoder.decode(data))
 
 
 def _parts(columns: Sequence[RaggedColumn], recipe: Recipe) -> list[tuple[int, int]]:
@@ -492,11 +549,10 @@ def _parts(columns: Sequence[RaggedColumn], recipe: Recipe) -> list[tuple[int, i
     return list(pairwise([0, *ends]))
 
 
-def _decoded(uris: Iterable[str]) -> Iterator[frames.Frame]:
-    """Yield the frames of staged files, decoded and not verified. Raises FrameDamaged."""
+def _frames_in(uris: Iterable[str]) -> Iterator[bytes]:
+    """Yield the packed frames of staged files. Raises FrameDamaged, WarehouseUnavailable."""
     for uri in uris:
-        for data in frames_of(uri):
-            yield frames.decode(data)
+        yield from frames_of(uri)
 
 
 def frames_of(uri: str) -> Iterator[bytes]:

@@ -208,6 +208,15 @@ class Steps:
         """Return the driver's share of memory, in bytes."""
         return int(machine().memory * self.driver_share)
 
+    def task_bytes(self, work: StepWork) -> int:
+        """Return the bytes that each task or thread of a step may hold of rows that it looks up;
+        all that run at once hold the driver's share of this machine's memory at most."""
+        if self.placed(work).place is StepPlace.DRIVER:
+            return step_places.task_bytes(self.memory, STEP_THREADS)
+        session = self.session
+        is_local = isinstance(session, DeferredSession) and session.is_local
+        return step_places.task_bytes(self.memory if is_local else None, tasks_of(session))
+
     @property
     def most(self) -> int:
         """Return the bytes above which every step runs on Spark."""

@@ -88,19 +88,21 @@ class Sink:
         with contextlib.suppress(OSError):
             system.delete_file(path)
 
-    def add(self, batch: pa.RecordBatch, chosen: Bools | None = None) -> None:
-        """Add the chosen rows of a batch, bool [rows]; None for all."""
+    def add(self, batch: pa.RecordBatch, chosen: Bools | None = None) -> int:
+        """Add the chosen rows of a batch, bool [rows], or all; return their bytes in Arrow."""
         rows = batch
         if chosen is not None and not chosen.all():
             rows = batch.filter(pa.array(chosen))
         if not len(rows):
-            return
+            return 0
         pairs = zip(rows.schema.names, rows.columns, strict=True)
         self._nulls.update(name for name, column in pairs if column.null_count)
+        size: int = rows.nbytes
         self._held.append(rows)
-        self._held_bytes += rows.nbytes
+        self._held_bytes += size
         if self._held_bytes >= ROW_GROUP_BYTES:
             self._write()
+        return size
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Close the file and yield it as a row of WRITTEN; yield nothing if it has no rows."""
@@ -138,6 +140,45 @@ class Sink:
             WarehouseFailpoint.ROWS_WRITTEN.reach()
         self._row_bytes += self._held_bytes
         self._held, self._held_bytes = [], 0
+
+
+@dataclass
+class SplitSink:
+    """Files of `file_bytes` of rows in Arrow and at most a batch more; else as `Sink`."""
+
+    folder: str
+    part: str
+    schema: pa.Schema
+    key: str | None = None
+    file_bytes: int | None = None  # None: one file
+    _sink: Sink | None = None
+    _bytes: int = 0
+    _done: list[pa.RecordBatch] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._sink is not None:
+            self._sink.abandon()
+
+    def add(self, batch: pa.RecordBatch, chosen: Bools | None = None) -> None:
+        """Add the chosen rows of a batch, bool [rows]; None for all."""
+        if self._sink is None:
+            self._sink, self._bytes = Sink(self.folder, self.part, self.schema, self.key), 0
+        self._bytes += self._sink.add(batch, chosen)
+        if self.file_bytes is not None and self._bytes >= self.file_bytes:
+            self._finish()
+
+    def finish(self) -> list[pa.RecordBatch]:
+        """Close the files and return them as rows of WRITTEN."""
+        self._finish()
+        return self._done
+
+    def _finish(self) -> None:
+        if self._sink is not None:
+            self._done += self._sink.finish()
+            self._sink = None
 
 
 def _writer(

@@ -21,15 +21,15 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent import changes
-from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
+from warehouse_agent.columns.layout import CHANGED, FIRST, RATE, STATISTICS, UPDATES
 from warehouse_agent.history.refresh_history import read
 from warehouse_agent.planning import change_forecast, update_probability
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.storage.data_files import rows_of
+from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import change_feed, key_lookup, row_statistics, scan
+from warehouse_agent.tasks import change_feed, key_lookup, row_statistics, scan, staging
 from warehouse_agent.tasks.rewrites import replaced_rows
 
 ROWS = 600
@@ -93,7 +93,6 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
         ("sketch", ROWS + 1),
         ("range", ROWS + 1),
         ("full", ROWS + 1),
-        ("full", ROWS // change_feed.LOTS_MAX + 1),
         ("sketch", 0),
         ("full", 0),
     ],
@@ -102,10 +101,10 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
 def test_rows_are_counted(
     pair: Pair, name: str, method: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether tasks look the rows before up, at once or as lots, or Spark joins them."""
-    if held <= ROWS:
-        pair.small_bytes = 0  # or they fit by their bytes
-    monkeypatch.setattr(key_lookup, "ROWS_MAX", held)
+    """Whether tasks look the rows before up for each frame, or in lots, on Spark as well."""
+    if not held:
+        pair.small_bytes = 0
+    monkeypatch.setattr(staging, "AT_ONCE_ROWS", held)
     pair.fragment_lines[name] = f'method = "{method}"'
     pair.refresh(name)
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
@@ -309,64 +308,72 @@ def test_keys_are_found_where_they_are_first(there: list[bytes], asked: list[byt
     assert numbers.to_pylist() == [None if w < 0 else all_numbers[w] for w in where]
 
 
-HASHED = st.dictionaries(st.integers(-3, 12), st.integers(0, 2), max_size=12)
+POSITIONS = st.integers(-(2**63), 2**63 - 1)
 
 
-@given(HASHED, HASHED, st.integers(1, 5))
-def test_what_became_of_a_row_is_told_by_lots(ours: dict, theirs: dict, size: int) -> None:
-    """Of each side's rows, whatever lots the other comes in."""
-    lanes = pa.schema([("k", pa.int64()), (HI, pa.int64()), (LO, pa.int64())])
-
-    def of(rows: list[tuple[int, int]]) -> key_lookup.KeyedRows:
-        columns = [[k for k, _ in rows], [h for _, h in rows], [h // 2 for _, h in rows]]
-        arrays = [pa.array(c, pa.int64()) for c in columns]
-        return key_lookup.KeyedRows(pa.Table.from_arrays(arrays, schema=lanes), "k")
-
-    others = list(theirs.items())
-    lots = [of(others[at : at + size]) for at in range(0, len(others), size)]
-    found = change_feed._compared(of(list(ours.items())), lots)
-    assert found.tolist() == [
-        change_feed.SAME
-        if theirs.get(k) == h
-        else change_feed.PAIRED
-        if k in theirs
-        else change_feed.ALONE
-        for k, h in ours.items()
-    ]
+@given(st.lists(POSITIONS, min_size=1, max_size=300), st.integers(0, 1000))
+def test_a_filter_holds_what_it_was_made_of(values: list[int], step: int) -> None:
+    """At any number of values, also of neighbours, as keys are; and the files that may have one."""
+    values += [min(values) + step * i for i in range(50) if min(values) + step * i < 2**63]
+    found = key_lookup.KeyFilter.of("k", np.array(values, np.int64))
+    assert found.may_hold(np.array(values, np.int64)).all()
+    assert not found.may_hold(np.zeros(0, np.int64)).any()
+    ends = [None, (min(values), min(values)), (-(2**63), min(values)), (max(values), 2**63 - 1)]
+    files = [DataFile(str(end), str(end), 1, 1, end) for end in ends]
+    beyond = DataFile("beyond", "beyond", 1, 1, (max(values) + 1, max(values) + 9))
+    assert found.near([*files, beyond]) == [f.uri for f in files]
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 30), st.integers(1, 9))
-def test_lots_are_all_rows_once(files: list[int], rows: int, at_once: int) -> None:
+def test_a_filter_holds_few_others() -> None:
+    """One in eighty, of scattered values as of neighbours: what a task keeps of them is bounded."""
+    numbers = np.arange(200_000, dtype=np.int64)
+    scattered = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 200_000)
+    for own in (numbers[::2], scattered[::2]):
+        found = key_lookup.KeyFilter.of("k", own[:65_536])  # the fullest of its size
+        assert 8 * len(found.bits) == 16 * 65_536
+        for others in (numbers[1::2], scattered[1::2], own[65_536:]):
+            assert found.may_hold(others).mean() < 1 / 50
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=3),
+    st.integers(1, 30),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_lots_are_all_rows_that_pass_once(
+    files: list[int], rows: int, at_once: int, is_hashed: bool
+) -> None:
     """Of files of so many rows: lots of `rows` and less than a batch more, but for the last."""
-    schema, total = pa.schema([("k", pa.int64())]), sum(files)
+    total = sum(files)
+    column = "p" if is_hashed else "k"
+    wanted = np.arange(0, max(total, 1), 2)
+    passing = key_lookup.KeyFilter.of(column, wanted)
+    schema = pa.schema([("k", pa.int64())])
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "DIGEST_ROWS", at_once)
         uris, first = [], 0
         for number, count in enumerate(files):
             keys = pa.array(range(first, first := first + count), pa.int64())
-            pq.write_table(pa.table([keys], schema=schema), f"{folder}/{number}.parquet")
+            pq.write_table(pa.table({"k": keys, "p": keys}), f"{folder}/{number}.parquet")
             uris.append(f"file://{folder}/{number}.parquet")
-        found = [
-            lot.columns["k"].to_pylist()
-            for lot in key_lookup.KeyedRows.lots(uris, schema, "k", rows)
-        ]
-    assert [key for lot in found for key in lot] == list(range(total))
+        lots = list(key_lookup.KeyedRows.lots(uris, schema, "k", rows, passing))
+    found = [lot.columns["k"].to_pylist() for lot in lots]
+    expected = np.arange(total)[passing.may_hold(np.arange(total))].tolist()
+    assert [key for lot in found for key in lot] == expected
+    assert {*wanted.tolist()} & {*range(total)} <= {*expected}
+    assert all(lot.columns.schema == schema for lot in lots)
     assert all(rows <= len(lot) < rows + at_once for lot in found[:-1])
     assert all(found)
 
 
-@pytest.mark.parametrize("held", [0, ROWS + 1])
 def test_a_feed_that_does_not_add_up_is_not_published(
-    pair: Pair, held: int, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not held:
-        pair.small_bytes = 0
     pair.refresh("orders")
     update(pair, "orders", 1, 2, text="one")
-    monkeypatch.setattr(key_lookup, "ROWS_MAX", held)
     with monkeypatch.context() as patch:
-        # What joins, or tasks, count: updates without their after-images.
-        patch.setattr(change_feed, "_AFTER_OPERATIONS", ("insert", "insert"))
+        # Updates without their after-images.
         patch.setattr(
             change_feed,
             "spread",
@@ -395,8 +402,7 @@ def test_a_feed_in_many_lots_and_batches_is_the_same(
     old, new = (snapshot_of(pair, name, version) for version in (0, 1))
     monkeypatch.setattr(scan, "BATCH_ROWS", 7)
     monkeypatch.setattr(scan, "DIGEST_ROWS", 7)
-    monkeypatch.setattr(key_lookup, "ROWS_MAX", 50)
-    run = change_feed._write(f"file://{tmp_path}", new.layout, old.uris(), new.uris())
+    run = change_feed._write(f"file://{tmp_path}", new.layout, old.files, new.files, 5_000)
     written = [row for batch in run(iter([*old.uris(), *new.uris()])) for row in batch.to_pylist()]
     found = Counter(
         tuple(row.values())
