@@ -113,8 +113,8 @@ class Meter:
 
     def _look(self) -> None:
         below = children()
-        self._source_rss = max(self._source_rss, _resident_bytes(self._source, below))
-        self._warehouse_rss = max(self._warehouse_rss, _resident_bytes(self._warehouse, below))
+        self._source_rss = max(self._source_rss, resident_bytes(self._source, below))
+        self._warehouse_rss = max(self._warehouse_rss, resident_bytes(self._warehouse, below))
 
     def _rest(self) -> None:
         """Until nothing has moved for a while: last acknowledgements, ends of connections."""
@@ -186,7 +186,7 @@ def _ticks(pid: int) -> int:
     return sum(int(field) for field in _stat(pid)[11:15])  # utime, stime, cutime, cstime
 
 
-def _resident_bytes(roots: Iterable[int], children: dict[int, list[int]]) -> int:
+def resident_bytes(roots: Iterable[int], children: dict[int, list[int]]) -> int:
     return sum(_own_kb(pid) for pid in _tree(roots, children)) * 1024
 
 
