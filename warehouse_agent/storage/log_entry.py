@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 from urllib.parse import unquote
 
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
 from deltalake.transaction import (
     AddAction,
     RemoveAction,
@@ -54,29 +54,53 @@ def write(
     adds = [_add(f, layout.integer_key) for f in new.added]
     _check_entry(name, new)
     if base is None:
-
-        def create(folder: str) -> None:
-            create_table_with_add_actions(
-                folder,
-                schema,
-                adds,
-                mode="error",
-                name=name,
-                commit_properties=properties,
-                post_commithook_properties=KEEP_ENTRIES,
-            )
-
-        with log_trial.copied(store, name, None) as folder:
-            create(folder)
-            table = log_trial.replaced(folder, name, 0, log_trial.entry_of(folder, 0))
-            _check_opened(table, store, name, new)
-        create(store.table(name))
+        _create(store, name, new, adds, properties)
     elif _changes_schema(store, new, schema):
         _change_schema(store, name, new, properties)
     else:
         now, table = int(time.time() * 1000), pinned(base)
         removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
         _transact(table, [*adds, *removes], "append", table.schema(), properties)
+
+
+def _create(
+    store: Store,
+    name: str,
+    new: NewVersion | NewViewVersion,
+    adds: list[AddAction],
+    properties: CommitProperties,
+) -> None:
+    """Make a table; where there is no disk, with all columns nullable if NOT NULL needs a table
+    feature, which only an entry of our own can declare."""
+    schema = declared(new.layout)
+    features = log_trial.missing_features(None, schema)
+    if features and not store.is_local:
+        nullable = (Field(f.name, f.type, metadata=f.metadata) for f in schema.fields)
+        schema = Schema([*nullable])
+
+    def create(folder: str) -> None:
+        create_table_with_add_actions(
+            folder,
+            schema,
+            adds,
+            mode="error",
+            name=name,
+            commit_properties=properties,
+            post_commithook_properties=KEEP_ENTRIES,
+        )
+
+    with log_trial.copied(store, name, None) as folder:
+        create(folder)
+        entry = log_trial.entry_of(folder, 0)
+        if features and store.is_local:
+            protocol = json.dumps(log_trial.protocol_with(folder, features)).encode()
+            lines = [line for line in entry.splitlines() if "protocol" not in json.loads(line)]
+            entry = b"".join(line + b"\n" for line in [lines[0], protocol, *lines[1:]])
+        _check_opened(log_trial.replaced(folder, name, 0, entry), store, name, new, schema)
+    if not (features and store.is_local):
+        create(store.table(name))
+    elif not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(0)):
+        raise overtaken(name)
 
 
 def _changes_schema(store: Store, new: NewVersion | NewViewVersion, schema: Schema) -> bool:
@@ -154,7 +178,7 @@ def _change_schema(
         if protocol:
             lines.insert(1, json.dumps(protocol).encode())
         entry = b"".join(line + b"\n" for line in lines)
-        _check_opened(log_trial.replaced(folder, name, version, entry), store, name, new)
+        _check_opened(log_trial.replaced(folder, name, version, entry), store, name, new, schema)
     if store.is_local:
         if not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(version)):
             raise overtaken(name)
@@ -233,13 +257,14 @@ def _check_opened(
     store: Store,
     name: str,
     new: NewVersion | NewViewVersion,
+    schema: Schema,
 ) -> None:
     """Raise WarehouseUnavailable if a log, opened with a new entry, is not what is to be read."""
     check_protocol(table, name)
     gone = {f.path for f in new.removed}
     kept = () if new.base is None else (f for f in new.base.files if f.path not in gone)
     expected = tuple(sorted((*kept, *new.added), key=lambda f: f.path))
-    if table.schema() != declared(new.layout):
+    if table.schema() != schema:
         raise log_trial.unreadable(name, table.version(), "it has other columns")
     if listed_files(table, store, name, new.layout) != expected:
         raise log_trial.unreadable(name, table.version(), "it has other files")

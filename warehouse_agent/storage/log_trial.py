@@ -33,7 +33,11 @@ LOG: Final = "_delta_log"
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.([0-9]{10})\.([0-9]{10}))?\.parquet")
 ENTRY = re.compile(r"[0-9]{20}\.json")
 # Features that our columns may need, each with delta-rs's name of it.
-FEATURES = {"timestampNtz": TableFeatures.TimestampWithoutTimezone}
+FEATURES = {
+    "timestampNtz": TableFeatures.TimestampWithoutTimezone,
+    "invariants": TableFeatures.Invariants,
+}
+_NAMES_FEATURES = 7  # the least writer version of tables that name their features one by one
 
 
 @contextlib.contextmanager
@@ -100,13 +104,21 @@ def entry_of(folder: str, version: int) -> bytes:
     return Path(folder, LOG, entry_name(version)).read_bytes()
 
 
-def missing_features(table: DeltaTable, schema: Schema) -> list[str]:
-    """Return the table features that a schema needs and the table's protocol does not have."""
+def missing_features(table: DeltaTable | None, schema: Schema) -> list[str]:
+    """Return the table features that a schema needs and the table's protocol does not have; None: a
+    new table, as delta-rs makes it.
+
+    Delta Lake on Spark opens no table that names its features and has a column NOT NULL unless it
+    names "invariants", which concerns writers alone. delta-rs does not add it.
+    """
     with tempfile.TemporaryDirectory(prefix="driftline-log-") as folder:
         create_table_with_add_actions(folder, schema, [], mode="error")
         needed = DeltaTable(folder).protocol()
-    known = table.protocol()
+    known = needed if table is None else table.protocol()
     wanted = {*(needed.reader_features or ()), *(needed.writer_features or ())}
+    names = max(needed.min_writer_version, known.min_writer_version) >= _NAMES_FEATURES
+    if names and not all(field.nullable for field in schema.fields):
+        wanted.add("invariants")
     return sorted(wanted - {*(known.reader_features or ()), *(known.writer_features or ())})
 
 
