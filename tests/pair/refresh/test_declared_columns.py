@@ -6,8 +6,8 @@ Tables of releases that declared bookkeeping columns are in `tests.harness.older
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import Legacy, SqliteLegacy
+from tests.harness.legacy import Legacy
 from tests.harness.no_disk import no_disk
-from tests.harness.no_spark import NoSpark
 from tests.harness.older_tables import declare, declaring_bookkeeping
 from tests.harness.pair import Pair, expect_equal, rows_of
+from tests.harness.pair_template import PairTemplate
 from warehouse_agent import changes, read
 from warehouse_agent.columns.layout import CHANGED, FIRST, RESERVED, UPDATES
 from warehouse_agent.refresh.job import Options
@@ -46,47 +46,30 @@ RELATIONS = {name: f'table = "{name}"' for name in TABLES}
 
 
 @pytest.fixture(scope="module", params=["undeclared", "declared"])
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three tables of two versions each: a folder to copy. As this release leaves them, or as one
-    that declared bookkeeping columns."""
-    folder = tmp_path_factory.mktemp(request.param)
-    legacy = SqliteLegacy(folder / "erp.db")
-    for name, columns in TABLES.items():
-        legacy.execute(f"CREATE TABLE {name} ({columns})")
-    with made(legacy, folder) as pair:
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> PairTemplate:
+    """Three tables of two versions each, as this release leaves them, or as one that declared
+    bookkeeping columns."""
+    loaded = PairTemplate(tmp_path_factory.mktemp(request.param), TABLES, RELATIONS)
+    with loaded.made() as pair:
         for batch in range(2):
-            fill(legacy, batch * ROWS, ROWS)
-            if request.param == "declared":
-                with declaring_bookkeeping():
-                    pair.reports()
-            else:
+            fill(pair.legacy, batch * ROWS, ROWS)
+            with declaring_bookkeeping() if request.param == "declared" else nullcontext():
                 pair.reports()
-    legacy.close()
-    (folder / "kind").write_text(request.param)
-    return folder
+    (loaded.folder / "kind").write_text(request.param)
+    return loaded
 
 
 @pytest.fixture
-def pair(loaded: Path, tmp_path: Path) -> Iterator[Pair]:
-    for file in loaded.glob("erp.db*"):
-        shutil.copyfile(file, tmp_path / file.name)
-    shutil.copytree(loaded / "pair" / "warehouse", tmp_path / "pair" / "warehouse")
-    legacy = SqliteLegacy(tmp_path / "erp.db")
-    with made(legacy, tmp_path) as opened:
-        yield opened
-    legacy.close()
+def pair(loaded: PairTemplate, tmp_path: Path) -> Iterator[Pair]:
+    with loaded.copied(tmp_path) as pair:
+        yield pair
 
 
 @pytest.fixture
-def is_declared(loaded: Path) -> bool:
-    return (loaded / "kind").read_text() == "declared"
-
-
-def made(legacy: Legacy, folder: Path) -> Pair:
-    pair = Pair(NoSpark(), legacy, folder / "pair", dict(RELATIONS))
-    pair.small_bytes = 32 << 20
-    pair.fragment_lines = dict.fromkeys(TABLES, 'method = "sketch"')
-    return pair
+def is_declared(loaded: PairTemplate) -> bool:
+    return (loaded.folder / "kind").read_text() == "declared"
 
 
 def fill(legacy: Legacy, first: int, rows: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,9 +23,9 @@ from deltalake.schema import PrimitiveType
 from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import Legacy, SqliteLegacy
-from tests.harness.no_spark import NoSpark
+from tests.harness.legacy import Legacy
 from tests.harness.pair import Pair, expect_equal
+from tests.harness.pair_template import PairTemplate
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.recovery import restored
@@ -50,37 +49,21 @@ ACCEPT = Options(accept_restored=True)
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tables of three files each: a folder to copy."""
-    folder = tmp_path_factory.mktemp("loaded")
-    legacy = SqliteLegacy(folder / "erp.db")
-    for name, columns in TABLES.items():
-        legacy.execute(f"CREATE TABLE {name} ({columns})")
-    with _made(legacy, folder) as made:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> PairTemplate:
+    """Two tables of three files each."""
+    loaded = PairTemplate(tmp_path_factory.mktemp("loaded"), TABLES, RELATIONS)
+    with loaded.made() as made:
         for batch in range(3):
-            fill(legacy, batch * ROWS, ROWS)
+            fill(made.legacy, batch * ROWS, ROWS)
             for name in TABLES:
                 made.refresh(name)
-    legacy.close()
-    return folder
+    return loaded
 
 
 @pytest.fixture
-def pair(loaded: Path, tmp_path: Path) -> Iterator[Pair]:
-    for one in loaded.glob("erp.db*"):
-        shutil.copyfile(one, tmp_path / one.name)
-    shutil.copytree(loaded / "pair" / "warehouse", tmp_path / "pair" / "warehouse")
-    legacy = SqliteLegacy(tmp_path / "erp.db")
-    with _made(legacy, tmp_path) as made:
+def pair(loaded: PairTemplate, tmp_path: Path) -> Iterator[Pair]:
+    with loaded.copied(tmp_path) as made:
         yield made
-    legacy.close()
-
-
-def _made(legacy: Legacy, folder: Path) -> Pair:
-    made = Pair(NoSpark(), legacy, folder / "pair", dict(RELATIONS))
-    made.small_bytes = 32 << 20
-    made.fragment_lines = dict.fromkeys(TABLES, 'method = "sketch"')
-    return made
 
 
 def fill(legacy: Legacy, first: int, rows: int) -> None:
