@@ -40,7 +40,7 @@ CA_DAYS = 3650
 WAREHOUSE_NAME = "warehouse"
 DAYS = 825  # the longest validity that TLS libraries accept of a private authority
 _BACKDATE = timedelta(hours=1)  # of the beginning, for clocks that differ
-_KEY_MODE, _CERTIFICATE_MODE = 0o600, 0o644
+_KEY_MODE, _CERTIFICATE_MODE, _FOLDER_MODE = 0o600, 0o644, 0o755
 _NAME = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9._-]{0,61}[A-Za-z0-9_-])?")
 
 _Extensions = list[tuple[x509.ExtensionType, bool]]  # and whether each is critical
@@ -185,7 +185,7 @@ def _write_all(directory: Path, files: dict[str, bytes]) -> None:
             remedy="Choose another --directory, or move them away first.",
         )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         for name, data in files.items():
             mode = _KEY_MODE if name.endswith(".key") else _CERTIFICATE_MODE
             _write(directory / name, data, mode)

@@ -19,7 +19,7 @@ from pathlib import Path
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, UsageError
 from driftline.limits import NAME_BYTES_MAX
 from driftline.settings.declarations import address_parts, environment_name, password
-from driftline.settings.kinds import URL_PASSWORDS
+from driftline.settings.kinds import holds_password
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -161,7 +161,7 @@ def checked_url(request: InitOptions, given: str) -> URL:
             "--url is not a database URL.",  # not shown: it may hold a password
             remedy="Write one such as postgresql://reader@localhost/erp or sqlite:///erp.db.",
         ) from None
-    if url.password is not None or any(name.lower() in URL_PASSWORDS for name in url.query):
+    if url.password is not None or holds_password(given):
         raise UsageError(
             "The URL holds a password. Every user of this machine can read it in the list of "
             "processes, and it stays in the shell's history.",

@@ -37,7 +37,7 @@ from source_agent.printable import counted
 
 PAUSE_FILE = "PAUSE"
 COMMENT_CHARACTERS_MAX = 300  # of a reason or a note, in a comment
-_SECRET_MODE = 0o600
+_SECRET_MODE, _MODE = 0o600, 0o644
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -192,12 +192,13 @@ def _quoted(text: str) -> str:
 
 
 def _write(path: Path, content: str, mode: int | None, *, force: bool) -> None:
-    """Write a file completely or not at all; with a mode, others can never read it."""
+    """Write a file completely or not at all. Whatever the umask, it is its owner's alone to write,
+    because it says what the agent runs; with a mode, others can never read it."""
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE if mode is None else mode)
         with os.fdopen(file, "w", encoding="utf-8") as out:
             out.write(content)
         if force:

@@ -39,6 +39,7 @@ from warehouse_agent.transport.channel import SourceChannel
 
 USUAL = Path("warehouse.toml")
 NOTE_CHARACTERS_MAX = 1000  # of a reason or a note of the source, in a comment
+_MODE = 0o644  # whatever the umask, others do not write what may name code of Spark
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 # Without it a fragment is never due, and who sets up a timer would have nothing refreshed.
@@ -161,7 +162,8 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     """Write the file; overwrite one that somebody else wrote by now only with `force`."""
     try:
         data = text.encode()
-        with path.open("wb" if force else "xb") as out:
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+        with os.fdopen(os.open(path, flags, _MODE), "wb") as out:
             out.write(data)
     except FileExistsError:
         raise _exists_already(path) from None

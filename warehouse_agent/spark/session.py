@@ -11,16 +11,18 @@ import atexit
 import copy
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import InitVar, dataclass, field
 from importlib.resources import files
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from driftline.errors import ConfigurationError, DriftlineError
@@ -62,6 +64,8 @@ _INTERPRETERS = {
 
 TASKS_OF_CLUSTER = 8  # at once, where the settings do not say
 
+_GATEWAY, _SUBMIT_ARGUMENTS = "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS"  # of PySpark
+
 STOP_S_MAX = 1.0  # for a start that is given up at the exit of the process
 _WITHOUT_SIGINT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "spark")
 
@@ -87,7 +91,6 @@ def start(
         ensure_java()
     quiet_pyspark()
     choose_interpreters(settings)
-    builder = SparkSession.builder
     if "spark.remote" in settings:
         chosen = {**settings, **_SESSION}
     else:
@@ -95,11 +98,15 @@ def start(
         quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file://{log}"}
         loopback = _LOCAL if is_local(settings) else {}
         chosen = {**_DEFAULTS, **loopback, **quiet, **settings, **_SESSION}
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
     written, master = diverted_bytes(), chosen.get("spark.master", "")
     try:
-        with nullcontext() if is_local(settings) else limited_start(master, wait_s):
+        with (
+            nullcontext() if is_local(settings) else limited_start(master, wait_s),
+            _given_unseen(chosen) as left,
+        ):
+            builder = SparkSession.builder
+            for key, value in left.items():
+                builder = builder.config(key, value)
             spark = _beside_a_caller(chosen) or pin(builder.getOrCreate())
     except DriftlineError:  # of a master that does not answer, whose JVM we killed
         raise
@@ -107,6 +114,38 @@ def start(
         raise (jvm_lost() if was_killed() else _did_not_start(error, written)) from error
     watch(spark, wait_s)
     return spark
+
+
+@contextmanager
+def _given_unseen(settings: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Give settings to the JVM that PySpark starts within, in a file that others cannot read; yield
+    those that PySpark is to be given.
+
+    PySpark would write each into the command of the JVM, which everybody on the machine can list,
+    and they may hold keys of an object store.
+    """
+    from pyspark import SparkContext
+
+    if "spark.remote" in settings or _GATEWAY in os.environ or SparkContext._gateway is not None:
+        yield settings  # no JVM is started
+        return
+    before = os.environ.get(_SUBMIT_ARGUMENTS)
+    with NamedTemporaryFile("w", encoding="utf-8", suffix=".properties") as file:
+        file.writelines(f"{_property(key)}={_property(value)}\n" for key, value in settings.items())
+        file.flush()
+        ours = shlex.join(["--properties-file", file.name, "--load-spark-defaults"])
+        os.environ[_SUBMIT_ARGUMENTS] = f"{ours} {before or 'pyspark-shell'}"
+        try:
+            yield {}
+        finally:
+            os.environ.pop(_SUBMIT_ARGUMENTS)
+            if before is not None:
+                os.environ[_SUBMIT_ARGUMENTS] = before
+
+
+def _property(text: str) -> str:
+    """Return a key or a value as Java's files of properties have it."""
+    return re.sub(r"[\\\s=:#!]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _beside_a_caller(settings: Mapping[str, str]) -> SparkSession | None:

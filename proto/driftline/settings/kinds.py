@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import unquote_plus
 from zoneinfo import ZoneInfo
 
 from driftline.errors import MalformedMessage
@@ -34,12 +35,12 @@ U = TypeVar("U")
 E = TypeVar("E", bound=Enum)
 S = TypeVar("S", bound=SettingsTable)
 
-# `user:password@` as SQLAlchemy reads it, and the query parameters in which drivers take passwords.
-URL_PASSWORDS: Final = (
-    *("password", "passwd", "pwd", "passfile"),
-    *("sslpassword", "ssl_key_password"),  # of a key file
+# `user:password@` as SQLAlchemy reads it, and parameters in which drivers take passwords, also of a
+# key file, of a wallet, or within a string of ODBC. They are named alike, and a new driver's too.
+_USER_PASSWORD = re.compile(r"://[^:/]*:[^@]+@")
+_PASSWORD_PARAMETER = re.compile(
+    r"[?&;={]\s*[\w.-]*(?:pass|pwd|secret|token|credential)[\w.-]*\s*=", re.I
 )
-_URL_PASSWORD = re.compile(rf"://[^:/]*:[^@]+@|[?&;](?:{'|'.join(URL_PASSWORDS)})=", re.I)
 _NO_VALUE: Final = "Remove the line or give it a value."
 
 
@@ -213,12 +214,18 @@ def duration(*, least: int = 1, most: int | None = None, why: str = "") -> Setti
     return SettingKind(label, schema, parse, wrong=tuple(wrong))
 
 
+def holds_password(url: str) -> bool:
+    """Return True if a URL may hold a password, however it is escaped."""
+    decoded = unquote_plus(unquote_plus(url))  # a string of ODBC is escaped within the URL
+    return bool(_USER_PASSWORD.search(url) or _PASSWORD_PARAMETER.search(decoded))
+
+
 def url(secret: str) -> SettingKind[str]:
     """Return the kind of URLs, without a password, which is that of `secret`."""
 
     def parse(table: SettingsTable, key: str, value: object) -> str:
         text = _text(table, key, value)
-        if _URL_PASSWORD.search(text):
+        if holds_password(text):
             raise table.error(
                 key,
                 "The URL holds a password, which would end up in copies and logs of this file.",

@@ -218,6 +218,12 @@ def test_a_password_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
         "postgresql://reader@h/erp?sslkey=k.pem&sslpassword=hidden",
         "mariadb://reader@h/erp?ssl_key=k.pem&SSL_KEY_PASSWORD=hidden",
         "postgresql://reader@/erp?host=h&PASSWORD=hidden",
+        "postgresql://reader@/erp?pass%77ord=hidden",
+        "generic+oracle+oracledb://reader@h/?wallet_password=hidden",
+        "generic+snowflake://reader@h/?private_key_passphrase=hidden",
+        "generic+trino://reader@h/?access_token=hidden",
+        "generic+mssql+pyodbc:///?odbc_connect=DRIVER%3D%7BX%7D%3BUID%3Dr%3BPWD%3Dhidden",
+        "generic+mssql+pyodbc:///?odbc_connect=Password%20%3D%20hidden",
     ],
 )
 def test_a_password_in_a_url_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
@@ -235,6 +241,8 @@ def test_a_password_in_a_url_is_refused_and_not_shown(tmp_path: Path, text: str)
         "sqlite:///C:/files/x.db",
         "postgresql://reader@[::1]:5432/erp",
         "postgresql://host:5432/erp",
+        "postgresql://reader@host/erp?sslmode=verify-full&options=-c%20search_path%3Dpassengers",
+        "generic+mssql+pyodbc:///?odbc_connect=DRIVER%3D%7BX%7D%3BUID%3Dreader",
     ],
 )
 def test_urls_without_a_password(tmp_path: Path, text: str) -> None:

@@ -78,7 +78,47 @@ lines = map(str.split, sockets.splitlines())
 found = [x[1] for x in lines if x[3] == "0A" and f"socket:[{x[9]}]" in links]
 print(json.dumps([address.rpartition(":")[0] for address in found]))
 """
+SECRET = "not for: the # process=list"
+# What every user of the machine reads of the processes, and what Spark has been given.
+LISTED = """
+import json, sys
+from pathlib import Path
+from warehouse_agent.spark import session
+
+key, secret = sys.argv[1], sys.stdin.read()
+given = {"spark.master": "local[1]", "spark.driver.memory": "512m", key: secret}
+for _ in range(2):
+    spark = session.start(given)
+    commands = [f.read_bytes().decode() for f in Path("/proc").glob("[0-9]*/cmdline")
+                if f.parent.joinpath("comm").read_text().strip() == "java"]
+    conf = spark.sparkContext.getConf()
+    master, memory, name = map(conf.get, ("spark.master", "spark.driver.memory", "spark.app.name"))
+    heap = spark._jvm.java.lang.Runtime.getRuntime().maxMemory() >> 20
+    print(json.dumps([secret in "".join(commands), conf.get(key), master, memory, name, heap]))
+    spark.stop()
+print(list(Path.cwd().iterdir()))
+"""
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # as /proc/net writes 127.0.0.1
+
+
+@pytest.mark.slow
+def test_no_setting_of_spark_is_in_the_process_list(tmp_path: Path) -> None:
+    """They hold keys of object stores, and passwords of Spark's own connections."""
+    done = subprocess.run(
+        [sys.executable, "-c", LISTED, "spark.hadoop.fs.s3a.secret.key"],
+        input=SECRET,
+        capture_output=True,
+        text=True,
+        env={**environment(), "TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *starts, left = done.stdout.splitlines()[-3:]
+    for found in map(json.loads, starts):
+        assert found[:5] == [False, SECRET, "local[1]", "512m", "driftline"]
+        assert 400 < found[5] <= 512
+    assert ".properties" not in left
 
 
 @pytest.mark.slow
