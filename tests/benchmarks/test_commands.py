@@ -352,6 +352,13 @@ COMMANDS = {
         (POSTGRESQL,),
         is_process=True,
     ),
+    "reloads.copied": Command(
+        "--rows 3000",
+        tuple(
+            rf"^{step} +{N} s +{N} processor s \({N} µs a row\) +memory {N} MB +temporary {N} MB "
+            for step in ("load", "copy", "feed")
+        ),
+    ),
     "reloads.cut_loads": Command(
         "--rows 2000 --engine sqlite --key text --at 50",
         (

@@ -324,9 +324,12 @@ def test_columns_and_the_features_that_they_need_change_in_one_entry(
     if isinstance(form, DeltaLog):
         assert len(delta_entries(store)) == 3
         needs = any(kind == "timestamp" for kind in kinds)
-        for version, features in ((0, None), (1, ["timestampNtz"] if needs else None)):
+        # A key is NOT NULL: writers of features must have `invariants` among them.
+        for version, has_features in ((0, False), (1, needs)):
             protocol = DeltaTable(store.table(NAME), version=version).protocol()
-            assert (protocol.reader_features, protocol.writer_features) == (features, features)
+            assert protocol.reader_features == (["timestampNtz"] if has_features else None)
+            written = ["invariants", "timestampNtz"] if has_features else []
+            assert sorted(protocol.writer_features or []) == written
 
 
 def test_an_entry_that_cannot_be_read_is_not_committed(
@@ -410,7 +413,7 @@ def test_a_feature_is_declared_first_where_nothing_else_is_atomic(
         remote.setattr(Store, "is_local", property(lambda _: False))
         remote.setattr(Store, "table", lambda self, name: f"{self.root}/{name}")
         new = NewVersion(first, wider, [file], first.files, RECORD)
-        with pytest.raises(Locked, match="declare timestampNtz"):
+        with pytest.raises(Locked, match="declare invariants, timestampNtz"):
             form.commit(store, NAME, new)
     declared = form.head(store, NAME, None)
     assert declared is not None
