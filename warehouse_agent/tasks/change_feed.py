@@ -37,7 +37,7 @@ _BEFORE_OPERATIONS, _AFTER_OPERATIONS = ("update_before", "delete"), ("update_af
 # The other side has the same row, another row of the same key, or none.
 SAME, PAIRED, ALONE = range(3)
 # Of a lot while it is looked up: bytes of a row in indices, and how often its columns are held.
-LOT_ROW_BYTES = 64
+LOT_ROW_BYTES = 112
 LOT_COPIES = 3
 _Codes = npt.NDArray[np.uint8]
 
