@@ -170,17 +170,8 @@ class Store:
 
         The reserve is for other users of the disk. Storage that is no disk has no such limit.
         """
-        if (disk := self.disk(*parts)) is None:
-            return
-        total, free = disk
-        reserve = min(RESERVE_BYTES, total // RESERVE_SHARE)
-        if free < size + reserve:
-            raise WarehouseUnavailable(
-                f"The disk of {self._at(*parts)[1]} is nearly full: {size + reserve:,} bytes are"
-                f" needed, a reserve of {reserve:,} among them, and {free:,} are free.",
-                remedy="Free space there; what arrived is kept, and the last published version is"
-                " untouched.",
-            )
+        if self.is_local:
+            refuse_full_disk(self._at(*parts)[1], size)
 
     def disk(self, *parts: str) -> tuple[int, int] | None:
         """Return size and free bytes of the disk of a place; None without a disk.
@@ -189,11 +180,7 @@ class Store:
         """
         if not self.is_local:
             return None
-        path = Path(self._at(*parts)[1])
-        there = next((p for p in (path, *path.parents) if p.exists()), path)
-        with file_errors("written", str(path)):
-            disk = shutil.disk_usage(there)
-        return (disk.total, disk.free) if disk.total else None
+        return _disk_of(self._at(*parts)[1])
 
     def make_folder(self, *parts: str) -> None:
         """Make a folder for files that tasks write; a task that outlives its job finds none."""
@@ -332,6 +319,29 @@ class Store:
                 remedy="Check `path` and what pyarrow needs to reach it.",
             ) from error
         return system, "/".join([base.rstrip("/"), *parts])
+
+
+def refuse_full_disk(path: str, size: int = 0) -> None:
+    """Raise WarehouseUnavailable if `size` bytes more at a path would use the disk's reserve."""
+    if (disk := _disk_of(path)) is None:
+        return
+    total, free = disk
+    reserve = min(RESERVE_BYTES, total // RESERVE_SHARE)
+    if free < size + reserve:
+        raise WarehouseUnavailable(
+            f"The disk of {path} is nearly full: {size + reserve:,} bytes are needed, a reserve of"
+            f" {reserve:,} among them, and {free:,} are free.",
+            remedy="Free space there; what arrived is kept, and the last published version is"
+            " untouched.",
+        )
+
+
+def _disk_of(path: str) -> tuple[int, int] | None:
+    """Return size and free bytes of the disk of a path; None if its file system reports zeros."""
+    there = next((p for p in (Path(path), *Path(path).parents) if p.exists()), Path(path))
+    with file_errors("written", path):
+        disk = shutil.disk_usage(there)
+    return (disk.total, disk.free) if disk.total else None
 
 
 def one_line(error: Exception) -> str:

@@ -27,7 +27,7 @@ from warehouse_agent.storage.data_files import (
     bounds_in,
     written_files,
 )
-from warehouse_agent.storage.store import file_errors, located
+from warehouse_agent.storage.store import file_errors, located, refuse_full_disk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -132,6 +132,8 @@ class Sink:
             return
         rows = pa.Table.from_batches(self._held)
         system, path = located(f"{self.folder}/{self._place}")
+        if isinstance(system, fs.LocalFileSystem):
+            refuse_full_disk(path)  # staged frames may be much smaller than their rows
         with file_errors("written", path, rows.nbytes):
             if self._writer is None:
                 self._is_begun = True
