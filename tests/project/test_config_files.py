@@ -14,6 +14,7 @@ from warehouse_agent import config as warehouse
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import PassSettings
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.timetable.timing import Timing, TimingPolicy
 
 SOURCE = """
@@ -275,6 +276,8 @@ def test_the_data_engineers_file(tmp_path: Path) -> None:
     assert config.path == str(tmp_path / "warehouse")
     assert (config.ahead, config.sources_at_once) == (4, 4)
     assert config.spark == {"spark.master": "local[*]"}
+    for holder in (config, DeferredSession.of(config)):
+        assert "local[*]" not in repr(holder), "settings of Spark may hold keys of a store"
     erp = warehouse.Source(
         "erp",
         "erp.example:7443",

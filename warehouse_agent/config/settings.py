@@ -183,7 +183,7 @@ class WarehouseConfig:
     file: Path
     path: str
     small_bytes: int | None
-    spark: Mapping[str, str]
+    spark: Mapping[str, str] = field(repr=False)  # they may hold keys
     sources: Mapping[str, Source]
     fragments: Mapping[str, Fragment]
     views: Mapping[str, View] = field(default_factory=dict)

@@ -245,7 +245,7 @@ class DeferredSession:
     lost is tried again.
     """
 
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(repr=False)  # they may hold keys
     session: InitVar[SparkSession | None] = None
     wait_s: float = EXECUTORS_WAIT_S
     _start: _Start | None = field(default=None, init=False, repr=False, compare=False)
