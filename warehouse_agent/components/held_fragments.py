@@ -17,6 +17,7 @@ from driftline.errors import DriftlineError, Locked
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import Proven, ProvenEqual, ProvenVersion
 from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.recovery import restored
 from warehouse_agent.refresh.schema_change import differs
 from warehouse_agent.storage.store import Store
 from warehouse_agent.views.evaluate import PinnedInput
@@ -70,15 +71,26 @@ class HeldFragment:
         source = self.job.fragment.source.name
         return (source, outcome.as_of) if outcome.consistency == "exact" else None
 
-    def commit(self, beside: Mapping[str, int]) -> bool:
+    @property
+    def is_declared_right(self) -> bool:
+        """Return False if nothing is to be written but what the table declares."""
+        match self.proven:
+            case ProvenEqual(compared, base):
+                return restored.is_declared_right(base, compared.prepared.layout)
+            case ProvenVersion():
+                return True
+
+    def commit(self, beside: Mapping[str, int], *, declaring: bool) -> bool:
         """Commit what was proven, and note it in the report; return False if that failed.
 
         Args:
             beside: versions, by name, that are committed with it from the same snapshot.
+            declaring: as in `refresh.commit`.
         """
         job = self.job
         try:
-            job.report.note_published(commit(job, self.proven, beside=beside))
+            done = commit(job, self.proven, beside=beside, declaring=declaring)
+            job.report.note_published(done)
             job.report.recovered()
         except Exception as problem:
             job.report.fail(job.steps.mistake(problem, job.name))
@@ -101,9 +113,14 @@ class TakenFragments:
     is_last: bool
     _tried: set[str] = field(default_factory=set)
 
-    def commit(self) -> bool:
-        """Commit all, back to back; return False if something could not be committed."""
-        done = [held.commit(self._beside(name)) for name, held in self.held.items()]
+    def commit(self, *, declaring: bool = False) -> bool:
+        """Commit all, back to back; return False if something could not be committed.
+
+        declaring: every view over them moves with them.
+        """
+        done = [
+            held.commit(self._beside(name), declaring=declaring) for name, held in self.held.items()
+        ]
         self._tried = {*self.held}
         return all(done)
 

@@ -146,7 +146,8 @@ class ComponentTurn:
         state = self._state(taken)
         turned = self._decided(state)
         waiting = None
-        if state.names_ahead or not all(one.is_current for one in turned):
+        is_moved = bool(state.names_ahead) or not all(one.is_current for one in turned)
+        if is_moved or self._is_to_declare(taken, turned):
             waiting = self._waiting(state) if taken.is_last else None
             if waiting is None:
                 with self._views.locked():
@@ -157,6 +158,18 @@ class ComponentTurn:
         if waiting is not None:
             self._note_ahead(taken, turned, state, waiting)
         self._report(taken)
+
+    def _is_to_declare(self, taken: TakenFragments, turned: Sequence[PhaseOfView]) -> bool:
+        """Return True if tables are to be published once more for what they declare."""
+        if not self._services.store.is_local or not self._moves_all(turned):
+            return False
+        heads = (one.state.head for one in turned)
+        is_right = all(held.is_declared_right for held in taken.held.values())
+        return not is_right or any(head is not None and head.declares_too_much for head in heads)
+
+    def _moves_all(self, turned: Sequence[PhaseOfView]) -> bool:
+        """Return True if no view stays that is made of the versions before."""
+        return {one.view.name for one in turned} == {*self._component.views}
 
     def _state(self, taken: TakenFragments) -> ComponentState:
         """Read the versions of the component's fragments."""
@@ -197,7 +210,7 @@ class ComponentTurn:
             state = self._state(taken)
             turned = self._decided(state, evaluating=True)
             after, number, is_flipped = dict(state.members), state.number, False
-            if taken.commit():
+            if taken.commit(declaring=self._moves_all(turned)):
                 self._place_fragments(taken, state, after)
                 self._views.commit(turned, after)
                 self._views.note_current(turned, after)

@@ -8,6 +8,7 @@ no other view does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -43,6 +44,8 @@ from warehouse_agent.views.maintenance.next_version import Computed, NextVersion
 from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.visible_versions.flips import view_member, weakest
 from warehouse_agent.visible_versions.members import Member
+
+_log = logging.getLogger("driftline")
 
 LOCK_WAIT_S = 600.0  # for another command that computes views of this component
 _TRY_S = 0.5  # between two attempts to take a lock
@@ -263,6 +266,8 @@ class ViewPhase:
                     inputs = [after[n] for n in dict.fromkeys(one.view.inputs)]
                     if isinstance(one.state, ComputedVersion):
                         one.state = self._committed(one, one.state.made, inputs)
+                    if isinstance(one.state, KeptVersion):
+                        one.state = self._declared_anew(one, one.state)
                     if isinstance(one.state, KeptVersion | CommittedVersion):
                         head = one.state.head
                         after[name] = view_member(self._services.store, name, head, inputs)
@@ -279,6 +284,26 @@ class ViewPhase:
             now_there = {n: after[n].version for n in known.inputs if n in after}  # not if removed
             if now_there != known.inputs:
                 after[view.name] = known.marked(_LEFT_OUT, now)
+
+    def _declared_anew(self, one: PhaseOfView, kept: KeptVersion) -> KeptVersion:
+        """Publish a kept version once more, without a file, if it declares too much, as older
+        releases did; what cannot be committed now is left to a later phase."""
+        store, name, head = self._services.store, one.view.name, kept.head
+        if not head.declares_too_much or not store.is_local:
+            return kept
+        record = formats.same_rows(head.record, adopted=head.version)
+        new = NewViewVersion(head, head.layout, added=(), removed=(), record=record)
+        try:
+            version = formats.commit(store, name, new)
+        except (Locked, WarehouseUnavailable):
+            _log.debug("the columns of %s stay declared as they are", name, exc_info=True)
+            return kept
+        newest = formats.view_head(store, name, version=version)
+        assert newest is not None, "it was just committed"
+        one.report.version = version
+        if isinstance(one.made, UnchangedView):
+            one.made = replace(one.made, base=newest)
+        return KeptVersion(newest, kept.is_current)
 
     def note_current(self, turned: Sequence[PhaseOfView], after: Mapping[str, Member]) -> None:
         """Note for what committed versions of their inputs views that did not change are right."""

@@ -41,7 +41,11 @@ from warehouse_agent.tasks.proof import VersionTotal
 
 
 def commit(
-    job: Job, proven: Proven, *, beside: Mapping[str, int] | None = None
+    job: Job,
+    proven: Proven,
+    *,
+    beside: Mapping[str, int] | None = None,
+    declaring: bool = True,
 ) -> PublishedVersion:
     """Publish what was proven, clear what was staged and note what the next refresh uses.
 
@@ -50,6 +54,8 @@ def commit(
         proven: what is published.
         beside: versions, by name, that are committed with it from the same snapshot; None: it is
             not held for views.
+        declaring: a version that was found equal may be published once more to declare other
+            columns; False: views stay that are made of it.
 
     Raises:
         Locked: another agent committed since the base was read.
@@ -58,7 +64,7 @@ def commit(
     match proven:
         case ProvenEqual():
             version = _confirm(job, proven)
-            if beside is None:  # not held for views, which are made of that version
+            if declaring:
                 layout = proven.compared.prepared.layout
                 version = restored.declared_anew(job, proven.base, layout)
             return _result(proven.compared, version, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,16 +11,13 @@ from pyspark.sql import SparkSession
 
 from tests.harness.older_tables import declare, declaring_bookkeeping
 from tests.harness.views import Sites
+from tests.pair.views.two_sites import filled
 from warehouse_agent.columns.layout import RESERVED
 from warehouse_agent.columns.view_layout import LINEAGE
 from warehouse_agent.storage import formats
 
 pytestmark = pytest.mark.spark
 
-TABLES = {
-    "erp": {"orders": "id INTEGER PRIMARY KEY, customer INT, amount INT"},
-    "crm": {"customer": "code VARCHAR PRIMARY KEY, id INT, name VARCHAR"},
-}
 VIEWS = {
     "joined": "SELECT o.amount, c.name, o.id FROM erp.orders o"
     " JOIN crm.customer c ON c.id = o.customer",
@@ -40,20 +35,8 @@ COLUMNS = {
 @pytest.fixture(scope="module")
 def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As a release left it that declared bookkeeping columns."""
-    folder = tmp_path_factory.mktemp("loaded")
-    with Sites(spark, folder, TABLES, VIEWS) as made, declaring_bookkeeping():
-        for i in range(5):
-            made.sql("crm", "INSERT INTO customer VALUES (?, ?, ?)", f"c{i}", i, f"name {i}")
-        for i in range(80):
-            made.sql("erp", "INSERT INTO orders VALUES (?, ?, ?)", i, i % 5, i)
-        made.well()
-    return folder
-
-
-@pytest.fixture
-def sites(spark: SparkSession, tmp_path: Path, template: Path) -> Iterator[Sites]:
-    with Sites(spark, tmp_path, deepcopy(TABLES), dict(VIEWS), template=template) as made:
-        yield made
+    with declaring_bookkeeping():
+        return filled(spark, tmp_path_factory.mktemp("loaded"), VIEWS, batches=3)
 
 
 def seen(sites: Sites, name: str) -> list[str]:
@@ -74,21 +57,61 @@ def check_files(sites: Sites) -> None:
             assert f"{LINEAGE}1" in names
 
 
-def test_views_and_their_inputs_are_undeclared_as_they_are_published(sites: Sites) -> None:
+def data_files(sites: Sites) -> dict[str, bytes]:
+    places = (Path(sites.store.table(name)) for name in COLUMNS)
+    return {str(file): file.read_bytes() for place in places for file in place.rglob("*.parquet")}
+
+
+def versions(sites: Sites) -> dict[str, int]:
+    return {name: DeltaTable(sites.store.table(name)).version() for name in COLUMNS}
+
+
+def test_what_nothing_changes_is_undeclared_by_one_entry_each(sites: Sites) -> None:
+    """Fragments and views, in one flip, without a row and without computing a view."""
+    assert all(is_declared(sites, name) for name in COLUMNS)
+    files, before = data_files(sites), versions(sites)
+    reports = sites.well()
+    sites.check()
+    assert not any(is_declared(sites, name) for name in COLUMNS)
+    assert data_files(sites) == files
+    assert versions(sites) == {name: version + 1 for name, version in before.items()}
+    assert {name: reports[name].version for name in COLUMNS} == versions(sites)
+    assert all(reports[view].attempts == 0 for view in VIEWS)
+    for name in COLUMNS:
+        head = formats.any_head(sites.store, name)
+        assert head is not None
+        assert head.record.adopted == before[name]
+    flipped = sites.pinned()
+    assert {name: flipped.read(name).columns for name in COLUMNS} == COLUMNS
+    sites.well()
+    assert versions(sites) == {name: version + 1 for name, version in before.items()}, "once"
+    sites.view_lines["joined"] = 'maintain = "incremental"'
+    sites.sql("erp", "UPDATE orders SET amount = 70 WHERE id < 9")
+    report = sites.well()["joined"]
+    sites.check()
+    assert report.method == "incremental", report.method_why  # the feed leads over the entries
+    check_files(sites)
+
+
+def test_an_input_waits_for_views_that_stay(sites: Sites) -> None:
+    """A version of it that they are not made of would have them computed later."""
+    before = versions(sites)
+    sites.well("erp.orders", without=["joined", "large"])
+    assert versions(sites) == before
     assert all(is_declared(sites, name) for name in COLUMNS)
     sites.well()
     sites.check()
-    assert all(is_declared(sites, name) for name in COLUMNS), "views are made of these versions"
+    assert not any(is_declared(sites, name) for name in COLUMNS)
+
+
+def test_views_and_their_inputs_are_undeclared_as_they_are_published(sites: Sites) -> None:
     sites.sql("erp", "UPDATE orders SET amount = 70 WHERE id < 9")
     sites.well()
     sites.check()
-    assert {name: is_declared(sites, name) for name in COLUMNS} == {
-        "erp.orders": False, "crm.customer": True, "joined": False, "large": False,
-    }  # fmt: skip
+    assert not any(is_declared(sites, name) for name in COLUMNS), "also those that are equal"
     sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
     sites.well()
     sites.check()
-    assert not any(is_declared(sites, name) for name in COLUMNS)
     check_files(sites)
     feed = sites.pinned()
     assert feed.read("joined").columns == COLUMNS["joined"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from copy import deepcopy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.views import Sites
+from tests.pair.views.two_sites import filled
 from tests.warehouse_agent.cli.test_main import Run
 from warehouse_agent import changes
 from warehouse_agent.storage import formats
@@ -18,10 +18,6 @@ from warehouse_agent.visible_versions.warehouse_versions import TABLE
 
 pytestmark = pytest.mark.spark
 
-TABLES = {
-    "erp": {"orders": "id INTEGER PRIMARY KEY, customer INT, amount INT"},
-    "crm": {"customer": "code VARCHAR PRIMARY KEY, id INT, name VARCHAR"},
-}
 VIEWS = {
     "joined": "SELECT o.id, o.amount, c.name FROM erp.orders o"
     " JOIN crm.customer c ON c.id = o.customer",
@@ -32,21 +28,7 @@ ALL = ("erp.orders", "crm.customer", *VIEWS)
 
 @pytest.fixture(scope="module")
 def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("loaded")
-    with Sites(spark, folder, TABLES, VIEWS) as made:
-        for i in range(5):
-            made.sql("crm", "INSERT INTO customer VALUES (?, ?, ?)", f"c{i}", i, f"name {i}")
-        for batch in range(3):
-            for i in range(batch * 30, batch * 30 + 30):
-                made.sql("erp", "INSERT INTO orders VALUES (?, ?, ?)", i, i % 5, i)
-            made.well()
-    return folder
-
-
-@pytest.fixture
-def sites(spark: SparkSession, tmp_path: Path, template: Path) -> Iterator[Sites]:
-    with Sites(spark, tmp_path, deepcopy(TABLES), dict(VIEWS), template=template) as made:
-        yield made
+    return filled(spark, tmp_path_factory.mktemp("loaded"), VIEWS, batches=3)
 
 
 def opened(sites: Sites, name: str) -> DeltaTable:

@@ -210,6 +210,11 @@ def _adopted(job: Job, head: Snapshot, other: OtherVersion) -> Snapshot | str:
     return newest
 
 
+def is_declared_right(base: Snapshot, layout: Layout) -> bool:
+    """Return True if a version declares what `declared_anew` would."""
+    return not base.declares_too_much and layout.not_null == base.layout.not_null
+
+
 def declared_anew(job: Job, base: Snapshot, layout: Layout) -> int:
     """Publish a version that was found equal once more, without a file, if it declares too much, as
     older releases did, or if the source says of other columns that they are NOT NULL; return the
@@ -221,8 +226,7 @@ def declared_anew(job: Job, base: Snapshot, layout: Layout) -> int:
     Args:
         layout: of the relation as it is known now.
     """
-    is_right = not base.declares_too_much and layout.not_null == base.layout.not_null
-    if is_right or not job.store.is_local:
+    if is_declared_right(base, layout) or not job.store.is_local:
         return base.version
     record = formats.same_rows(base.record, adopted=base.version)
     new = NewVersion(base, layout, added=(), removed=(), record=record)
