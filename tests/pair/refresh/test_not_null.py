@@ -182,6 +182,7 @@ def test_tables_of_older_releases_follow(pair: Pair) -> None:
     assert not_null(pair) == {"id", "note"}
     pair.fragment_lines["t"] = 'method = "full"'
     (report,) = pair.reports("t", options=ACCEPT)
+    assert report.version == 2, "nobody knows more of them"
     fill(pair.legacy, 2 * ROWS, 10)
     (report,) = pair.reports("t", options=ACCEPT)
     assert report.error is None

@@ -42,7 +42,7 @@ from warehouse_agent.history.notes import HeadNote
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage import formats
+from warehouse_agent.storage import formats, not_null
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, OtherVersion, Snapshot
@@ -230,6 +230,9 @@ def declared_anew(job: Job, base: Snapshot, layout: Layout) -> int:
         return base.version
     record = formats.same_rows(base.record, adopted=base.version)
     new = NewVersion(base, layout, added=(), removed=(), record=record)
+    is_same = not_null.checked(job.store, new).not_null == base.layout.not_null
+    if is_same and not base.declares_too_much:
+        return base.version
     try:
         formats.commit(job.store, job.name, new)
     except (Locked, WarehouseUnavailable):
