@@ -212,6 +212,12 @@ class Report:
         if isinstance(error, NotNow) and (until := error.until()) is not None:
             self.put_off_until = utc_at(min(until.timestamp(), time.time() + PUT_OFF_S_MAX))
 
+    def explain(self, why: tuple[str, str] | None) -> None:
+        """Give the error another message and remedy, if there is more to say after all attempts."""
+        if self.error is not None and why is not None:
+            details = self.error["details"] | {"cause": self.error["message"]}
+            self.error |= {"message": why[0], "remedy": why[1], "details": details}
+
     def recovered(self) -> None:
         """Move the error to those of earlier attempts: another attempt begins, or has succeeded."""
         if self.error is not None:

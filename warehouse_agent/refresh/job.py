@@ -19,6 +19,7 @@ from warehouse_agent.config import Fragment
 from warehouse_agent.events import Listener, RowsRead
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import Histories
+from warehouse_agent.planning.attempts import Reached
 from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
@@ -85,6 +86,7 @@ class Job:
     _committing: int | None = None  # the version of the last commit, whatever came of it
     _noted: Notes = field(init=False)  # as they are in the store
     examined: set[str] = field(default_factory=set)  # paths of data files that were read again
+    reached: Reached | None = None  # of an exchange that failed; None: none did
 
     def __post_init__(self) -> None:
         self.steps = replace(self.steps, log=StepLog.of(self.report))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError, LimitExceeded
@@ -18,6 +19,7 @@ from warehouse_agent.history.marks import KeptMark
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare, is_added_up_later
+from warehouse_agent.planning.attempts import Reached, scan_s
 from warehouse_agent.planning.choice import PACKED_ROW_S, Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.tiling import Bounds
@@ -135,11 +137,12 @@ def converse(
 ) -> Outcome:
     """Compare our side over a stream, and write the frames that come.
 
-    A stream on which the source has not ended the relation is abandoned.
+    A stream on which the source has not ended the relation is abandoned. If the exchange fails, the
+    job notes how far it came.
 
     within: a tile, by positions or by keys.
     """
-    marker, writer = p.known.marker, intake.writer
+    marker, writer, began, is_done = p.known.marker, intake.writer, monotonic(), False
     room = job.staging.room(job.fragment.staging_at_most)
     over = Waiting(
         stream,
@@ -162,7 +165,9 @@ def converse(
             marks=marker is not None and marker.is_known,
             audited=b"" if marker is None or not ours.rows else marker.mark,
         )
-        return replace(compare(ours, terms, over), snapshot_s=stream.snapshot_s)
+        found = replace(compare(ours, terms, over), snapshot_s=stream.snapshot_s)
+        is_done = True
+        return found
     finally:
         if not over.ended:
             stream.abandon()
@@ -170,6 +175,16 @@ def converse(
             writer.drop()
         else:
             writer.flush()
+        if not is_done:
+            job.reached = _reached(job, intake, over.said, monotonic() - began)
+
+
+def _reached(job: Job, intake: Intake, said: pb.Progress, held_s: float) -> Reached:
+    """Return how far an exchange came; `said`: the last progress of the source."""
+    before, came, expected = intake.writer.rows_before, intake.writer.rows, intake.rows_expected
+    rows = max(said.rows_expected, expected)
+    takes_s = scan_s(said.rows, rows, held_s, job.notes.rows_per_s)
+    return Reached(before, before + came, expected, held_s, takes_s)
 
 
 def rows_per_s(

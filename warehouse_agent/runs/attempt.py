@@ -33,6 +33,7 @@ from warehouse_agent.events import (
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import line_notes, marks
 from warehouse_agent.history.notes import Notes
+from warehouse_agent.planning.attempts import Reached
 from warehouse_agent.refresh import derivation, reporting, schema_change, tiled, whole
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
@@ -60,7 +61,8 @@ _Ready = tuple[Job, PreparedWhole]  # to be compared in one exchange
 class Attempt:
     """One attempt at the fragments of a run. Call `prepare`, `compare` and `finish`, in order.
 
-    `failed` has the error of each fragment that failed so far, by name.
+    `failed` has the error of each fragment that failed so far, by name; `reached` how far those
+    came whose exchange failed.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Attempt:
         """Begin an attempt; count it in the reports, which are by fragment name."""
         self.fragments = fragments
         self.failed: dict[str, DriftlineError] = {}
+        self.reached: dict[str, Reached] = {}
         self._command, self._services, self._reports = command, command.services, reports
         self._jobs: dict[str, Job] = {}
         self._prepared: list[tuple[Job, Prepared]] = []
@@ -158,6 +161,8 @@ class Attempt:
                 continue
             if (error := self.failed.get(fragment.name)) is not None:
                 if job is not None:
+                    if job.reached is not None:
+                        self.reached[fragment.name] = job.reached
                     with contextlib.suppress(DriftlineError):  # what was learnt may be lost
                         job.write_notes()
                     repair.note_failure(job, error)
@@ -195,6 +200,10 @@ class Attempt:
             try:
                 with job.phase("exchange"):
                     done = tiled.walk(job, p, link, self._services.sleep)
+            except DriftlineError:
+                tiles = p.tiles
+                job.reached = Reached(tiles.resumed_at, len(tiles.outcomes), len(tiles.tiling))
+                raise
             finally:
                 reporting.walked(job.report, p.tiles)
             reporting.compared(job.report, done.found)

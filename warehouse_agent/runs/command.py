@@ -50,7 +50,7 @@ class RefreshCommand:
 
     Attributes:
         turns: of the components, by the names of their chosen fragments.
-        attempts: of a refresh, if its errors are retryable.
+        attempts: of a refresh, if its errors are retryable, that do not advance.
         wait_s_max: the longest pause between two attempts, before some jitter.
         link: makes a channel to a source.
         ends_at: the deadline by a monotonic clock, in seconds; None: there is none.
@@ -135,6 +135,13 @@ class RefreshCommand:
             )
             self._not_started(reports[name], why)
         return chosen, sum(takes_s[fragment.name] for fragment in chosen)
+
+    def is_closed(self, fragments: Sequence[Fragment]) -> bool:
+        """Return True if nothing more of a source is to be started: the command is to end, its
+        deadline is over, or the `refresh_hours` have ended."""
+        is_late = self.ends_at is not None and time.monotonic() > self.ends_at
+        is_ending = self.services.options.is_ending()
+        return is_ending or is_late or self._opens(fragments) is not None
 
     def _opens(self, fragments: Sequence[Fragment]) -> datetime | None:
         """Return when fragments of one source may begin, by its clock; None: now."""

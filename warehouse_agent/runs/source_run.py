@@ -6,6 +6,7 @@ is compared, the thread of the run before finishes that one and prepares the run
 taken, and its locks with it, when the one before begins to be compared.
 
 A retryable error is retried a few times, after longer and longer pauses; what was staged is kept.
+An attempt that staged more than there was does not count (`planning.attempts`).
 Meanwhile no other run is compared: the source is asked by one run at a time, and whatever was
 learnt is known to the next run before it asks.
 
@@ -40,6 +41,7 @@ from driftline.errors import (
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.events import RefreshRetried
+from warehouse_agent.planning.attempts import AttemptCount, Reached, Stuck
 from warehouse_agent.report import Report
 from warehouse_agent.runs.attempt import Attempt
 from warehouse_agent.runs.command import PrecedingRun, RefreshCommand
@@ -119,10 +121,11 @@ class SourceRuns:
                 self._is_away = False
                 turn.close()
             ours, failed = attempt.fragments, self._finished(attempt)
+            reached = attempt.reached
             del attempt  # what it holds is not needed beside another one
             if failed:
                 turn.enter_context(self._exchanging)
-                self._try_again(ours, reports, failed)
+                self._try_again(ours, reports, failed, reached)
         return whole
 
     def _prepared(
@@ -203,28 +206,36 @@ class SourceRuns:
         fragments: Sequence[Fragment],
         reports: dict[str, Report],
         failed: dict[str, DriftlineError],
+        reached: dict[str, Reached],
     ) -> None:
         """Try a run until none of it has a retryable error; learn for later runs.
 
         Args:
             failed: the retryable errors of the first attempt, by fragment name.
+            reached: how far it came.
         """
         left = list(fragments)
-        attempts = 1 if self._is_away or self._lost else self._command.attempts
-        for number, state in enumerate(self._retrying(attempts), 1):
+        count = AttemptCount(1 if self._is_away or self._lost else self._command.attempts)
+        for number, state in enumerate(self._retrying(count.limit), 1):
             if number > 1:
                 attempt = self._begun(left, reports)
                 self._linked(attempt, attempt.compare)
-                failed = self._finished(attempt)
+                failed, reached = self._finished(attempt), attempt.reached
                 del attempt
-            if number < attempts:
+            count.add(reached, is_last=self._command.is_closed(left))
+            if not count.is_over:
                 for error, names in _alike(failed):
                     self._command.services.emit(RefreshRetried(names, error))
             left = _broken_last([f for f in left if f.name in failed], failed)
+            state.retry_state.attempt_number = count.counted
             state.retry_state.set_result(failed)
         for fragment in fragments:
-            if fragment.name in failed:
-                self._command.finished(reports[fragment.name])
+            if (last := failed.get(fragment.name)) is not None:
+                report, stuck = reports[fragment.name], count.stuck(fragment.name)
+                is_cut = isinstance(last, SourceUnreachable) and fragment.name in reached
+                if is_cut and stuck is not None:
+                    report.explain(_outlasted(stuck, is_load=report.previous_version is None))
+                self._command.finished(report)
         away = [error for error in failed.values() if isinstance(error, _OF_SOURCE)]
         was_away, self._is_away = self._is_away, len(away) == len(fragments)
         lost = [error for error in failed.values() if isinstance(error, SourceUnreachable)]
@@ -233,7 +244,10 @@ class SourceRuns:
             self._lost = lost[0]
 
     def _retrying(self, attempts: int) -> tenacity.Retrying:
-        """Return the loop of the attempts at a run, which goes on while an attempt has failures."""
+        """Return the loop of the attempts at a run, which goes on while an attempt has failures.
+
+        The number of an attempt is that of those which count.
+        """
         return tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=self._command.wait_s_max),
@@ -307,6 +321,21 @@ def _broken_last(fragments: list[Fragment], failed: dict[str, DriftlineError]) -
     """
     broken = [f for f in fragments if isinstance(failed[f.name], SourceUnreachable)][:1]
     return [f for f in fragments if f not in broken] + broken
+
+
+def _outlasted(stuck: Stuck, *, is_load: bool) -> tuple[str, str] | None:
+    """Return what attempts mean that a scan outlasts, and what to do; None: others."""
+    if not stuck.is_outlasted:
+        return None
+    message = (
+        f"The line broke {stuck.times:,} times in turn before a new row came, each time within "
+        f"{stuck.held_s:,.0f} s, and a scan of the relation takes about {stuck.scan_s:,.0f} s."
+    )
+    remedy = "Refresh it when the line holds for longer, or ask the DBA to shorten the scan: "
+    remedy += "`limits.readers` (PostgreSQL), or relations of fewer rows each (`where`)."
+    if not is_load:
+        remedy += " Or set `incremental`: each tile then has an exchange of its own."
+    return message, remedy
 
 
 def _alike(failed: dict[str, DriftlineError]) -> list[tuple[DriftlineError, tuple[str, ...]]]:

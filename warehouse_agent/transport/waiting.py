@@ -48,7 +48,8 @@ class Waiting:
     """The exchanges about one relation over a wire.
 
     `came` is the digest of the rows that came, `frame_bytes` their size, `answered_s` the
-    seconds from the first opening to the first reply other than progress.
+    seconds from the first opening to the first reply other than progress, `said` the last progress
+    that the source reported.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Waiting:
         self.admission = admission
         self.came, self.frame_bytes, self.round_trips, self.answered_s = Digest(), 0, 0, 0.0
         self._wire, self._keep, self._progress = wire, keep, progress
+        self.said = pb.Progress()
         self._rows_before = rows_before
         self._shipping = pb.Progress(phase=SHIP, rows=rows_before, rows_expected=rows_expected)
         self._relation, self._opened_at, self._has_sent = "", 0.0, False
@@ -132,6 +134,7 @@ class Waiting:
 
         Where a load goes on, rows that the source reads again are staged already.
         """
+        self.said = said
         is_news = said.held_back_s > self._shipping.held_back_s
         self._shipping.held_back_s = said.held_back_s
         if self._rows_before and said.phase == SHIP:
