@@ -237,7 +237,7 @@ class RelationTable(SettingsTable):
     )
     settle_s = _SECONDS.optional(
         "the time without a change after which a file is complete; exactly one of the two. Its"
-        " content, name, owner and mode have not changed for so many seconds (mtime and ctime). A"
+        " content, name, owner and mode have not changed for this time (mtime and ctime). A"
         " delivery that pauses for longer is taken for complete; a marker is safer"
     )
     key = _NAMES.optional(
