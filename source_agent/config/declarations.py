@@ -215,30 +215,40 @@ class MarkerTable(JoinedMarkerTable):
     )
 
 
+_ONE_OF_THREE: Final = "one of `table`, `query` and `files` is required"
+_ONE_OF_TWO: Final = "one of `complete` and `settle_s` is required with `files`"
+
+
 class RelationTable(SettingsTable):
     """A relation that is served: a `table`, a `query` or `files`."""
 
     table = TEXT.optional(
-        "a table, `schema.table`; quote a part that contains a dot as the database does"
+        "a table, `schema.table`; quote a part that contains a dot as the database does",
+        _ONE_OF_THREE,
     )
-    query = TEXT.optional("a SELECT; the agent runs it as it is written. It needs `key`")
+    query = TEXT.optional(
+        "a SELECT; the agent runs it as it is written. It needs `key`", _ONE_OF_THREE
+    )
     files = TEXT.optional(
-        "names of [dump files](dba/dump-files.md#dump-files); exactly one of the three. `*`, `?`"
-        " and `[…]` as in a shell, no folders. With a time, such as `accounts-{%Y%m%d}.csv`"
+        "names of [dump files](dba/dump-files.md#dump-files), in place of `table`; `*`, `?` and"
+        " `[…]` as in a shell, no folders. With a time, such as `accounts-{%Y%m%d}.csv`"
         " (`%Y %m %d %H %M %S %j`, UTC), the newest file is the one with the latest, else with the"
-        " latest mtime. Endings `.gz` and `.zst` are unpacked"
+        " latest mtime. Endings `.gz` and `.zst` are unpacked",
+        _ONE_OF_THREE,
     )
     format = PATH.required("the file that describes the columns of `files`", "with `files`")
     complete = TEXT.optional(
         'the name of the marker of a complete file, such as `"{file}.done"`; whoever delivers'
         " writes it last. Of a delivery in parts one for all; of a dump of a whole database one for"
         ' all tables, with the time that is in `files` (`"dump-{%Y%m%d}.done"`), or any name if the'
-        " file is called the same each time. It must not be older than the file"
+        " file is called the same each time. It must not be older than the file",
+        _ONE_OF_TWO,
     )
     settle_s = _SECONDS.optional(
-        "the time without a change after which a file is complete; exactly one of the two. Its"
+        "the time without a change after which a file is complete, in place of `complete`; its"
         " content, name, owner and mode have not changed for this time (mtime and ctime). A"
-        " delivery that pauses for longer is taken for complete; a marker is safer"
+        " delivery that pauses for longer is taken for complete; a marker is safer",
+        _ONE_OF_TWO,
     )
     key = _NAMES.optional(
         "columns that identify a row; required for a query and for files", "the primary key"
