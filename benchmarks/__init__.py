@@ -11,5 +11,5 @@
 
 Here is what the rooms share: the yardstick of bytes (`floor`), of what a run costs (`meter`), the
 tables (`tpch`), a session that stays (`warm`) and environments of other tools (`environments`).
-Results are in `RESULTS.md`.
+Results are in `docs/results.md`, a page for each room.
 """

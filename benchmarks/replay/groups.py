@@ -79,7 +79,7 @@ def replay(name: str, folder: Path, *, commits: int | None = None) -> Iterator[B
 
 
 def line_of(name: str, benefits: list[Benefit]) -> str:
-    """Return a row of the table in RESULTS.md."""
+    """Return a row of the table in `docs/results/replay.md`."""
     expected, saved = sum(b.expected for b in benefits), sum(b.saved for b in benefits)
     modelled = sum(b.saved if b.modelled is None else b.modelled for b in benefits)
     errors = [abs(b.modelled - b.saved) / (b.copied - b.saved) for b in benefits if b.modelled]

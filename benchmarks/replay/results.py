@@ -16,8 +16,8 @@ from statistics import median
 
 # TCP, mutual TLS, HTTP/2 and packet headers of a refresh that finds no change: bytes on the link of
 # tests/wan/link.py less its messages, median of 16 (7,943 to 8,456), with and without 100 ms and 10
-# Mbit/s. As RESULTS.md has it ("The pair": 9.7 kB, 35 packets) less 1.3 kB of messages. Headers of
-# further packets, 4 % of what is shipped in bulk, are left out, mostly in favour of full copies.
+# Mbit/s; such a refresh is also in `docs/results/refreshes.md` ("The pair"). Headers of further
+# packets, 4 % of what is shipped in bulk, are left out, mostly in favour of full copies.
 CONNECTION_BYTES = 8_100
 BULK_SHARE = 0.02
 WARM_AFTER = 10  # refreshes

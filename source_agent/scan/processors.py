@@ -134,7 +134,7 @@ def give_way() -> None:
     the sandbox of the unit, which sets the priority itself, nothing happens.
 
     Without it, a refresh on the two cores of a database multiplies the time that short
-    transactions wait for a processor (benchmarks/RESULTS.md, "A live workload beside a refresh").
+    transactions wait for a processor (docs/results/source.md, "A live workload beside a refresh").
     An agent that is alone takes what it wants, as before.
     """
     with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ A `Reader` turns the rows of an engine into batches. It counts them, refuses NUL
 that the snapshot is still the one in which the exchange began. Rows that were compared are read
 again by index if the key is an indexed integer and at most INDEX_SHARE of the rows is read, else
 where they lie if the scan kept that (`locators`), else by another scan of the snapshot. All ways
-were measured (`benchmarks/RESULTS.md`).
+were measured (`docs/results/source.md`).
 """
 
 from __future__ import annotations

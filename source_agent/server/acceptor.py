@@ -13,7 +13,7 @@ for a peer. An error of one connection ends that connection only.
 
 Rejected: gRPC's `max_allowed_incoming_connections` (bad clients that fill it exclude good ones);
 TLS in Python (it would have to tell gRPC who the client is); a process beside the agent (relaying
-costs little, benchmarks/RESULTS.md).
+costs little, docs/results/tests.md).
 """
 
 from __future__ import annotations

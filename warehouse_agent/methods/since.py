@@ -52,7 +52,7 @@ from warehouse_agent.tasks.difference import ListedRows, NoDifference, Outcome
 from warehouse_agent.transport.waiting import Requests
 
 # Seconds of the source for a key, over those for a row: measured on PostgreSQL, where keys are read
-# and sketched, and where the database adds up their hashes (benchmarks/RESULTS.md).
+# and sketched, and where the database adds up their hashes (docs/results/refreshes.md).
 KEY_SHARE: Final = 0.6
 HASHED_SHARE: Final = 0.15
 

@@ -8,7 +8,7 @@ bytes. Fingerprints never travel.
 
 Rejected: PostgreSQL's hash of a whole record. It ignores the sign of a numeric, folds 64-bit
 integers and times to 32 bits, and adds columns linearly, so a sum over rows misses two rows that
-exchange a value (`benchmarks/RESULTS.md`; `test_postgresql_hashes.py`).
+exchange a value (`docs/results/source.md`; `test_postgresql_hashes.py`).
 
 One hasher per batch, reset after each row: 3.8 M rows/s of 118 bytes, against 2.5 M/s for a copy
 per row and 1.9 M/s for `blake3(row, key=k)`.

@@ -9,7 +9,7 @@ Invariants: functions, types and the collation are named with their schema. The 
 a setting of this transaction. The server must prove that it hashes as we do, since with the other
 byte order it does not.
 
-Rejected, with prices in `benchmarks/RESULTS.md`: MD5 and SHA-256 of the sent record cost two and
+Rejected, with prices in `docs/results/source.md`: MD5 and SHA-256 of the sent record cost two and
 three times the COPY. `hash_record_extended` of the row ignores the sign of a numeric and an
 exchange of values between rows; it is used only before PostgreSQL 18, for a record of one value.
 """

@@ -7,7 +7,7 @@ rows go to files of their own, the before-images. No row goes through the JVM: 1
 written again in about a second; a join and Spark's writer took three (two cores).
 
 Rejected: separate files for rows that are likely to change soon. They rewrote 0.95 to 1.02 times
-the rows on real histories and cost up to half a second (benchmarks/RESULTS.md).
+the rows on real histories and cost up to half a second (docs/results/decisions.md).
 """
 
 from __future__ import annotations
