@@ -72,6 +72,12 @@ def paragraphs(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+@cache
+def whole(text: str) -> str:
+    """Return the plain text of a page: no other page is split into paragraphs to be searched."""
+    return plain(text)
+
+
 def listed(text: str) -> list[Promise | str]:
     """Return the lines of a list: its promises, and as they are all others."""
     found: list[Promise | str] = []
@@ -100,6 +106,7 @@ def stands(promise: Promise, texts: Mapping[str, str]) -> list[str]:
     found = dict.fromkeys(
         f"{page}#{at}" if at else page
         for page, text in texts.items()
+        if promise.stands_in(whole(text))
         for at, paragraph in paragraphs(text)
         if promise.stands_in(paragraph)
     )

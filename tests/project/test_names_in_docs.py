@@ -64,7 +64,7 @@ _CLASS = re.compile(r"^class (\w+)", re.M)
 _DEF = re.compile(r"\bdef (\w+)\(")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 _OLD = re.compile(r"^## Old .*?(?=^## |\Z)", re.M | re.S)
-_CITED = re.compile(r"([\w./-]+\.py)\b(?:::(\w+))?")
+_CITED = re.compile(r"([\w./-]+\.py)\b(?:::([\w.]+))?")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _CALLED = re.compile(r"([A-Za-z_][\w.]*)\(\)")
 _FOLDER = re.compile(r"[\w*]+(?:/[\w*]+)*/")
@@ -162,7 +162,7 @@ def unknown(text: str, tree: Tree) -> list[str]:
 def _is_known(span: str, tree: Tree) -> Iterator[bool]:
     for path, test in _CITED.findall(span):
         yield _is_file(path, tree)
-        yield not test or test in tree.functions
+        yield not test or test in (tree.defined(path) if path in tree.files else tree.functions)
     for module in _MODULE.findall(span):
         yield module.partition(".")[0] not in _packages(tree) or _resolves(module, tree)
     is_theirs = span.startswith("_driftline") or span[:-1].isupper() or span in MADE
@@ -332,6 +332,8 @@ SMALL = Tree.of(
         ("schedule.py", False),
         ("faults/test_disk.py::test_full", True),
         ("faults/test_disk.py::test_empty", False),
+        ("warehouse_agent/runs/batch.py::Runner.refresh", True),
+        ("warehouse_agent/runs/batch.py::refresh", False),
         ("./tests/run --soak tests/faults/test_disk.py", True),
         ("./tests/run --soak tests/wan/test_disk.py", False),
         ("python -m warehouse_agent.runs.batch FOLDER", True),
