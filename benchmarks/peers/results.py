@@ -136,7 +136,8 @@ def wins(results: Sequence[Result]) -> Iterator[str]:
 def markdown(results: Sequence[Result]) -> str:
     """All runs that are not warming, but for the cold ones, by table, pattern and link."""
     shown = [result for result in results if not result.is_warming or not result.refreshes_before]
-    parts = [f"{_each_once(shown, lambda result: result.machine)}; commits and servers: "]
+    parts = ["Generated from peers.jsonl by `python -m benchmarks.peers.compare --redraw`.\n\n"]
+    parts.append(f"{_each_once(shown, lambda result: result.machine)}; commits and servers: ")
     commits, servers = (_each_once(shown, one) for one in (lambda r: r.commit, lambda r: r.server))
     parts.append(f"{commits}; {servers}.\n\n")
     for title, section in _grouped(shown, _title):
