@@ -78,6 +78,7 @@ SINCE = {
     "totals",
     "staged",
     "staged_rows",
+    "staged_bytes_kept",
     "not_null_checked",
     "nullable",
 }  # keys of JSON lines and of a commit that are younger than the fixture

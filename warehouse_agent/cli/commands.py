@@ -160,7 +160,7 @@ def gc(
         files = len(garbage.places)
         if as_json:
             body = {"name": table.name, "files": files, "bytes": garbage.bytes, "removed": yes}
-            body["staged_bytes"] = garbage.staged_bytes
+            body["staged_bytes_kept"] = garbage.staged_bytes
             print(json.dumps(body), flush=True)
         else:
             verb = "removed" if yes else "would remove"

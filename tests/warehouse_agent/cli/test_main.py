@@ -476,7 +476,7 @@ def test_what_jobs_read(pair: Pair, run: Run) -> None:
         "files": 0,
         "bytes": 0,
         "removed": False,
-        "staged_bytes": 0,
+        "staged_bytes_kept": 0,
     }
     ended = run("gc", "orders", "--keep-hours", "0", config=config)
     assert "would remove" in ended.out
