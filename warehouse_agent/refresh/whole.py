@@ -171,7 +171,7 @@ def converse(
     finally:
         if not over.ended:
             stream.abandon()
-        if over.admission.is_overrun:
+        if over.admission.is_overrun and not _makes_room(job, p, over.admission, writer):
             writer.drop()
         else:
             writer.flush()
@@ -185,6 +185,13 @@ def _reached(job: Job, intake: Intake, said: pb.Progress, held_s: float) -> Reac
     rows = max(said.rows_expected, expected)
     takes_s = scan_s(said.rows, rows, held_s, job.notes.rows_per_s)
     return Reached(before, before + came, expected, held_s, takes_s)
+
+
+def _makes_room(job: Job, p: Prepared, admission: FrameAdmission, writer: FrameWriter) -> bool:
+    """Drop what earlier exchanges staged if it takes the room for what came now; return True if
+    there was any. It may be rows that have changed since, and would take the room again."""
+    is_whole = isinstance(p, PreparedWhole)
+    return admission.is_full and is_whole and job.staging.drop_before(writer.folder)
 
 
 def rows_per_s(

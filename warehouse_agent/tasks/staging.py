@@ -137,6 +137,13 @@ class Staging:
         rows = staged_files.rows_of(file for _, file in before) or 0
         return FrameWriter(self.store, self.name, f"{number:06d}", note, take, rows_before=rows)
 
+    def drop_before(self, folder: str) -> bool:
+        """Remove all exchanges but one, by its folder; return True if there were any."""
+        others = [one for one in self.store.folders(PRIVATE, "staging", self.name) if one != folder]
+        for other in others:
+            self.store.remove(PRIVATE, "staging", self.name, other)
+        return bool(others)
+
     def clear(self) -> None:
         """Remove all staged frames, after they were published or became useless."""
         self.store.remove(PRIVATE, "staging", self.name)

@@ -60,7 +60,7 @@ class FrameAdmission:
     """Count the rows and bytes of one exchange, and refuse those beyond its limits.
 
     `rows` came so far. `is_overrun`: the exchange ended because too much came, so what it staged is
-    of no use.
+    of no use; `is_full`: because there is no room for more, though for what it staged.
     """
 
     def __init__(self, recipe: Recipe, salt: Salt, *, room: StagingRoom | None = None) -> None:
@@ -68,7 +68,7 @@ class FrameAdmission:
         self._recipe, self._salt, self._room = recipe, salt, room
         self.rows = self._bytes = 0
         self._announced: int | None = None
-        self.is_overrun = False
+        self.is_overrun = self.is_full = False
 
     def again(self) -> FrameAdmission:
         """Return one for another exchange about the relation, with less room by what came."""
@@ -106,6 +106,7 @@ class FrameAdmission:
                     remedy="Check what runs at the source's address; nothing was published.",
                 )
         if self._room is not None:
+            self.is_full = True
             self._room.refuse_overrun(self._bytes)
-        self.is_overrun = False
+        self.is_overrun = self.is_full = False
         return head.digest

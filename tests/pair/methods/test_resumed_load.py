@@ -24,6 +24,7 @@ from tests.harness.pair import ON_SPARK, Pair, legacy_of
 from warehouse_agent.methods import resumed_load
 from warehouse_agent.storage.formats import head
 from warehouse_agent.tasks import staged_chunks, staging
+from warehouse_agent.transport.frame_admission import StagingRoom
 
 ROWS = 3000
 FRAME_BYTES = 16_000  # of rows, some 80 bytes each
@@ -190,3 +191,21 @@ def test_an_older_source(pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
     older = {name: what for name, what in negotiation.FEATURES.items() if name != "chunks"}
     monkeypatch.setattr("source_agent.server.service.FEATURES", older)
     assert go_on(pair, line) <= ROWS - staged + lost(1)
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_rows_that_changed_fill_the_room(
+    pair: Pair, line: Line, legacy: Legacy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What attempts staged before gives room to what comes now, so that a load ends."""
+
+    def room(staging_of: staging.Staging, _: int | None) -> StagingRoom:
+        return StagingRoom(100_000, staging_of.frame_bytes(), is_set=True)
+
+    monkeypatch.setattr(staging.Staging, "room", room)
+    cut(pair, line, 8)
+    legacy.execute("UPDATE t SET note = 'other ' || note")
+    line.again()
+    assert pair.error("t")["code"] == "LIMIT"
+    first = line.rows
+    assert go_on(pair, line) <= ROWS - first + lost(line.frames + 1)
