@@ -7,7 +7,7 @@ decoded and written once, and no staged row is joined with another.
 
 A frame that is damaged is left out, as are the rows around it up to the next end of a chunk: they
 are not listed, and come again. So are the first rows of a file of frames that does not follow the
-one before it in the same task.
+one before it in the same task, and a chunk that is longer than almost all: no task is to hold it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 from driftline.arrays import U64, Bools, Integers
 from driftline.errors import FrameDamaged
 from driftline.limits import CHUNKS_MAX
-from driftline.reconciliation.chunks import ChunkSums
+from driftline.reconciliation.chunks import ChunkSums, longest
 from driftline.rows.digests import Salt, mix
 
 from warehouse_agent.columns.layout import Layout
@@ -151,6 +151,7 @@ class _ChunkedRows:
     digests: list[U64] = field(default_factory=list)
     counts: list[Integers] = field(default_factory=list)
     _held: list[pa.RecordBatch] = field(default_factory=list)
+    _held_bytes: int = 0  # of their rows as they came
     _is_known: bool = False  # where the open chunk begins
     _last: tuple[str, int] = ("", 0)  # folder and number of the file that was added last
     _decoder: FrameDecoder = field(init=False)
@@ -177,6 +178,7 @@ class _ChunkedRows:
 
     def _begin(self, *, is_known: bool) -> None:
         self._held.clear()
+        self._held_bytes = 0
         self._is_known = is_known
         self.sums.begin()
 
@@ -192,12 +194,17 @@ class _ChunkedRows:
         if not len(ends):
             if self._is_known:
                 self._held.append(batch.slice(first))
+                self._held_bytes += int(rows.sizes[first:].sum())
+                if self._held_bytes > longest(self.sums.shift):
+                    self._held.clear()
+                    self._is_known, self._held_bytes = False, 0
             return
         for part in self._held:
             self.out.add(part)
         end = int(ends[-1])
         self.out.add(batch.slice(first, end - first))
         self._held = [batch.slice(end)] if end < len(batch) else []
+        self._held_bytes = int(rows.sizes[end:].sum())
         counts = np.diff(ends, prepend=first)
         counts[0] += held
         self.digests.append(digests)

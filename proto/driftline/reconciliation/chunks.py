@@ -21,6 +21,14 @@ import numpy as np
 from driftline.arrays import U64, Bools, Integers
 from driftline.rows.digests import MASK64, MixedFingerprints
 
+# One in ten million chunks is longer, or all where the same rows come again and again.
+LONGEST = 16
+
+
+def longest(shift: int) -> int:
+    """Return the bytes of a chunk, in the mean 2^`shift`, of which a side need not hold more."""
+    return LONGEST << shift
+
 
 @dataclass(slots=True)
 class ChunkSums:

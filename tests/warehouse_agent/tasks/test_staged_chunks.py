@@ -1,0 +1,43 @@
+"""Taking up staged rows: what a task holds is bounded, whatever rows a source sent."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from driftline.reconciliation.chunks import ChunkSums, longest
+from driftline.rows import frames
+from driftline.rows.digests import Salt, mix
+from driftline.rows.fingerprints import fingerprints
+from driftline.values.types import Recipe
+
+from tests.samples.rows import block, recipe
+from warehouse_agent.columns.layout import lay_out
+from warehouse_agent.planning.update_probability import VersionClock
+from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.tasks.row_statistics import StatisticsStamp
+from warehouse_agent.tasks.staged_chunks import _ChunkedRows
+from warehouse_agent.tasks.write import Sink
+
+KEY, SALT = bytes(range(32)), Salt(1, 2)
+MADE: Recipe = recipe(["int8", "text"])
+STAMP = StatisticsStamp(0, 1e9, 86_400.0, VersionClock(), 1, 1.0)
+SHIFT = 12
+
+
+def test_the_same_row_again_and_again(tmp_path: Path) -> None:
+    """Rows that are not unique may have no end of a chunk among them."""
+    (tmp_path / "key").write_bytes(KEY)
+    rows = block([[struct.pack(">q", 7), b"x" * 50]] * 1000)
+    digest = mix(SALT, *fingerprints(KEY, MADE)(rows.rows())).digest()
+    frame = frames.encode(rows, MADE, SALT, digest, level=1)
+    staged = tmp_path / "000001-40000.frames"
+    staged.write_bytes((struct.pack("<I", len(frame)) + frame) * 40)
+    layout, key = lay_out(MADE, {}, where="t"), KeyFile(f"file://{tmp_path / 'key'}")
+    with Sink(f"file://{tmp_path}", "taken", layout.file_schema) as out:
+        chunks = _ChunkedRows(out, ChunkSums(SHIFT), SALT, layout, key, STAMP)
+        chunks.add_file(f"file://{staged}")
+        held = sum(len(one) for one in chunks._held)
+        assert held * len(rows.rows()[0]) <= longest(SHIFT)
+        assert not chunks.digests
+        assert not list(out.finish())
