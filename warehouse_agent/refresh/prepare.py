@@ -17,6 +17,7 @@ from typing import ClassVar
 from driftline import wire_pb2 as pb
 from driftline.errors import (
     ConfigurationError,
+    LimitExceeded,
     MalformedMessage,
     ProofFailed,
     ValueDoesNotFit,
@@ -57,6 +58,9 @@ from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staged_chunks import StagedChunks, take_up
 from warehouse_agent.tasks.staging import StagedFrames
 from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, work_of_digests
+
+# Of staged rows that cannot be stored: whatever the source has become, they would fail again.
+_UNFIT = (LimitExceeded, MalformedMessage, ValueDoesNotFit)
 
 Describe = Callable[[str], pb.DescribeReply]
 Features = Collection[str]  # of a source
@@ -425,7 +429,7 @@ def _staged_chunks(
     folder = job.folder("taken")
     try:
         return take_up(job.steps, folder, staged, layout, job.key_file, stamp, salt)
-    except ValueDoesNotFit:  # the source sends these rows again
+    except _UNFIT:  # the source sends these rows again
         job.staging.clear()
         return None
 
@@ -453,7 +457,7 @@ def _working_copy(
         return files
     try:
         return leftovers.merge(job, files, layout, folders, stamp)
-    except (MalformedMessage, ValueDoesNotFit):  # the source sends these rows again
+    except _UNFIT:  # the source sends these rows again
         job.staging.clear()
         return files
 

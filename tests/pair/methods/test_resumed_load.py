@@ -10,10 +10,18 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from driftline.errors import SourceUnreachable
+from driftline.errors import (
+    DriftlineError,
+    LimitExceeded,
+    MalformedMessage,
+    SourceUnreachable,
+    ValueDoesNotFit,
+)
 from driftline.rows import frames
 from driftline.wire import negotiation
 from pyspark.sql import SparkSession
@@ -21,6 +29,7 @@ from pyspark.sql import SparkSession
 from source_agent.scan import frame_builder
 from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.methods import resumed_load
 from warehouse_agent.storage.formats import head
 from warehouse_agent.tasks import staged_chunks, staging
@@ -209,3 +218,21 @@ def test_rows_that_changed_fill_the_room(
     assert pair.error("t")["code"] == "LIMIT"
     first = line.rows
     assert go_on(pair, line) <= ROWS - first + lost(line.frames + 1)
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", [MalformedMessage, ValueDoesNotFit, LimitExceeded])
+def test_staged_rows_that_cannot_be_stored(
+    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch, kind: type[DriftlineError]
+) -> None:
+    """As a source with a fault sends them: they are dropped, and the load begins anew."""
+    cut(pair, line, 6)
+    batch, said = Layout.batch, [kind("This is no value of the column.")]
+
+    def refusing(layout: Layout, *args: Any, **options: Any) -> pa.RecordBatch:
+        if said:
+            raise said.pop()
+        return batch(layout, *args, **options)
+
+    monkeypatch.setattr(Layout, "batch", refusing)
+    assert go_on(pair, line) == ROWS
