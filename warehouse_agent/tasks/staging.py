@@ -478,15 +478,19 @@ class StagedFrames:
     frame_bytes: int
 
     def row_bytes(self) -> int:
-        """Return the bytes of all rows, if they are packed as well as those of the first file.
+        """Return the bytes of all rows, if they are packed as well as those of the first file that
+        begins with a sound frame; 0 if none does.
 
         Raises WarehouseUnavailable: it cannot be read.
         """
         packed = body_bytes = 0
-        with suppress(FrameDamaged):
-            for data in frames_of(self.uris[0]):
-                body_bytes += frames.head(data).body_bytes
-                packed += len(data)
+        for uri in self.uris:
+            with suppress(FrameDamaged):
+                for data in frames_of(uri):
+                    body_bytes += frames.head(data).body_bytes
+                    packed += len(data)
+            if packed:
+                break
         return self.frame_bytes * body_bytes // max(packed, 1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from driftline.reconciliation.chunks import ChunkSums, longest
 from driftline.rows import frames
-from driftline.rows.digests import Salt, mix
+from driftline.rows.digests import Digest, Salt, mix
 from driftline.rows.fingerprints import fingerprints
 from driftline.values.types import Recipe
 
@@ -17,6 +17,7 @@ from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staged_chunks import _ChunkedRows
+from warehouse_agent.tasks.staging import StagedFrames
 from warehouse_agent.tasks.write import Sink
 
 KEY, SALT = bytes(range(32)), Salt(1, 2)
@@ -41,3 +42,14 @@ def test_the_same_row_again_and_again(tmp_path: Path) -> None:
         assert held * len(rows.rows()[0]) <= longest(SHIFT)
         assert not chunks.digests
         assert not list(out.finish())
+
+
+def test_the_size_of_rows_is_known_beside_a_damaged_file(tmp_path: Path) -> None:
+    """It decides where a step runs, and how long the list of chunks becomes."""
+    rows = block([[struct.pack(">q", i), b"x" * 50] for i in range(100)])
+    frame = frames.encode(rows, MADE, SALT, Digest(100, 1), level=1)
+    sound, damaged = tmp_path / "000002-100.frames", tmp_path / "000001-100.frames"
+    sound.write_bytes(struct.pack("<I", len(frame)) + frame)
+    damaged.write_bytes(struct.pack("<I", len(frame)) + bytes(len(frame)))
+    uris = [f"file://{file}" for file in (damaged, sound)]
+    assert StagedFrames(uris, 2 * len(frame)).row_bytes() == 2 * frames.head(frame).body_bytes
