@@ -15,7 +15,7 @@ tiles that cannot be stored: the next attempt must not build on these.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -70,6 +70,8 @@ from warehouse_agent.tasks.rewrites.replaced_rows import (
 )
 from warehouse_agent.tasks.rewrites.restatement import restate
 
+# Files of a cut load are written again in so many lots; fewer, if lots would have fewer bytes.
+REWRITTEN_LOTS, REWRITTEN_BYTES = 8, 512 << 20
 CHANGES_PER_FILE = 64  # with more, each file whose bounds fit counts as touched
 
 _READS_DIFFER = (
@@ -238,14 +240,31 @@ def _taken_up(job: Job, compared: ComparisonResult, gone: PlacedRows) -> Rewritt
     """Write the rows that came, and staged files again that have rows which the source has not."""
     p, rewritten = compared.prepared, list[DataFile]()
     hit = [f for f in p.files if f.path in gone.places]
-    if touched := touched_files(p.files, hit):
-        folder = job.folder("rewritten")
-        rewritten = rewrite_without(job.steps, folder, touched, p.layout, gone)
-        for file in touched:  # another attempt takes up the staged frames
+    touched = touched_files(p.files, hit)
+    for number, lot in enumerate(_lots(touched)):
+        places = {f.path: gone.places[f.path] for f in lot if f.path in gone.places}
+        folder = job.folder(f"rewritten-{number}")
+        rewritten += rewrite_without(job.steps, folder, lot, p.layout, PlacedRows(places))
+        for file in lot:  # another attempt takes up the staged frames
             job.store.remove_file(job.name, *file.path.split("/"))
     changed = set(touched)
     kept = (f for f in p.files if f not in changed)
     return RewrittenFiles(_shipped(job, compared, (), 0), (*rewritten, *kept), (), ())
+
+
+def _lots(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    """Yield files in lots of a share of their bytes: a disk that holds them, and the frames that
+    they were made of, has no room for all of them a second time."""
+    most = max(sum(f.size for f in files) // REWRITTEN_LOTS, REWRITTEN_BYTES)
+    lot, size = list[DataFile](), 0
+    for file in files:
+        lot.append(file)
+        size += file.size
+        if size >= most:
+            yield lot
+            lot, size = [], 0
+    if lot:
+        yield lot
 
 
 def _all_written_again(job: Job, p: Prepared, applied: RewrittenFiles) -> RewrittenFiles:

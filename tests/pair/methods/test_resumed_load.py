@@ -31,8 +31,11 @@ from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.methods import resumed_load
+from warehouse_agent.refresh import finish
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.formats import head
 from warehouse_agent.tasks import staged_chunks, staging
+from warehouse_agent.tasks.rewrites import replaced_rows
 from warehouse_agent.transport.frame_admission import StagingRoom
 
 ROWS = 3000
@@ -236,3 +239,23 @@ def test_staged_rows_that_cannot_be_stored(
 
     monkeypatch.setattr(Layout, "batch", refusing)
     assert go_on(pair, line) == ROWS
+
+
+@pytest.mark.parametrize("legacy", [ON_SPARK], indirect=True)
+def test_files_go_as_they_are_written_again(
+    pair: Pair, line: Line, legacy: Legacy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows changed all over, a disk need not hold all of what was staged three times."""
+    left, rewrite = list[int](), replaced_rows.rewrite_without
+
+    def rewriting(*args: Any) -> list[DataFile]:
+        left.append(len([*pair.warehouse.rglob("*-taken/*.parquet")]))
+        return rewrite(*args)
+
+    monkeypatch.setattr("warehouse_agent.refresh.finish.rewrite_without", rewriting)
+    monkeypatch.setattr(finish, "REWRITTEN_BYTES", 1)
+    cut(pair, line, 8)
+    legacy.execute("UPDATE t SET note = 'other' WHERE id % 40 = 0")
+    go_on(pair, line)
+    assert len(left) > 1
+    assert left == sorted({*left}, reverse=True)
