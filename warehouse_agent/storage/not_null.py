@@ -29,7 +29,7 @@ def checked(store: Store, new: NewVersion) -> Layout:
     for file in (*new.added, *kept):
         if unknown := left - file.not_null:
             left -= unknown - (_by_statistics(file) if store.is_local else frozenset())
-    return new.layout if left == new.layout.not_null else new.layout.with_not_null(left)
+    return new.layout.with_not_null(left)
 
 
 def _by_statistics(file: DataFile) -> frozenset[str]:
