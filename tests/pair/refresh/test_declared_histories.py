@@ -29,7 +29,7 @@ from warehouse_agent.spark.session import DeferredSession
 
 METHODS = (Method.SKETCH.value, Method.GROUP.value, Method.FULL.value)
 STEPS = 5
-IN_EVERY_RUN, BY_THE_SOAK = 4, 5_000  # histories of each place; on Spark fewer in every run
+IN_EVERY_RUN, BY_THE_SOAK = 6, 5_000  # histories of each place; on Spark fewer in every run
 ROWS = 60
 TABLES = {
     "CREATE TABLE t (note TEXT{0}, id INTEGER PRIMARY KEY, n INT{0})": ("note id n", {"id"}),
@@ -57,10 +57,12 @@ def history(spark: SparkSession | DeferredSession, folder: Path, seed: int) -> i
     with Pair(spark, legacy, folder / "pair", {"t": 'table = "t"'}) as pair:
         pair.small_bytes = 4 << 30 if isinstance(spark, DeferredSession) else 0
         change(legacy, columns, drawn, 0, has_null=has_null)
+        release: Release = nullcontext
         for step in range(STEPS):
             pair.fragment_lines["t"] = drawn.choice(["", *(f'method = "{m}"' for m in METHODS)])
             before = None if step == 0 else seen(pair)
-            if before and drawn.random() < 0.3:
+            # delta-rs reads no NULL that a release which looks for none left under NOT NULL.
+            if drawn.random() < 0.3 and before and release is not keeping_declarations:
                 DeltaTable(str(pair.warehouse / "t")).optimize.compact()
             kinds: list[Release] = [nullcontext, declaring_bookkeeping]
             kinds += [keeping_declarations] if before else []
