@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+from unittest import mock
 
 import click
 import numpy as np
@@ -182,13 +183,14 @@ def main(
     with tempfile.TemporaryDirectory(dir=folder) as made:
         temporary = Path(made) / "temporary"
         temporary.mkdir()
-        tempfile.tempdir = str(temporary)
         steps = Steps(NoSpark(), 1 << 50)
-        if master is not None:
-            session = DeferredSession({"spark.master": master, "spark.local.dir": str(temporary)})
-            session.get()
-            steps = Steps(session, 0)
-        run(Path(made), steps, int(rows), changed, temporary)
+        with mock.patch("tempfile.tempdir", str(temporary)):
+            if master is not None:
+                settings = {"spark.master": master, "spark.local.dir": str(temporary)}
+                session = DeferredSession(settings)
+                session.get()
+                steps = Steps(session, 0)
+            run(Path(made), steps, int(rows), changed, temporary)
 
 
 if __name__ == "__main__":

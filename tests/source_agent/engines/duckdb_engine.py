@@ -67,7 +67,7 @@ ENGINE_API = 3
 
 BEGIN = "BEGIN TRANSACTION READ ONLY"
 AS_OF = "SELECT strftime(now() AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
-TABLES = "SELECT table_name FROM information_schema.tables ORDER BY 1"
+TABLES = "SELECT table_name, table_type FROM information_schema.tables ORDER BY 1"
 PRIMARY = """SELECT constraint_column_names FROM duckdb_constraints()
 WHERE table_name = ? AND constraint_type = 'PRIMARY KEY'"""
 RANGES = """EXISTS (
@@ -109,15 +109,15 @@ def _describe(session: Any, relation: Relation) -> Shape:
     refuse_types(relation, "DuckDB")
     if relation.table is None:
         query = (relation.query or "").strip().rstrip("; \n")
-        source, table, primary = derived_table(relation), query, ()
+        source, table, primary, is_stored = derived_table(relation), query, (), False
     else:
-        parts, tables = split_name(relation.table), [name for (name,) in session.ask(TABLES)]
+        parts, tables = split_name(relation.table), dict(session.ask(TABLES))
         if len(parts) != 1 or parts[0] not in tables:
-            raise unknown_table(relation, tables)
+            raise unknown_table(relation, list(tables))
+        is_stored = tables[parts[0]] == "BASE TABLE"  # a view's NOT NULL is that of its tables
         source = table = quote(parts[0])
         primary = tuple(name for (names,) in session.ask(PRIMARY, parts[0]) for name in names)
     described = {}
-    is_stored = relation.table is not None
     columns = [(row[0], row[1], row[2]) for row in session.ask(f"DESCRIBE {table}")]
     for name, written, null in columns:
         described[name] = (name, written, not is_stored or null == "YES")
