@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from blake3 import blake3
 from driftline.values.types import Column, Recipe, parse_type
 from pyspark.sql import SparkSession
 
@@ -180,7 +181,7 @@ def identified(rows: pa.Table, layout: Layout, rng: np.random.Generator) -> pa.T
     if layout.integer_key is None:
         (batch,) = rows.select([*layout.key_columns]).combine_chunks().to_batches() or [None]
         arrays[KEY] = layout.key_bytes(batch) if batch is not None else pa.array([], pa.binary())
-        arrays[POSITION] = _random(rng, count)
+        arrays[POSITION] = positions_of(arrays[KEY])
     arrays |= {HI: _random(rng, count), LO: _random(rng, count)}
     arrays |= {n: pa.nulls(count, kind) for n, kind in STATISTICS}
     names = layout.file_schema.names
@@ -203,6 +204,12 @@ def edited(rows: pa.Table, layout: Layout, rng: np.random.Generator) -> pa.Table
 
 def put(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
     return rows.set_column(rows.schema.names.index(name), rows.schema.field(name), values)
+
+
+def positions_of(keys: pa.Array) -> pa.Array:
+    """Return a position for each key, always the same: by it the same row is looked up again."""
+    hashes = b"".join(blake3(key).digest(8) for key in keys.to_pylist())
+    return pa.array(np.frombuffer(hashes, "<i8"))
 
 
 def _random(rng: np.random.Generator, count: int) -> pa.Array:
