@@ -53,7 +53,7 @@ SERIES = {
 CODES = {
     "postgresql": "md5(n::text)",
     "mariadb": "md5(n)",
-    "sqlite": "printf('%08x%08x', n * 2654435761 % 4294967291, n * 40503 % 4294967291)",
+    "sqlite": "lower(hex(randomblob(8)))",
 }
 
 
@@ -145,7 +145,7 @@ def fill(legacy: Legacy, rows: int, key: str) -> None:
     series = SERIES[engine].format(rows=rows, last=rows - 1)
     legacy.execute(
         f"INSERT INTO t SELECT {divided}, {rest}, {code}, n, n * 37 % 99991, {note}"
-        f" FROM {series} ORDER BY {order}"
+        f" FROM {series} ORDER BY {code if order == 'code' else order}"
     )
     legacy.execute(f"CREATE UNIQUE INDEX t_key ON t ({keyed})")
     legacy.execute("CREATE VIEW summary AS SELECT count(*) AS c, sum(n) AS s FROM t")
