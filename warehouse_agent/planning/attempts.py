@@ -5,8 +5,8 @@ every half a minute ends, however often it breaks, if only each attempt adds row
 against the limit unless its exchange failed and left more staged than there ever was, by a least
 amount:
 
- 1. Up to the rows that are expected it is a share of them, so ADVANCES_MAX attempts at most are
-    free.
+ 1. Up to the rows that are expected, and SLACK, it is a share of them, so about ADVANCES_MAX
+    attempts at most are free.
  2. Where nothing is expected it is a share of what was staged before, and a larger one beyond what
     is expected. An estimate of a catalogue may be too low by any factor; but a source of an older
     release may send the same rows again and again, and these soon do not suffice.
@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ADVANCES_MAX = 1000  # by a cut every 30 s, that is eight hours
+SLACK = 0.25  # of the expected rows: an estimate may be too low, and at a cut some come twice
 UNKNOWN_SHARE, BEYOND_SHARE = 10, 2  # of what was staged
 STUCK_MIN = 2  # attempts in turn without an advance, of which the last error tells
 
@@ -46,7 +47,7 @@ class Reached:
         """Return True if it left enough more than the `most` that there was before."""
         if not self.expected:
             least = most // UNKNOWN_SHARE
-        elif self.done <= self.expected:
+        elif self.done <= self.expected * (1 + SLACK):
             least = self.expected // ADVANCES_MAX
         else:
             least = most // BEYOND_SHARE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -227,12 +227,18 @@ def _prepared_whole(
 ) -> PreparedWhole:
     """Build the working copy, and reduce it to our side of one exchange."""
     base, stamp, salt = at.base, _stamp(at), Salt.fresh()
-    chunks = _staged_chunks(job, at, layout, stamp, salt, has)
+    # All rows are compared, whatever relation these are of; else only those of this one.
+    exchange, is_whole = job.exchange(base, layout), at.read_at_most is None
+    folders = job.staging.leftovers(exchange, anywhere=is_whole)
+    chunks = None
+    if base is None and folders and has(CHUNKS):
+        chunks = _staged_chunks(job, folders, layout, stamp, salt)
+        folders = []
     if chunks is not None:
         files = chunks.files
         known = replace(at.known(files, choice.everything()), takes_up=True)
     else:
-        files = _working_copy(job, at, layout, stamp)
+        files = _working_copy(job, at, layout, stamp, folders)
         known = at.known(files, _partition(job, layout, files))
     known.check_allowed()
     changes, expected = forecasts(known)
@@ -411,19 +417,9 @@ def _check_key(layout: Layout, name: str) -> None:
 
 
 def _staged_chunks(
-    job: Job,
-    at: Situation,
-    layout: Layout,
-    stamp: StatisticsStamp,
-    salt: Salt,
-    has: Callable[[str], bool],
+    job: Job, folders: Sequence[str], layout: Layout, stamp: StatisticsStamp, salt: Salt
 ) -> StagedChunks | None:
-    """Take up a first load that was cut; None: there is none, or the source knows no chunks."""
-    if at.base is not None:
-        return None
-    folders = job.staging.leftovers(job.exchange(None, layout), anywhere=True)
-    if not folders or not has(CHUNKS):
-        return None
+    """Take up a first load that was cut; None: its rows cannot be stored."""
     uris = [uri for one in folders for uri in job.staging.uris(one)]
     staged = StagedFrames(uris, job.staging.frame_bytes())
     folder = job.folder("taken")
@@ -435,7 +431,7 @@ def _staged_chunks(
 
 
 def _working_copy(
-    job: Job, at: Situation, layout: Layout, stamp: StatisticsStamp
+    job: Job, at: Situation, layout: Layout, stamp: StatisticsStamp, folders: Sequence[str]
 ) -> tuple[DataFile, ...]:
     """Return the published rows in the columns of the next version, with what unfinished exchanges
     staged merged into them."""
@@ -451,8 +447,6 @@ def _working_copy(
         # rows that they hide.
         job.staging.clear()
         return files
-    # All rows are compared, whatever relation these are of.
-    folders = job.staging.leftovers(job.exchange(base, layout), anywhere=is_whole)
     if not folders:
         return files
     try:

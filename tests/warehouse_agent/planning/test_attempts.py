@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from warehouse_agent.planning.attempts import (
     ADVANCES_MAX,
+    SLACK,
     UNKNOWN_SHARE,
     AttemptCount,
     Reached,
@@ -47,7 +48,7 @@ def test_attempts_end(staged: list[int], expected: int) -> None:
     free = attempts([*staged, *[0] * LIMIT], expected)
     assert free <= len(staged) + LIMIT
     grown = max(math.log(max(staged) + 1, 1 + 1 / UNKNOWN_SHARE), 0) + UNKNOWN_SHARE
-    assert free <= ADVANCES_MAX + grown + 2 * LIMIT
+    assert free <= ADVANCES_MAX * (1 + SLACK) + grown + 2 * LIMIT
     assert attempts([max(staged)] * 99, expected) <= LIMIT + 1
 
 
