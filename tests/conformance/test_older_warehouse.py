@@ -78,6 +78,7 @@ SINCE = {
     "totals",
     "staged",
     "staged_rows",
+    "staged_listed",
     "staged_bytes_kept",
     "not_null_checked",
     "nullable",

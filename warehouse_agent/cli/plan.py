@@ -24,6 +24,12 @@ from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 if TYPE_CHECKING:
     from warehouse_agent.inspection.view_prediction import ViewForecast
 
+# Of staged rows of a first load.
+_OLDER_SOURCE = (
+    ". The source's release knows no chunks: staged rows are compared, and if more than about 1.7"
+    " million differ, all come again"
+)
+
 
 def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool) -> list[int]:
     """Print a forecast of a refresh of each fragment and view; read no row of the source."""
@@ -105,15 +111,16 @@ def _situation(forecast: Forecast) -> str:
 
 
 def _staged(forecast: Forecast) -> str:
-    """Return what earlier attempts staged, and what of a first load is left."""
+    """Return what earlier attempts staged, what of a first load is left, and where the source is of
+    an older release."""
     size, rows = forecast.staged_bytes, forecast.staged_rows
     if not rows:
-        return f"{counted(size, 'byte')} of an earlier attempt are staged and are not sent again"
-    text = f"{counted(rows, 'row')} ({counted(size, 'byte')}) of earlier attempts are staged"
-    left = (forecast.rows_expected or 0) - rows
-    if left <= 0:
-        return text
-    return f"{text}; about {counted(left, 'row')} ({left * size / rows:,.0f} bytes) are left"
+        text = f"{counted(size, 'byte')} of an earlier attempt are staged and are not sent again"
+    else:
+        text = f"{counted(rows, 'row')} ({counted(size, 'byte')}) of earlier attempts are staged"
+        if (left := (forecast.rows_expected or 0) - rows) > 0:
+            text += f"; about {counted(left, 'row')} ({left * size / rows:,.0f} bytes) are left"
+    return text + _OLDER_SOURCE if forecast.staged_listed is False else text
 
 
 def _marker_text(marker: MarkerForecast) -> str:

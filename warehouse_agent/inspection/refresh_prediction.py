@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
+from driftline.wire.negotiation import CHUNKS
 
 from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.fit import fit
@@ -64,12 +65,14 @@ class ForecastFacts:
     Attributes:
         staged_bytes: of earlier attempts.
         staged_rows: of earlier attempts at a first load; None: not known.
+        staged_listed: a source leaves them out by chunks; None: not known, or no first load.
         source_error: why the source could not be asked; None: it was.
         schema_changes: of the relation, each in words, that a refresh refuses.
     """
 
     staged_bytes: int = 0
     staged_rows: int | None = None
+    staged_listed: bool | None = None
     source_error: str | None = None
     schema_changes: tuple[str, ...] = ()
 
@@ -124,6 +127,7 @@ class Forecast:
     last_s: float | None = None  # that it took in all
     places_expected: Places | None = None  # of the phases; None: nobody asked
     staged_rows: int | None = None  # by earlier attempts at a first load; None: not known
+    staged_listed: bool | None = None  # the source leaves them out by chunks; None: not known
 
 
 def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Forecast:
@@ -237,7 +241,10 @@ def know(
     partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
     tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
     return at.known(files, partition, tiled), ForecastFacts(
-        staged, None if load is None else load.rows, schema_changes=tuple(changes)
+        staged,
+        None if load is None else load.rows,
+        None if load is None or reply is None else CHUNKS in reply.features,
+        schema_changes=tuple(changes),
     )
 
 
@@ -291,6 +298,7 @@ def predict(known: PlanInputs, beside: ForecastFacts = NOTHING) -> Forecast:
         why=_why(known, candidates, chosen),
         staged_bytes=beside.staged_bytes,
         staged_rows=beside.staged_rows,
+        staged_listed=beside.staged_listed,
         source_error=beside.source_error,
         schema_changes=beside.schema_changes,
         tiles=known.scope.tiles,

@@ -56,7 +56,15 @@ class Part:
     tiles_done: ClassVar[None] = None
 
 
-Scope = Whole | Tiled | Part
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """No row is compared: those of an unfinished load are listed by chunks, and all others come."""
+
+    tiles: ClassVar[None] = None
+    tiles_done: ClassVar[None] = None
+
+
+Scope = Whole | Tiled | Part | Listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +219,9 @@ class PlanInputs:
 
     @property
     def scope(self) -> Scope:
-        """The rows to compare: all in one exchange, all in tiles, or a part."""
+        """The rows to compare: all in one exchange, all in tiles, a part, or none."""
+        if self.takes_up:
+            return Listed()
         if self.tiled is not None:
             return self.tiled
         return Part(self.read_at_most) if self.read_at_most and self.rows else Whole()

@@ -97,7 +97,8 @@ def take_up(
         salt: of the exchange that will list their chunks.
 
     Raises:
-        ValueDoesNotFit: a value does not fit its column.
+        LimitExceeded, MalformedMessage, ValueDoesNotFit: rows that no file can hold; a frame that
+            is damaged is left out instead.
         WarehouseUnavailable: a file cannot be read or written.
     """
     size = staged.row_bytes()

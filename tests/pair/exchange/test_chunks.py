@@ -36,9 +36,8 @@ from tests.harness.exchange_pair import (
 from tests.pair.exchange.test_both_halves import Bench, Script, bench, bomb, database, opening_with
 from warehouse_agent.methods.resumed_load import ListedSide
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.tasks.difference import PlacedRows
+from warehouse_agent.tasks.difference import Outcome, PlacedRows
 from warehouse_agent.tasks.staged_chunks import StagedChunks
-from warehouse_agent.transport.waiting import Waiting
 
 __all__ = ["bench", "database"]  # fixtures
 
@@ -86,8 +85,8 @@ def load(path: Path, theirs: Table, ours: Table) -> tuple[int, int]:
         chunks = staged(ours, shape.recipe)
         found = over.run(ListedSide(chunks).open(terms))
         assert pair.is_done
-    assert not isinstance(found, Waiting)
-    gone = found.difference  # type: ignore[union-attr]
+    assert isinstance(found, Outcome)
+    gone = found.difference
     assert isinstance(gone, PlacedRows)
     shipped = [
         row
@@ -96,7 +95,7 @@ def load(path: Path, theirs: Table, ours: Table) -> tuple[int, int]:
     ]
     stay = kept(ours, chunks, gone)
     assert Counter(stay + shipped) == Counter(map(encode, theirs))
-    assert found.theirs.count == len(theirs)  # type: ignore[union-attr]
+    assert found.theirs.count == len(theirs)
     return len(shipped), len(stay)
 
 

@@ -157,6 +157,18 @@ def test_rows_that_changed_meanwhile(pair: Pair, line: Line, legacy: Legacy) -> 
     pair.check_feed("t", 1)
 
 
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("method", ["range", "sketch", "group", "full"])
+def test_a_method_is_for_refreshes(pair: Pair, line: Line, method: str) -> None:
+    """A load goes on as it began, by whatever method the table is to be refreshed."""
+    pair.fragment_lines["t"] = f'method = "{method}"'
+    came = cut(pair, line, 6) + cut(pair, line, 5)
+    line.again()
+    assert pair.refresh("t").method == "full"
+    assert line.rows <= ROWS - came + lost(2)
+    pair.check("t")
+
+
 def test_every_row_changed(pair: Pair, line: Line, legacy: Legacy) -> None:
     """All rows come, and none of those that were staged is published."""
     cut(pair, line, 8)
@@ -200,8 +212,12 @@ def test_a_source_that_lies_about_what_it_met(
 def test_an_older_source(pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows no chunks: its rows are compared, as ever."""
     staged = cut(pair, line, 14)
+    assert "knows no chunks" not in pair.said("plan", "t")
     older = {name: what for name, what in negotiation.FEATURES.items() if name != "chunks"}
     monkeypatch.setattr("source_agent.server.service.FEATURES", older)
+    assert "The source's release knows no chunks: staged rows are compared" in pair.said(
+        "plan", "t"
+    )
     assert go_on(pair, line) <= ROWS - staged + lost(1)
 
 
