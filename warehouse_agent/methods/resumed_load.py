@@ -20,7 +20,7 @@ from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import Offers, Priced, Step, WorkingCopy
 from warehouse_agent.methods.ranges import bitmap, no_strata
-from warehouse_agent.planning.candidates import Listed, PlanInputs, load_rest
+from warehouse_agent.planning.candidates import PlanInputs, Unstaged, load_rest
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import NAMES, Method, everything
 from warehouse_agent.tasks.staged_chunks import StagedChunks
@@ -33,7 +33,7 @@ class ResumedLoad:
     method, stalls = Method.FULL, False
 
     def supports(self, known: PlanInputs) -> bool:
-        return isinstance(known.scope, Listed)
+        return isinstance(known.scope, Unstaged)
 
     def price(
         self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers

@@ -57,14 +57,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Unstaged:
     """No row is compared: those of an unfinished load are listed by chunks, and all others come."""
 
     tiles: ClassVar[None] = None
     tiles_done: ClassVar[None] = None
 
 
-Scope = Whole | Tiled | Part | Listed
+Scope = Whole | Tiled | Part | Unstaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class PlanInputs:
     def scope(self) -> Scope:
         """The rows to compare: all in one exchange, all in tiles, a part, or none."""
         if self.takes_up:
-            return Listed()
+            return Unstaged()
         if self.tiled is not None:
             return self.tiled
         return Part(self.read_at_most) if self.read_at_most and self.rows else Whole()
