@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.fixtures.databases",
     "tests.fixtures.disk",
     "tests.fixtures.installation",
+    "tests.fixtures.object_stores",
     "tests.fixtures.selection",
     "tests.fixtures.spark",
     "tests.fixtures.starts",

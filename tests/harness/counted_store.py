@@ -9,20 +9,20 @@ those are counted at its own methods. What delta-rs and Spark ask for is theirs,
 from __future__ import annotations
 
 import re
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 from pyarrow import fs
 
-from warehouse_agent.storage import store
+from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends.disk import Disk
 from warehouse_agent.storage.delta_log import DeltaLog
-from warehouse_agent.storage.store import KEPT, PRIVATE, Store
+from warehouse_agent.storage.store import KEPT, PRIVATE
 
 # Kinds of places, by the folder below `_driftline`; others have its name.
 _KINDS = {"fragments": "notes", "runs": "history", "schedule": "memory", "warehouse": "versions"}
@@ -127,33 +127,33 @@ class _CountedFiles(fs.FileSystemHandler):
         raise NotImplementedError
 
 
+class _CountedDisk(Disk):
+    """The machine's disks; each small file that is written is counted."""
+
+    def __init__(self, found: Counted) -> None:
+        super().__init__()
+        self.system = fs.PyFileSystem(_CountedFiles(found, fs.LocalFileSystem()))
+        self._found = found
+
+    def write(self, path: str, data: bytes, *, private: bool) -> None:
+        super().write(path, data, private=private)
+        self._found.add("write", path)
+
+    def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
+        is_written = super().write_new(path, data, private=private)
+        self._found.add("write", path)
+        return is_written
+
+    def append(
+        self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
+    ) -> None:
+        super().append(path, line, bytes_max, shorten)
+        self._found.add("write", path)
+
+
 @contextmanager
 def counted(root: str | PurePath) -> Iterator[Counted]:
     """Count the requests of this process for a warehouse on the machine's disk."""
     found = Counted(str(root))
-    real = fs.LocalFileSystem()
-    system = fs.PyFileSystem(_CountedFiles(found, real))
-    names: dict[str, Any] = {name: getattr(fs, name) for name in dir(fs) if name[0] != "_"}
-    names["LocalFileSystem"] = lambda: system
-    before = vars(store)["fs"]
-    written = {name: getattr(Store, name) for name in ("_write", "append_line")}
-    vars(store)["fs"] = types.SimpleNamespace(**names)
-    setattr(Store, "_write", _counting(found, written["_write"], at=1))  # noqa: B010 - mypy
-    setattr(Store, "append_line", _counting(found, written["append_line"], at=1))  # noqa: B010
-    try:
+    with mock.patch.object(known, "backend_of", return_value=_CountedDisk(found)):
         yield found
-    finally:
-        vars(store)["fs"] = before
-        for name, whole in written.items():
-            setattr(Store, name, whole)
-
-
-def _counting(found: Counted, whole: Callable[..., Any], *, at: int) -> Callable[..., Any]:
-    """Return a method that counts a write; its places begin at the argument `at`."""
-
-    def counting(self: Store, *args: Any, **options: Any) -> Any:
-        done = whole(self, *args, **options)
-        found.add("write", self._at(*args[at:])[1])
-        return done
-
-    return counting

@@ -35,6 +35,7 @@ from tests import ROOT
 from tests.harness.forks import SOURCE, Fork
 from tests.harness.installation import Installation, clean_environment
 from tests.harness.legacy import LEGACIES, Legacy
+from tests.harness.object_stores import Bucket
 from warehouse_agent import config as configure
 from warehouse_agent.cli.main import cli
 from warehouse_agent.events import Event, RefreshEnded
@@ -89,6 +90,7 @@ class Pair:
         self._relations = relations
         self._server: Server | None = None
         self.warehouse = folder / "warehouse"
+        self.bucket: Bucket | None = None  # where the warehouse is to be instead
         self.small_bytes = SMALL_BYTES  # 0: small tables, too, reach Spark
         self.warehouse_lines = ""  # of [warehouse]
         self.fragment_lines: dict[str, str] = {}
@@ -150,6 +152,8 @@ class Pair:
     @property
     def store(self) -> Store:
         """The warehouse's folder, as its agent sees it."""
+        if self.bucket is not None:
+            return Store(self.bucket.root, storage=self.bucket.settings)
         return Store(str(self.warehouse))
 
     @property
@@ -166,7 +170,8 @@ class Pair:
         lines = self.source_lines or f'address = "{self.address}"\ninsecure = true'
         small = "" if self.small_bytes is None else f"small_bytes = {self.small_bytes}\n"
         parts = [
-            f'[warehouse]\npath = "{self.warehouse}"\n{small}{self.warehouse_lines}{more}\n',
+            f'[warehouse]\npath = "{self.store.root}"\n{small}{self.warehouse_lines}{more}\n',
+            "" if self.bucket is None else self.bucket.toml,
             f"[sources.erp]\n{lines}\n",
             *(
                 f'[fragments.{name}]\nsource = "erp"\n{self.fragment_lines.get(name, "")}\n'
@@ -218,10 +223,10 @@ class Pair:
         Where all steps are Spark's, so is the reader, and where the table has another format: then
         it is `read` of the product.
         """
-        table = str(self.warehouse / name)
-        if self.small_bytes == 0 or not DeltaTable.is_deltatable(table):
+        table, options = self.store.table(name), self.store.delta_options
+        if self.small_bytes == 0 or not DeltaTable.is_deltatable(table, options):
             return self.read(name, version)
-        found = DeltaTable(table, version=version).to_pyarrow_table()
+        found = DeltaTable(table, version, options).to_pyarrow_table()
         columns = [one for one in found.column_names if not one.startswith("_driftline_")]
         return rows_of(found.select(columns))
 
@@ -241,12 +246,12 @@ class Pair:
 
     def version(self, name: str) -> int | None:
         """The newest published version, None before the first."""
-        snapshot = head(Store(str(self.warehouse)), name)
+        snapshot = head(self.store, name)
         return None if snapshot is None else snapshot.version
 
     def check_feed(self, name: str, version: int) -> None:
         """The change feed says of each key what became of it since the version before."""
-        snapshot = head(Store(str(self.warehouse)), name, version=version)
+        snapshot = head(self.store, name, version=version)
         assert snapshot is not None
         layout = snapshot.layout
         keys = layout.names[: layout.recipe.key_columns]

@@ -306,7 +306,7 @@ require = "fuzzy"
 priority = -3
 """
     config = load_warehouse(tmp_path, text)
-    assert config.path == "s3a://lake/erp"
+    assert config.path == "s3://lake/erp"
     assert (config.ahead, config.sources_at_once) == (None, 9)
     fragment = config.fragments["a.b-c_1"]
     assert fragment.relation == "a.b-c_1"
@@ -429,7 +429,7 @@ def test_the_weakest_proof(tmp_path: Path) -> None:
          "must be an integer"),
         ('path = "warehouse"', 'pth = "w"', "warehouse.pth", "'path'"),
         ('path = "warehouse"', 'path = "lake[1]"', "warehouse.path", "lake[1] holds [ ]"),
-        ('path = "warehouse"', 'path = "s3a://a%20b"', "warehouse.path", "holds %"),
+        ('path = "warehouse"', 'path = "s3a://lake/a%20b"', "warehouse.path", "part 'a%20b'"),
         ("[warehouse]\npath", "[spark.x]\npath", "", "[warehouse]"),
         ('"local[*]"', "4", 'spark.spark.master', "a string"),
         ("[fragments.orders]", '[fragments.ORDERS]\nsource="erp"\n[fragments.orders]', "fragments",

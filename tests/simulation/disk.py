@@ -8,18 +8,21 @@ commits.
 
 from __future__ import annotations
 
+import contextlib
 import io
-import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from tests.simulation import clock
-from warehouse_agent.storage import store
+from warehouse_agent.storage.backends import disk as backends_disk
+from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends.interface import Backend, ended
 
 ROOT = "sim://warehouse"
 
@@ -207,45 +210,93 @@ class Folder(Disk):
             out.write(data)
 
 
+class _InMemory:
+    """The backend of a disk in memory."""
+
+    is_local = False
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.system: fs.FileSystem = fs.PyFileSystem(disk)
+
+    def path(self, uri: str) -> str:
+        return uri.removeprefix("sim://")
+
+    def read(self, path: str) -> bytes | None:
+        if self.system.get_file_info(path).type is not fs.FileType.File:
+            return None
+        with contextlib.suppress(FileNotFoundError), self.system.open_input_stream(path) as source:
+            return bytes(source.readall())
+        return None
+
+    def write(self, path: str, data: bytes, *, private: bool) -> None:
+        with self.system.open_output_stream(path) as out:
+            out.write(data)
+
+    def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
+        return _put_new(self._disk, path, data)
+
+    def append(
+        self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
+    ) -> None:
+        before = ended(self.read(path) or b"")
+        before = shorten(before) if len(before) >= bytes_max else before
+        self.write(path, before + line + b"\n", private=False)
+
+    def listed(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
+        selector = fs.FileSelector(path, allow_not_found=True, recursive=recursive)
+        return list(self.system.get_file_info(selector))
+
+    def modified(self, path: str) -> datetime | None:
+        mtime: datetime | None = self.system.get_file_info(path).mtime
+        return mtime
+
+    def make_folder(self, path: str) -> None:
+        self.system.create_dir(path, recursive=True)
+
+    def remove_folder(self, path: str) -> None:
+        if self.system.get_file_info(path).type is fs.FileType.Directory:
+            self.system.delete_dir(path)
+
+    def remove_file(self, path: str, above: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.system.delete_file(path)
+
+    def disk(self, path: str) -> None:
+        return None
+
+    def lock(self, path: str, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class _OnDisk(backends_disk.Disk):
+    """The machine's disks, each operation a step, without locks."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__()
+        self._folder, self.system = folder, fs.PyFileSystem(folder)
+
+    def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
+        return _put_new(self._folder, path, data)
+
+    def lock(self, path: str, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def _put_new(disk: Disk, path: str, data: bytes) -> bool:
+    """Write a new file; one of several writers does."""
+    disk.create_dir(path.rsplit("/", 1)[0], recursive=True)
+    disk.step("open", path)
+    is_new = disk.get_file_info([path])[0].type is fs.FileType.NotFound
+    if is_new:
+        disk._keep(path, data)
+    disk.step("write", path)
+    return is_new
+
+
 @contextmanager
 def mounted(disk: Disk) -> Iterator[None]:
-    """Give the product this disk for every place that its store has; its locks lock nothing.
-
-    A new file is written by one of several writers, as on a disk.
-    """
-    system = fs.PyFileSystem(disk)
-
-    class FileSystem(fs.FileSystem):
-        @staticmethod
-        def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
-            return system, uri.removeprefix("sim://")
-
-    names = {name: getattr(fs, name) for name in dir(fs) if not name.startswith("_")}
-    names |= {"FileSystem": FileSystem, "LocalFileSystem": lambda: system}
-    before, lock, write_new = vars(store)["fs"], store.Store.lock, store.Store.write_new
-
-    def put_new(
-        self: store.Store,
-        data: bytes,
-        *parts: str,
-        private: bool = False,  # noqa: ARG001 - as the store has it
-    ) -> bool:
-        path = self._at(*parts)[1]
-        with store.file_errors("written", path, len(data)):
-            disk.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            disk.step("open", path)
-            is_new = disk.get_file_info([path])[0].type is fs.FileType.NotFound
-            if is_new:
-                disk._keep(path, data)
-            disk.step("write", path)
-        return is_new
-
-    setattr(store.Store, "write_new", put_new)  # noqa: B010 - mypy
-    vars(store)["fs"] = types.SimpleNamespace(**names)
-    setattr(store.Store, "lock", lambda self, name: nullcontext())  # noqa: B010 - mypy
-    try:
+    """Give the product this disk for every place that its store has; its locks lock nothing."""
+    backend: Backend = _OnDisk(disk) if isinstance(disk, Folder) else _InMemory(disk)
+    with mock.patch.object(known, "backend_of", return_value=backend):
         yield
-    finally:
-        vars(store)["fs"] = before
-        setattr(store.Store, "lock", lock)  # noqa: B010
-        setattr(store.Store, "write_new", write_new)  # noqa: B010

@@ -409,7 +409,8 @@ class World:
         notes = f"{root}/_driftline/fragments/{name}.json"
         if newest > self.restored.get(name, newest):
             del self.restored[name]
-        if what < LIES and newest and name not in self.restored:
+        is_new = newest and name not in self.restored
+        if what < LIES and is_new and self._is_whole(name, newest - 1):
             self.tally.count("restored")
             del self.disk.files[f"{root}/{name}/_delta_log/{newest:020d}.json"]
             del self.checker.seen[name][newest:]
@@ -420,6 +421,12 @@ class World:
             self.disk.files[notes] = (self.kept_notes[name], self.clock.now_s)
         elif notes in self.disk.files and name not in self.restored:
             self.kept_notes[name] = self.disk.files[notes][0]
+
+    def _is_whole(self, name: str, version: int) -> bool:
+        """Return True if no file of a version was damaged: a backup has them all."""
+        root = self._root.removeprefix("sim://")
+        files = self.checker.seen[name][version].files
+        return all(f"{root}/{file}" in self.disk.files for file in files)
 
     def _check_reports(self, reports: list[Report], spoiled: int) -> None:
         """Check what a command said; `spoiled`: files that were, before it."""

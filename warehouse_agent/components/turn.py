@@ -161,7 +161,7 @@ class ComponentTurn:
 
     def _is_to_declare(self, taken: TakenFragments, turned: Sequence[PhaseOfView]) -> bool:
         """Return True if tables are to be published once more for what they declare."""
-        if not self._services.store.is_local or not self._moves_all(turned):
+        if not self._moves_all(turned):
             return False
         heads = (one.state.head for one in turned)
         is_right = all(held.is_declared_right for held in taken.held.values())

@@ -289,7 +289,7 @@ class ViewPhase:
         """Publish a kept version once more, without a file, if it declares too much, as older
         releases did; what cannot be committed now is left to a later phase."""
         store, name, head = self._services.store, one.view.name, kept.head
-        if not head.declares_too_much or not store.is_local:
+        if not head.declares_too_much:
             return kept
         record = formats.same_rows(head.record, adopted=head.version)
         new = NewViewVersion(head, head.layout, added=(), removed=(), record=record)

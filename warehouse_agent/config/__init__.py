@@ -19,6 +19,7 @@ from warehouse_agent.config.settings import (
     Proof,
     Require,
     Source,
+    StorageSettings,
     View,
     WarehouseConfig,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Proof",
     "Require",
     "Source",
+    "StorageSettings",
     "View",
     "WarehouseConfig",
     "is_fragment_name",

@@ -24,7 +24,7 @@ from driftline.settings.kinds import (
     table_of,
 )
 
-from warehouse_agent.config import fragments, sources, timing
+from warehouse_agent.config import fragments, sources, storage, timing
 from warehouse_agent.config.fragments import FragmentTable
 from warehouse_agent.config.names import check_name
 from warehouse_agent.config.settings import (
@@ -38,6 +38,7 @@ from warehouse_agent.config.settings import (
     WarehouseConfig,
 )
 from warehouse_agent.config.sources import SourceTable
+from warehouse_agent.config.storage import StorageTable
 from warehouse_agent.config.timing import TimingTable
 
 MAX_LAG_DAYS_MAX = 7  # `gc` keeps what readers are given, and all that was committed since
@@ -48,9 +49,9 @@ class WarehouseTable(SettingsTable):
     """The warehouse and the command line's resources."""
 
     path = replace(TEXT, label="a path").required(
-        "a folder, or any Hadoop path; with `://` one that Spark, pyarrow and delta-rs can all"
-        " reach, each with its own credentials (tested on local disks only). Without"
-        f" `{' '.join(_PATH_REFUSED)}`"
+        "a folder, or `s3://BUCKET/FOLDER` (`s3a://` is the same) of an object store, see"
+        f" [storage]. Without `{' '.join(_PATH_REFUSED)}`; a bucket's also without `? #`, blanks,"
+        " empty parts and `..`"
     )
     small_bytes = integer("bytes", least=0).optional(
         "the most bytes that a step of a refresh reads or writes without Spark; in the driver's"
@@ -122,6 +123,7 @@ class WarehouseFile(SettingsTable):
     """A warehouse.toml: where sources are, and which copies to keep of their relations."""
 
     warehouse = table_of(WarehouseTable).required("the warehouse and the resources of a command")
+    storage = table_of(StorageTable).by_default({}, "how the object store of `path` is reached")
     spark = map_of(TEXT, called="*").by_default(
         {},
         "given to the SparkSession unchanged; quote names and values:"
@@ -146,7 +148,7 @@ def load(path: Path | str) -> WarehouseConfig:
     _refuse_twins(top, [*copies, *queries])
     return WarehouseConfig(
         file=top.file,
-        path=_place(warehouse),
+        path=(path := _place(warehouse)),
         small_bytes=warehouse.small_bytes,
         spark=MappingProxyType(top.spark),
         sources=MappingProxyType(origins),
@@ -156,6 +158,7 @@ def load(path: Path | str) -> WarehouseConfig:
         sources_at_once=warehouse.sources_at_once,
         executors_wait_s=warehouse.executors_wait_s,
         driver_share=warehouse.driver_share,
+        storage=storage.parse(top.storage, path),
     )
 
 
@@ -177,7 +180,9 @@ def _place(warehouse: WarehouseTable) -> str:
     """Return the path of the warehouse. Raises ConfigurationError: Spark would read a
     character as a pattern, or Delta as an escape (`%`), and find no files or others."""
     path = warehouse.path
-    path = path if "://" in path else str(resolve(warehouse.file, path))
+    if "://" in path:
+        return storage.bucket_path(warehouse)
+    path = str(resolve(warehouse.file, path))
     if odd := [character for character in _PATH_REFUSED if character in path]:
         raise warehouse.error(
             "path",

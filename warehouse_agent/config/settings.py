@@ -166,11 +166,33 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """The way to an object store; unset: as AWS's own programs reach S3. It holds no secret.
+
+    `endpoint`: the address of a server that is not AWS.
+    `region`: None: that of the environment; at an endpoint any.
+    `profile`, `credentials_file`: where the keys stand; None: they are looked for in the
+    environment and on the machine.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    credentials_file: Path | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the line to the store is not encrypted."""
+        return self.endpoint is not None and self.endpoint.startswith("http://")
+
+
+@dataclass(frozen=True, slots=True)
 class WarehouseConfig:
     """The contents of warehouse.toml.
 
     Attributes:
-        path: a folder, or any Hadoop path (with `://`).
+        path: an absolute path of a folder, or `s3://BUCKET[/FOLDER]`.
+        storage: how the bucket is reached.
         fragments, views: by name; `views.inputs.load` adds the kept fragments that views need.
         small_bytes: the most bytes that a step reads or writes without Spark; None: its place is
             chosen by seconds and memory.
@@ -191,3 +213,4 @@ class WarehouseConfig:
     sources_at_once: int = SOURCES_AT_ONCE
     executors_wait_s: float = EXECUTORS_WAIT_S
     driver_share: float = DRIVER_SHARE
+    storage: StorageSettings = StorageSettings()

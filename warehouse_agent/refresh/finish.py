@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from driftline.errors import (
     ConfigurationError,
@@ -68,7 +68,6 @@ from warehouse_agent.tasks.rewrites.replaced_rows import (
     touched_files,
     within_bounds,
 )
-from warehouse_agent.tasks.rewrites.restatement import restate
 
 # Files of a cut load are written again in so many lots; fewer, if lots would have fewer bytes.
 REWRITTEN_LOTS, REWRITTEN_BYTES = 8, 512 << 20
@@ -141,7 +140,7 @@ def _proven(job: Job, compared: ComparisonResult) -> Proven:
     _refuse_shrunk(job, p, out)
     _refuse_inconsistent(job, out)
     with job.phase("apply"):
-        applied = _all_written_again(job, compared.prepared, _apply(job, compared))
+        applied = _apply(job, compared)
     WarehouseFailpoint.DATA_WRITTEN.reach()
     # Two jobs that do not need each other run side by side: each alone leaves cores idle.
     with ThreadPoolExecutor(1) as beside, job.phase("prove"):
@@ -265,20 +264,6 @@ def _lots(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
             lot, size = [], 0
     if lot:
         yield lot
-
-
-def _all_written_again(job: Job, p: Prepared, applied: RewrittenFiles) -> RewrittenFiles:
-    """Write the kept files again too if a column was declared NOT NULL and is not any more, and the
-    storage has no call for an entry that changes what is declared of kept files."""
-    if job.store.is_local or p.base is None or not applied.kept:
-        return applied
-    declared = p.base.layout.not_null.intersection(*(f.not_null for f in applied.kept))
-    if declared <= p.layout.not_null.intersection(*(f.not_null for f in applied.added)):
-        return applied
-    folder = job.folder("loosened")
-    written = restate(job.steps, folder, applied.kept, p.layout, p.layout, job.key_file)
-    rewritten = (*applied.rewritten, *written)
-    return replace(applied, rewritten=rewritten, kept=(), gone=p.base.files)
 
 
 def _shipped(

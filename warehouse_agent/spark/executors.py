@@ -28,6 +28,7 @@ from driftline.rows.fingerprints import fingerprints, position_seed
 from driftline.rows.frames import Fingerprints
 from driftline.values.types import Recipe
 
+from warehouse_agent.storage.backends import known
 from warehouse_agent.storage.store import read_at
 
 Batches = Iterable[pa.RecordBatch]
@@ -70,10 +71,12 @@ class KeyFile:
 
 
 def task(function: Task) -> Task:
-    """Wrap a function as a Spark task whose typed errors reach the driver, which wraps it."""
-    mark = _MARK  # a worker has another
+    """Wrap a function as a Spark task, which reaches the stores that this process knows, and whose
+    typed errors reach the driver, which wraps it."""
+    mark, stores = _MARK, known.learnt()  # a worker has another mark
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        known.learn(stores)
         try:
             yield from function(batches)
         except DriftlineError as error:

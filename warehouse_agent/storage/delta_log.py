@@ -37,6 +37,7 @@ from warehouse_agent.storage.opened_table import (
     columns_of,
     declares_too_much,
     listed_files,
+    opened,
     pinned,
 )
 from warehouse_agent.storage.store import Store, one_line, why_not_logged
@@ -65,9 +66,9 @@ class DeltaLog:
     )
 
     def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
-        if (opened := _opened(store, name, version)) is None:
+        if (found := _opened(store, name, version)) is None:
             return None
-        table, body, newest = opened
+        table, body, newest = found
         if _is_view(body):
             raise _other_kind(name, "a view", "a fragment")
         try:
@@ -81,9 +82,9 @@ class DeltaLog:
         return Snapshot(table.version(), identity, files, layout, record, table, (), other, tells)
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
-        if (opened := _opened(store, name, version)) is None:
+        if (found := _opened(store, name, version)) is None:
             return None
-        table, body, newest = opened
+        table, body, newest = found
         if not _is_view(body):
             raise _other_kind(name, "a fragment", "a view")
         try:
@@ -97,8 +98,8 @@ class DeltaLog:
         return ViewSnapshot(table.version(), identity, files, layout, record, table, other, tells)
 
     def is_view(self, store: Store, name: str) -> bool:
-        opened = _opened(store, name, None)
-        return opened is not None and _is_view(opened.body)
+        found = _opened(store, name, None)
+        return found is not None and _is_view(found.body)
 
     def entries(
         self,
@@ -108,7 +109,7 @@ class DeltaLog:
         after: int | None = None,
     ) -> list[LogEntry]:
         try:
-            table = DeltaTable(store.table(name)) if newest is None else pinned(newest)
+            table = opened(store, name) if newest is None else pinned(newest)
             most = None if after is None else table.version() - after
             commits = [] if most is not None and most <= 0 else table.history(most)
         except TableNotFoundError:
@@ -156,12 +157,12 @@ class DeltaLog:
         return {unquote(action["add"]["path"]) for action in actions if "add" in action}
 
     def shorten(self, store: Store, name: str, oldest: int) -> None:
-        if (opened := _opened(store, name, oldest)) is not None:
-            shorten_log(opened.table, name)
+        if (found := _opened(store, name, oldest)) is not None:
+            shorten_log(found.table, name)
 
     def mend(self, store: Store, name: str) -> None:
         try:
-            DeltaTable(store.table(name))
+            opened(store, name)
         except TableNotFoundError:
             return
         except (DeltaError, OSError):
@@ -228,7 +229,7 @@ def _opened(store: Store, name: str, version: int | None) -> _Opened | None:
     Return None if there is no log. Raises as `TableFormat.head`.
     """
     try:
-        table = DeltaTable(store.table(name), version=version)
+        table = opened(store, name, version)
     except TableNotFoundError:
         if version is not None and _opened(store, name, None) is not None:
             raise NotFound(
@@ -277,7 +278,7 @@ def _before(store: Store, name: str, newest: DeltaTable, *, is_asked: bool) -> _
     while not is_asked and (actions := _actions(store, name, number)):
         if (body := _metadata(actions)) is not None:
             with contextlib.suppress(DeltaError, OSError):  # entries that it needs are gone
-                ours = DeltaTable(store.table(name), version=number)
+                ours = opened(store, name, number)
                 check_protocol(ours, name)
                 return _Opened(ours, body, newest)
             break
@@ -338,7 +339,7 @@ def _other_kind(name: str, actual: str, wanted: str) -> WarehouseUnavailable:
 
 def _is_there(store: Store, name: str) -> bool:
     try:
-        return bool(DeltaTable.is_deltatable(store.table(name)))
+        return bool(DeltaTable.is_deltatable(store.table(name), store.delta_options))
     except (DeltaError, OSError):
         return False
 

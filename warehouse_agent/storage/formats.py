@@ -189,5 +189,5 @@ def commit(store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
     Its layout says NOT NULL only where that holds of all files (`not_null.checked`).
     """
     if isinstance(new, NewVersion):
-        new = replace(new, layout=not_null.checked(store, new))
+        new = replace(new, layout=not_null.checked(new))
     return format_of(store, name).commit(store, name, new)

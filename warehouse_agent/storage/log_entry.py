@@ -12,14 +12,13 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 from urllib.parse import unquote
 
-from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.transaction import (
     AddAction,
     RemoveAction,
-    Transaction,
     create_table_with_add_actions,
 )
-from driftline.errors import Locked, WarehouseUnavailable
+from driftline.errors import Locked
 
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile
@@ -29,11 +28,10 @@ from warehouse_agent.storage.opened_table import (
     declared,
     listed_files,
     not_null_of,
-    own_columns,
     pinned,
 )
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import NewVersion, NewViewVersion, Snapshot, ViewSnapshot
+from warehouse_agent.storage.table import NewVersion, NewViewVersion
 
 META = "driftline"  # the key of our metadata in a commit
 APP_ID = "driftline"  # constant per table: versions of one writer
@@ -55,7 +53,7 @@ def write(
     _check_entry(name, new)
     if base is None:
         _create(store, name, new, adds, properties)
-    elif _changes_schema(store, new, schema):
+    elif _changes_schema(new, schema):
         _change_schema(store, name, new, properties)
     else:
         now, table = int(time.time() * 1000), pinned(base)
@@ -70,15 +68,10 @@ def _create(
     adds: list[AddAction],
     properties: CommitProperties,
 ) -> None:
-    """Make a table; where there is no disk, with all columns nullable if NOT NULL needs a table
-    feature, which only an entry of our own can declare."""
+    """Make a table, by the entry that was opened in a copy of its empty log."""
     schema = declared(new.layout)
     features = log_trial.missing_features(None, schema)
-    if features and not store.is_local:
-        nullable = (Field(f.name, f.type, metadata=f.metadata) for f in schema.fields)
-        schema = Schema([*nullable])
-
-    def create(folder: str) -> None:
+    with log_trial.copied(store, name, None) as folder:
         create_table_with_add_actions(
             folder,
             schema,
@@ -88,38 +81,22 @@ def _create(
             commit_properties=properties,
             post_commithook_properties=KEEP_ENTRIES,
         )
-
-    with log_trial.copied(store, name, None) as folder:
-        create(folder)
         entry = log_trial.entry_of(folder, 0)
-        if features and store.is_local:
+        if features:
             protocol = json.dumps(log_trial.protocol_with(folder, features)).encode()
             lines = [line for line in entry.splitlines() if "protocol" not in json.loads(line)]
             entry = b"".join(line + b"\n" for line in [lines[0], protocol, *lines[1:]])
         _check_opened(log_trial.replaced(folder, name, 0, entry), store, name, new, schema)
-    if not (features and store.is_local):
-        create(store.table(name))
-    elif not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(0)):
+    if not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(0)):
         raise overtaken(name)
 
 
-def _changes_schema(store: Store, new: NewVersion | NewViewVersion, schema: Schema) -> bool:
-    """Return True if a version declares other columns than its base, or others NOT NULL.
-
-    Where files are kept and there is no disk, columns that are declared too loosely stay so, and
-    bookkeeping columns that an older release declared: such storage has no call for an entry that
-    changes what is declared of kept files.
-    """
-    base = new.base
-    assert base is not None
-    before = pinned(base).schema()
+def _changes_schema(new: NewVersion | NewViewVersion, schema: Schema) -> bool:
+    """Return True if a version declares other columns than its base, or others NOT NULL."""
+    assert new.base is not None
+    before = pinned(new.base).schema()
     are_equal = not_null_of(before) == not_null_of(schema)
-    if are_equal and columns_of(before) == columns_of(schema):
-        return False
-    may_stay = own_columns(before) == columns_of(schema)
-    may_stay &= not_null_of(before) <= not_null_of(schema)
-    keeps_files = len(new.removed) < len(base.files)
-    return store.is_local or not keeps_files or not may_stay
+    return not (are_equal and columns_of(before) == columns_of(schema))
 
 
 def _transact(
@@ -147,9 +124,8 @@ def _change_schema(
     """Commit other columns, with the table features that they need, in one entry.
 
     delta-rs writes the parts of the entry in a copy of the log, because none of its calls declares
-    a feature and changes columns at once. On a disk the entry that was opened there is the one that
-    is put in place. Other storage has no call to put it there unless there is one, so a feature is
-    declared by a version of its own, and the refresh is tried again on that.
+    a feature and changes columns at once. The entry that was opened there is the one that is put in
+    place, unless there is one.
 
     Files are kept only if what is declared of them alone changes: another program changed the
     columns, and they get back what they had; or an older release declared bookkeeping columns.
@@ -160,13 +136,6 @@ def _change_schema(
     gone, version = {f.path for f in new.removed}, base.version + 1
     kept = [f for f in base.files if f.path not in gone]
     adds = [_add(f, layout.integer_key) for f in (*new.added, *kept)]
-    if kept and not store.is_local:
-        raise WarehouseUnavailable(
-            "Another program changed the table's columns, and only a disk lets files be kept when "
-            "they are changed back.",
-            where=name,
-            remedy="Move the table's folder away for a new first load.",
-        )
     with log_trial.copied(store, name, base.version) as folder:
         features = log_trial.missing_features(DeltaTable(folder), schema)
         protocol = log_trial.protocol_with(folder, features)
@@ -179,18 +148,8 @@ def _change_schema(
             lines.insert(1, json.dumps(protocol).encode())
         entry = b"".join(line + b"\n" for line in lines)
         _check_opened(log_trial.replaced(folder, name, version, entry), store, name, new, schema)
-    if store.is_local:
-        if not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(version)):
-            raise overtaken(name)
-        return
-    if features:
-        _declare(base, features)
-        raise Locked(
-            f"The table had to declare {', '.join(features)} before its columns could change.",
-            where=name,
-            remedy="Run the refresh again.",
-        )
-    _transact(pinned(base), adds, "overwrite", schema, properties)
+    if not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(version)):
+        raise overtaken(name)
 
 
 def _without(entry: bytes, paths: Collection[str]) -> list[bytes]:
@@ -202,24 +161,6 @@ def _without(entry: bytes, paths: Collection[str]) -> list[bytes]:
         if unquote(file.get("path", "")) not in paths:
             lines.append(line)
     return lines
-
-
-def _declare(base: Snapshot | ViewSnapshot, features: Sequence[str]) -> None:
-    """Commit a version with the rows of `base` that declares more table features."""
-    body = {**base.record.body, "version": base.version + 1}
-    body |= {"changes": None, "changes_files": [], "report": None}
-    properties = CommitProperties(
-        custom_metadata={META: json.dumps(body)},
-        app_transactions=[Transaction(APP_ID, base.version + 1)],
-        max_commit_retries=0,
-    )
-    for feature in features:
-        pinned(base).alter.add_feature(
-            log_trial.FEATURES[feature],
-            allow_protocol_versions_increase=True,
-            commit_properties=properties,
-            post_commithook_properties=KEEP_ENTRIES,
-        )
 
 
 def _check_entry(name: str, new: NewVersion | NewViewVersion) -> None:

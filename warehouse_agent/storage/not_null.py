@@ -17,18 +17,18 @@ import pyarrow.parquet as pq
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.storage.data_files import DataFile, without_null
-from warehouse_agent.storage.store import Store, located
+from warehouse_agent.storage.store import located
 from warehouse_agent.storage.table import NewVersion
 
 
-def checked(store: Store, new: NewVersion) -> Layout:
+def checked(new: NewVersion) -> Layout:
     """Return the layout of a new version, with NOT NULL only where all of its files hold none."""
     gone = {f.path for f in new.removed}
     kept = () if new.base is None else (f for f in new.base.files if f.path not in gone)
     left = new.layout.not_null
     for file in (*new.added, *kept):
         if unknown := left - file.not_null:
-            left -= unknown - (_by_statistics(file) if store.is_local else frozenset())
+            left -= unknown - _by_statistics(file)
     return new.layout.with_not_null(left)
 
 

@@ -16,6 +16,11 @@ READER_VERSIONS = (1, 3)  # 3 only for features
 READER_FEATURES = frozenset({"timestampNtz", "variantType"})
 
 
+def opened(store: Store, name: str, version: int | None = None) -> DeltaTable:
+    """Open a version of a table; None: its newest. Raises what delta-rs raises."""
+    return DeltaTable(store.table(name), version=version, storage_options=store.delta_options)
+
+
 def pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:
     """Return the handle of a version."""
     assert isinstance(version.pin, DeltaTable), "a snapshot of this format"

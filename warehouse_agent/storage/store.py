@@ -1,4 +1,4 @@
-"""The warehouse's folder, on a disk or on any Hadoop path: paths, small files, locks.
+"""The warehouse's folder, on a disk or in a bucket: places, small files, locks.
 
     <path>/<name>/                          the published Delta table of a fragment or a view
     <path>/_driftline/kept/<name>/          the same, of a relation that only views need
@@ -8,11 +8,11 @@
     <path>/_driftline/staging/<name>/…      frames of unfinished exchanges, as received
     <path>/_driftline/changes/<name>/…      the change feed
     <path>/_driftline/executors/…           files of a check of Spark's executors, while it is made
-    <path>/_driftline/locks/<name>          held while an agent works on the fragment (disks only)
+    <path>/_driftline/locks/<name>          held while an agent works on the fragment
     <path>/_driftline/runs/<name>.jsonl     a line for every refresh, also for failed ones
 
-Small files are written whole or not at all, by pyarrow's file systems; Spark and delta-rs get the
-same places as URIs. This module does not interpret what it stores.
+How bytes get there is the backend's matter (`backends`). This module does not interpret what it
+stores.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +31,9 @@ from typing import TYPE_CHECKING
 from driftline.errors import WarehouseUnavailable
 from pyarrow import fs
 
-from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.storage.locks import appended, forget_holder, take
+from warehouse_agent.config import StorageSettings
+from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends.interface import Backend
 
 if TYPE_CHECKING:
     from warehouse_agent.config import WarehouseConfig
@@ -63,16 +62,27 @@ class Store:
     """The warehouse's folder. `root` is an absolute local path or a URI.
 
     `kept`: names of tables that lie below `_driftline/kept`, because only views need them.
+    `storage`: how a bucket is reached.
     """
 
     root: str
     kept: frozenset[str] = frozenset()
+    storage: StorageSettings | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.storage is not None:
+            known.learn({self.root: self.storage})
 
     @classmethod
     def of(cls, config: WarehouseConfig) -> Store:
         """Return the folder of a configured warehouse."""
         kept = (f.name for f in config.fragments.values() if f.is_kept)
-        return cls(config.path, frozenset(kept))
+        return cls(config.path, frozenset(kept), config.storage)
+
+    @property
+    def backend(self) -> Backend:
+        """Return the disk or the bucket of the folder. Raises ConfigurationError."""
+        return known.backend_of(self.root)
 
     def folder(self, name: str) -> str:
         """Return the folder of a table, relative to the warehouse, with `/`."""
@@ -89,7 +99,7 @@ class Store:
         return self.is_local
 
     def uri(self, *parts: str) -> str:
-        """Return a place as a URI, for Spark."""
+        """Return a place as a URI, for tasks."""
         joined = "/".join([self.root.rstrip("/"), *self._placed(*parts)])
         return joined if "://" in joined else "file://" + joined
 
@@ -98,119 +108,86 @@ class Store:
         joined = f"{self.root.rstrip('/')}/{self.folder(name)}"
         return joined.removeprefix("file://") if self.is_local else joined
 
+    @property
+    def delta_options(self) -> dict[str, str] | None:
+        """Return the options by which delta-rs reaches the tables; None on a disk.
+
+        Raises:
+            ConfigurationError: the credentials that are configured are not there.
+        """
+        return known.delta_options(self.root)
+
     def write(self, data: bytes, *parts: str, private: bool = False) -> None:
-        """Write a small file, whole or not at all; only its owner can read a `private` file."""
-        self._write(data, *parts, private=private, is_new=False)
+        """Write a small file, whole or not at all; on disks only its owner can read a `private`
+        one."""
+        path = self._at(*parts)
+        with file_errors("written", path, len(data)):
+            self.backend.write(path, data, private=private)
 
     def write_new(self, data: bytes, *parts: str, private: bool = False) -> bool:
         """Write a small file as `write`, unless there is one; return True if it was written.
 
-        On a disk one of several writers succeeds. Other storage is asked first: two writers that
-        ask at the same moment both write, and the later file stays.
+        One of several writers succeeds.
         """
-        return self._write(data, *parts, private=private, is_new=True)
-
-    def _write(self, data: bytes, *parts: str, private: bool, is_new: bool) -> bool:
-        system, path = self._at(*parts)
+        path = self._at(*parts)
         with file_errors("written", path, len(data)):
-            system.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            if not self.is_local:
-                if is_new and system.get_file_info(path).type is not fs.FileType.NotFound:
-                    return False
-                with system.open_output_stream(path) as out:
-                    out.write(data)
-                return True
-            temporary = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
-            mode = 0o600 if private else 0o644
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            try:
-                with os.fdopen(handle, "wb") as out:
-                    out.write(data)
-                    WarehouseFailpoint.SMALL_FILE_WRITING.reach()
-                    out.flush()
-                    os.fsync(out.fileno())
-                WarehouseFailpoint.SMALL_FILE_WRITTEN.reach()
-                is_written = _named(temporary, path, is_new=is_new)
-                WarehouseFailpoint.SMALL_FILE_NAMED.reach()
-                _sync_folder(path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
-            return is_written
+            return self.backend.write_new(path, data, private=private)
 
     def append_line(
         self, line: str, *parts: str, bytes_max: int, shorten: Callable[[bytes], bytes]
     ) -> None:
         """Append a line to a file; if it has `bytes_max`, write `shorten` of its bytes first.
 
-        A line that was cut in the middle of its writing is ended, so that it spoils no other. On a
-        disk one process after the other does this. On object stores the file is written anew each
-        time, and of two writers at the same moment one loses its line.
+        A line that was cut in the middle of its writing is ended, so that it spoils no other. One
+        process after the other does this.
         """
-        system, path = self._at(*parts)
+        path = self._at(*parts)
         with file_errors("written", path, len(line) + 1):
-            system.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            if self.is_local:
-                with appended(path) as out:
-                    if (size := out.seek(0, os.SEEK_END)) >= bytes_max:
-                        out.seek(0)
-                        self.write(shorten(_ended(out.read())) + line.encode() + b"\n", *parts)
-                        return
-                    out.seek(max(size - 1, 0))
-                    cut = out.read(1) not in (b"", b"\n")
-                    out.write(b"\n" * cut + line.encode() + b"\n")
-                return
-            before = _ended(self.read(*parts) or b"")
-            before = shorten(before) if len(before) >= bytes_max else before
-            self.write(before + line.encode() + b"\n", *parts)
+            self.backend.append(path, line.encode(), bytes_max, shorten)
 
     def refuse_full(self, size: int, *parts: str) -> None:
         """Raise WarehouseUnavailable if `size` bytes more would use the reserve of the disk.
 
         The reserve is for other users of the disk. Storage that is no disk has no such limit.
         """
-        if self.is_local:
-            refuse_full_disk(self._at(*parts)[1], size)
+        refuse_full_disk(self.uri(*parts), size)
 
     def disk(self, *parts: str) -> tuple[int, int] | None:
         """Return size and free bytes of the disk of a place; None without a disk.
 
         Also None if the file system reports zeros, like FUSE mounts without statfs.
         """
-        if not self.is_local:
-            return None
-        return _disk_of(self._at(*parts)[1])
+        path = self._at(*parts)
+        with file_errors("written", path):
+            return self.backend.disk(path)
 
     def make_folder(self, *parts: str) -> None:
         """Make a folder for files that tasks write; a task that outlives its job finds none."""
-        system, path = self._at(*parts)
+        path = self._at(*parts)
         with file_errors("made", path):
-            system.create_dir(path, recursive=True)
+            self.backend.make_folder(path)
 
     def read(self, *parts: str) -> bytes | None:
         """Return the bytes of a file, None if it does not exist."""
-        system, path = self._at(*parts)
-        with file_errors("read", path), contextlib.suppress(FileNotFoundError):
-            if system.get_file_info(path).type is fs.FileType.File:
-                with system.open_input_stream(path) as source:
-                    return bytes(source.readall())
-        return None
+        path = self._at(*parts)
+        with file_errors("read", path):
+            return self.backend.read(path)
 
     def lines_backwards(self, *parts: str) -> Iterator[bytes]:
         """Yield the lines of a file from the last to the first; read only what is asked for."""
-        system, path = self._at(*parts)
-        with file_errors("read", path), contextlib.suppress(FileNotFoundError):
-            if system.get_file_info(path).type is not fs.FileType.File:
-                return
-            with system.open_input_file(path) as source:
-                begin, rest = source.size(), b""
-                while begin:
-                    end, begin = begin, max(begin - END_BYTES, 0)
-                    source.seek(begin)
-                    rest, *lines = (source.read(end - begin) + rest).split(b"\n")
-                    yield from reversed(lines)
-                yield rest
+        path = self._at(*parts)
+        with (
+            file_errors("read", path),
+            contextlib.suppress(FileNotFoundError),
+            self.backend.system.open_input_file(path) as source,
+        ):
+            begin, rest = source.size(), b""
+            while begin:
+                end, begin = begin, max(begin - END_BYTES, 0)
+                source.seek(begin)
+                rest, *lines = (source.read(end - begin) + rest).split(b"\n")
+                yield from reversed(lines)
+            yield rest
 
     def read_json(self, *parts: str) -> dict[str, object]:
         """Return a small JSON file that may be lost; empty if it is not there or damaged."""
@@ -246,35 +223,28 @@ class Store:
 
     def modified(self, *parts: str) -> datetime | None:
         """Return when a file was written; None if it is not there, or the storage does not say."""
-        system, path = self._at(*parts)
+        path = self._at(*parts)
         with file_errors("read", path):
-            mtime: datetime | None = system.get_file_info(path).mtime
-            return mtime
+            return self.backend.modified(path)
 
     def _listed(self, *parts: str, recursive: bool = False) -> tuple[str, list[fs.FileInfo]]:
         """Return the path of a folder, and what is in it."""
-        system, path = self._at(*parts)
+        path = self._at(*parts)
         with file_errors("listed", path):
-            selector = fs.FileSelector(path, allow_not_found=True, recursive=recursive)
-            return path, system.get_file_info(selector)
+            return path, self.backend.listed(path, recursive=recursive)
 
     def remove(self, *parts: str) -> None:
         """Remove a folder and its contents, if it exists."""
-        system, path = self._at(*parts)
+        path = self._at(*parts)
         with file_errors("removed", path):
-            if system.get_file_info(path).type is fs.FileType.Directory:
-                system.delete_dir(path)
+            self.backend.remove_folder(path)
 
     def remove_file(self, *parts: str) -> None:
         """Remove a file, if it exists, and on disks the folders that it leaves empty."""
-        system, path = self._at(*parts)
-        with file_errors("removed", path), contextlib.suppress(FileNotFoundError):
-            system.delete_file(path)
-        if self.is_local:
-            stays = 3 if parts[0] == PRIVATE else 1  # _driftline/changes/<name>, or <name>
-            with contextlib.suppress(OSError):  # a folder that is not empty
-                for up in list(Path(path).parents)[: max(len(parts) - 1 - stays, 0)]:
-                    up.rmdir()
+        path = self._at(*parts)
+        stays = 3 if parts[0] == PRIVATE else 1  # _driftline/changes/<name>, or <name>
+        with file_errors("removed", path):
+            self.backend.remove_file(path, max(len(parts) - 1 - stays, 0))
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -287,43 +257,28 @@ class Store:
             Locked: another agent has it; the error says which one, since when.
             WarehouseUnavailable: the storage gives no locks.
         """
-        if not self.is_local:
+        path = self._at(PRIVATE, "locks", name)
+        with contextlib.ExitStack() as held:
+            with file_errors("locked", path):
+                held.enter_context(self.backend.lock(path, name))
             yield
-            return
-        path = Path(self._at(PRIVATE, "locks", name)[1])
-        with file_errors("locked", str(path)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = path.open("a+")
-        with handle:
-            with file_errors("locked", str(path)):
-                take(handle, name)
-            try:
-                yield
-            finally:
-                forget_holder(handle)
 
     def _placed(self, *parts: str) -> tuple[str, ...]:
         """Return the folders of a place whose first part may be the name of a table."""
         return (PRIVATE, KEPT, *parts) if parts and parts[0] in self.kept else parts
 
-    def _at(self, *parts: str) -> tuple[fs.FileSystem, str]:
-        parts = self._placed(*parts)
-        if self.is_local:
-            root = self.root.removeprefix("file://").rstrip("/")
-            return fs.LocalFileSystem(), "/".join([root, *parts])
-        try:
-            system, base = fs.FileSystem.from_uri(self.root)
-        except (OSError, ValueError, NotImplementedError) as error:
-            raise WarehouseUnavailable(
-                f"{self.root} cannot be used: {error}.",
-                remedy="Check `path` and what pyarrow needs to reach it.",
-            ) from error
-        return system, "/".join([base.rstrip("/"), *parts])
+    def _at(self, *parts: str) -> str:
+        """Return the path of a place."""
+        return "/".join([self.backend.path(self.root).rstrip("/"), *self._placed(*parts)])
 
 
-def refuse_full_disk(path: str, size: int = 0) -> None:
-    """Raise WarehouseUnavailable if `size` bytes more at a path would use the disk's reserve."""
-    if (disk := _disk_of(path)) is None:
+def refuse_full_disk(uri: str, size: int = 0) -> None:
+    """Raise WarehouseUnavailable if `size` bytes more at a place would use the disk's reserve."""
+    backend = known.backend_of(uri)
+    path = backend.path(uri)
+    with file_errors("written", path):
+        disk = backend.disk(path)
+    if disk is None:
         return
     total, free = disk
     reserve = min(RESERVE_BYTES, total // RESERVE_SHARE)
@@ -336,41 +291,9 @@ def refuse_full_disk(path: str, size: int = 0) -> None:
         )
 
 
-def _disk_of(path: str) -> tuple[int, int] | None:
-    """Return size and free bytes of the disk of a path; None if its file system reports zeros."""
-    there = next((p for p in (Path(path), *Path(path).parents) if p.exists()), Path(path))
-    with file_errors("written", path):
-        disk = shutil.disk_usage(there)
-    return (disk.total, disk.free) if disk.total else None
-
-
 def one_line(error: Exception) -> str:
     """Return an error's text as one line without colours: delta-rs draws a tree of causes."""
     return " ".join(_DRAWN.sub(" ", str(error)).split()).rstrip(".")
-
-
-def _ended(lines: bytes) -> bytes:
-    """Return lines whose last one is ended."""
-    return lines + b"\n" * (lines[-1:] not in (b"", b"\n"))
-
-
-def _named(temporary: str, path: str, *, is_new: bool) -> bool:
-    """Give a file its name; return False, without the file, if `is_new` and there is one."""
-    if is_new:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            os.unlink(temporary)
-            return False
-        except OSError:  # a disk without links
-            if os.path.lexists(path):
-                os.unlink(temporary)
-                return False
-        else:
-            os.unlink(temporary)
-            return True
-    os.replace(temporary, path)
-    return True
 
 
 @contextlib.contextmanager
@@ -409,21 +332,14 @@ def full_disk(path: str, needed: int | None = None) -> str:
     return f"No space left on device: {asked}{shutil.disk_usage(there).free:,} are free"
 
 
-def _sync_folder(path: str) -> None:
-    """Make a rename survive a power cut."""
-    handle = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def located(uri: str) -> tuple[fs.FileSystem, str]:
-    """Return file system and path of a URI of `Store.uri`; for executors, which have no Store."""
-    if uri.startswith("file://"):  # nothing in it is escaped
-        return fs.LocalFileSystem(), uri.removeprefix("file://")
-    system, path = fs.FileSystem.from_uri(uri)
-    return system, path
+    """Return file system and path of a URI of `Store.uri`; for executors, which have no Store.
+
+    Raises:
+        ConfigurationError: as `known.backend_of`.
+    """
+    backend = known.backend_of(uri)
+    return backend.system, backend.path(uri)
 
 
 def read_at(uri: str) -> bytes:

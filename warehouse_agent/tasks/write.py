@@ -132,8 +132,7 @@ class Sink:
             return
         rows = pa.Table.from_batches(self._held)
         system, path = located(f"{self.folder}/{self._place}")
-        if isinstance(system, fs.LocalFileSystem):
-            refuse_full_disk(path)  # staged frames may be much smaller than their rows
+        refuse_full_disk(self.folder)  # staged frames may be much smaller than their rows
         with file_errors("written", path, rows.nbytes):
             if self._writer is None:
                 self._is_begun = True

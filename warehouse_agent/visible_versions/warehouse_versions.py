@@ -30,6 +30,7 @@ from warehouse_agent.columns import parquet
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.storage.delta_log import shorten_log
 from warehouse_agent.storage.log_entry import KEEP_ENTRIES
+from warehouse_agent.storage.opened_table import opened
 from warehouse_agent.storage.store import (
     PRIVATE,
     Store,
@@ -189,7 +190,7 @@ def _number(file: StoredFile) -> int:
 def _table(store: Store, number: int | None) -> DeltaTable | None:
     """Return the handle of a version, None for the newest; None if there is no table."""
     try:
-        return DeltaTable(store.table(TABLE), version=number)
+        return opened(store, TABLE, number)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
@@ -291,6 +292,7 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
                 [add],
                 mode="error",
                 name="driftline_warehouse",
+                storage_options=store.delta_options,
                 commit_properties=properties,
                 post_commithook_properties=KEEP_ENTRIES,
             )

@@ -19,7 +19,6 @@ from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy
-from tests.harness.no_disk import no_disk
 from tests.harness.older_tables import declare, declaring_bookkeeping
 from tests.harness.pair import Pair, expect_equal, rows_of
 from tests.harness.pair_template import PairTemplate
@@ -227,20 +226,6 @@ def test_what_cannot_be_committed_is_left_to_a_later_refresh(
     assert bool(ours(seen(table(pair, "items")))) == is_declared
     assert pair.refresh("items").version == (2 if is_declared else 1)
     check(pair, "items")
-
-
-def test_storage_without_links_declares_until_no_old_file_is_left(
-    pair: Pair, is_declared: bool
-) -> None:
-    """It has no call for an entry that changes what is declared of files that are kept."""
-    fill(pair.legacy, 2 * ROWS, 10)
-    with no_disk():
-        for version in (2, 2):
-            assert pair.refresh("orders").version == version
-            assert bool(ours(seen(table(pair, "orders")))) == is_declared
-        pair.legacy.execute("UPDATE orders SET note = 'all of them'")
-        assert pair.refresh("orders").version == 3
-    check(pair, "orders")
 
 
 @pytest.mark.parametrize("name", TABLES)

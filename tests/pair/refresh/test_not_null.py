@@ -16,7 +16,6 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from tests.harness.legacy import Legacy
-from tests.harness.no_disk import no_disk
 from tests.harness.no_spark import NoSpark
 from tests.harness.older_tables import declaring_bookkeeping, keeping_declarations
 from tests.harness.pair import Pair, expect_equal, legacy_of, rows_of
@@ -202,21 +201,3 @@ def test_an_older_release_that_goes_on_may_have_written_nulls(pair: Pair) -> Non
     assert pair.refresh("t").version == 2, "nothing changed but what is declared"
     assert not_null(pair) == {"id"}, "n is no longer known"
     check(pair)
-
-
-@pytest.mark.parametrize("describes", [False, True])
-def test_storage_without_links_writes_every_row_again(pair: Pair, describes: bool) -> None:
-    """It has no call for an entry that changes what is declared of files that are kept."""
-    with no_disk():
-        pair.refresh("t")
-        fill(pair.legacy, ROWS, 10)
-        pair.refresh("t")
-        files = set(table(pair).file_uris())
-        alter(pair, "note", is_nullable=True)
-        pair.legacy.execute(f"INSERT INTO t (id, n) VALUES ({2 * ROWS}, 1)")
-        (report,) = pair.reports("t", options=ACCEPT if describes else Options())
-    assert (report.version, report.error, report.rows_inserted) == (2, None, 1)
-    assert files.isdisjoint(table(pair).file_uris())
-    assert not_null(pair) == {"id", "n"}
-    check(pair)
-    pair.check_feed("t", 2)

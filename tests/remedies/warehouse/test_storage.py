@@ -163,7 +163,7 @@ def test_a_path_that_no_storage_has(site: Site) -> None:
     file.write_text(text.replace('path = "warehouse"', 'path = "nowhere://bucket/warehouse"'))
     ended = site.refresh()
     assert ended.code
-    remedy = "Check `path` and what pyarrow needs to reach it."
+    remedy = "Name a folder of a disk, or s3://BUCKET/FOLDER (package: driftline[object-stores])."
     assert told(remedy, remedy) in ended.out + ended.err
     file.write_text(text)
     site.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from driftline.errors import Locked
 from driftline.values.types import Column, Recipe, parse_type
 
-from tests.harness.no_disk import no_disk
 from tests.warehouse_agent.storage.test_table_formats import RECORD
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.storage import formats, not_null
@@ -119,22 +116,12 @@ def test_what_is_not_known_is_read_and_else_nullable(store: Store) -> None:
     file = sunk(store, 0, "b")
     unknown = DataFile(file.path, file.uri, file.size, file.rows, file.bounds)
     new = NewVersion(None, TIGHT, [unknown], (), RECORD)
-    assert not_null.checked(store, new).not_null == {"a", "d"}
+    assert not_null.checked(new).not_null == {"a", "d"}
     Path(file.uri.removeprefix("file://")).write_bytes(b"no Parquet")
-    assert not_null.checked(store, new).not_null == set()
-    assert not_null.checked(store, NewVersion(None, TIGHT, [file], (), RECORD)).not_null == {
+    assert not_null.checked(new).not_null == set()
+    assert not_null.checked(NewVersion(None, TIGHT, [file], (), RECORD)).not_null == {
         "a", "c", "d",
     }  # fmt: skip
-
-
-def test_nothing_is_read_for_it_where_there_is_no_disk(store: Store) -> None:
-    file = sunk(store, 0)
-    unknown = DataFile(file.path, file.uri, file.size, file.rows, file.bounds)
-    with no_disk():
-        new = NewVersion(None, TIGHT, [unknown], (), RECORD)
-        assert not_null.checked(store, new).not_null == set()
-        published(store, NewVersion(None, TIGHT, [file], (), RECORD))
-    assert declared(store) == {*NAMES}
 
 
 def test_a_table_that_names_features_names_invariants(store: Store) -> None:
@@ -142,21 +129,11 @@ def test_a_table_that_names_features_names_invariants(store: Store) -> None:
     kinds = ("int8", "timestamp")
     columns = (Column(f"c{i}", parse_type(kind), False, i) for i, kind in enumerate(kinds))
     timed = lay_out(Recipe(tuple(columns), 1), {}, where="test")
-    for is_local in (True, False):
-        with nullcontext() if is_local else no_disk():
-            table = Store(f"{store.root}/{is_local}")
-            first = published(table, NewVersion(None, timed, [], (), RECORD))
-            assert first.layout == timed
-            features = DeltaTable(table.table(NAME)).protocol().writer_features or []
-            names = ["invariants", "timestampNtz"] if is_local else ["timestampNtz"]
-            assert sorted(features) == names
-            assert declared(table) == ({"c0", "c1"} if is_local else set())
-    with no_disk(), pytest.raises(Locked, match="invariants"):  # by a version of its own
-        published(table, NewVersion(first, TIGHT, [], (), RECORD))
-    with no_disk():
-        newest = formats.head(table, NAME)
-        published(table, NewVersion(newest, TIGHT, [], (), RECORD))
-    assert declared(table) == {*NAMES}
+    first = published(store, NewVersion(None, timed, [], (), RECORD))
+    assert first.layout == timed
+    features = DeltaTable(store.table(NAME)).protocol().writer_features or []
+    assert sorted(features) == ["invariants", "timestampNtz"]
+    assert declared(store) == {"c0", "c1"}
 
 
 def test_a_table_gets_the_feature_with_the_column_that_needs_it(store: Store) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from driftline.errors import Locked, WarehouseUnavailable
+from driftline.errors import ConfigurationError, Locked, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.absent import absent
@@ -155,7 +155,7 @@ def test_walking_and_removing(store: Store) -> None:
 
 
 def test_a_path_that_nothing_can_reach() -> None:
-    with pytest.raises(WarehouseUnavailable, match="cannot be used"):
+    with pytest.raises(ConfigurationError, match="Nothing serves nosuch://"):
         Store("nosuch://bucket/path").read("a")
 
 

@@ -401,28 +401,6 @@ def test_columns_change_directly_after_a_checkpoint(store: Store) -> None:
     assert commit(form, store, first, [file], removed=first.files, layout=wider).version == 1
 
 
-def test_a_feature_is_declared_first_where_nothing_else_is_atomic(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Storage that is no disk: a version for each feature has the rows of before, and the commit is
-    tried again on the last."""
-    form, wider = DeltaLog(), laid_out("int8", "text", "timestamp")
-    first = commit(form, store, None, [put(store, "data-0/a.parquet", [1])])
-    file = put(store, "data-1/a.parquet", [1], wider)
-    with monkeypatch.context() as remote:
-        remote.setattr(Store, "is_local", property(lambda _: False))
-        remote.setattr(Store, "table", lambda self, name: f"{self.root}/{name}")
-        new = NewVersion(first, wider, [file], first.files, RECORD)
-        with pytest.raises(Locked, match="declare invariants, timestampNtz"):
-            form.commit(store, NAME, new)
-    declared = form.head(store, NAME, None)
-    assert declared is not None
-    assert (declared.version, declared.files, declared.layout) == (2, first.files, LAYOUT)
-    assert (declared.record.changes, declared.record.rows) == (None, RECORD.rows)
-    second = commit(form, store, declared, [file], removed=first.files, layout=wider)
-    assert (second.version, second.files) == (3, (file,))
-
-
 def test_a_log_that_an_older_release_ended_is_completed(store: Store) -> None:
     """A column of a type that needs a feature, without the feature, as older releases wrote it."""
     form, wider = DeltaLog(), laid_out("int8", "text", "timestamp")

@@ -226,11 +226,11 @@ def declared_anew(job: Job, base: Snapshot, layout: Layout) -> int:
     Args:
         layout: of the relation as it is known now.
     """
-    if is_declared_right(base, layout) or not job.store.is_local:
+    if is_declared_right(base, layout):
         return base.version
     record = formats.same_rows(base.record, adopted=base.version)
     new = NewVersion(base, layout, added=(), removed=(), record=record)
-    is_same = not_null.checked(job.store, new).not_null == base.layout.not_null
+    is_same = not_null.checked(new).not_null == base.layout.not_null
     if is_same and not base.declares_too_much:
         return base.version
     try:

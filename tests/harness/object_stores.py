@@ -1,0 +1,169 @@
+"""Servers of S3 on this machine, real ones: SeaweedFS, and moto, which knows more of AWS's answers.
+
+Each makes buckets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import obstore
+from obstore.store import S3Store
+
+from tests.harness.servers import Server, free_port
+from warehouse_agent.config import StorageSettings
+
+ACCESS_KEY, SECRET_KEY = "AKIDRIFTLINETESTS", "not-a-secret-of-anybody"
+_REGION = "us-east-1"
+_FIRST_S_MAX = 60.0  # until there are volumes
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket of a server, and a file with the keys to it."""
+
+    endpoint: str
+    name: str
+    credentials: Path
+
+    @property
+    def root(self) -> str:
+        """Return the path of a warehouse in it."""
+        return f"s3://{self.name}/lake"
+
+    @property
+    def settings(self) -> StorageSettings:
+        return StorageSettings(endpoint=self.endpoint, credentials_file=self.credentials)
+
+    @property
+    def toml(self) -> str:
+        """Return its table in warehouse.toml."""
+        return f'[storage]\nendpoint = "{self.endpoint}"\ncredentials_file = "{self.credentials}"\n'
+
+    @property
+    def delta_options(self) -> dict[str, str]:
+        """Return what delta-rs needs to read it without the product."""
+        return {
+            "aws_endpoint": self.endpoint,
+            "aws_region": _REGION,
+            "aws_allow_http": "true",
+            "aws_access_key_id": ACCESS_KEY,
+            "aws_secret_access_key": SECRET_KEY,
+        }
+
+
+class ObjectStore(Server):
+    """A server that speaks S3's protocol on loopback."""
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def bucket(self) -> Bucket:
+        """Make a new, empty bucket."""
+        name = f"driftline-{secrets.token_hex(6)}"
+        self.make_bucket(name)
+        file = self.folder / "credentials"
+        file.write_text(
+            f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+        )
+        return Bucket(self.endpoint, name, file)
+
+    def make_bucket(self, name: str) -> None:
+        """Create a bucket; obstore knows of objects alone."""
+        boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=_REGION,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        ).create_bucket(Bucket=name)
+
+    def store(self, bucket: str) -> S3Store:
+        """Return obstore's own view of a bucket."""
+        return S3Store(
+            bucket,
+            config={
+                "endpoint": self.endpoint,
+                "region": _REGION,
+                "access_key_id": ACCESS_KEY,
+                "secret_access_key": SECRET_KEY,
+            },
+            client_options={"allow_http": True},
+        )
+
+    def _answers(self) -> None:
+        """Raise ConnectionRefusedError while the server does not answer."""
+        try:
+            with urllib.request.urlopen(self.endpoint, timeout=5) as answer:
+                answer.read()
+        except urllib.error.HTTPError as error:
+            if error.code >= 500:
+                raise ConnectionRefusedError from error
+        except (urllib.error.URLError, OSError) as error:
+            raise ConnectionRefusedError from error
+
+
+class Moto(ObjectStore):
+    """moto's server, in memory. It takes every key."""
+
+    def __init__(self) -> None:
+        super().__init__("moto")
+
+    def _start(self) -> None:
+        program = Path(sys.executable).parent / "moto_server"
+        command = [str(program), "-H", self.host, "-p", str(self.port)]
+        self._launch(command, self._answers, cwd=self.folder)
+
+
+class SeaweedFS(ObjectStore):
+    """SeaweedFS, one process of all its parts, with one identity."""
+
+    def __init__(self) -> None:
+        super().__init__("weed")
+
+    def _start(self) -> None:
+        keys = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
+        rights = ["Admin", "Read", "Write", "List", "Tagging"]
+        identities = {"identities": [{"name": "tests", "credentials": keys, "actions": rights}]}
+        (self.folder / "s3.json").write_text(json.dumps(identities))
+        (self.folder / "data").mkdir()
+        master, volume, filer = free_port(), free_port(), free_port()
+        command = [
+            str(Path(sys.executable).parent / "weed"),
+            *("server", "-dir=data", f"-ip={self.host}", f"-ip.bind={self.host}"),
+            *(f"-master.port={master}", f"-master.port.grpc={free_port()}"),
+            *(f"-volume.port={volume}", f"-volume.port.grpc={free_port()}", "-volume.max=700"),
+            *("-filer", f"-filer.port={filer}", f"-filer.port.grpc={free_port()}"),
+            *("-s3", f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+            *("-s3.config=s3.json", "-master.volumeSizeLimitMB=32", "-master.telemetry=false"),
+        ]
+        environment = {**os.environ, "HOME": str(self.folder)}
+        self._launch(command, self._answers, cwd=self.folder, env=environment)
+
+    def make_bucket(self, name: str) -> None:
+        """Make a bucket by the first object in it; the server has volumes when that succeeds."""
+        super().make_bucket(name)
+        store, until = self.store(name), time.monotonic() + _FIRST_S_MAX
+        while True:
+            try:
+                obstore.put(store, "first", b"")
+            except obstore.exceptions.BaseError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+            else:
+                return obstore.delete(store, "first")
+
+
+STORES: dict[str, type[ObjectStore]] = {"moto": Moto, "seaweedfs": SeaweedFS}

@@ -1,0 +1,1 @@
+"""Both agents, with the warehouse in a bucket of a real server."""

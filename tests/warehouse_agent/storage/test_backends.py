@@ -1,0 +1,168 @@
+"""What every place of a warehouse promises: on a disk, and in a bucket of real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from tests.harness.object_stores import ObjectStore
+from warehouse_agent.storage.backends.disk import Disk
+from warehouse_agent.storage.backends.interface import Backend
+from warehouse_agent.storage.backends.s3 import PART_BYTES, S3, TAIL_BYTES
+
+WRITERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A backend and an empty folder of it."""
+
+    backend: Backend
+    root: str
+
+    def at(self, *parts: str) -> str:
+        return "/".join([self.root, *parts])
+
+
+@pytest.fixture(params=["disk", "moto", "seaweedfs"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "disk":
+        yield Place(Disk(), str(tmp_path / "lake"))
+        return
+    server: ObjectStore = request.getfixturevalue(request.param)
+    bucket = server.bucket()
+    yield Place(S3(bucket.name, bucket.settings), f"{bucket.name}/lake")
+
+
+def kept(lines: bytes) -> bytes:
+    return lines[len(lines) // 2 :].partition(b"\n")[2]
+
+
+def test_a_small_file(place: Place) -> None:
+    backend, path = place.backend, place.at("notes", "a.json")
+    assert backend.read(path) is None
+    assert backend.modified(path) is None
+    backend.write(path, b"one", private=False)
+    backend.write(path, b"two", private=True)
+    assert backend.read(path) == b"two"
+    at = backend.modified(path)
+    assert at is not None
+    assert abs(at - datetime.now(UTC)) < timedelta(minutes=5)
+    backend.remove_file(path, 0)
+    backend.remove_file(path, 0)
+    assert backend.read(path) is None
+
+
+def test_an_empty_file(place: Place) -> None:
+    path = place.at("empty")
+    place.backend.write(path, b"", private=False)
+    assert place.backend.read(path) == b""
+    with place.backend.system.open_input_file(path) as source:
+        assert source.size() == 0
+        assert source.read() == b""
+
+
+def test_one_of_many_writers_of_a_new_file_succeeds(place: Place) -> None:
+    path = place.at("keys", "a.key")
+    data = [b"%d" % number for number in range(WRITERS)]
+    with ThreadPoolExecutor(WRITERS) as pool:
+        won = [*pool.map(lambda one: place.backend.write_new(path, one, private=True), data)]
+    assert sum(won) == 1
+    assert place.backend.read(path) == data[won.index(True)]
+    assert not place.backend.write_new(path, b"later", private=False)
+
+
+def test_no_line_of_many_writers_is_lost(place: Place) -> None:
+    path = place.at("runs", "a.jsonl")
+
+    def append(number: int) -> None:
+        place.backend.append(path, b"line %d" % number, 1 << 20, kept)
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(append, range(WRITERS)))
+    lines = (place.backend.read(path) or b"").splitlines()
+    assert sorted(lines) == sorted(b"line %d" % number for number in range(WRITERS))
+
+
+def test_lines_are_ended_and_bounded(place: Place) -> None:
+    path = place.at("runs", "a.jsonl")
+    place.backend.write(path, b"one\ntw", private=False)
+    place.backend.append(path, b"three", 1 << 20, kept)
+    assert place.backend.read(path) == b"one\ntw\nthree\n"
+    place.backend.append(path, b"four", 10, kept)
+    assert place.backend.read(path) == b"three\nfour\n"
+
+
+def test_folders_are_listed(place: Place) -> None:
+    for name in ("b/c/2", "b/1", "a", "bb/3"):
+        place.backend.write(place.at(name), name.encode(), private=False)
+    found = place.backend.listed(place.at("b"), recursive=True)
+    files = {info.path: info.size for info in found if info.type is fs.FileType.File}
+    assert files == {place.at("b/c/2"): 5, place.at("b/1"): 3}
+    there = {(i.path, i.type) for i in place.backend.listed(place.root, recursive=False)}
+    assert there == {
+        (place.at("a"), fs.FileType.File),
+        (place.at("b"), fs.FileType.Directory),
+        (place.at("bb"), fs.FileType.Directory),
+    }
+    assert place.backend.listed(place.at("nowhere"), recursive=True) == []
+    place.backend.remove_folder(place.at("b"))
+    place.backend.remove_folder(place.at("nowhere"))
+    assert place.backend.listed(place.at("b"), recursive=True) == []
+    assert place.backend.read(place.at("bb/3")) == b"bb/3"
+
+
+def test_more_files_than_a_page_of_a_list(place: Place) -> None:
+    def write(number: int) -> None:
+        place.backend.write(place.at("many", f"{number:04}"), b"", private=False)
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(write, range(1010)))
+    assert len(place.backend.listed(place.at("many"), recursive=False)) == 1010
+    place.backend.remove_folder(place.at("many"))
+    assert place.backend.listed(place.at("many"), recursive=True) == []
+
+
+@pytest.mark.parametrize("size", [1, TAIL_BYTES, TAIL_BYTES + 1, 2 * PART_BYTES + 5])
+def test_a_data_file_is_there_when_it_is_closed(place: Place, size: int) -> None:
+    system, path = place.backend.system, place.at("data", "a")
+    place.backend.make_folder(place.at("data"))
+    data = bytes(range(256)) * (size // 256 + 1)
+    with system.open_output_stream(path) as out:
+        for begin in range(0, size, 1 << 20):
+            out.write(data[begin : min(begin + (1 << 20), size)])
+        if not place.backend.is_local:
+            assert place.backend.read(path) is None
+    assert system.get_file_info(path).size == size
+    with system.open_input_file(path) as source:
+        assert source.size() == size
+        for begin in (0, size // 2, size - 1, size):
+            source.seek(begin)
+            assert source.read(7) == data[begin : min(begin + 7, size)]
+    with system.open_input_stream(path) as source:
+        assert source.read() == data[:size]
+
+
+def test_rows_of_parquet(place: Place) -> None:
+    path = place.at("a.parquet")
+    place.backend.make_folder(place.root)
+    rows = pa.table({"a": range(200_000), "b": [f"text {n}" for n in range(200_000)]})
+    pq.write_table(rows, path, filesystem=place.backend.system, row_group_size=50_000)
+    with place.backend.system.open_input_file(path) as source:
+        assert pq.ParquetFile(source).read(["b"], use_threads=False) == rows.select(["b"])
+
+
+def test_what_is_not_there(place: Place) -> None:
+    path = place.at("nothing")
+    assert place.backend.system.get_file_info(path).type is fs.FileType.NotFound
+    for opened in (place.backend.system.open_input_file, place.backend.system.open_input_stream):
+        with pytest.raises(FileNotFoundError):
+            opened(path)

@@ -1,0 +1,91 @@
+"""The table [storage]: how the object store is reached in which the warehouse lies."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from driftline.settings.declarations import SettingsTable, is_loopback
+from driftline.settings.kinds import FLAG, PATH, TEXT
+
+from warehouse_agent.config.settings import StorageSettings
+
+SCHEMES = ("s3://", "s3a://")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PART = re.compile(r"[^\s*?\[\]{}\\%#]+")
+
+
+class StorageTable(SettingsTable):
+    """The way to the object store. Unset: as AWS's own programs reach S3."""
+
+    endpoint = TEXT.optional(
+        "`https://HOST[:PORT]` of a server that speaks S3's protocol", unset="AWS"
+    )
+    region = TEXT.optional("of the bucket", unset="that of the environment; at an endpoint any")
+    profile = TEXT.optional(
+        "of the file of credentials; its keys are read again for each use",
+        unset="`default` with a `credentials_file`; else keys are looked for in"
+        " `AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, a web identity, and the metadata of a container or a"
+        " machine",
+    )
+    credentials_file = PATH.optional(
+        "a file of profiles as AWS has it, with `aws_access_key_id` and `aws_secret_access_key`; on"
+        " a cluster each executor reads its own, of the same path",
+        unset="`~/.aws/credentials`",
+    )
+    insecure = FLAG.by_default(
+        False, "an `http://` endpoint on another machine: rows then travel in plain text"
+    )
+
+
+def parse(table: StorageTable, path: str) -> StorageSettings:
+    """Return the settings of the table; `path` is the warehouse's. Raises ConfigurationError."""
+    found = StorageSettings(_endpoint(table), table.region, table.profile, table.credentials_file)
+    if "://" not in path and found != StorageSettings():
+        raise table.error(
+            "endpoint" if found.endpoint else "region",
+            "The warehouse is on a disk, and [storage] says how an object store is reached.",
+            "Remove the table, or name s3://BUCKET/FOLDER as `path`.",
+        )
+    return found
+
+
+def bucket_path(warehouse: SettingsTable) -> str:
+    """Return the path of a warehouse with a scheme, as `s3://BUCKET[/FOLDER]`.
+
+    Raises:
+        ConfigurationError: nobody serves the scheme, or a character would not be read literally.
+    """
+    path = str(getattr(warehouse, "path"))  # noqa: B009 - of the declaring table
+    scheme, _, rest = path.partition("://")
+    if f"{scheme}://" not in SCHEMES:
+        raise warehouse.error(
+            "path",
+            f"Nothing serves {scheme}://.",
+            "Name a folder of a disk, or s3://BUCKET/FOLDER (package: driftline[object-stores]).",
+        )
+    bucket, *parts = rest.rstrip("/").split("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise warehouse.error("path", f"{bucket!r} is no name of a bucket.", "Write s3://BUCKET.")
+    if wrong := [p for p in parts if not _PART.fullmatch(p) or p in {".", ".."}]:
+        raise warehouse.error(
+            "path",
+            f"The part {wrong[0]!r} of {path} would not be read literally.",
+            "Name a folder without blanks, empty parts, `..` and * ? # [ ] { } \\ %.",
+        )
+    return "s3://" + "/".join([bucket, *parts])
+
+
+def _endpoint(table: StorageTable) -> str | None:
+    if (endpoint := table.endpoint) is None:
+        return None
+    url = urlsplit(endpoint)
+    if url.scheme not in {"http", "https"} or not url.hostname or url.username or url.query:
+        raise table.error("endpoint", f"{endpoint!r} is no address.", "Write https://HOST[:PORT].")
+    if url.scheme == "http" and not table.insecure and not is_loopback(url.hostname):
+        raise table.error(
+            "endpoint",
+            "Rows would travel in plain text to another machine.",
+            "Write https://, or set `insecure = true` where that line is trusted.",
+        )
+    return endpoint.rstrip("/")

@@ -1,0 +1,78 @@
+"""What a place of a warehouse promises, whatever it is: small files whole, by path; data files.
+
+A small file is written whole or not at all, and of several writers of a new one exactly one
+succeeds: on that alone correctness stands, and never on a lock. Data files are read and written
+through a file system of Arrow. Every backend passes tests/warehouse_agent/storage/test_backends.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Protocol
+
+from pyarrow import fs
+
+# Returns what a file of lines is to hold instead of its bytes; None: it stays.
+Change = Callable[[bytes], bytes | None]
+
+
+class Backend(Protocol):
+    """A disk or an object store. Paths are those of `path`; methods raise OSError.
+
+    Attributes:
+        system: its file system, for data files; each file appears when it is closed.
+        is_local: a disk of this machine.
+    """
+
+    system: fs.FileSystem
+    is_local: bool
+
+    def path(self, uri: str) -> str:
+        """Return the path of a URI, or of a path of the machine."""
+
+    def read(self, path: str) -> bytes | None:
+        """Return the bytes of a file; None if there is none."""
+
+    def write(self, path: str, data: bytes, *, private: bool) -> None:
+        """Write a file whole or not at all; on disks only its owner can read a `private` one."""
+
+    def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
+        """Write a file as `write`, unless there is one; return True if this call wrote it."""
+
+    def append(
+        self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
+    ) -> None:
+        """Append a line; if the file has `bytes_max`, write `shorten` of its bytes first.
+
+        One writer after the other does this. A line that was cut in the middle of its writing is
+        ended first, so that it spoils no other.
+        """
+
+    def listed(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
+        """Return what is in a folder; nothing without folder."""
+
+    def modified(self, path: str) -> datetime | None:
+        """Return when a file was written; None if it is not there."""
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder, where there are folders."""
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder and its contents, if it exists."""
+
+    def remove_file(self, path: str, above: int) -> None:
+        """Remove a file, if it exists, and of the folders above it up to `above` empty ones."""
+
+    def disk(self, path: str) -> tuple[int, int] | None:
+        """Return size and free bytes of the disk of a path; None if it has no such limit, or if its
+        file system reports zeros, as FUSE mounts without statfs do."""
+
+    def lock(self, path: str, name: str) -> AbstractContextManager[None]:
+        """Hold the lock of a fragment. Raises Locked."""
+
+
+def ended(lines: bytes) -> bytes:
+    """Return lines whose last one is ended."""
+    return lines + b"\n" * (lines[-1:] not in (b"", b"\n"))

@@ -1,0 +1,348 @@
+"""A bucket of S3 or of a server that speaks its protocol, by obstore.
+
+A small file is one object. Of several writers of a new one the store's conditional put lets one
+succeed, and lines are appended under the condition that nobody else did meanwhile. A data file is
+read by ranges and appears when it is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import obstore
+import pyarrow as pa
+from driftline.peer_text import one_line
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import S3Store
+from pyarrow import fs
+
+from warehouse_agent.storage.backends.credentials import Credentials
+from warehouse_agent.storage.backends.interface import ended
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
+
+    from warehouse_agent.config import StorageSettings
+
+SCHEME = "s3://"
+TAIL_BYTES = 1 << 16  # read when a file is opened: its footer, as a rule
+PART_BYTES = 8 << 20  # of an upload in parts
+PARTS_AT_ONCE = 2
+APPEND_S_MAX = 10.0  # tried again while others append
+_PAUSE_S = 0.05
+_RETRY_S = 60.0
+_TEXT_MAX = 300
+_LOST = (AlreadyExistsError, PreconditionError)  # somebody else wrote meanwhile, or we did before
+_MEANING = re.compile(r"<(Code|Message)>([^<]*)</")
+
+
+class S3:
+    """A bucket. Paths are `BUCKET/KEY`, as Arrow has them."""
+
+    is_local = False
+
+    def __init__(self, bucket: str, settings: StorageSettings) -> None:
+        self.bucket = bucket
+        self.credentials = Credentials(settings)
+        self.store = S3Store(
+            bucket,
+            config=cast("S3Config", {**_address(settings), "conditional_put": "etag"}),
+            client_options={"allow_http": settings.is_plain},
+            retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=_RETRY_S)},
+            credential_provider=self.credentials.provider(),
+        )
+        self.system: fs.FileSystem = fs.PyFileSystem(_Files(self))
+
+    def path(self, uri: str) -> str:
+        return uri.removeprefix(SCHEME)
+
+    def key(self, path: str) -> str:
+        """Return the key of a path."""
+        return path.removeprefix(self.bucket).strip("/")
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise errors of obstore as OSError, with what the store answered.
+
+        Raises:
+            PermissionError: it refused the credentials; the text names where they are from.
+        """
+        try:
+            yield
+        except BaseError as error:
+            told = dict(_MEANING.findall(str(error)))
+            text = ": ".join(told[name] for name in ("Code", "Message") if told.get(name))
+            text = one_line(text or str(error), _TEXT_MAX)
+            if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+                raise PermissionError(f"{text} (with {self.credentials})") from error
+            raise OSError(text) from error
+
+    def read(self, path: str) -> bytes | None:
+        found = self._tagged(path)
+        return None if found is None else found[0]
+
+    def _tagged(self, path: str) -> tuple[bytes, str | None] | None:
+        """Return the bytes of an object and its tag."""
+        with self.errors():
+            try:
+                result = obstore.get(self.store, self.key(path))
+                return bytes(result.bytes()), result.meta["e_tag"]
+            except FileNotFoundError:
+                return None
+
+    def write(self, path: str, data: bytes, *, private: bool) -> None:  # noqa: ARG002 - of disks
+        with self.errors():
+            obstore.put(self.store, self.key(path), data)
+
+    def write_new(self, path: str, data: bytes, *, private: bool) -> bool:  # noqa: ARG002
+        with self.errors():
+            try:
+                obstore.put(self.store, self.key(path), data, mode="create")
+            except _LOST:
+                # A put that was repeated after a lost answer finds its own object.
+                return self.read(path) == data
+        return True
+
+    def append(
+        self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
+    ) -> None:
+        until = time.monotonic() + APPEND_S_MAX
+        while True:
+            data, tag = self._tagged(path) or (b"", None)
+            before = ended(data)
+            if b"\n" + line + b"\n" in b"\n" + before:
+                return  # by a put that was repeated after a lost answer
+            before = shorten(before) if len(data) >= bytes_max else before
+            with self.errors():
+                try:
+                    obstore.put(
+                        self.store,
+                        self.key(path),
+                        before + line + b"\n",
+                        mode="create" if tag is None else {"e_tag": tag},
+                    )
+                except _LOST:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(_PAUSE_S * random.random())  # noqa: S311 - others wait as well
+                    continue
+            return
+
+    def listed(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
+        key = self.key(path)
+        prefix = key and key + "/"
+        with self.errors():
+            if recursive:
+                found = [meta for page in obstore.list(self.store, prefix) for meta in page]
+                folders: list[str] = []
+            else:
+                listing = obstore.list_with_delimiter(self.store, prefix)
+                found, folders = [*listing["objects"]], [*listing["common_prefixes"]]
+        # SeaweedFS lists an empty folder as an object of its name.
+        files = [self._info(meta) for meta in found if meta["path"] != key]
+        return files + [fs.FileInfo(self._path(f), fs.FileType.Directory) for f in folders]
+
+    def info(self, path: str) -> fs.FileInfo:
+        """Return size and time of a file; of anything else that it is not there."""
+        with self.errors():
+            try:
+                return self._info(obstore.head(self.store, self.key(path)))
+            except FileNotFoundError:
+                return fs.FileInfo(path, fs.FileType.NotFound)
+
+    def _info(self, meta: Any) -> fs.FileInfo:
+        at, size = meta["last_modified"], meta["size"]
+        return fs.FileInfo(self._path(meta["path"]), fs.FileType.File, mtime=at, size=size)
+
+    def _path(self, key: str) -> str:
+        return f"{self.bucket}/{key.rstrip('/')}"
+
+    def modified(self, path: str) -> datetime | None:
+        mtime: datetime | None = self.info(path).mtime
+        return mtime
+
+    def make_folder(self, path: str) -> None:
+        """Do nothing: there are no folders."""
+
+    def remove_folder(self, path: str) -> None:
+        keys = [self.key(info.path) for info in self.listed(path, recursive=True)]
+        if keys:
+            with self.errors(), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self.store, keys)
+
+    def remove_file(self, path: str, above: int) -> None:  # noqa: ARG002 - there are no folders
+        with self.errors(), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self.store, self.key(path))
+
+    def disk(self, path: str) -> None:  # noqa: ARG002
+        return None
+
+    def lock(self, path: str, name: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+
+def delta_options(settings: StorageSettings) -> dict[str, str]:
+    """Return the options by which delta-rs reaches the same bucket; resolve credentials now."""
+    options = {f"aws_{name}": value for name, value in _address(settings).items()}
+    options |= {"aws_conditional_put": "etag", "aws_allow_http": str(settings.is_plain).lower()}
+    static = Credentials(settings).static()
+    return options | {f"aws_{name}": value for name, value in static.items()}
+
+
+def _address(settings: StorageSettings) -> dict[str, Any]:
+    address: dict[str, Any] = {}
+    if settings.endpoint is not None:
+        address["endpoint"] = settings.endpoint
+        address["virtual_hosted_style_request"] = "false"
+    if settings.region is not None or settings.endpoint is not None:
+        address["region"] = settings.region or "us-east-1"
+    return address
+
+
+class _Files(fs.FileSystemHandler):  # type: ignore[misc]
+    """The bucket as a file system of Arrow."""
+
+    def __init__(self, backend: S3) -> None:
+        self._of = backend
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Files) and self._of is other._of
+
+    __hash__ = object.__hash__
+
+    def get_type_name(self) -> str:
+        return "s3"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        return [self._of.info(path) for path in paths]
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        return self._of.listed(selector.base_dir, recursive=selector.recursive)
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        pass
+
+    def delete_dir(self, path: str) -> None:
+        self._of.remove_folder(path)
+
+    def delete_file(self, path: str) -> None:
+        self._of.remove_file(path, 0)
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        if (data := self._of.read(path)) is None:
+            raise FileNotFoundError(2, "No such file", path)
+        return pa.BufferReader(data)
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(_ReadFile(self._of, path), mode="r")
+
+    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:  # noqa: ARG002
+        return pa.PythonFile(_WrittenFile(self._of, path), mode="w")
+
+    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
+        raise NotImplementedError
+
+    def delete_root_dir_contents(self) -> None:
+        raise NotImplementedError
+
+    def move(self, src: str, dest: str) -> None:
+        raise NotImplementedError
+
+    def copy_file(self, src: str, dest: str) -> None:
+        raise NotImplementedError
+
+    def open_append_stream(self, path: str, metadata: object) -> pa.NativeFile:
+        raise NotImplementedError
+
+
+class _ReadFile(io.RawIOBase):
+    """An object that is read by ranges. Opening it reads its end, and tells its size."""
+
+    def __init__(self, backend: S3, path: str) -> None:
+        self._of, self._key, self._at = backend, backend.key(path), 0
+        with backend.errors():
+            try:
+                result = obstore.get(
+                    backend.store, self._key, options={"range": {"suffix": TAIL_BYTES}}
+                )
+                self._tail, self._size = bytes(result.bytes()), result.meta["size"]
+            except FileNotFoundError:
+                raise FileNotFoundError(2, "No such file", path) from None
+            except BaseError:
+                if backend.info(path).size != 0:  # an empty object has no end to read
+                    raise
+                self._tail, self._size = b"", 0
+        self._tail_at = self._size - len(self._tail)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        if (at := self._at) >= end:
+            return b""
+        self._at = end
+        if at >= self._tail_at:
+            return self._tail[at - self._tail_at : end - self._tail_at]
+        with self._of.errors():
+            return bytes(obstore.get_range(self._of.store, self._key, start=at, end=end))
+
+
+class _WrittenFile(io.RawIOBase):
+    """An object that is uploaded in parts, and is there when it is closed."""
+
+    def __init__(self, backend: S3, path: str) -> None:
+        self._of, self._at = backend, 0
+        with backend.errors():
+            self._out = obstore.open_writer(
+                backend.store,
+                backend.key(path),
+                buffer_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")  # those of Arrow have signed bytes
+        with self._of.errors():
+            self._out.write(view)
+        self._at += view.nbytes
+        return view.nbytes
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            with self._of.errors():
+                self._out.close()
