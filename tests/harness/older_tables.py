@@ -56,7 +56,7 @@ def keeping_declarations() -> Iterator[None]:
 def _checking_nothing() -> Iterator[None]:
     with (
         mock.patch.object(delta_log, "to_json", written_then),
-        mock.patch.object(not_null, "checked", lambda _, new: new.layout),
+        mock.patch.object(not_null, "checked", lambda new: new.layout),
     ):
         yield
 

@@ -22,7 +22,7 @@ from warehouse_agent.transport.waiting import Requests
 REFRESHES, SHARES = 10_000, 10
 SOAK_REFRESHES = 1_000_000
 DELTA_REFRESHES = 150
-LYING_REFRESHES = 300
+LYING_REFRESHES = 400
 LATER_REFRESHES = 150
 SEEDS = 1_000_000  # between the first worlds of two shares
 # What must have happened in a share, or the sample shows less than it says. A lost data file

@@ -142,7 +142,7 @@ def test_every_request_counts(tmp_path: Path) -> None:
             ),
             (
                 lambda: list(store.lines_backwards(*history)),
-                {("head", "history"): 1, ("read", "history"): 1},
+                {("read", "history"): 1},
             ),
             (lambda: store.write_new(b"", PRIVATE, "keys", "t.key"), {("write", "keys"): 1}),
             (lambda: store.files("t", "_delta_log"), {("list", "log"): 1}),
