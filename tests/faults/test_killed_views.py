@@ -147,9 +147,9 @@ def test_killed_in_an_incremental_phase(sites: Sites) -> None:
 
 # Of a recomputation: the files of the first view are there, its feed, the files of the second; and
 # of a first load: its files, what checks their lineage.
-RECOMPUTED = [("written_files", "before", 1), ("write_changes", "after", 1),
-              ("written_files", "after", 2)]  # fmt: skip
-FIRST = [("written_files", "before", 1), ("check_lineage", "after", 1)]
+RECOMPUTED = [("write_rows", "after", 1), ("write_changes", "after", 1),
+              ("write_rows", "after", 2)]  # fmt: skip
+FIRST = [("write_rows", "after", 1), ("check_lineage", "after", 1)]
 
 
 def test_killed_in_a_recomputation(sites: Sites) -> None:

@@ -138,6 +138,23 @@ class KeySet:
         return held
 
 
+@dataclass(frozen=True, slots=True)
+class RowSlice:
+    """One of `slices` parts of the rows of a relation, by the hash of their keys: `number`, from 0.
+
+    Keys of integers are hashed as int64, so a key has the same slice in any integer type.
+    """
+
+    number: int
+    slices: int
+
+    def rows(self, keys: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of the slice, of a batch that holds the key columns."""
+        row_codes, _ = codes([batch.column(name) for name in keys])
+        hashes = xx_array(row_codes.view(np.uint64), np.uint64(_SEED))
+        return batch.filter(pa.array(hashes % np.uint64(self.slices) == self.number))
+
+
 def _is_own_code(kind: pa.DataType) -> bool:
     types = pa.types
     is_time = types.is_date32(kind) or types.is_timestamp(kind)

@@ -21,7 +21,7 @@ from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import Histories
 from warehouse_agent.planning.attempts import Reached
 from warehouse_agent.report import Report
-from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.spark.executors import KeyFile, driver_errors
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -132,7 +132,8 @@ class Job:
 
     def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
         """Write rows as data files in a folder of their own (`write.write_rows`)."""
-        return write_rows(self.folder(part), rows, layout)
+        with driver_errors():
+            return write_rows(self.folder(part), rows, layout)
 
     def write_staged(
         self,

@@ -1,4 +1,4 @@
-"""Data files of a table: Parquet files of rows and bookkeeping, found, bounded by key and read.
+"""Data files of a table: Parquet files of rows and bookkeeping, bounded by key.
 
 This module knows no table format: a `table.Snapshot` lists the files of a version. Tasks on
 executors import it, so it imports nothing that reads a log.
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.storage.store import Store, located
+from warehouse_agent.storage.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,23 +57,6 @@ class DataFolder:
     def uri(self, *file: str) -> str:
         """Return its URI, or that of a file in it."""
         return self.store.uri(self.table, self.path, *file)
-
-
-def written_files(folder: DataFolder, layout: Layout | ViewLayout) -> list[DataFile]:
-    """Return the Parquet files that Spark wrote into a folder of the table, without empty ones."""
-    files = []
-    for file, size in folder.store.files(folder.table, folder.path):
-        if not file.endswith(".parquet"):
-            continue
-        uri = folder.uri(file)
-        system, path = located(uri)
-        with system.open_input_file(path) as source:
-            footer = pq.ParquetFile(source).metadata
-        if footer.num_rows:
-            ends, known = bounds_in(footer, layout.integer_key), without_null(footer)
-            path = f"{folder.path}/{file}"
-            files.append(DataFile(path, uri, size, footer.num_rows, ends, known))
-    return files
 
 
 def bounds(files: Sequence[DataFile]) -> tuple[int, int] | None:
@@ -141,7 +124,11 @@ def _groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:
 
 
 def rows_of(spark: SparkSession, layout: Layout | ViewLayout, uris: list[str]) -> DataFrame:
-    """Return the rows of data files, with bookkeeping columns."""
+    """Return the rows of data files, with bookkeeping columns, by Spark's own reader.
+
+    It needs a library of Hadoop for the storage, and lists; on a disk it is the fastest for readers
+    who join and filter in Spark (`readers`). The warehouse itself reads by `tasks.data_frames`.
+    """
     if not uris:
         return spark.createDataFrame([], layout.ddl)
     return spark.read.schema(layout.ddl).parquet(*uris)

@@ -10,9 +10,10 @@ image depends on the row of the same key on the other side, which a task looks u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
@@ -24,12 +25,16 @@ from driftline.errors import ProofFailed
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.planning.step_places import StepKind, StepWork
+from warehouse_agent.spark.executors import Batches
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.key_lookup import KeyedRows, KeyFilter
 from warehouse_agent.tasks.scan import FILE_BYTES, OfFiles, read_batches, spread
 from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.tasks.write import WRITTEN, SplitSink
+from warehouse_agent.tasks.write import WRITTEN, SplitSink, told
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 OPERATIONS = ("insert", "update_before", "update_after", "delete")
 # The operations of rows that are PAIRED and ALONE.
@@ -76,12 +81,43 @@ def write(
     store.make_folder(*at)
     work = StepWork(StepKind.WRITE, steps.size_of_rows([*before, *after]))
     function = _write(store.uri(*at), layout, before, after, steps.task_bytes(work))
-    uris = [f.uri for f in (*before, *after)]
-    rows = spread(steps, uris, function, WRITTEN, work=work, at_once=True).to_pylist()
+    uris, sizes = [f.uri for f in (*before, *after)], [f.size for f in (*before, *after)]
+    rows = spread(steps, uris, function, WRITTEN, work=work, sizes=sizes, at_once=True).to_pylist()
+    feed = _of(folder, rows)
+    _check(feed.counts, before, after, name)
+    return feed
+
+
+def write_images(
+    store: Store, name: str, version: int, images: DataFrame, schema: pa.Schema
+) -> VersionFeed:
+    """Write the feed of a version from its images, rows of Spark in the columns of `schema`.
+
+    An error of Spark is the caller's to explain.
+    """
+    at, folder = place(name, version)
+    store.make_folder(*at)
+    uri = store.uri(*at)
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        with ExitStack() as stack:
+            sinks = _sinks(stack, uri, schema)
+            for batch in batches:
+                rows = batch.cast(schema)
+                for op, sink in sinks.items():
+                    is_op = pc.equal(rows.column("_op"), op)
+                    sink.add(rows, is_op.to_numpy(zero_copy_only=False))
+            written = [row for sink in sinks.values() for row in sink.finish()]
+        yield from written
+
+    return _of(folder, told(images, run).to_pylist())
+
+
+def _of(folder: str, rows: Sequence[Mapping[str, Any]]) -> VersionFeed:
+    """Return the feed in a folder below `changes/<name>` of which tasks wrote files."""
     counts = dict.fromkeys(OPERATIONS, 0)
     for row in rows:
         counts[row["path"].partition("-")[0]] += row["rows"]
-    _check(counts, before, after, name)
     return VersionFeed(folder, tuple(sorted(row["path"] for row in rows)), counts)
 
 
@@ -117,10 +153,7 @@ def _write(
     def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
         mine = set(uris)
         with ExitStack() as stack:
-            sinks = {
-                op: stack.enter_context(SplitSink(folder, op, schema, file_bytes=FILE_BYTES))
-                for op in OPERATIONS
-            }
+            sinks = _sinks(stack, folder, schema)
             for side, others, operations in (
                 (before, after, _BEFORE_OPERATIONS),
                 (after, before, _AFTER_OPERATIONS),
@@ -143,6 +176,14 @@ def _write(
         yield from written
 
     return run
+
+
+def _sinks(stack: ExitStack, folder: str, schema: pa.Schema) -> dict[str, SplitSink]:
+    """Return what writes the images of each operation, in files of their own."""
+    return {
+        op: stack.enter_context(SplitSink(folder, op, schema, file_bytes=FILE_BYTES))
+        for op in OPERATIONS
+    }
 
 
 def _compared(

@@ -61,7 +61,8 @@ def examine(
     def examined(some: Sequence[DataFile]) -> dict[str, str]:
         function = _examine(layout, key, known)
         uris, work = [f.uri for f in some], StepWork(StepKind.READ, steps.size_of_rows(some))
-        rows = spread(steps, uris, function, _FOUND, work=work).to_pylist()
+        sizes = [f.size for f in some]
+        rows = spread(steps, uris, function, _FOUND, work=work, sizes=sizes).to_pylist()
         for row in rows:
             if row["refusal"] is not None:
                 raise WarehouseUnavailable(

@@ -26,7 +26,8 @@ from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.tasks.data_frames import rows_of
 from warehouse_agent.tasks.digests import numbers, total
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, read_batches, scan
 from warehouse_agent.tasks.steps import Steps
@@ -175,7 +176,10 @@ def refuse_duplicates(
     if steps.runs_here(work):
         repeated = _repeated_here(files, layout)
     else:
-        repeated = _repeated(rows_of(steps.spark(work), layout, [f.uri for f in files]), layout)
+        shown = [layout.names[i] for i in range(layout.recipe.key_columns)]
+        names = dict.fromkeys((*layout.key_names, *shown))
+        columns = pa.schema([layout.file_schema.field(name) for name in names])
+        repeated = _repeated(rows_of(steps.spark(work), files, columns), layout)
     if not repeated:
         return
     samples = {

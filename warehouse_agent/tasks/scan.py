@@ -1,9 +1,10 @@
 """Read data files by Arrow, in Spark's tasks or in this process (`steps`).
 
-Spark decides which task gets which files, and where it runs. The task reads them itself, in batches
-of the wanted columns, so no row goes through the JVM, which would convert it twice. (Orders, 1.5 M
-rows, two cores: three columns in 0.4 s instead of 0.9, all columns in 0.6 s instead of 2.2.) Pages
-are checked against the checksums that are written with them. One task reads a file.
+The driver divides the files among tasks by their sizes (`planning.task_shares`), and Spark decides
+where these run; the JVM opens no file and lists no folder. A task reads its files itself, in
+batches of the wanted columns, so no row goes through the JVM, which would convert it twice.
+(Orders, 1.5 M rows, two cores: three columns in 0.4 s instead of 0.9, all columns in 0.6 s instead
+of 2.2.) Pages are checked against the checksums that are written with them. One task reads a file.
 
 In this process a few threads share the files, and row groups of a file where the step allows it.
 Each thread has its share from the start and reads the next batch when the function wants it. So the
@@ -29,6 +30,7 @@ from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.columns.layout import STATISTICS
 from warehouse_agent.planning.step_places import StepKind, StepWork
+from warehouse_agent.planning.task_shares import task_shares
 from warehouse_agent.spark.cluster import processors
 from warehouse_agent.spark.executors import Batches, driver_errors, task, unreadable
 from warehouse_agent.storage.data_files import DataFile, row_bytes, uncounted_columns
@@ -37,6 +39,7 @@ from warehouse_agent.tasks.steps import STEP_THREADS, Steps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 BATCH_ROWS = 16_384
 DIGEST_ROWS = 65_536  # of columns of fixed width alone: threads wait less for the interpreter
@@ -75,9 +78,16 @@ class Divisible:
 
 _Part = tuple[str, slice]  # a file by its URI, and which of its row groups
 _WHOLE = slice(None)
-_Work = TypeVar("_Work", str, _Part)
+RowGroups = Callable[[pq.FileMetaData], Sequence[int]]  # the wanted ones, ascending
+_Work = TypeVar("_Work")
+# Spark's estimates of a value, by which it chooses how to join (`DataType.defaultSize`), in bytes.
+_WIDTHS = {
+    "boolean": 1, "byte": 1, "short": 2, "integer": 4, "float": 4, "date": 4, "string": 20,
+    "binary": 100, "decimal": 16,
+}  # fmt: skip
+_WIDTH_OTHER, _HEADER_BYTES = 8, 8
+_SIZE_MAX = 16 << 30  # more than anything that Spark sends to every task
 _MAY_LACK = {name for name, _ in STATISTICS}
-_PARTS = 3  # last parts of a URI, which differ among the files of a table
 
 
 def scan(
@@ -121,13 +131,10 @@ def scan(
         shares = _shares(files, max(count, _files(work)), is_divisible)
         return _in_threads(shares, run, schema, count)
     with driver_errors():
-        rows = spread_frame(
-            steps.spark(work),
-            list(paths),
-            lambda uris: run((uri, _WHOLE) for uri in uris),
-            schema,
-            tasks_max=tasks_max,
-        )
+        spark = steps.spark(work)
+        own = task_shares([f.size for f in files], processors(spark), tasks_max)
+        parts = [[(f.uri, _WHOLE) for f in files[share]] for share in own]
+        rows = numbered_tasks(spark, parts, run, from_arrow(schema))
         return (rows if merge is None else merge(rows)).toArrow()
 
 
@@ -138,10 +145,12 @@ def spread(
     schema: pa.Schema,
     *,
     work: StepWork,
+    sizes: Sequence[int] | None = None,
     at_once: bool = False,
 ) -> pa.Table:
     """Return the rows that `function` makes of files, by URI, in one step; arguments as of `scan`.
 
+    sizes: bytes of each file; None: all have about the same.
     at_once: no more tasks than run at once, because each reads other files beside its own.
 
     Raises:
@@ -157,38 +166,64 @@ def spread(
         return _in_threads([uris[a:b] for a, b in pairwise(cuts)], function, schema, threads)
     with driver_errors():
         spark = steps.spark(work)
-        most = processors(spark) if at_once else None
-        return spread_frame(spark, uris, function, schema, tasks_max=most).toArrow()
+        most = processors(spark)
+        shares = task_shares(
+            [work.size // len(uris)] * len(uris) if sizes is None else sizes,
+            most,
+            most if at_once else None,
+        )
+        parts = [uris[share] for share in shares]
+        return numbered_tasks(spark, parts, function, from_arrow(schema)).toArrow()
 
 
-def spread_frame(
+def numbered_tasks(
     spark: SparkSession,
-    uris: Sequence[str],
-    function: OfFiles,
-    schema: pa.Schema,
+    parts: Sequence[Sequence[_Work]],
+    function: Callable[[Iterator[_Work]], Iterator[pa.RecordBatch]],
+    kind: StructType,
     *,
-    tasks_max: int | None = None,
+    size: int = 0,
 ) -> DataFrame:
-    """Return the rows that `function` makes of files, by URI, in the tasks of a lazy Spark job."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    """Return the rows that `function` makes of each part of the work, in the tasks of a lazy job.
 
-    kind = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    if not uris:
+    Each part is one task. Nothing but its number goes through the JVM to the task.
+
+    Args:
+        parts: the work of each task.
+        kind: of the rows.
+        size: bytes of all rows, by which Spark chooses how to join them. Spark estimates the size
+            of what a Python function returns by the size of what it is given. So the numbers are
+            chosen among as many that the estimate is right: a few numbers alone would mean that any
+            table is small enough to be sent to every task.
+    """
+    if not parts:
         return spark.createDataFrame([], kind)
-    known = {_end(uri): uri for uri in uris}
-    assert len(known) == len(uris), "two files end alike"
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        yield from function(
-            known[_end(path)] for batch in batches for path in batch.column(0).to_pylist()
-        )
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from function(iter(parts[number]))
 
-    # Spark only lists, packs and places the files: their contents are not selected.
+    each = max(1, 2 * min(size, _SIZE_MAX) // (row_width(kind) * len(parts)))
     with driver_errors():
-        placed = spark.read.format("binaryFile").load(list(uris)).select("path")
-    if tasks_max is not None:
-        placed = placed.coalesce(tasks_max)
-    return placed.mapInArrow(task(run), kind)
+        numbers = spark.range(0, len(parts) * each, 1, len(parts))
+        if each > 1:  # of each task's numbers the first
+            numbers = numbers.where(f"id % {each} = 0").selectExpr(f"id div {each} AS task")
+        return numbers.mapInArrow(task(run), kind)
+
+
+def from_arrow(schema: pa.Schema) -> StructType:
+    """Return the Spark types of a schema; a timestamp without time zone stays one."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def row_width(kind: StructType) -> int:
+    """Return the bytes of a row by Spark's estimate, its header included."""
+    return _HEADER_BYTES + sum(
+        _WIDTHS.get(field.dataType.typeName(), _WIDTH_OTHER) for field in kind.fields
+    )
 
 
 def _threads(size: int) -> int:
@@ -270,12 +305,9 @@ def memory_errors() -> Iterator[None]:
         ) from error
 
 
-def _end(uri: str) -> str:
-    """Return the last parts of a URI; Spark may write the parts before them in another way."""
-    return "/".join(uri.split("/")[-_PARTS:])
-
-
-def read_batches(uri: str, columns: pa.Schema, groups: slice = _WHOLE) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    uri: str, columns: pa.Schema, groups: slice | RowGroups = _WHOLE
+) -> Iterator[pa.RecordBatch]:
     """Read columns of a file, or of some of its row groups, in batches of the schema `columns`.
 
     Raises:
@@ -294,7 +326,10 @@ def read_batches(uri: str, columns: pa.Schema, groups: slice = _WHOLE) -> Iterat
             absent = [name for name in columns.names if name not in names | _MAY_LACK]
             if absent:
                 raise pa.ArrowInvalid(f"It has no column {absent[0]!r}.")
-            some = range(file.num_row_groups)[groups]
+            if isinstance(groups, slice):
+                some: Sequence[int] = range(file.num_row_groups)[groups]
+            else:
+                some = groups(footer)
             rows = _rows_at_once(footer, columns)
             for batch in file.iter_batches(rows, some, there, use_threads=False):
                 for part in _bounded(batch):

@@ -17,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 from driftline.arrays import Bools
 
-from warehouse_agent.columns.layout import Layout, quoted
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.columns.row_codes import CodeSet, KeySet, codes
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.storage.data_files import DataFile, DataFolder
+from warehouse_agent.tasks.data_frames import RowFunction
 from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
 from warehouse_agent.tasks.steps import DIGESTS_FACTOR, Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
@@ -86,12 +87,24 @@ class SelectedRows:
         return pa.schema([*own, *parts, (CHANGED, pa.bool_()), (FOUND_BY, pa.int32())])
 
     @cached_property
-    def ddl(self) -> str:
-        """The Spark schema of such files."""
-        declared = dict(zip(self.layout.data_names, self.layout.data_ddl, strict=True))
-        parts = (f"{LINEAGE_PART}{i} {kind}" for i, kind in enumerate(self._lineage_types, 1))
-        own = (declared[name] for name in self.columns)
-        return ", ".join([*own, *parts, f"{quoted(CHANGED)} boolean"])
+    def whole(self) -> pa.Schema:
+        """The columns of the relation's files that such rows are made of."""
+        return self.read((), (*self.columns, *self.identifying))
+
+    @cached_property
+    def joined_schema(self) -> pa.Schema:
+        """The columns of such files that a query is given."""
+        return pa.schema([field for field in self.schema if field.name != FOUND_BY])
+
+    def flagged(self, changed: ChangedKeys) -> RowFunction:
+        """Return what makes rows with `joined_schema` of all rows of the relation, read with
+        `whole`."""
+
+        def made(batch: pa.RecordBatch) -> pa.RecordBatch:
+            found_by = np.zeros(len(batch), np.int32)
+            return _selected([batch], found_by, self, changed).select(self.joined_schema.names)
+
+        return RowFunction(made, self.joined_schema)
 
     @property
     def _lineage_types(self) -> tuple[str, ...]:

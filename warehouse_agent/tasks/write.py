@@ -1,4 +1,10 @@
-"""Write Parquet data files, and say what was written."""
+"""Write Parquet data files, and say what was written.
+
+What a step wrote is known by what its tasks return, rows of WRITTEN: nothing is looked for in the
+folder. Spark takes the rows of one attempt of each task alone. So a file of an attempt that failed
+after it wrote, or that was slower than another one of the same task, is named nowhere, and `gc`
+removes it.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +24,12 @@ from pyarrow import fs
 
 from warehouse_agent.columns import parquet
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.data_files import (
-    ROW_BYTES,
-    DataFile,
-    DataFolder,
-    bounds_in,
-    written_files,
-)
+from warehouse_agent.spark.executors import Batches, Task, task
+from warehouse_agent.storage.data_files import ROW_BYTES, DataFile, DataFolder, bounds_in
 from warehouse_agent.storage.store import file_errors, located, refuse_full_disk
+from warehouse_agent.tasks.scan import FILE_BYTES, from_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -216,11 +218,31 @@ def written(rows: pa.Table, folder: DataFolder) -> list[DataFile]:
     return sorted(files, key=lambda file: file.path)
 
 
-def write_rows(folder: DataFolder, rows: DataFrame, layout: Layout) -> list[DataFile]:
-    """Write rows of Spark as data files of the table, in a new folder."""
-    with driver_errors():
-        rows.write.option("compression", "zstd").mode("overwrite").parquet(folder.uri())
-    return written_files(folder, layout)
+def write_rows(folder: DataFolder, rows: DataFrame, layout: Layout | ViewLayout) -> list[DataFile]:
+    """Write rows of Spark as data files of the table, in a new folder; columns as the layout has.
+
+    An error of Spark is the caller's to explain (`driver_errors`, `evaluate.query_errors`).
+    """
+    folder.make()
+    uri, key = folder.uri(), layout.integer_key
+    schema = pa.schema([layout.file_schema.field(name) for name in rows.columns])
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        with SplitSink(uri, "part", schema, key, FILE_BYTES) as sink:
+            for batch in batches:
+                sink.add(batch.cast(schema))
+            done = sink.finish()
+        yield from done
+
+    return written(told(rows, run), folder)
+
+
+def told(rows: DataFrame, function: Task) -> pa.Table:
+    """Return the rows of WRITTEN that `function` makes of rows of Spark, which it writes; one job.
+
+    Spark takes what one attempt of each task returns.
+    """
+    return rows.mapInArrow(task(function), from_arrow(WRITTEN)).toArrow()
 
 
 @functools.cache

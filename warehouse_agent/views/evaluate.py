@@ -14,12 +14,15 @@ import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
+import pyarrow as pa
 from driftline.errors import ConfigurationError, DriftlineError, ViewFailed
 
 from warehouse_agent.columns.layout import KEY, Layout, quoted
+from warehouse_agent.columns.row_codes import RowSlice
 from warehouse_agent.columns.view_layout import (
     LINEAGE,
     ViewColumn,
@@ -29,9 +32,10 @@ from warehouse_agent.columns.view_layout import (
 )
 from warehouse_agent.decomposition.view_needs import DerivationOffer, lacks
 from warehouse_agent.spark.executors import cause, meaning
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks.change_feed import VersionFeed
+from warehouse_agent.tasks.data_frames import RowFunction, rows_of
 from warehouse_agent.tasks.semi_join import CHANGED, LINEAGE_PART
 from warehouse_agent.views.common_types import rounded
 from warehouse_agent.views.conditions import wish_of
@@ -97,6 +101,13 @@ class PinnedInput:
         """Return a version that was committed."""
         at = snapshot.version
         return cls(name, at, snapshot.layout, snapshot.files, stamp_of(snapshot))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the columns of the files that `lineage` is made of."""
+        if isinstance(self.layout, ViewLayout):
+            return self.layout.lineage_names
+        return self.layout.key_names
 
     @property
     def lineage(self) -> tuple[tuple[str, str], ...]:
@@ -210,7 +221,7 @@ def evaluated(
     """
     own = session_of(spark)
     recipe = recipe_of(own, name, query, inputs)
-    return evaluated_over(own, name, query, recipe, inputs, [rows_in(own, one) for one in inputs])
+    return evaluated_over(own, name, query, recipe, inputs, rows_in(own, name, query, inputs))
 
 
 def session_of(spark: SparkSession) -> SparkSession:
@@ -221,12 +232,38 @@ def session_of(spark: SparkSession) -> SparkSession:
     return own
 
 
-def rows_in(own: SparkSession, one: PinnedInput) -> DataFrame:
-    """Return all rows of an input: its data columns, then its lineage by number."""
-    rows = rows_of(own, one.layout, [f.uri for f in one.files])
-    data = (quoted(column) for column in one.layout.data_names)
+def rows_in(
+    own: SparkSession,
+    name: str,
+    query: Query,
+    inputs: Sequence[PinnedInput],
+    slices: Mapping[int, RowSlice] = MappingProxyType({}),
+) -> list[DataFrame]:
+    """Return the rows of each input: the columns that the query uses, then lineage by number.
+
+    Args:
+        slices: of the rows of some inputs, by number; all rows of others.
+
+    Raises:
+        ConfigurationError: an unknown or ambiguous column.
+    """
+    columns = [one.layout.data_names for one in inputs]
+    resolved = resolve(query, columns, where=f"views.{name}.query")
+    every = zip(inputs, resolved.used, strict=True)
+    return [_rows(own, one, used, slices.get(n)) for n, (one, used) in enumerate(every)]
+
+
+def _rows(
+    own: SparkSession, one: PinnedInput, used: Collection[str], part: RowSlice | None
+) -> DataFrame:
+    layout = one.layout
+    names = [n for n in layout.data_names if n in used]
+    read = pa.schema([layout.file_schema.field(n) for n in dict.fromkeys([*names, *one.keys])])
+    then = None if part is None else RowFunction(partial(part.rows, one.keys), read)
+    rows = rows_of(own, one.files, read, then=then)
     keys = zip(one.lineage, lineage_names(one), strict=True)
-    return rows.selectExpr(*data, *(f"{expression} AS {key}" for (expression, _), key in keys))
+    own_names = map(quoted, names)
+    return rows.selectExpr(*own_names, *(f"{expression} AS {key}" for (expression, _), key in keys))
 
 
 def lineage_names(one: PinnedInput) -> tuple[str, ...]:

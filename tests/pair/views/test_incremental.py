@@ -28,7 +28,7 @@ from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.storage.formats import view_head
 from warehouse_agent.tasks.rewrites import replaced_rows
-from warehouse_agent.views.evaluate import stamp_of
+from warehouse_agent.views.evaluate import rows_in, stamp_of
 from warehouse_agent.views.maintenance import incremental as incremental_road
 from warehouse_agent.views.maintenance import slice_proof
 
@@ -384,16 +384,16 @@ def test_the_anchors_are_of_the_largest_input(
     sites.view_lines = {"few": 'maintain = "incremental"'}
     sites.well()
     sites.sql("erp", "UPDATE orders SET customer = 0 WHERE id % 2 = 0")
-    wide = []
-    real = slice_proof._in_slice
+    sliced = []
 
-    def in_slice(names: tuple[str, ...], number: int) -> str:
-        wide.append(names)
-        return real(names, number)
+    def rows(*words: Any) -> Any:
+        *_, inputs, slices = words
+        sliced.append([inputs[number].name for number in slices])
+        return rows_in(*words)
 
-    monkeypatch.setattr(slice_proof, "_in_slice", in_slice)
+    monkeypatch.setattr(slice_proof, "rows_in", rows)
     incremental(sites.well(), "few")
-    assert wide[1] == ("_driftline_k2",)
+    assert sliced == [["erp.orders"]]
     sites.check()
 
 

@@ -28,7 +28,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import VersionRecord
 from warehouse_agent.tasks.change_feed import OPERATIONS
 from warehouse_agent.tasks.scan import read_batches
-from warehouse_agent.tasks.semi_join import LINEAGE_PART, ChangedKeys, SelectedRows
+from warehouse_agent.tasks.semi_join import ChangedKeys, SelectedRows
 from warehouse_agent.views.evaluate import PinnedInput, stamp_of
 
 CHANGED_ROWS_MAX = 4_000_000  # of an input: their keys are held in memory, and go to every task
@@ -59,13 +59,11 @@ class InputChanges:
 
     Attributes:
         keys: of all changed rows.
-        lineage: the same, each once, in columns named as those of selected rows.
         after: the wanted columns of the images of inserted rows, and of updated ones after it:
             each changed row that is there now is among them.
     """
 
     keys: ChangedKeys
-    lineage: pa.RecordBatch
     after: pa.Table
 
     def codes(self, columns: Sequence[str]) -> CodeSet:
@@ -153,7 +151,7 @@ def changes_in(feeds: Sequence[FeedFiles], form: SelectedRows) -> InputChanges |
     keys = _searched(batch, form.identifying, KeySet.of(lineage))
     is_after = pc.is_in(images["_op"], value_set=pa.array([_INSERT, _UPDATE]))
     after = images.filter(is_after).select([*form.columns])
-    return InputChanges(keys, _distinct(lineage), after)
+    return InputChanges(keys, after)
 
 
 def _searched(batch: pa.RecordBatch, key: tuple[str, ...], keys: KeySet) -> ChangedKeys:
@@ -169,13 +167,6 @@ def _searched(batch: pa.RecordBatch, key: tuple[str, ...], keys: KeySet) -> Chan
         columns = (best,) if numbers[best] >= _TELLING * len(keys) else key
     row_codes, _ = codes([batch.column(name) for name in columns])
     return ChangedKeys(columns, CodeSet.of(row_codes), keys)
-
-
-def _distinct(lineage: Sequence[pa.Array]) -> pa.RecordBatch:
-    names = [f"{LINEAGE_PART}{number}" for number in range(1, len(lineage) + 1)]
-    rows = pa.table([*lineage], names).group_by(names).aggregate([]).combine_chunks()
-    (batch,) = rows.to_batches() or [_empty(rows.schema)]
-    return batch
 
 
 def _feed(store: Store, one: PinnedInput, version: int) -> FeedFiles | MissingFeed | int:

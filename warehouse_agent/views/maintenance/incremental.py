@@ -38,10 +38,11 @@ from warehouse_agent.columns.layout import Layout
 from warehouse_agent.columns.row_codes import CodeSet, codes
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.report import counted
-from warehouse_agent.storage.data_files import DataFile, DataFolder, written_files
+from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks import semi_join
 from warehouse_agent.tasks.change_feed import VersionFeed
+from warehouse_agent.tasks.data_frames import rows_of
 from warehouse_agent.tasks.rewrites import view_rows
 from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER
 from warehouse_agent.tasks.rewrites.view_rows import (
@@ -52,15 +53,13 @@ from warehouse_agent.tasks.rewrites.view_rows import (
 )
 from warehouse_agent.tasks.scan import read_batches
 from warehouse_agent.tasks.semi_join import CHANGED, FOUND_BY, CodeCondition, SelectedRows
-from warehouse_agent.tasks.write import Sink
+from warehouse_agent.tasks.write import write_rows
 from warehouse_agent.views.evaluate import (
     PinnedInput,
     evaluated_over,
     java_of,
-    lineage_names,
     query_errors,
     recipe_of,
-    rows_in,
     session_of,
 )
 from warehouse_agent.views.maintenance import join_graph, pairing, slice_proof
@@ -89,7 +88,7 @@ from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import Query, ResolvedColumns, resolve
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def maintain(job: ViewJob, plan: MaintainableView) -> Computed | MissingFeed:
                 return changes
             selected = _Reducer(job, plan, changes, temporary).run(plan.reduction)
         with job.phase("join"):
-            added = _joined(job, own, plan, changes, selected, (temporary, folders[1]))
+            added = _joined(job, own, plan, changes, selected, folders[1])
         affected = _affected(job.inputs, base.layout, changes)
         with job.phase("rewrite"):
             computed = _applied(job, plan, affected, added, folders)
@@ -330,51 +329,30 @@ def _joined(
     plan: MaintainableView,
     changes: Sequence[InputChanges],
     selected: Sequence[list[DataFile] | None],
-    folders: tuple[str, str],
+    folder: str,
 ) -> list[DataFile]:
     """Evaluate the query over the selected rows; return files of what was made of changed ones.
 
-    `folders`: of the view's table, for temporary files and for the result.
+    `folder`: of the view's table, for the result.
     """
     if any(files == [] for files in selected):
         return []  # an inner join with nothing
     rows = []
-    for number, (one, form, files) in enumerate(zip(job.inputs, plan.forms, selected, strict=True)):
+    inputs = zip(job.inputs, plan.forms, changes, selected, strict=True)
+    for one, form, changed, files in inputs:
         if files is not None:
-            rows.append(own.read.schema(form.ddl).parquet(*(f.uri for f in files)))
+            rows.append(rows_of(own, files, form.joined_schema))
         else:
-            folder = f"{folders[0]}/keys-{number}"
-            rows.append(_whole(job, own, one, changes[number], folder))
+            flagged = form.flagged(changed.keys)
+            rows.append(rows_of(own, one.files, form.whole, then=flagged))
     recipe = plan.base.layout.recipe
     result, layout = evaluated_over(
         own, job.name, job.query, recipe, job.inputs, rows, only_flagged=True
     )
     refuse_changed(job.name, plan.base.layout, layout)
-    into = DataFolder(job.store, job.name, folders[1])
+    into = DataFolder(job.store, job.name, folder)
     with query_errors(job.name):
-        result.write.option("compression", "zstd").parquet(into.uri())
-    return written_files(into, layout)
-
-
-def _whole(
-    job: ViewJob, own: SparkSession, one: PinnedInput, changes: InputChanges, folder: str
-) -> DataFrame:
-    """Return all rows of an input, with the flag of those that changed."""
-    from pyspark.sql import functions as F
-
-    rows, keys = rows_in(own, one), changes.lineage
-    if not len(keys):
-        return rows.withColumn(CHANGED, F.lit(False))
-    place = DataFolder(job.store, job.name, folder)
-    place.make()
-    with Sink(place.uri(), "keys", keys.schema) as sink:
-        sink.add(keys)
-        (path,) = (row["path"][0].as_py() for row in sink.finish())
-    uri = place.uri(path)
-    kinds = zip(lineage_names(one), (kind for _, kind in one.lineage), strict=True)
-    changed = own.read.schema(", ".join(f"{n} {kind}" for n, kind in kinds)).parquet(uri)
-    joined = rows.join(changed.withColumn(CHANGED, F.lit(True)), list(lineage_names(one)), "left")
-    return joined.withColumn(CHANGED, F.coalesce(F.col(CHANGED), F.lit(False)))
+        return write_rows(into, result, layout)
 
 
 def _applied(

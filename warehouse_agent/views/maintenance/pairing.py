@@ -10,15 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from driftline.errors import ProofFailed
 
 from warehouse_agent.columns.layout import quoted
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.report import counted
-from warehouse_agent.storage.data_files import DataFile, rows_of
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import change_feed
-from warehouse_agent.tasks.change_feed import OPERATIONS, VersionFeed
+from warehouse_agent.tasks.change_feed import VersionFeed
+from warehouse_agent.tasks.data_frames import rows_of
+from warehouse_agent.tasks.rewrites.view_rows import feed_schema
 from warehouse_agent.views.evaluate import query_errors
 
 if TYPE_CHECKING:
@@ -133,7 +136,7 @@ def write_changes(
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    old, new = (rows_of(spark, layout, [f.uri for f in files]) for files in (before, after))
+    old, new = (rows_of(spark, files, layout.file_schema) for files in (before, after))
     seen = Observation()
     joined = pair(old, new, layout).observe(
         seen, *(F.count_if(F.col(c)).alias(c) for c in ("_op_before", "_op_after"))
@@ -149,33 +152,29 @@ def write_changes(
         .otherwise(F.array(image("update_before", "_before"), image("update_after", "_after")))
     )
     feed = joined.where("NOT _same").select(F.explode(images).alias("i")).select("i.*")
-    counter = Observation()
-    feed = feed.observe(counter, *(F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS))
-    place, folder = change_feed.place(name, version)
     with query_errors(name):
-        feed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
-        counts = {op: int(counter.get.get(op) or 0) for op in OPERATIONS}
+        written = change_feed.write_images(store, name, version, feed, feed_schema(layout))
         there = [int(seen.get.get(c) or 0) for c in ("_op_before", "_op_after")]
+    counts = written.counts
     held = [sum(f.rows for f in files) for files in (before, after)]
-    if there != held or counts["insert"] - counts["delete"] != held[1] - held[0]:
-        store.remove(*place)
+    is_whole = there == held and counts["insert"] - counts["delete"] == held[1] - held[0]
+    if not is_whole or not any(counts.values()):
+        store.remove(PRIVATE, "changes", name, *str(written.folder).split("/"))
+    if not is_whole:
         raise ProofFailed(
             f"The rows of two versions do not pair by lineage: {there} of {held}, {counts}.",
             where=name,
             remedy=REPORT,
         )
-    files = tuple(file for file, _ in store.files(*place) if file.endswith(".parquet"))
-    if not any(counts.values()):
-        store.remove(*place)
-        return VersionFeed(folder, (), counts)
-    return VersionFeed(folder, files, counts)
+    return written
 
 
 def check_lineage(
     spark: SparkSession, name: str, layout: ViewLayout, files: Sequence[DataFile]
 ) -> None:
     """Raise ProofFailed if a lineage is null or occurs twice."""
-    rows = rows_of(spark, layout, [f.uri for f in files]).select(*layout.lineage_names)
+    lineage = pa.schema([layout.file_schema.field(n) for n in layout.lineage_names])
+    rows = rows_of(spark, files, lineage)
     held = sum(f.rows for f in files)
     with query_errors(name):
         distinct = rows.dropna().distinct().count()

@@ -16,10 +16,12 @@ from driftline.errors import ProofFailed, RecipeChanged, WarehouseUnavailable
 
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.spark.executors import DATA_FILE
-from warehouse_agent.storage.data_files import DataFolder, rows_of, written_files
+from warehouse_agent.storage.data_files import DataFolder
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks.change_feed import VersionFeed
+from warehouse_agent.tasks.data_frames import rows_of
+from warehouse_agent.tasks.write import write_rows
 from warehouse_agent.views.evaluate import (
     PinnedInput,
     changed_recipe,
@@ -70,8 +72,7 @@ def recompute(
     folder = DataFolder(store, name, f"data-{uuid.uuid4().hex[:12]}-view")
     try:
         with query_errors(name):
-            rows.write.option("compression", "zstd").parquet(folder.uri())
-        added = tuple(written_files(folder, layout))
+            added = tuple(write_rows(folder, rows, layout))
         changes = VersionFeed()
         if base is None or base.layout != layout or anew:
             check_lineage(spark, name, layout, added)
@@ -122,7 +123,7 @@ def verified(
     refuse_changed(name, published.layout, replace(published.layout, recipe=asked))
     rows, layout = evaluated(spark, name, query, inputs)
     refuse_changed(name, published.layout, layout)
-    old = rows_of(spark, published.layout, published.uris())
+    old = rows_of(spark, published.files, published.layout.file_schema)
     try:
         wrong = differences(old, rows, layout, name)
     except WarehouseUnavailable as error:

@@ -12,13 +12,16 @@ algorithm, which concern many rows, not flipped bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from driftline.errors import ProofFailed
 
+from warehouse_agent.columns.row_codes import RowSlice
 from warehouse_agent.columns.view_layout import ViewLayout
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.tasks.data_frames import RowFunction, rows_of
 from warehouse_agent.tasks.rewrites.view_rows import (
     PAIRED_BYTES_MAX,
     have_own_lineage,
@@ -27,7 +30,6 @@ from warehouse_agent.tasks.rewrites.view_rows import (
 from warehouse_agent.views.evaluate import (
     PinnedInput,
     evaluated_over,
-    lineage_names,
     query_errors,
     rows_in,
 )
@@ -65,14 +67,13 @@ def check(
     number %= SLICES
     for key, value in _EXECUTION.items():
         own.conf.set(key, value)
-    rows = [rows_in(own, one) for one in job.inputs]
-    anchor = _anchor(job.inputs)
-    names = lineage_names(job.inputs[anchor])
-    rows[anchor] = rows[anchor].where(_in_slice(names, number))
+    anchor, part = _anchor(job.inputs), RowSlice(number, SLICES)
+    rows = rows_in(own, job.name, job.query, job.inputs, {anchor: part})
     right, _ = evaluated_over(own, job.name, job.query, layout.recipe, job.inputs, rows)
     first = sum(len(one.lineage) for one in job.inputs[:anchor])
-    anchors = layout.lineage_names[first : first + len(names)]
-    ours = rows_of(own, layout, [f.uri for f in files]).where(_in_slice(anchors, number))
+    anchors = layout.lineage_names[first : first + len(job.inputs[anchor].lineage)]
+    schema = layout.file_schema
+    ours = rows_of(own, files, schema, then=RowFunction(partial(part.rows, anchors), schema))
     if _fits(job, files):
         wrong = _differences(ours, right, layout, job.name)
     else:
@@ -136,7 +137,3 @@ def _differences(
 
 def _shown(value: int | bytes) -> str:
     return value.hex().upper() if isinstance(value, bytes) else str(value)
-
-
-def _in_slice(names: tuple[str, ...], number: int) -> str:
-    return f"pmod(xxhash64({', '.join(names)}), {SLICES}) = {number}"

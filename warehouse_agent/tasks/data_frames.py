@@ -1,0 +1,128 @@
+"""Data files as rows of Spark: for joins, for the queries of views, and for readers.
+
+Tasks in Python read the files by Arrow and hand the rows to the JVM, which opens no file: it needs
+no library for the storage, and lists no folder. Spark does not see into such tasks, so what its own
+reader would do by itself is said here: the columns that a query needs, and ranges of values outside
+which row groups and whole files are left out. A large file is read by several tasks.
+
+Rejected: a data source in Python (`pyspark.sql.datasource`). It is given filters only where a
+setting of the session allows it, is never given the wanted columns, and is registered by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from warehouse_agent.planning.task_shares import task_bytes, task_shares
+from warehouse_agent.spark.cluster import processors
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.tasks.scan import (
+    RowGroups,
+    from_arrow,
+    numbered_tasks,
+    read_batches,
+    row_width,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class RowFunction:
+    """A function of batches that tasks apply to what they read, and the columns that it returns."""
+
+    function: Callable[[pa.RecordBatch], pa.RecordBatch]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRange:
+    """A range of an integer column, both ends inclusive; None: there is no such end."""
+
+    column: str
+    least: int | None
+    greatest: int | None
+
+    def meets(self, least: int, greatest: int) -> bool:
+        """Return True if a value between two others, both inclusive, may be in the range."""
+        return (self.greatest is None or least <= self.greatest) and (
+            self.least is None or self.least <= greatest
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _FilePart:
+    """The row groups of a file that one of `parts` tasks reads, by number; `size` in bytes."""
+
+    uri: str
+    size: int
+    number: int
+    parts: int
+
+
+def rows_of(
+    spark: SparkSession,
+    files: Sequence[DataFile],
+    columns: pa.Schema,
+    *,
+    ranges: Sequence[ColumnRange] = (),
+    then: RowFunction | None = None,
+) -> DataFrame:
+    """Return rows of data files as a DataFrame; they are read when Spark computes it.
+
+    A file that cannot be read then raises WarehouseUnavailable in its task (`executors.meaning`).
+
+    Args:
+        columns: to read; statistics that a file lacks are null.
+        ranges: row groups without a value in one of them are left out; other rows of other values
+            may be returned.
+        then: makes the rows to be returned of those that are read; None: they are the same.
+    """
+    at_once = processors(spark)
+    most = task_bytes([f.size for f in files], at_once)
+    parts = [part for f in files for part in _parts(f, most)]
+    shares = task_shares([part.size for part in parts], at_once)
+
+    def run(some: Iterator[_FilePart]) -> Iterator[pa.RecordBatch]:
+        for part in some:
+            for batch in read_batches(part.uri, columns, _groups(part, ranges)):
+                yield batch if then is None else then.function(batch)
+
+    kind = from_arrow(columns if then is None else then.schema)
+    size = min(sum(f.size for f in files), sum(f.rows for f in files) * row_width(kind))
+    return numbered_tasks(spark, [parts[share] for share in shares], run, kind, size=size)
+
+
+def _parts(file: DataFile, most: int) -> list[_FilePart]:
+    """Divide a file among tasks of about `most` bytes each."""
+    count = max(1, -(-file.size // most))
+    return [_FilePart(file.uri, file.size // count, number, count) for number in range(count)]
+
+
+def _groups(part: _FilePart, ranges: Sequence[ColumnRange]) -> RowGroups:
+    """Return what chooses the row groups of a part that may hold rows of all ranges."""
+
+    def chosen(footer: pq.FileMetaData) -> list[int]:
+        count, names = footer.num_row_groups, footer.schema.names
+        ends = [count * number // part.parts for number in (part.number, part.number + 1)]
+        known = [(names.index(one.column), one) for one in ranges if one.column in names]
+        return [
+            number
+            for number in range(*ends)
+            if all(_meets(footer.row_group(number).column(i), one) for i, one in known)
+        ]
+
+    return chosen
+
+
+def _meets(chunk: pq.ColumnChunkMetaData, one: ColumnRange) -> bool:
+    """Return True if a row group may have a value in a range, by its statistics."""
+    if (known := chunk.statistics) is None or not known.has_min_max:
+        return True
+    return one.meets(int(known.min), int(known.max))
