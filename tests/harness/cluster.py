@@ -49,11 +49,17 @@ class Cluster:
             self.close()
             raise
 
-    def add_worker(self, *, without: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start a worker; `without`: a folder that it sees empty. Only root can hide one."""
+    def add_worker(
+        self, *, without: Path | None = None, host: str = HOST
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker; `without`: a folder that it sees empty. Only root can hide one.
+
+        host: Spark runs no second attempt of a task on the host of the first.
+        """
         number = len(self._processes)
         words = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / str(number))]
-        self._launch("worker.Worker", [*words, self.master], "Successfully registered", without)
+        words.append(self.master)
+        self._launch("worker.Worker", words, "Successfully registered", without, host)
         return self._processes[-1]
 
     def settings(self, **more: str) -> dict[str, str]:
@@ -91,11 +97,18 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _launch(self, kind: str, words: list[str], ready: str, without: Path | None = None) -> str:
+    def _launch(
+        self,
+        kind: str,
+        words: list[str],
+        ready: str,
+        without: Path | None = None,
+        host: str = HOST,
+    ) -> str:
         """Start a process of the cluster; return what its log says when it is ready."""
         log = self.folder / f"{len(self._processes)}.log"
         command = [str(_SPARK / "bin/spark-class"), f"org.apache.spark.deploy.{kind}"]
-        command += ["--host", HOST, "--port", "0", "--webui-port", "0", *words]
+        command += ["--host", host, "--port", "0", "--webui-port", "0", *words]
         if without is not None:
             script = 'mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
             command = ["unshare", "-m", "sh", "-c", script, "sh", str(without), *command]
