@@ -18,7 +18,7 @@ from warehouse_agent.storage.store import PRIVATE
 ROWS = 3000
 
 
-@pytest.fixture(params=[None], ids=["seconds decide"])
+@pytest.fixture(params=[None, 0], ids=["seconds decide", "all on Spark"])
 def pair(
     request: pytest.FixtureRequest, spark: SparkSession, bucket: Bucket, tmp_path: Path
 ) -> Iterator[Pair]:
