@@ -22,10 +22,18 @@ from warehouse_agent.methods.interface import (
     StalledExchange,
 )
 from warehouse_agent.methods.ranges import RangeDigests, RangeOpening
-from warehouse_agent.methods.resumed_load import ResumedLoad
+from warehouse_agent.methods.resumed_load import ListedSide, ResumedLoad
 from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.methods.sketch import LaterSide, MoreCells, SketchOpening
-from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, in_part
+from warehouse_agent.planning.candidates import (
+    Candidate,
+    CopyReason,
+    Part,
+    PlanInputs,
+    Unstaged,
+    in_part,
+    rest_of_copy,
+)
 from warehouse_agent.planning.change_forecast import ChangeForecast, is_after_pause
 from warehouse_agent.planning.choice import (
     CHANGE_SHARE,
@@ -87,9 +95,32 @@ def _is_as_cheap(
     return costs[0] <= costs[1] and costs[1] > 0.0
 
 
+def goes_on(known: PlanInputs, expected: ChangeForecast | None, unstaged: Unstaged) -> bool:
+    """Return True if a copy that was cut goes on; False: what is staged of it is compared.
+
+    What the source said of the changes then is more than a forecast knows. A copy that only the
+    forecast asked for goes on unless a comparison is expected to take less now: the line may have
+    turned out to be slow, the table to be metered, and rows may have changed since that are in most
+    chunks. It then compares the staged rows with all others: of the rest as many rows differ as of
+    all, of the staged ones those that changed since. Either way no more than a copy comes.
+    """
+    if unstaged.reason is CopyReason.VERDICT or known.forced is Method.FULL:
+        return True
+    if known.forced is not None:
+        return False
+    if expected is None or known.prices.guessed:
+        return True
+    left = max(1 - unstaged.rows / max(known.theirs, 1), 0.0)
+    compared = replace(known, is_resumed=True)
+    first = opening_for(compared, expected)
+    spent = _mean_cost(compared, expected, first, share=left, more=unstaged.changed)
+    _, copy = rest_of_copy(known, unstaged)
+    return _cost(known, copy, unstaged.left(known.theirs)) <= spent
+
+
 def is_copied_at_once(ours: OurSide) -> bool:
     """Return True if all rows are asked for, and none is compared before."""
-    return isinstance(ours, CopySide)
+    return isinstance(ours, CopySide) or (isinstance(ours, ListedSide) and ours.rows > 0)
 
 
 def is_added_up_later(ours: OurSide) -> bool:
@@ -111,14 +142,35 @@ def _takes_more_than_a_copy(
         return False  # most refreshes: the sums below would cost more than they save
     if is_after_pause(list(known.earlier), known.now):
         return False
-    spent = []
+    (_, copy), _ = COPY_AT_ONCE.price(known, expected, rows, offers)
+    return _mean_cost(known, expected, first) > _cost(known, copy, known.theirs)
+
+
+def _mean_cost(
+    known: PlanInputs,
+    expected: ChangeForecast,
+    first: Opening,
+    *,
+    share: float = 1.0,
+    more: float = 0.0,
+) -> float:
+    """Return the cost of an opening in the mean over the changes that it may find: a share of those
+    expected, and some more."""
+    rows, spent = known.ours, []
     for at in range(FORETOLD):
-        d = min(expected.quantile((at + 0.5) / FORETOLD), rows)
+        found = share * expected.quantile((at + 0.5) / FORETOLD) + more
+        d = min(round(found), rows)
         candidates, chosen = first.price(known, expected, max(d, 1), offers)
         way = next(c for c in candidates if c.what == chosen) if d else candidates[0]
-        spent.append(seconds(known, way, rows if way.what == NAMES[Method.FULL] else d))
-    (_, copy), _ = COPY_AT_ONCE.price(known, expected, rows, offers)
-    return statistics.fmean(spent) > seconds(known, copy, known.theirs)
+        spent.append(_cost(known, way, rows if way.what == NAMES[Method.FULL] else d))
+    return statistics.fmean(spent)
+
+
+def _cost(known: PlanInputs, way: Candidate, come: int) -> float:
+    """Return what the objective minimizes, of a way in which `come` rows come."""
+    if known.line.objective is Objective.BYTES:
+        return float(way.bytes or 0)
+    return seconds(known, way, come)
 
 
 def seconds(known: PlanInputs, way: Candidate, come: int) -> float:

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from driftline.reconciliation.sketches import HASHES, sampled
 from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import choice as plan
-from warehouse_agent.planning import group_selection, sketch_size
+from warehouse_agent.planning import chunk_size, group_selection, sketch_size
 from warehouse_agent.planning.change_forecast import ChangeForecast, DayOfChanges, EarlierRefresh
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
 from warehouse_agent.planning.marker_state import MarkerState
@@ -56,12 +57,39 @@ class Part:
     tiles_done: ClassVar[None] = None
 
 
+class CopyReason(StrEnum):
+    """Why an exchange asked for all rows: by what was expected to differ, or by what the source
+    said does."""
+
+    FORECAST = "forecast"
+    VERDICT = "verdict"
+
+
 @dataclass(frozen=True, slots=True)
 class Unstaged:
-    """No row is compared: those of an unfinished load are listed by chunks, and all others come."""
+    """No row is compared: those of an unfinished load or copy are listed by chunks, and all others
+    come.
 
+    Attributes:
+        rows: that are staged, or somewhat fewer.
+        frame_bytes: of their frames.
+        changed: of them, expected to have changed since they came; 0 for a load: nothing tells.
+        reason: why all rows were asked for; None: a load.
+    """
+
+    rows: int
+    frame_bytes: int = 0
+    changed: float = 0.0
+    reason: CopyReason | None = None
     tiles: ClassVar[None] = None
     tiles_done: ClassVar[None] = None
+
+    def left(self, theirs: int) -> int:
+        """Return how many rows are expected to come, of so many that the source has."""
+        again = chunk_size.share_again(
+            self.frame_bytes, plan.UNPACKED * self.frame_bytes, self.changed
+        )
+        return max(theirs - round(self.rows * (1 - again)), 0)
 
 
 Scope = Whole | Tiled | Part | Unstaged
@@ -164,10 +192,10 @@ class PlanInputs:
     one exchange; `read_at_most` rows are compared by key, None: all are; `named_key_bytes` are the
     bytes of a key that travels itself, None: keys have no order; `allowance` is None if the source
     did not say what it allows; `marker` is None if all rows must be proven; `is_resumed`: rows that
-    an unfinished exchange staged are among ours; `takes_up`: ours are those of an unfinished load,
-    which are listed by chunks; `days` are the totals of changes by day, oldest first, none if they
-    are not needed; `is_load`: no row of a version is compared, so all rows are expected to come, or
-    the rest of those that cut exchanges staged.
+    an unfinished exchange staged are among ours; `unstaged`: those of an unfinished load or copy
+    are listed by chunks, and not among ours; `days` are the totals of changes by day, oldest first,
+    none if they are not needed; `is_load`: no row of a version is compared, so all rows are
+    expected to come, or the rest of those that cut exchanges staged.
     """
 
     name: str
@@ -190,7 +218,7 @@ class PlanInputs:
     allowance: Allowance | None = None
     marker: MarkerState | None = None
     is_resumed: bool = False
-    takes_up: bool = False
+    unstaged: Unstaged | None = None
     days: tuple[DayOfChanges, ...] = ()
     is_load: bool = False
 
@@ -220,8 +248,8 @@ class PlanInputs:
     @property
     def scope(self) -> Scope:
         """The rows to compare: all in one exchange, all in tiles, a part, or none."""
-        if self.takes_up:
-            return Unstaged()
+        if self.unstaged is not None:
+            return self.unstaged
         if self.tiled is not None:
             return self.tiled
         return Part(self.read_at_most) if self.read_at_most and self.rows else Whole()
@@ -291,11 +319,25 @@ def load(known: PlanInputs) -> Candidate:
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
 
 
-def load_rest(known: PlanInputs) -> Candidate:
+def rest_of_load(known: PlanInputs, unstaged: Unstaged) -> Candidate:
     """Return the rest of a load that was cut: as many rows as are not staged, if none changed."""
-    rest = None if known.rows_expected is None else max(known.rows_expected - known.ours, 0)
-    whole, priced = load(known), load(replace(known, rows_expected=rest))
-    return replace(whole, bytes=priced.bytes, exchange_seconds=priced.exchange_seconds)
+    rest = None if known.rows_expected is None else unstaged.left(known.rows_expected)
+    return _rest(known, load(known), load(replace(known, rows_expected=rest)))
+
+
+def rest_of_copy(known: PlanInputs, unstaged: Unstaged) -> tuple[Candidate, Candidate]:
+    """Return the rest of a copy that was cut, if nothing changed and if something did."""
+    left = at_once(replace(known, rows_expected=unstaged.left(known.theirs)))
+    unchanged, copy = (_rest(known, *both) for both in zip(at_once(known), left, strict=True))
+    return unchanged, copy
+
+
+def _rest(known: PlanInputs, whole: Candidate, rest: Candidate) -> Candidate:
+    """Return a copy, or a load, of which only the rest comes: the source reads all rows."""
+    spent = rest.exchange_seconds
+    if spent is not None and whole.source_rows is not None and rest.source_rows is not None:
+        spent += (whole.source_rows - rest.source_rows) / known.line.rows_per_s
+    return replace(whole, bytes=rest.bytes, exchange_seconds=spent)
 
 
 def at_once(known: PlanInputs) -> tuple[Candidate, Candidate]:

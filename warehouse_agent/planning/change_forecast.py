@@ -279,6 +279,22 @@ def changes_expected(
     return expect(history, rows=rows, elapsed_s=(now - earlier[-1].at).total_seconds())
 
 
+def share_since(
+    began: datetime,
+    earlier: Sequence[EarlierRefresh],
+    expected: ChangeForecast | None,
+    rows: int,
+    now: datetime,
+) -> float:
+    """Return the share of `rows` rows that is expected to have changed since an instant: of those
+    expected since the last refresh, as evenly as time goes by. 0 if nothing is known."""
+    if expected is None or not earlier or not rows:
+        return 0.0
+    elapsed_s = max((now - earlier[-1].at).total_seconds(), TIME_MIN_S)
+    part = min(max((now - began).total_seconds(), 0.0) / elapsed_s, 1.0)
+    return min(expected.median / rows, 1.0) * part
+
+
 def reduces_first(earlier: Sequence[EarlierRefresh], rows: int, scan_s: float) -> bool:
     """Return True if `rows` rows of ours are forecast to be added up well before a source has
     scanned its own for `scan_s` seconds, and it takes long enough to matter."""

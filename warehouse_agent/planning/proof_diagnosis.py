@@ -23,6 +23,7 @@ class StepDigests:
         came: rows that came, as their sender digested them; of no rows if that is not known.
         shipped: the same rows, as they were written.
         stayed, gone: our rows that stayed, and the others; `gone` is None if it is not known.
+        is_listed: the rows that stayed were staged before and listed by chunks; none was compared.
     """
 
     theirs: Digest
@@ -31,11 +32,13 @@ class StepDigests:
     shipped: Digest
     stayed: Digest
     gone: Digest | None
+    is_listed: bool = False
 
     def counted(self) -> str:
         """Return the number of rows of each, as text."""
         parts = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ", ".join(f"{name} {part.count}" for name, part in parts if part is not None)
+        sizes = ((name, part.count) for name, part in parts if isinstance(part, Digest))
+        return ", ".join(f"{name} {count}" for name, count in sizes)
 
 
 def is_missed_update(parts: StepDigests) -> bool:
@@ -46,7 +49,9 @@ def is_missed_update(parts: StepDigests) -> bool:
     to the borrow of m₁ and the sign; any other fault looks like it once in 10^9 times.
     """
     result = parts.shipped + parts.stayed
-    if _failed_step(parts) or result.count != parts.theirs.count or result == parts.theirs:
+    if parts.is_listed or _failed_step(parts):
+        return False
+    if result.count != parts.theirs.count or result == parts.theirs:
         return False
     missing = ((parts.theirs.sum - result.sum) % (1 << 128)) >> 64
     by = [missing + borrow - sign for borrow in (0, 1) for sign in (0, 1 << 64)]
@@ -59,6 +64,8 @@ def reads_differ(parts: StepDigests) -> bool:
     It read them twice, and the second time by keys that had changed.
     """
     result = parts.shipped + parts.stayed
+    if parts.is_listed:  # it reads them once
+        return False
     return not (_failed_step(parts) or result == parts.theirs or is_missed_update(parts))
 
 
@@ -69,6 +76,11 @@ def diagnose(parts: StepDigests) -> str:
     result = parts.shipped + parts.stayed
     if result == parts.theirs:
         return "the values in the files are not those that were written to them"
+    if parts.is_listed:
+        return (
+            "the source said that it has rows which were staged before, and not all of these are "
+            "its rows"
+        )
     if is_missed_update(parts):
         return (
             "one changed row was taken for an unchanged one: in the sketch both its values look "

@@ -212,7 +212,8 @@ def _apply(job: Job, compared: ComparisonResult) -> RewrittenFiles:
     if isinstance(out.difference, AllRows):
         return RewrittenFiles(_shipped(job, compared, p.files, updated), (), (), base)
     if isinstance(out.difference, PlacedRows):
-        return _taken_up(job, compared, out.difference)
+        taken = _taken_up(job, p, out.difference)
+        return RewrittenFiles(_shipped(job, compared, p.files, updated), taken, (), base)
     removal, hit = _removal(job, p, out)
     touched = touched_files(p.files, hit)
     rewritten: list[DataFile] = []
@@ -235,20 +236,18 @@ def _apply(job: Job, compared: ComparisonResult) -> RewrittenFiles:
     )
 
 
-def _taken_up(job: Job, compared: ComparisonResult, gone: PlacedRows) -> RewrittenFiles:
-    """Write the rows that came, and staged files again that have rows which the source has not."""
-    p, rewritten = compared.prepared, list[DataFile]()
-    hit = [f for f in p.files if f.path in gone.places]
-    touched = touched_files(p.files, hit)
+def _taken_up(job: Job, p: Prepared, gone: PlacedRows) -> tuple[DataFile, ...]:
+    """Return the files of rows that were taken up, those that have rows which the source has not
+    written again."""
+    rewritten = list[DataFile]()
+    touched = touched_files(p.taken, [f for f in p.taken if f.path in gone.bits])
     for number, lot in enumerate(_lots(touched)):
-        places = {f.path: gone.places[f.path] for f in lot if f.path in gone.places}
         folder = job.folder(f"rewritten-{number}")
-        rewritten += rewrite_without(job.steps, folder, lot, p.layout, PlacedRows(places))
+        rewritten += rewrite_without(job.steps, folder, lot, p.layout, gone)
         for file in lot:  # another attempt takes up the staged frames
             job.store.remove_file(job.name, *file.path.split("/"))
     changed = set(touched)
-    kept = (f for f in p.files if f not in changed)
-    return RewrittenFiles(_shipped(job, compared, (), 0), (*rewritten, *kept), (), ())
+    return (*rewritten, *(f for f in p.taken if f not in changed))
 
 
 def _lots(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
@@ -280,9 +279,11 @@ def _shipped(
 def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
     """Return the number of updated rows, an upper bound; None: not known."""
     match out.difference:
-        case NoDifference() | PlacedRows():
+        case NoDifference():
             return 0
-        case AllRows():
+        case AllRows() | PlacedRows():
+            if p.base is None:
+                return 0
             # A copy that the configuration asks for, or that nothing preceded, comes however few
             # rows changed.
             is_asked = job.fragment.method is choice.Method.FULL or p.is_copied_at_once
@@ -366,14 +367,17 @@ def _parts(
     def digest(files: Sequence[DataFile]) -> Digest:
         return digests.total(job.steps, files, p.layout, p.salt) if files else Digest()
 
-    before = applied.before
+    before, stayed = applied.before, digest((*applied.rewritten, *applied.kept))
+    is_listed = isinstance(out.difference, PlacedRows)
     return proof_diagnosis.StepDigests(
         theirs=out.theirs,
-        ours=p.total,
+        # Of staged rows that were listed, those stay that the source said it has.
+        ours=stayed if is_listed else p.total,
         came=out.came,
         shipped=digest(applied.shipped),
-        stayed=digest((*applied.rewritten, *applied.kept)),
+        stayed=stayed,
         gone=None if before is None else digest(before),
+        is_listed=is_listed,
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from driftline import wire_pb2 as pb
 
@@ -21,7 +20,7 @@ from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import Histories
 from warehouse_agent.planning.attempts import Reached
 from warehouse_agent.report import Report
-from warehouse_agent.spark.executors import KeyFile, driver_errors
+from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -30,11 +29,7 @@ from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.steps import Phases, StepLog, Steps
-from warehouse_agent.tasks.write import write_rows
 from warehouse_agent.transport.waiting import SHIP
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +124,6 @@ class Job:
         folder = f"{self._folder}-{part}"
         self._written.append(folder)
         return DataFolder(self.store, self.name, folder)
-
-    def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
-        """Write rows as data files in a folder of their own (`write.write_rows`)."""
-        with driver_errors():
-            return write_rows(self.folder(part), rows, layout)
 
     def write_staged(
         self,

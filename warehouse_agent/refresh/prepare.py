@@ -33,13 +33,19 @@ from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import line_notes
-from warehouse_agent.history.forecast_inputs import Situation, forecasts, marker_of, noted_knots
+from warehouse_agent.history.forecast_inputs import (
+    Situation,
+    forecasts,
+    foretold_partition,
+    marker_of,
+    noted_knots,
+)
 from warehouse_agent.history.notes import NextPartNote, Quantiles
 from warehouse_agent.history.refresh_history import Histories, RefreshHistory
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
-from warehouse_agent.methods.registry import is_copied_at_once, opening_for
+from warehouse_agent.methods.registry import goes_on, is_copied_at_once, opening_for
 from warehouse_agent.planning import change_forecast, choice
-from warehouse_agent.planning.candidates import Allowance, PlanInputs
+from warehouse_agent.planning.candidates import Allowance, CopyReason, PlanInputs, Unstaged
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.step_places import UNPACKED, StepKind, StepWork, written
 from warehouse_agent.planning.tiling import PassSettings
@@ -56,7 +62,7 @@ from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staged_chunks import StagedChunks, take_up
-from warehouse_agent.tasks.staging import StagedFrames
+from warehouse_agent.tasks.staging import RowsBefore, StagedExchange, StagedFrames
 from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, work_of_digests
 
 # Of staged rows that cannot be stored: whatever the source has become, they would fail again.
@@ -93,9 +99,11 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedWhole(_Begun):
-    """Our side of one exchange: all rows, or a part."""
+    """Our side of one exchange: all rows, or a part. `taken`: files of the rows that a load or copy
+    staged which goes on; they are not compared, and of no version."""
 
     ours: OurSide
+    taken: tuple[DataFile, ...] = ()
 
     @property
     def part(self) -> OurSide | None:
@@ -118,6 +126,13 @@ class PreparedWhole(_Begun):
         return self.ours.turn
 
     @property
+    def copied(self) -> CopyReason | None:
+        """Return why all rows are asked for; None: the source is asked what differs first."""
+        if self.known.unstaged is not None:
+            return self.known.unstaged.reason
+        return CopyReason.FORECAST if self.is_copied_at_once else None
+
+    @property
     def is_copied_at_once(self) -> bool:
         """Return True if all rows are asked for, and none is compared before."""
         return is_copied_at_once(self.ours)
@@ -130,6 +145,7 @@ class PreparedPass(_Begun):
     base: Snapshot
     tiles: Pass
     part: ClassVar[None] = None
+    taken: ClassVar[tuple[DataFile, ...]] = ()
     turn: ClassVar[NextPartNote] = NextPartNote()
     is_copied_at_once: ClassVar[bool] = False
 
@@ -229,16 +245,16 @@ def _prepared_whole(
     base, stamp, salt = at.base, _stamp(at), Salt.fresh()
     # All rows are compared, whatever relation these are of; else only those of this one.
     exchange, is_whole = job.exchange(base, layout), at.read_at_most is None
-    folders = job.staging.leftovers(exchange, anywhere=is_whole)
-    chunks = None
-    if base is None and folders and has(CHUNKS):
-        chunks = _staged_chunks(job, folders, layout, stamp, salt)
-        folders = []
+    staged = job.staging.leftovers(exchange, anywhere=is_whole)
+    files, chunks = _published_files(job, base, layout), None
+    unstaged = _unstaged(job, at, layout, files, staged) if staged and is_whole else None
+    if unstaged is not None and has(CHUNKS):
+        chunks = _staged_chunks(job, at, layout, salt, staged, unstaged, RowsBefore(files, None))
+        staged = []
     if chunks is not None:
-        files = chunks.files
-        known = replace(at.known(files, choice.everything()), takes_up=True)
+        known = replace(at.known(files, choice.everything()), unstaged=unstaged)
     else:
-        files = _working_copy(job, at, layout, stamp, folders)
+        files = _working_copy(job, at, files, layout, stamp, [one.folder for one in staged])
         known = at.known(files, _partition(job, layout, files))
     known.check_allowed()
     changes, expected = forecasts(known)
@@ -271,6 +287,7 @@ def _prepared_whole(
         rows_expected=rows_expected,
         stamp=stamp,
         ours=opening_for(known, expected).plan(known, expected).reduce(copy),
+        taken=() if chunks is None else chunks.files,
     )
 
 
@@ -416,30 +433,69 @@ def _check_key(layout: Layout, name: str) -> None:
         )
 
 
+def _published_files(job: Job, base: Snapshot | None, layout: Layout) -> tuple[DataFile, ...]:
+    """Return the published rows in the columns of the next version."""
+    files = () if base is None else base.sound
+    if base is not None and schema_change.differs(layout, base.layout):
+        folder = job.folder("restated")
+        files = tuple(restate(job.steps, folder, files, base.layout, layout, job.key_file))
+    return files
+
+
+def _unstaged(
+    job: Job,
+    at: Situation,
+    layout: Layout,
+    files: Sequence[DataFile],
+    staged: Sequence[StagedExchange],
+) -> Unstaged | None:
+    """Return what is staged of a load, or of a copy that is to go on; None: it is compared."""
+    frame_bytes, rows = job.staging.frame_bytes(), sum(one.rows or 0 for one in staged)
+    if not any(f.rows for f in files):
+        return Unstaged(rows, frame_bytes)
+    if not (reasons := {one.copied for one in staged if one.copied is not None}):
+        return None
+    known = at.known(files, foretold_partition(job.notes.quantiles, layout, files))
+    _, expected = forecasts(known)
+    began = min((one.began for one in staged if one.began is not None), default=at.now)
+    share = change_forecast.share_since(began, at.earlier, expected, known.ours, at.now)
+    is_said = CopyReason.VERDICT in reasons
+    reason = CopyReason.VERDICT if is_said else CopyReason.FORECAST
+    unstaged = Unstaged(rows, frame_bytes, rows * share, reason)
+    return unstaged if goes_on(known, expected, unstaged) else None
+
+
 def _staged_chunks(
-    job: Job, folders: Sequence[str], layout: Layout, stamp: StatisticsStamp, salt: Salt
+    job: Job,
+    at: Situation,
+    layout: Layout,
+    salt: Salt,
+    staged: Sequence[StagedExchange],
+    unstaged: Unstaged,
+    before: RowsBefore,
 ) -> StagedChunks | None:
-    """Take up a first load that was cut; None: its rows cannot be stored."""
-    uris = [uri for one in folders for uri in job.staging.uris(one)]
-    staged = StagedFrames(uris, job.staging.frame_bytes())
-    folder = job.folder("taken")
+    """Take up a load or copy that was cut; None: its rows cannot be stored."""
+    uris = [uri for one in staged for uri in job.staging.uris(one.folder)]
+    frames = StagedFrames(uris, unstaged.frame_bytes, unstaged.changed)
+    place = (job.steps, job.folder("taken"), frames, layout, job.key_file)
     try:
-        return take_up(job.steps, folder, staged, layout, job.key_file, stamp, salt)
+        return take_up(*place, _stamp(at), salt, before)
     except _UNFIT:  # the source sends these rows again
         job.staging.clear()
         return None
 
 
 def _working_copy(
-    job: Job, at: Situation, layout: Layout, stamp: StatisticsStamp, folders: Sequence[str]
+    job: Job,
+    at: Situation,
+    files: tuple[DataFile, ...],
+    layout: Layout,
+    stamp: StatisticsStamp,
+    folders: Sequence[str],
 ) -> tuple[DataFile, ...]:
-    """Return the published rows in the columns of the next version, with what unfinished exchanges
-    staged merged into them."""
+    """Return the published rows, `files`, with what unfinished exchanges staged merged into
+    them."""
     base = at.base
-    files = () if base is None else base.sound
-    if base is not None and schema_change.differs(layout, base.layout):
-        folder = job.folder("restated")
-        files = tuple(restate(job.steps, folder, files, base.layout, layout, job.key_file))
     is_whole = at.read_at_most is None
     policies = None if is_whole or base is None else job.notes.policies(base)
     if policies is not None and policies.hides:

@@ -20,6 +20,7 @@ from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare, is_added_up_later
 from warehouse_agent.planning.attempts import Reached, scan_s
+from warehouse_agent.planning.candidates import CopyReason
 from warehouse_agent.planning.choice import PACKED_ROW_S, Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.tiling import Bounds
@@ -79,7 +80,8 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
         writer = job.staging.begin(
             job.exchange(p.base, p.layout), ahead.take, rows_expected=p.rows_expected
         )
-        before = writer.rows_before if p.base is None else 0
+        writer.copied = p.copied
+        before = writer.rows_before if p.base is None or p.taken else 0
         intake = Intake(writer, partial(job.rows_read, before), p.rows_expected, before)
         try:
             outcome = converse(job, p, p.ours, stream, intake)
@@ -144,10 +146,16 @@ def converse(
     """
     marker, writer, began, is_done = p.known.marker, intake.writer, monotonic(), False
     room = job.staging.room(job.fragment.staging_at_most)
+
+    def keep(frame: bytes) -> None:
+        if over.wants_all:  # for another attempt
+            writer.copied = writer.copied or CopyReason.VERDICT
+        writer.add(frame)
+
     over = Waiting(
         stream,
         FrameAdmission(p.layout.recipe, p.salt, room=room),
-        keep=writer.add,
+        keep=keep,
         progress=intake.progress,
         rows_expected=intake.rows_expected,
         rows_before=intake.rows_before,

@@ -1,7 +1,7 @@
 """The files of staged frames of a fragment, and how far a load is by their names.
 
-    _driftline/staging/<name>/<exchange>/exchange.json      what was compared, and how many rows the
-                                                            source expected (`rows_expected`)
+    _driftline/staging/<name>/<exchange>/exchange.json      what was compared, how many rows the
+                                                            source expected, if all were asked for
     _driftline/staging/<name>/<exchange>/000001-4096.frames frames of 4,096 rows
 
 So one list of the folder tells how many rows are staged, and no frame is read. Files of older
@@ -20,7 +20,9 @@ from warehouse_agent.report import utc_at
 from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
 
 FOLDER, NOTE, ENDING = "staging", "exchange.json", ".frames"
-EXPECTED = "rows_expected"  # in the note; missing or 0: not known
+# In the note: the rows of the source, 0 if they are not known; when its first rows were staged; and
+# why all rows of the source were asked for, null if they were not.
+EXPECTED, BEGAN, COPIED = "rows_expected", "began", "copied"
 SHARE_MAX = 0.99  # of a load that is not published: the source's estimate may be too low
 
 _NAME = re.compile(r"\d{6,}-(\d{1,15})\.frames")

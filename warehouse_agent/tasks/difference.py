@@ -7,13 +7,13 @@ tiles and of shards become one here (`joined`), and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from driftline.arrays import U64, Integers
+from driftline.arrays import U64, Bools, Bytes, Integers
 from driftline.reconciliation.named_keys import KeyMap
 from driftline.relations.activity import Activity
 from driftline.rows.digests import Digest
@@ -88,10 +88,38 @@ class ChangedZones:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """Our rows at these places are deleted: by the path of a data file, the first row of each run
-    and the row behind its last, int64 [n] each, ascending."""
+    """Our rows at these places are deleted: by the path of a data file, a bit for each of its rows
+    (`np.packbits`); none for a file of which all rows stay."""
 
-    places: Mapping[str, tuple[Integers, Integers]]
+    bits: Mapping[str, Bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, places: Mapping[str, Bools]) -> Self:
+        """Return the rows that are True, by the path of their file, bool [rows of the file]."""
+        return cls({path: np.packbits(rows) for path, rows in places.items() if rows.any()})
+
+    def joined(self, other: Self) -> Self:
+        """Return these rows and those of another."""
+        both = {path: bits | self.bits.get(path, bits) for path, bits in other.bits.items()}
+        return type(self)({**self.bits, **both})
+
+    def inside(self, paths: Collection[str]) -> Self:
+        """Return those that are in files of these paths."""
+        return type(self)({path: bits for path, bits in self.bits.items() if path in paths})
+
+    def at(self, path: str, first: int, count: int) -> Bools:
+        """Return which of `count` rows of a file are deleted, bool [count]; `first` is the first
+        one's number."""
+        if path not in self.bits:
+            return np.zeros(count, np.bool_)
+        begin = first // 8
+        bits = np.unpackbits(self.bits[path][begin : -(-(first + count) // 8)])
+        return bits[first - 8 * begin :][:count].astype(np.bool_)
+
+    @property
+    def rows(self) -> int:
+        """Return their number."""
+        return sum(int(np.unpackbits(bits).sum()) for bits in self.bits.values())
 
 
 Difference = NoDifference | AllRows | ListedRows | BelowKeys | ChangedZones | PlacedRows

@@ -29,10 +29,7 @@ from driftline.arrays import U64, Bools, Bytes, Integers
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import numbers
 from warehouse_agent.tasks.scan import read_batches
-from warehouse_agent.tasks.steps import Steps
 
-ROWS_MAX = 1_000_000  # 40 bytes each, plus a key that is no integer
-BYTES_MAX = 32 << 20  # of all columns of more rows
 _FILTER_BITS = 16  # a position, of which two are set
 # Odd, with bits as even as those of a fraction: the golden ratio's, and a prime of xxHash.
 _FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
@@ -135,10 +132,3 @@ class KeyedRows:
         """Return columns of the rows at `where`, int64 [n] of `find`; null where it is −1."""
         indices = pa.array(where, mask=where < 0)
         return [self.columns[name].take(indices) for name in names]
-
-
-def fits(steps: Steps, files: Sequence[DataFile]) -> bool:
-    """Return True if a task may hold the rows of these files: they are few, or have few bytes."""
-    is_few = sum(f.rows for f in files) <= ROWS_MAX
-    most = BYTES_MAX if steps.small_bytes is None else steps.small_bytes
-    return is_few or steps.size_of_rows(files) <= most

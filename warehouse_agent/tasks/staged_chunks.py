@@ -1,9 +1,10 @@
-"""Take up a load that was cut: its staged rows become data files, cut into chunks.
+"""Take up a load or copy that was cut: its staged rows become data files, cut into chunks.
 
 The source is told the digests of the chunks, sends the rows of all others, and says which of the
 listed ones it met (protocol, section 7). A chunk that it did not meet has a row that changed since,
 or the first or last rows of what was staged; its rows are removed from the data files. So a row is
-decoded and written once, and no staged row is joined with another.
+written once, and no staged row is joined with another. The rows of a copy carry the statistics of
+published rows on, which are looked up in lots as those of a copy that is not cut.
 
 A frame that is damaged is left out, as are the rows around it up to the next end of a chunk: they
 are not listed, and come again. So are the first rows of a file of frames that does not follow the
@@ -12,8 +13,9 @@ one before it in the same task, and a chunk that is longer than almost all: no t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +33,16 @@ from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.staged_files import number_of
 from warehouse_agent.tasks.difference import PlacedRows
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.scan import OfFiles, spread
-from warehouse_agent.tasks.staging import DecodedRows, FrameDecoder, StagedFrames, begun, frames_of
+from warehouse_agent.tasks.scan import FILE_BYTES, spread
+from warehouse_agent.tasks.staging import (
+    NO_ROWS,
+    DecodedRows,
+    Gap,
+    RowsBefore,
+    StagedFrames,
+    StagedRowReader,
+    frames_of,
+)
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -41,7 +51,7 @@ _TAKEN = pa.schema([*WRITTEN, ("digests", pa.binary()), ("counts", pa.binary())]
 
 @dataclass(frozen=True, slots=True)
 class StagedChunks:
-    """Data files of rows that a load staged, and their chunks.
+    """Data files of rows that a load or copy staged, and their chunks.
 
     Attributes:
         files: in the order of `digests`.
@@ -75,11 +85,8 @@ class StagedChunks:
         places = {}
         for number, file in enumerate(self.files):
             inside = self.file == number
-            ends = np.cumsum(self.rows[inside])
-            gone = ~is_kept[inside]
-            if gone.any():
-                places[file.path] = (ends - self.rows[inside])[gone], ends[gone]
-        return PlacedRows(places)
+            places[file.path] = np.repeat(~is_kept[inside], self.rows[inside])
+        return PlacedRows.of(places)
 
 
 def take_up(
@@ -90,11 +97,13 @@ def take_up(
     key: KeyFile,
     stamp: StatisticsStamp,
     salt: Salt,
+    before: RowsBefore = NO_ROWS,
 ) -> StagedChunks:
     """Write the rows of staged files as data files in a new folder; one step.
 
     Args:
         salt: of the exchange that will list their chunks.
+        before: the published rows, which they replace.
 
     Raises:
         LimitExceeded, MalformedMessage, ValueDoesNotFit: rows that no file can hold; a frame that
@@ -102,11 +111,20 @@ def take_up(
         WarehouseUnavailable: a file cannot be read or written.
     """
     size = staged.row_bytes()
-    shift = chunk_shift(size, staged.frame_bytes)
+    shift = chunk_shift(size, staged.frame_bytes, staged.changed)
     folder.make()
-    function = _write_chunks(folder.uri(), layout, key, stamp, salt, shift)
-    work = StepWork(StepKind.WRITE, size)
-    rows = spread(steps, staged.uris, function, _TAKEN, work=work).sort_by("path")
+    work = StepWork(StepKind.WRITE, size + steps.size_of_rows(before.files))
+    lot_bytes = before.lot_bytes(steps, work)
+
+    def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
+        staged_rows = StagedRowReader(layout, key, stamp, before, lot_bytes)
+        with ChunkedRows(folder.uri(), layout, salt, shift) as chunks:
+            chunks.add(staged_rows.read_sound(_in_order(uris)))
+            found = chunks.finish()
+        yield from found
+
+    at_once = lot_bytes is not None
+    rows = spread(steps, staged.uris, run, _TAKEN, work=work, at_once=at_once).sort_by("path")
     files = written(rows.select(WRITTEN.names), folder)
     digests = [np.frombuffer(data, "<u8") for data in rows["digests"].to_pylist()]
     counts = [np.frombuffer(data, "<i8") for data in rows["counts"].to_pylist()]
@@ -119,74 +137,79 @@ def take_up(
     )
 
 
-def _write_chunks(
-    folder: str, layout: Layout, key: KeyFile, stamp: StatisticsStamp, salt: Salt, shift: int
-) -> OfFiles:
-    """Return the function that writes staged rows, and returns the file with its chunks."""
-
-    def run(staged: Iterator[str]) -> Iterator[pa.RecordBatch]:
-        with Sink(folder, "taken", layout.file_schema, layout.integer_key) as out:
-            chunks = _ChunkedRows(out, ChunkSums(shift), salt, layout, key, stamp)
-            for uri in sorted(staged):  # Spark gives a task the largest first
-                chunks.add_file(uri)
-            files = list(out.finish())
-        for file in files:
-            digests = np.concatenate(chunks.digests).astype("<u8").tobytes()
-            counts = np.concatenate(chunks.counts).astype("<i8").tobytes()
-            arrays = [*file.columns, pa.array([digests]), pa.array([counts])]
-            yield pa.RecordBatch.from_arrays(arrays, schema=_TAKEN)
-
-    return run
+def _in_order(uris: Iterator[str]) -> Iterator[bytes | Gap]:
+    """Yield the frames of staged files in their order, and gaps where they do not follow each
+    other."""
+    last = "", 0  # folder and number of a file
+    for uri in sorted(uris):  # Spark gives a task the largest first
+        folder, name = uri.rsplit("/", 1)
+        number = number_of(name)
+        if last != (folder, number - 1):
+            yield Gap.FIRST if number == 1 else Gap.UNKNOWN
+        last = folder, number
+        try:
+            yield from frames_of(uri)
+        except FrameDamaged:
+            yield Gap.UNKNOWN
 
 
 @dataclass(slots=True)
-class _ChunkedRows:
-    """Writes the rows of whole chunks; holds those of the one that has not ended."""
+class ChunkedRows:
+    """Writes the rows of whole chunks into files; holds those of the chunk that has not ended.
 
-    out: Sink
-    sums: ChunkSums
-    salt: Salt
+    A context manager, which removes what is not finished. A chunk lies in one file.
+    """
+
+    folder: str
     layout: Layout
-    key: InitVar[KeyFile]
-    stamp: StatisticsStamp
-    digests: list[U64] = field(default_factory=list)
-    counts: list[Integers] = field(default_factory=list)
+    salt: Salt
+    shift: int
+    _sums: ChunkSums = field(init=False)
+    _out: Sink = field(init=False)
+    _out_bytes: int = 0
+    _digests: list[U64] = field(default_factory=list)  # of the open file's chunks
+    _counts: list[Integers] = field(default_factory=list)
     _held: list[pa.RecordBatch] = field(default_factory=list)
     _held_bytes: int = 0  # of their rows as they came
     _is_known: bool = False  # where the open chunk begins
-    _last: tuple[str, int] = ("", 0)  # folder and number of the file that was added last
-    _decoder: FrameDecoder = field(init=False)
+    _done: list[pa.RecordBatch] = field(default_factory=list)
 
-    def __post_init__(self, key: KeyFile) -> None:
-        self._decoder = FrameDecoder(self.layout, key)
+    def __post_init__(self) -> None:
+        self._sums, self._out = ChunkSums(self.shift), self._sink()
 
-    def add_file(self, uri: str) -> None:
-        """Add the rows of a staged file that follow those of the file before, or begin anew."""
-        folder, name = uri.rsplit("/", 1)
-        number = number_of(name)
-        if self._last != (folder, number - 1):
-            self._begin(is_known=number == 1)
-        self._last = folder, number
-        frames = frames_of(uri)
-        while True:
-            try:
-                if (data := next(frames, None)) is None:
-                    return
-                for rows in self._decoder.decode(data):
-                    self._add(rows)
-            except FrameDamaged:
-                self._begin(is_known=False)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._out.abandon()
+
+    @property
+    def held(self) -> int:
+        """Return the number of rows that are held."""
+        return sum(map(len, self._held))
+
+    def add(self, staged: Iterable[DecodedRows | Gap]) -> None:
+        """Write rows, their batches in `layout.file_schema`, up to the last end of a chunk."""
+        for rows in staged:
+            if isinstance(rows, Gap):
+                self._begin(is_known=rows is Gap.FIRST)
+            else:
+                self._add(rows)
+
+    def finish(self) -> list[pa.RecordBatch]:
+        """Close the files, and return each with its chunks."""
+        self._finish()
+        return self._done
 
     def _begin(self, *, is_known: bool) -> None:
         self._held.clear()
         self._held_bytes = 0
         self._is_known = is_known
-        self.sums.begin()
+        self._sums.begin()
 
     def _add(self, rows: DecodedRows) -> None:
-        ends, digests = self.sums.add(rows.sizes, mix(self.salt, rows.hi, rows.lo))
-        held = sum(len(batch) for batch in self._held)
-        batch = begun(rows.batch, self.layout, self.stamp)
+        ends, digests = self._sums.add(rows.sizes, mix(self.salt, rows.hi, rows.lo))
+        held, batch = self.held, rows.batch
         first = 0
         if len(ends) and not self._is_known:  # the rows of the first one are not all here
             first, ends, digests = int(ends[0]), ends[1:], digests[1:]
@@ -196,17 +219,30 @@ class _ChunkedRows:
             if self._is_known:
                 self._held.append(batch.slice(first))
                 self._held_bytes += int(rows.sizes[first:].sum())
-                if self._held_bytes > longest(self.sums.shift):
+                if self._held_bytes > longest(self.shift):
                     self._held.clear()
                     self._is_known, self._held_bytes = False, 0
             return
-        for part in self._held:
-            self.out.add(part)
         end = int(ends[-1])
-        self.out.add(batch.slice(first, end - first))
+        for part in (*self._held, batch.slice(first, end - first)):
+            self._out_bytes += self._out.add(part)
         self._held = [batch.slice(end)] if end < len(batch) else []
         self._held_bytes = int(rows.sizes[end:].sum())
         counts = np.diff(ends, prepend=first)
         counts[0] += held
-        self.digests.append(digests)
-        self.counts.append(counts)
+        self._digests.append(digests)
+        self._counts.append(counts)
+        if self._out_bytes >= FILE_BYTES:
+            self._finish()
+
+    def _finish(self) -> None:
+        for file in self._out.finish():
+            digests = np.concatenate(self._digests).astype("<u8").tobytes()
+            counts = np.concatenate(self._counts).astype("<i8").tobytes()
+            arrays = [*file.columns, pa.array([digests]), pa.array([counts])]
+            self._done.append(pa.RecordBatch.from_arrays(arrays, schema=_TAKEN))
+        self._digests, self._counts, self._out_bytes = [], [], 0
+        self._out = self._sink()
+
+    def _sink(self) -> Sink:
+        return Sink(self.folder, "taken", self.layout.file_schema, self.layout.integer_key)

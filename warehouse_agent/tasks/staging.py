@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from enum import Enum, auto
 from itertools import pairwise
 from typing import Self
 
@@ -29,11 +31,13 @@ from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
 from warehouse_agent.config import Fragment
 from warehouse_agent.failpoints import WarehouseFailpoint
+from warehouse_agent.planning.candidates import CopyReason
 from warehouse_agent.planning.step_places import StepKind, StepWork
+from warehouse_agent.report import utc_now
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import staged_files
 from warehouse_agent.storage.data_files import DataFile, DataFolder
-from warehouse_agent.storage.staged_files import EXPECTED, NOTE
+from warehouse_agent.storage.staged_files import BEGAN, COPIED, EXPECTED, NOTE
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks import row_statistics
 from warehouse_agent.tasks.key_lookup import KeyedRows, KeyFilter
@@ -56,11 +60,10 @@ TEXT_BYTES_MAX = 64 << 20  # of numerics in a batch, as a row group has; and of 
 LOT_ROW_BYTES = 160
 LOT_KEYS = 3
 _LENGTH_BYTES = 4
+_REASONS = {reason.value for reason in CopyReason}
 _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
 
 Take = Callable[[str], None]
-# Staged rows, and `_BEFORE` of those that they replace; null where there is none.
-Replacing = tuple[pa.RecordBatch, list[pa.ChunkedArray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,32 @@ class ExchangeIdentity:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class StagedExchange:
+    """What an unfinished exchange staged.
+
+    Attributes:
+        folder: of its files.
+        rows: in them; None: an older release wrote them, and does not tell.
+        copied: it had asked for all rows, why; None: it had not, or an older release wrote it.
+        began: when its first rows were staged; None: not known.
+    """
+
+    folder: str
+    rows: int | None = None
+    copied: CopyReason | None = None
+    began: datetime | None = None
+
+    @classmethod
+    def of(cls, folder: str, files: Iterable[str], note: Mapping[str, object]) -> Self:
+        """Return the exchange of a folder by its files and its note."""
+        copied, began = note.get(COPIED), None
+        with suppress(ValueError):
+            began = datetime.fromisoformat(str(note.get(BEGAN)))
+        reason = CopyReason(copied) if isinstance(copied, str) and copied in _REASONS else None
+        return cls(folder, staged_files.rows_of(files), reason, began)
+
+
 @dataclass
 class Staging:
     """The staging folder of one fragment."""
@@ -104,22 +133,24 @@ class Staging:
     store: Store
     name: str
 
-    def leftovers(self, wanted: ExchangeIdentity, *, anywhere: bool = False) -> list[str]:
-        """Return the folders of exchanges like this one, the oldest first; remove all others.
+    def leftovers(
+        self, wanted: ExchangeIdentity, *, anywhere: bool = False
+    ) -> list[StagedExchange]:
+        """Return the exchanges like this one, the oldest first; remove all others.
 
         Args:
             anywhere: they may have compared the same with another relation.
         """
-        folders = []
+        found = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
             body = self.store.read_json(PRIVATE, "staging", self.name, folder, NOTE)
             noted = ExchangeIdentity.from_json(body)
             is_like = noted == wanted or (anywhere and noted.compared == wanted.compared)
-            if is_like and self._files(folder):
-                folders.append(folder)
+            if is_like and (files := self._files(folder)):
+                found.append(StagedExchange.of(folder, files, body))
             else:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
-        return folders
+        return found
 
     def begin(
         self, exchange: ExchangeIdentity, take: Take | None = None, *, rows_expected: int = 0
@@ -133,7 +164,7 @@ class Staging:
         walked = self.store.walk(PRIVATE, "staging", self.name)
         before = [one.place[-2:] for one in walked if one.place[-2].isdecimal()]
         number = max((int(folder) for folder, _ in before), default=0) + 1
-        note = json.dumps(exchange.to_json() | {EXPECTED: rows_expected}).encode()
+        note = exchange.to_json() | {EXPECTED: rows_expected, BEGAN: utc_now()}
         rows = staged_files.rows_of(file for _, file in before) or 0
         return FrameWriter(self.store, self.name, f"{number:06d}", note, take, rows_before=rows)
 
@@ -195,21 +226,23 @@ class FrameWriter:
 
     `note` is written before the first file, so an exchange without rows costs no write; empty: the
     folder has none. `take` gets the URI of each file that is full. `rows_before`: that exchanges
-    before this one staged, as far as it is known.
+    before this one staged, as far as it is known. `copied`: all rows were asked for, why.
     """
 
     store: Store
     name: str
     folder: str
-    note: bytes = b""
+    note: Mapping[str, object] = field(default_factory=dict)
     take: Take | None = None
     rows_before: int = 0
+    copied: CopyReason | None = None
     rows: int = 0  # in the files that were written
     _pieces: list[bytes] = field(default_factory=list)
     _bytes: int = 0
     _rows: int = 0
     _number: int = 0
     _file: str = ""  # the name of the file that was written last
+    _noted: bytes = b""
 
     @property
     def files(self) -> int:
@@ -235,9 +268,7 @@ class FrameWriter:
         if not self._pieces:
             return
         self.store.refuse_full(self._bytes, *self._place)
-        if self.note and not self._number:
-            self.store.write(self.note, *self._place, NOTE)
-            WarehouseFailpoint.STAGING_BEGUN.reach()
+        self._write_note()
         self._number += 1
         self._file = staged_files.file_name(self._number, self._rows)
         self.store.write(b"".join(self._pieces), *self._place, self._file)
@@ -249,6 +280,17 @@ class FrameWriter:
         """Remove everything that this attempt staged."""
         self._pieces, self._bytes, self._rows, self.rows = [], 0, 0, 0
         self.store.remove(*self._place)
+
+    def _write_note(self) -> None:
+        """Write the note if it is new: rows may come before all rows are asked for."""
+        if not self.note:
+            return
+        copied = None if self.copied is None else self.copied.value
+        note = json.dumps({**self.note, COPIED: copied}).encode()
+        if note != self._noted:
+            self.store.write(note, *self._place, NOTE)
+            self._noted = note
+            WarehouseFailpoint.STAGING_BEGUN.reach()
 
     @property
     def _place(self) -> tuple[str, ...]:
@@ -266,6 +308,12 @@ class RowsBefore:
 
     files: Sequence[DataFile] = ()
     updated: int | None = 0
+
+    def lot_bytes(self, steps: Steps, work: StepWork) -> int | None:
+        """Return the bytes that a task of a step may hold of rows that it looks up; None: it may
+        hold all of these rows."""
+        is_few = sum(f.rows for f in self.files) <= AT_ONCE_ROWS
+        return None if is_few else steps.task_bytes(work)
 
 
 NO_ROWS = RowsBefore()
@@ -293,11 +341,10 @@ def write_staged(
     work = StepWork(
         StepKind.WRITE, size_of_rows(staged, steps.most) + steps.size_of_rows(before.files)
     )
-    is_few = sum(f.rows for f in before.files) <= AT_ONCE_ROWS
-    lot_bytes = None if is_few else steps.task_bytes(work)
+    lot_bytes = before.lot_bytes(steps, work)
     function = _write_decoded(folder.uri(), layout, key, stamp, before, lot_bytes)
     folder.make()
-    rows = spread(steps, staged, function, WRITTEN, work=work, at_once=not is_few)
+    rows = spread(steps, staged, function, WRITTEN, work=work, at_once=lot_bytes is not None)
     return written(rows, folder)
 
 
@@ -313,23 +360,15 @@ def _write_decoded(
 
     lot_bytes: that a task may hold of rows that it looks up; None: it holds all rows before.
     """
-    weight = row_statistics.weight(stamp, before.updated)
     file_bytes = None if lot_bytes is None else DATA_FILE_BYTES
 
     def run(staged: Iterator[str]) -> Iterator[pa.RecordBatch]:
-        if not before.files:
-            rows = loaded(staged, layout, key, stamp)
-        else:
-            if lot_bytes is None:
-                replacing = _at_once(staged, before.files, layout, key)
-            else:
-                replacing = _in_lots(staged, before.files, layout, key, lot_bytes)
-            rows = _replacing(replacing, layout, stamp, weight)
+        rows = StagedRowReader(layout, key, stamp, before, lot_bytes)
         with SplitSink(
             folder, "shipped", layout.file_schema, layout.integer_key, file_bytes
         ) as out:
-            for batch in rows:
-                out.add(batch)
+            for one in rows.read(_frames_in(staged)):
+                out.add(one.batch)
             files = out.finish()
         yield from files
 
@@ -350,55 +389,129 @@ def begun(rows: pa.RecordBatch, layout: Layout, stamp: StatisticsStamp) -> pa.Re
     return _complete(rows, row_statistics.begun(len(rows), stamp), layout)
 
 
-def _replacing(
-    replacing: Iterator[Replacing], layout: Layout, stamp: StatisticsStamp, weight: float
-) -> Iterator[pa.RecordBatch]:
-    """Yield staged rows that replace others, whose statistics they carry on."""
-    for rows, earlier in replacing:
-        statistics = row_statistics.carried(rows[HI], rows[LO], earlier, stamp, weight)
-        yield _complete(rows, statistics, layout)
-
-
 def _complete(
     rows: pa.RecordBatch, statistics: Sequence[pa.Array], layout: Layout
 ) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*rows.columns, *statistics], schema=layout.file_schema)
 
 
-def _at_once(
-    staged: Iterable[str], before: Sequence[DataFile], layout: Layout, key: KeyFile
-) -> Iterator[Replacing]:
-    """Look the rows before up for each frame, in an index that is made anew for each."""
-    columns = _columns_before(layout)
-    (name,) = layout.key_names
-    known = KeyedRows.read([f.uri for f in before], columns, name)
-    for rows in batches(staged, layout, key):
-        yield rows, known.at(known.find(rows[name]), _BEFORE)
+class Gap(Enum):
+    """Stands between staged frames that do not follow each other.
+
+    FIRST: what comes next are the first rows of an exchange. UNKNOWN: rows are missing.
+    """
+
+    FIRST = auto()
+    UNKNOWN = auto()
 
 
-def _in_lots(
-    staged: Iterable[str],
-    before: Sequence[DataFile],
-    layout: Layout,
-    key: KeyFile,
-    lot_bytes: int,
-) -> Iterator[Replacing]:
-    """Look the rows before up for many frames together, which are decoded twice."""
-    for lot in _lots(_frames_in(staged), layout, key.position_seed(), lot_bytes):
-        known = _rows_before(lot, before, layout)
-        at = 0
-        for rows in _verified(lot.frames, layout, key):
-            where = known.where[at : at + len(rows)]
-            at += len(rows)
-            yield rows, known.rows.at(where, _BEFORE)
-        del lot, known  # before the next is held
+@dataclass(slots=True)
+class StagedRowReader:
+    """Decodes staged frames into rows with their statistics, which those before carry on.
+
+    Attributes:
+        lot_bytes: to hold of rows that are looked up together, whose keys are decoded twice; None:
+            all rows before are held, and looked up for each frame.
+    """
+
+    layout: Layout
+    key: KeyFile
+    stamp: StatisticsStamp
+    before: RowsBefore
+    lot_bytes: int | None
+    _decoder: FrameDecoder = field(init=False)
+    _weight: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._decoder = FrameDecoder(self.layout, self.key)
+        self._weight = row_statistics.weight(self.stamp, self.before.updated)
+
+    def read(self, staged: Iterable[bytes]) -> Iterator[DecodedRows]:
+        """Yield the rows of frames, their batches in `layout.file_schema`.
+
+        Raises:
+            FrameDamaged: a frame does not verify.
+            ValueDoesNotFit: a value does not fit its column.
+        """
+        for rows in self._rows(staged, skips=False):
+            assert not isinstance(rows, Gap), "none was given"
+            yield rows
+
+    def read_sound(self, staged: Iterable[bytes | Gap]) -> Iterator[DecodedRows | Gap]:
+        """Yield the rows of sound frames, and gaps; a damaged frame is a gap, too."""
+        return self._rows(staged, skips=True)
+
+    def _rows(self, staged: Iterable[bytes | Gap], *, skips: bool) -> Iterator[DecodedRows | Gap]:
+        if not self.before.files:
+            for item in staged:
+                for rows in self._decoded(item, skips=skips):
+                    yield rows if isinstance(rows, Gap) else self._begun(rows)
+        elif self.lot_bytes is None:
+            yield from self._at_once(staged, skips=skips)
+        else:
+            yield from self._in_lots(staged, self.lot_bytes, skips=skips)
+
+    def _at_once(
+        self, staged: Iterable[bytes | Gap], *, skips: bool
+    ) -> Iterator[DecodedRows | Gap]:
+        """Look the rows before up for each frame, in an index that is made anew for each."""
+        (name,) = self.layout.key_names
+        uris = [f.uri for f in self.before.files]
+        known = KeyedRows.read(uris, _columns_before(self.layout), name)
+        for item in staged:
+            for rows in self._decoded(item, skips=skips):
+                if isinstance(rows, Gap):
+                    yield rows
+                else:
+                    yield self._carried(rows, known, known.find(rows.batch[name]))
+
+    def _in_lots(
+        self, staged: Iterable[bytes | Gap], lot_bytes: int, *, skips: bool
+    ) -> Iterator[DecodedRows | Gap]:
+        """Look the rows before up for many frames together, which are decoded twice."""
+        layout = self.layout
+        for lot in _lots(staged, layout, self.key.position_seed(), lot_bytes, skips=skips):
+            known = _rows_before(lot, self.before.files, layout) if lot.keys else None
+            end = 0
+            for item, count in lot.items:
+                at, end = end, end + count
+                for rows in self._decoded(item, skips=skips):
+                    if isinstance(rows, Gap) or known is None:
+                        yield rows
+                        continue
+                    where = known.where[at : at + len(rows.sizes)]
+                    at += len(rows.sizes)
+                    yield self._carried(rows, known.rows, where)
+            del lot, known  # before the next is held
+
+    def _decoded(self, item: bytes | Gap, *, skips: bool) -> Iterator[DecodedRows | Gap]:
+        if isinstance(item, Gap):
+            yield item
+            return
+        try:
+            yield from self._decoder.decode(item)
+        except FrameDamaged:
+            if not skips:
+                raise
+            yield Gap.UNKNOWN
+
+    def _begun(self, rows: DecodedRows) -> DecodedRows:
+        return replace(rows, batch=begun(rows.batch, self.layout, self.stamp))
+
+    def _carried(self, rows: DecodedRows, known: KeyedRows, where: Integers) -> DecodedRows:
+        batch = rows.batch
+        statistics = row_statistics.carried(
+            batch[HI], batch[LO], known.at(where, _BEFORE), self.stamp, self._weight
+        )
+        return replace(rows, batch=_complete(batch, statistics, self.layout))
 
 
 @dataclass(frozen=True, slots=True)
 class _Lot:
-    """Staged frames, packed, and of each the keys and the positions of its rows."""
+    """Staged frames, packed, with their rows, and gaps between them; of each frame the keys and the
+    positions of its rows."""
 
-    frames: list[bytes] = field(default_factory=list)
+    items: list[tuple[bytes | Gap, int]] = field(default_factory=list)
     keys: list[pa.Array] = field(default_factory=list)
     positions: list[Integers] = field(default_factory=list)
 
@@ -414,23 +527,34 @@ class _RowsBefore:
     where: Integers
 
 
-def _lots(staged: Iterable[bytes], layout: Layout, seed: int, lot_bytes: int) -> Iterator[_Lot]:
+def _lots(
+    staged: Iterable[bytes | Gap], layout: Layout, seed: int, lot_bytes: int, *, skips: bool
+) -> Iterator[_Lot]:
     """Yield frames together that take `lot_bytes` while they are looked up, and at most one more.
 
-    The caller must drop a lot before it asks for the next. Raises FrameDamaged.
+    The caller must drop a lot before it asks for the next. Raises FrameDamaged unless it `skips`.
     """
     lot, held = _Lot(), 0
-    for data in staged:
-        columns = keys.received(frames.decode(data).columns, layout.recipe)
+    for item in staged:
+        if isinstance(item, Gap):
+            lot.items.append((item, 0))
+            continue
+        try:
+            columns = keys.received(frames.decode(item).columns, layout.recipe)
+        except FrameDamaged:
+            if not skips:
+                raise
+            lot.items.append((Gap.UNKNOWN, 0))
+            continue
         found, where = layout.keys(columns, seed=seed)
-        lot.frames.append(data)
+        lot.items.append((item, len(where)))
         lot.keys.append(found)
         lot.positions.append(where)
-        held += len(data) + LOT_ROW_BYTES * len(where) + LOT_KEYS * found.nbytes
+        held += len(item) + LOT_ROW_BYTES * len(where) + LOT_KEYS * found.nbytes
         if held >= lot_bytes:
             yield lot
             lot, held = _Lot(), 0
-    if lot.frames:
+    if lot.items:
         yield lot
 
 
@@ -472,10 +596,12 @@ def size_of_rows(uris: Sequence[str], most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StagedFrames:
-    """Staged files, at least one, by URI, and the bytes of all frames in them."""
+    """Staged files, at least one, by URI, the bytes of all frames in them, and the number of rows
+    that are expected to have changed since."""
 
     uris: Sequence[str]
     frame_bytes: int
+    changed: float = 0.0
 
     def row_bytes(self) -> int:
         """Return the bytes of all rows, if they are packed as well as those of the first file that
@@ -496,8 +622,9 @@ class StagedFrames:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRows:
-    """Rows of a frame, or of a part of it, in `layout.decoded_schema`; the bytes of each, int64
-    [rows], and the lanes of their fingerprints, uint64 [rows]."""
+    """Rows of a frame, or of a part of it, in `layout.decoded_schema`, or in `layout.file_schema`
+    with their statistics; the bytes of each, int64 [rows], and the lanes of their fingerprints,
+    uint64 [rows]."""
 
     batch: pa.RecordBatch
     sizes: Integers
@@ -542,13 +669,8 @@ def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.Re
         FrameDamaged: a frame does not verify.
         ValueDoesNotFit: a value does not fit its column.
     """
-    yield from _verified(_frames_in(uris), layout, key)
-
-
-def _verified(staged: Iterable[bytes], layout: Layout, key: KeyFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of packed frames; as `batches`."""
     decoder = FrameDecoder(layout, key)
-    for data in staged:
+    for data in _frames_in(uris):
         yield from (part.batch for part in decoder.decode(data))
 
 

@@ -49,7 +49,7 @@ class Waiting:
 
     `came` is the digest of the rows that came, `frame_bytes` their size, `answered_s` the
     seconds from the first opening to the first reply other than progress, `said` the last progress
-    that the source reported.
+    that the source reported. `wants_all`: all rows were asked for instead of a comparison.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Waiting:
         self._shipping = pb.Progress(phase=SHIP, rows=rows_before, rows_expected=rows_expected)
         self._relation, self._opened_at, self._has_sent = "", 0.0, False
         self._at = StateTracker()
+        self.wants_all = False
 
     @property
     def ended(self) -> bool:
@@ -100,6 +101,7 @@ class Waiting:
             self.admission = self.admission.again()
             self._relation, self._opened_at = request.open.relation, monotonic()
         self._has_sent = True
+        self.wants_all |= request.HasField("whole")
         self._wire.send(request)
 
     def _receive(self, take: Take | None) -> pb.Reply:
@@ -127,6 +129,7 @@ class Waiting:
             else:
                 if kind == "verdict":
                     self.admission.announce(reply.verdict.count)
+                self.wants_all |= kind == "hashes_end" and reply.hashes_end.too_many
                 return reply
 
     def _say(self, said: pb.Progress) -> None:

@@ -36,7 +36,7 @@ from tests.harness.exchange_pair import (
 from tests.pair.exchange.test_both_halves import Bench, Script, bench, bomb, database, opening_with
 from warehouse_agent.methods.resumed_load import ListedSide
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.tasks.difference import Outcome, PlacedRows
+from warehouse_agent.tasks.difference import NoDifference, Outcome, PlacedRows
 from warehouse_agent.tasks.staged_chunks import StagedChunks
 
 __all__ = ["bench", "database"]  # fixtures
@@ -65,9 +65,7 @@ NONE: U64 = np.zeros(0, np.uint64)
 
 def kept(rows: Table, chunks: StagedChunks, gone: PlacedRows) -> list[bytes]:
     """Return the staged rows that are not dropped."""
-    is_kept: Bools = np.ones(chunks.files[0].rows, np.bool_)
-    for first, end in zip(*gone.places.get("file", ((), ())), strict=True):
-        is_kept[first:end] = False
+    is_kept: Bools = ~gone.at("file", 0, chunks.files[0].rows)
     return [encode(rows[i]) for i in np.flatnonzero(is_kept)]
 
 
@@ -87,6 +85,9 @@ def load(path: Path, theirs: Table, ours: Table) -> tuple[int, int]:
         assert pair.is_done
     assert isinstance(found, Outcome)
     gone = found.difference
+    if isinstance(gone, NoDifference):
+        assert not theirs, "nothing is published, and the source has nothing"
+        return len(came), 0
     assert isinstance(gone, PlacedRows)
     shipped = [
         row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from driftline.reconciliation.chunks import ChunkSums, longest
+from driftline.reconciliation.chunks import longest
 from driftline.rows import frames
 from driftline.rows.digests import Digest, Salt, mix
 from driftline.rows.fingerprints import fingerprints
@@ -16,9 +16,8 @@ from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.staged_chunks import _ChunkedRows
-from warehouse_agent.tasks.staging import StagedFrames
-from warehouse_agent.tasks.write import Sink
+from warehouse_agent.tasks.staged_chunks import ChunkedRows
+from warehouse_agent.tasks.staging import NO_ROWS, Gap, StagedFrames, StagedRowReader, frames_of
 
 KEY, SALT = bytes(range(32)), Salt(1, 2)
 MADE: Recipe = recipe(["int8", "text"])
@@ -35,13 +34,11 @@ def test_the_same_row_again_and_again(tmp_path: Path) -> None:
     staged = tmp_path / "000001-40000.frames"
     staged.write_bytes((struct.pack("<I", len(frame)) + frame) * 40)
     layout, key = lay_out(MADE, {}, where="t"), KeyFile(f"file://{tmp_path / 'key'}")
-    with Sink(f"file://{tmp_path}", "taken", layout.file_schema) as out:
-        chunks = _ChunkedRows(out, ChunkSums(SHIFT), SALT, layout, key, STAMP)
-        chunks.add_file(f"file://{staged}")
-        held = sum(len(one) for one in chunks._held)
-        assert held * len(rows.rows()[0]) <= longest(SHIFT)
-        assert not chunks.digests
-        assert not list(out.finish())
+    reader = StagedRowReader(layout, key, STAMP, NO_ROWS, None)
+    with ChunkedRows(f"file://{tmp_path}", layout, SALT, SHIFT) as chunks:
+        chunks.add(reader.read_sound([Gap.FIRST, *frames_of(f"file://{staged}")]))
+        assert chunks.held * len(rows.rows()[0]) <= longest(SHIFT)
+        assert not chunks.finish()
 
 
 def test_the_size_of_rows_is_known_beside_a_damaged_file(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def test_what_unfinished_exchanges_are_taken_up(tmp_path: Path) -> None:
     stage(replace(ORDERS, recipe="01"))
     damaged = stage(ORDERS)
     theirs.store.write(b'{"recipe": ', PRIVATE, "staging", "orders", damaged, "exchange.json")
-    assert theirs.leftovers(ORDERS, anywhere=True) == [first, second]
-    assert theirs.leftovers(ORDERS) == [first]
+    found = theirs.leftovers(ORDERS, anywhere=True)
+    assert [one.folder for one in found] == [first, second]
+    assert [one.folder for one in theirs.leftovers(ORDERS)] == [first]
     assert theirs.store.folders(PRIVATE, "staging", "orders") == [first]
     assert staging.ExchangeIdentity.from_json(ORDERS.to_json()) == ORDERS

@@ -13,7 +13,7 @@ the rows on real histories and cost up to half a second (docs/results/decisions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -25,10 +25,11 @@ from driftline.rows.digests import Salt, mix
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.planning.step_places import StepKind, StepWork
+from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.difference import BelowKeys, EmptiedZones, PlacedRows
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
-from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, scan
+from warehouse_agent.tasks.scan import Divisible, FilePiece, Function, read_batches, scan
 from warehouse_agent.tasks.steps import Steps, work_of_digests
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
@@ -36,8 +37,9 @@ SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
 BEFORE_FOLDER = "before"  # for before-images, which are no part of the table
 _GONE = f"{BEFORE_FOLDER}/gone"
-_NO_PLACES = np.zeros(0, np.int64)
 _PATHS = pa.schema([("path", pa.string())])
+_PLACES = pa.schema([("path", pa.string()), ("bits", pa.binary())])
+ROWS_MAX = 1_000_000  # of newer rows whose positions a task holds, 24 bytes each
 
 
 # Decides which rows are replaced or deleted, bool [n], from positions and lanes, int64 [n] each.
@@ -107,23 +109,6 @@ class RowsByK:
         lo: Integers,  # noqa: ARG002
     ) -> Bools:
         is_gone: Bools = below(where, self.embedding, self.salt, self.ks) >= 0
-        return is_gone
-
-
-@dataclass(frozen=True, slots=True)
-class RowsByPosition:
-    """Rows at these positions, int64 [n] ascending, n > 0."""
-
-    positions: Integers
-
-    def __call__(
-        self,
-        where: Integers,
-        hi: Integers,  # noqa: ARG002 - the position alone decides
-        lo: Integers,  # noqa: ARG002
-    ) -> Bools:
-        at = np.minimum(np.searchsorted(self.positions, where), len(self.positions) - 1)
-        is_gone: Bools = self.positions[at] == where
         return is_gone
 
 
@@ -214,27 +199,92 @@ def rewrite_without(
     steps: Steps, folder: DataFolder, files: Files, layout: Layout, gone: PlacedRows
 ) -> list[DataFile]:
     """Write the rows of files again, without those at some places, into a new folder of the table;
-    one step. No before-images: no version had these rows. Raises as `rewrite`."""
-    uri, places = folder.uri(), gone.places
+    one step, without before-images. Raises as `rewrite`."""
+    uri, gone = folder.uri(), gone.inside({f.path for f in files})
     folder.make()
 
     def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
         at: Counter[str] = Counter()  # rows of each file that were read
         with Sink(uri, "kept", layout.file_schema, layout.integer_key) as kept:
             for piece in pieces:
-                rows = np.arange(at[piece.file], at[piece.file] + len(piece.batch))
-                at[piece.file] += len(rows)
-                first, end = places.get(piece.file, (_NO_PLACES, _NO_PLACES))
-                run_of = np.searchsorted(first, rows, "right") - 1
-                kept.add(piece.batch, ~((run_of >= 0) & (rows < np.append(end, 0)[run_of])))
+                first, count = at[piece.file], len(piece.batch)
+                at[piece.file] += count
+                kept.add(piece.batch, ~gone.at(piece.file, first, count))
             yield from list(kept.finish())
 
     work = StepWork(StepKind.WRITE, steps.size_of_rows(files))
     rows = scan(steps, files, layout.file_schema, run, WRITTEN, work=work)
     new_files = written(rows, folder)
-    left = sum(int((end - first).sum()) for first, end in places.values())
-    check_rows(files, sum(f.rows for f in new_files) + left)
+    check_rows(files, sum(f.rows for f in new_files) + gone.rows)
     return new_files
+
+
+def superseded(steps: Steps, groups: Sequence[Files], layout: Layout) -> PlacedRows:
+    """Return the rows of groups of files at whose positions a later group has rows, too.
+
+    The positions of later groups are looked up in lots of about ROWS_MAX, each in one step: a task
+    holds those of a lot, and reads the positions of its own files.
+
+    Args:
+        groups: the oldest first.
+
+    Raises:
+        WarehouseUnavailable: a file cannot be read.
+    """
+    number_of = {f.path: number for number, group in enumerate(groups) for f in group}
+    older, gone = [f for group in groups[:-1] for f in group], PlacedRows()
+    for lot in _lots([f for group in groups[1:] for f in group]):
+        ends = data_files.bounds(lot)
+        near = [f for f in older if ends is None or f.meets(*ends)]
+        newer = [(f.uri, number_of[f.path]) for f in lot]
+        find = _superseded(newer, number_of, layout)
+        columns = pa.schema([layout.lane_schema.field(0)])
+        work = work_of_digests([*near, *lot])
+        rows = scan(steps, near, columns, find, _PLACES, work=work).to_pylist()
+        bits = {row["path"]: np.frombuffer(row["bits"], np.uint8) for row in rows}
+        gone = gone.joined(PlacedRows(bits))
+    return gone
+
+
+def _superseded(
+    newer: Sequence[tuple[str, int]], number_of: Mapping[str, int], layout: Layout
+) -> Function:
+    """Return the function that finds rows at whose positions these files, by URI and the number of
+    their group, have newer rows."""
+    columns = pa.schema([layout.lane_schema.field(0)])
+
+    def run(pieces: Iterator[FilePiece]) -> Iterator[pa.RecordBatch]:
+        some = [
+            (numbers(b, 0), number) for uri, number in newer for b in read_batches(uri, columns)
+        ]
+        positions, at = np.unique(np.concatenate([p for p, _ in some]), return_inverse=True)
+        newest = np.zeros(len(positions), np.int64)
+        np.maximum.at(newest, at, np.repeat([n for _, n in some], [len(p) for p, _ in some]))
+        found: dict[str, list[Bools]] = {}
+        for piece in pieces:
+            where = numbers(piece.batch, 0)
+            at = np.minimum(np.searchsorted(positions, where), len(positions) - 1)
+            is_gone = (positions[at] == where) & (newest[at] > number_of[piece.file])
+            found.setdefault(piece.file, []).append(is_gone)
+        gone = PlacedRows.of({path: np.concatenate(parts) for path, parts in found.items()})
+        bits = [one.tobytes() for one in gone.bits.values()]
+        yield pa.RecordBatch.from_pydict(
+            {"path": pa.array([*gone.bits], pa.string()), "bits": pa.array(bits, pa.binary())}
+        )
+
+    return run
+
+
+def _lots(files: Files) -> Iterator[list[DataFile]]:
+    """Yield files together that have ROWS_MAX rows, and at most a file more."""
+    lot: list[DataFile] = []
+    for file in files:
+        lot.append(file)
+        if sum(f.rows for f in lot) >= ROWS_MAX:
+            yield lot
+            lot = []
+    if lot:
+        yield lot
 
 
 def _rewrite(folder: str, layout: Layout, removal: Removal | None) -> Function:

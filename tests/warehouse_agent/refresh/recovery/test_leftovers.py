@@ -28,8 +28,8 @@ from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import leftovers
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.tasks import key_lookup
-from warehouse_agent.tasks.rewrites.replaced_rows import Removal, rewrite
+from warehouse_agent.tasks.rewrites import replaced_rows
+from warehouse_agent.tasks.rewrites.replaced_rows import rewrite_without
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.steps import Steps
 
@@ -52,12 +52,12 @@ OLDER = dict.fromkeys((5, 6, 250, 1000, 1001), "older")
 NEWER = dict.fromkeys((6, 7, 1001, 1002), "newer")
 
 
-@pytest.fixture(params=["driver", "spark", "joined"])
+@pytest.fixture(params=["driver", "spark", "lots"])
 def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Steps:
     if request.param == "driver":
         return Steps(NoSpark(), small_bytes=1 << 30)
-    if request.param == "joined":
-        monkeypatch.setattr(key_lookup, "ROWS_MAX", 0)
+    if request.param == "lots":
+        monkeypatch.setattr(replaced_rows, "ROWS_MAX", 1)
     spark: SparkSession = request.getfixturevalue("spark")
     return Steps(spark)
 
@@ -102,8 +102,7 @@ def test_the_newest_row_of_a_key_stays(steps: Steps, tmp_path: Path, kind: str) 
             counts = (0, 1, 1) if key in range(600) else (1, 0, 1)
             expected[key] = (text, counts)
     assert keyed(contents(found, layout), kind) == expected
-    if key_lookup.ROWS_MAX:
-        assert published[2] in found, "it holds no row that was replaced"
+    assert published[2] in found, "it holds no row that was replaced"
     # A first load that was cut twice: nothing is published.
     alone = leftovers.merge(job, (), layout, folders, FIRST_STAMP)
     merged = {key: (text, (0, 0, 0)) for key, text in (OLDER | NEWER).items()}
@@ -158,14 +157,14 @@ def test_the_working_copy_is_written_again_once(
     layout, job = lay_out(made, {}, where="t"), job_in(tmp_path, Steps(NoSpark(), 1 << 30))
     written: list[int] = []
 
-    def counted(*place: Any, removal: Removal) -> Any:
+    def counted(*place: Any) -> Any:
         written.append(sum(f.rows for f in place[2]))
-        return rewrite(*place, removal=removal)
+        return rewrite_without(*place)
 
     def staged(keys: Iterable[int], text: str) -> str:
         return put(job, [row_of(key, text) for key in keys], made)
 
-    monkeypatch.setattr(leftovers, "rewrite", counted)
+    monkeypatch.setattr(leftovers, "rewrite_without", counted)
     uris = job.staging.uris(staged(range(1000), "old"))
     published = job.write_staged("load", uris, layout, FIRST_STAMP)
     folders = [staged(range(at, 1000, 100), f"new {at}") for at in range(12)]
