@@ -1,13 +1,16 @@
-"""First loads that are killed once and run again, beside a load that nothing cuts.
+"""First loads, or copies, that are killed once and run again, beside one that nothing cuts.
 
     python -m benchmarks.reloads.cut_loads
     python -m benchmarks.reloads.cut_loads --engine postgresql --key uuid --key scattered --at 50
     python -m benchmarks.reloads.cut_loads --other ../before --at 50
     python -m benchmarks.reloads.cut_loads --every 30
+    python -m benchmarks.reloads.cut_loads --copies --rows 1000000
 
 Each load is the command `driftline refresh` as a process of its own, from an empty warehouse; a
 relay between it and the source agent counts bytes, and kills it once so many of those of the load
 that nothing cuts have come. With --every the line breaks after so many seconds, again and again.
+With --copies the table is there, and all its rows change before each refresh, as they did before
+the last ones, so that each is a copy.
 Every loaded table is compared with the source, by its number of rows and the sum of a column.
 """
 
@@ -36,6 +39,7 @@ from tests.harness.relay import Relay
 from tests.harness.servers import MariaDB, PostgreSQL
 
 COMMANDS_MAX = 20
+LEARNT = 3  # refreshes of all rows, after which the next one is a copy
 # The columns of the key, and the order in which the rows lie.
 KEYS = {
     "composite": ("a, b", "n"),
@@ -83,8 +87,33 @@ class Bench:
             every_s: the line breaks after so many seconds, until the table is there.
         """
         shutil.rmtree(self.folder / "warehouse", ignore_errors=True)
+        return self._refresh(0, kill_at=kill_at, every_s=every_s)
+
+    def learn_copies(self) -> None:
+        """Load the table, and refresh it until a copy is expected to take the least time."""
+        self.load()
+        for _ in range(LEARNT):
+            self.copy()
+
+    def copy(self, *, kill_at: int | None = None, every_s: float | None = None) -> Loaded:
+        """Change all rows, and refresh the table; arguments as of `load`."""
+        self.legacy.execute("UPDATE t SET n = n + 1, amount = (amount + n) % 99991")
+        version = DeltaTable(str(self.table)).version() + 1
+        return self._refresh(version, kill_at=kill_at, every_s=every_s)
+
+    @property
+    def table(self) -> Path:
+        """Return the folder of the published table."""
+        return self.folder / "warehouse" / "t"
+
+    def _has(self, version: int) -> bool:
+        if not DeltaTable.is_deltatable(str(self.table)):
+            return False
+        return DeltaTable(str(self.table)).version() >= version
+
+    def _refresh(self, version: int, *, kill_at: int | None, every_s: float | None) -> Loaded:
         before, began, commands = self.relay.total_bytes, time.perf_counter(), 0
-        while not DeltaTable.is_deltatable(str(self.folder / "warehouse" / "t")):
+        while not self._has(version):
             commands += 1
             assert commands <= COMMANDS_MAX, "the load does not end"
             with self._command() as process:
@@ -119,7 +148,7 @@ class Bench:
             process.wait()
 
     def _check(self) -> None:
-        table = DeltaTable(str(self.folder / "warehouse" / "t")).to_pyarrow_dataset()
+        table = DeltaTable(str(self.table)).to_pyarrow_dataset()
         column = table.to_table(columns=["n"])["n"]
         ((rows, total),) = self.legacy.rows("summary")
         assert (len(column), pc.sum(column).as_py()) == (rows, int(total))
@@ -206,6 +235,7 @@ def tell(begin: str, what: str, loaded: Loaded, whole: Loaded) -> None:
 @click.option("--key", "keys", multiple=True, default=["composite"], type=click.Choice(list(KEYS)))
 @click.option("--at", multiple=True, default=[25, 50, 75], help="percent of an unbroken load")
 @click.option("--every", type=float, help="seconds between breaks of the line")
+@click.option("--copies", is_flag=True, help="copies that replace a version, instead of loads")
 @click.option("--other", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(
     rows: int,
@@ -213,6 +243,7 @@ def main(
     keys: tuple[str, ...],
     at: tuple[int, ...],
     every: float | None,
+    copies: bool,
     other: Path | None,
 ) -> None:
     """Load tables that are cut, of this checkout and of OTHER."""
@@ -225,16 +256,19 @@ def main(
             fill(legacy, rows, key)
             for name, tree in trees.items():
                 with bench(Path(scratch) / f"{key}-{name}", tree, legacy, key) as one:
-                    whole = one.load()
-
+                    again = one.load
+                    if copies:
+                        one.learn_copies()
+                        again = one.copy
+                    whole = again()
                     begin = f"{key} | {name}"
                     tell(begin, "unbroken", whole, whole)
                     if every is not None:
-                        tell(begin, f"cut every {every:g} s", one.load(every_s=every), whole)
+                        tell(begin, f"cut every {every:g} s", again(every_s=every), whole)
                         continue
                     for percent in at:
                         kill_at = whole.size * percent // 100
-                        tell(begin, f"killed at {percent} %", one.load(kill_at=kill_at), whole)
+                        tell(begin, f"killed at {percent} %", again(kill_at=kill_at), whole)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from warehouse_agent.methods.groups.assignment import PartRows, RowsInPositions
 from warehouse_agent.methods.groups.exchange import NamedPiece
 from warehouse_agent.methods.groups.shards import ShardScope
 from warehouse_agent.methods.interface import WorkingCopy
+from warehouse_agent.planning import step_places
 from warehouse_agent.planning.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.step_places import StepKind, StepPlace, StepWork, written
@@ -58,7 +59,7 @@ from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import leftovers
 from warehouse_agent.report import Report
 from warehouse_agent.spark.machine import machine
-from warehouse_agent.spark.session import DeferredSession, pin
+from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
@@ -66,14 +67,17 @@ from warehouse_agent.tasks import (
     change_feed,
     digests,
     file_damage,
-    key_lookup,
     proof,
     quantiles,
     scan,
+    staging,
 )
 from warehouse_agent.tasks.change_feed import VersionFeed
+from warehouse_agent.tasks.difference import EmptiedZones
+from warehouse_agent.tasks.rewrites import replaced_rows
 from warehouse_agent.tasks.rewrites.replaced_rows import (
-    RowsByPosition,
+    RowsByHash,
+    RowsInTiles,
     files_holding,
     rewrite,
     rewrite_without,
@@ -81,7 +85,7 @@ from warehouse_agent.tasks.rewrites.replaced_rows import (
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staged_chunks import take_up
-from warehouse_agent.tasks.staging import StagedFrames
+from warehouse_agent.tasks.staging import RowsBefore, StagedFrames
 from warehouse_agent.tasks.steps import (
     DIGEST_BYTES,
     DIGESTS_FACTOR,
@@ -190,7 +194,9 @@ def run(steps: Steps, folder: Path, made: Table) -> dict[str, Any]:
     old = [*loaded, empty_file(folder, layout)]
     updated, deleted, added = (4, 7, 8, 9), (5, 6), (made.rows + 1, made.rows + 2)
     changed = rows_of(made, [n for n in updated if n < made.rows] + [*added], edition=1)
-    gone = RowsByPosition(np.sort(positions_of(made, [*updated, *deleted])))
+    where = np.sort(positions_of(made, [*updated, *deleted])).tolist()
+    zones = EmptiedZones.of([(at, at) for at in where], len(where))
+    gone = RowsInTiles(zones, RowsByHash.of(digests.Listing.joined(()), SALT))
     hit = files_holding(steps, old, layout, gone)
     kept, before = rewrite(steps, job.folder("kept"), hit, layout, removal=gone)
     uris = [stage(staged, "new.frames", changed, made.recipe)]
@@ -219,12 +225,14 @@ def run(steps: Steps, folder: Path, made: Table) -> dict[str, Any]:
         **by_keys(steps, after, made),
         **proven(steps, folder, after, made),
         **restated(steps, job, after, made),
-        **taken_up(steps, job, staged, made),
+        **taken_up(steps, job, staged, made, after),
     }
 
 
-def taken_up(steps: Steps, job: Job, staged: Path, made: Table) -> dict[str, Any]:
-    """Take up a load that was cut; a source met each second chunk.
+def taken_up(
+    steps: Steps, job: Job, staged: Path, made: Table, published: list[DataFile]
+) -> dict[str, Any]:
+    """Take up a load that was cut, and a copy; a source met each second chunk.
 
     No file of frames follows another, so it does not matter which a task of Spark has.
     """
@@ -244,7 +252,16 @@ def taken_up(steps: Steps, job: Job, staged: Path, made: Table) -> dict[str, Any
     taken = contents(chunks.files, layout)
     gone = chunks.unmet(np.arange(len(chunks.listed)) % 2 == 0)
     left = rewrite_without(steps, job.folder("left"), chunks.files, layout, gone)
-    return {"taken": taken, "chunks": chunks.listed.tolist(), "left": contents(left, layout)}
+    copied = take_up(
+        steps, job.folder("copied"), frames, layout, key, SECOND, SALT, RowsBefore(published, 4)
+    )
+    assert copied.listed.tolist() == chunks.listed.tolist()
+    return {
+        "taken": taken,
+        "chunks": chunks.listed.tolist(),
+        "left": contents(left, layout),
+        "copied": contents(copied.files, layout),
+    }
 
 
 def compared(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
@@ -404,8 +421,7 @@ def in_driver(small_bytes: int | None = 1 << 30) -> Steps:
 class Runs:
     """What `run` found in each place; each table is taken through the steps once a place.
 
-    `called`: the functions that were called in this process and for joins, by module's file and
-    name.
+    `called`: the functions that were called in this process, by module's file and name.
     """
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
@@ -425,12 +441,14 @@ class Runs:
             patch.setattr(scan, "FILE_BYTES", 1)
             return self._once("many files", name, in_driver())
 
-    def joined(self, name: str, spark: SparkSession) -> dict[str, Any]:
-        """What Spark joins where rows are too many to be looked up."""
-        pin(spark)  # whose own writer is used
+    def in_lots(self, name: str) -> dict[str, Any]:
+        """What comes of rows that are too many to be looked up together."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(key_lookup, "ROWS_MAX", 0)
-            return self._once("joined", name, Steps(spark))
+            patch.setattr(replaced_rows, "ROWS_MAX", 1)
+            patch.setattr(staging, "AT_ONCE_ROWS", 0)
+            patch.setattr(step_places, "TASK_BYTES_MIN", 1)
+            patch.setattr(step_places, "TASK_BYTES_MAX", 1)
+            return self._once("lots", name, in_driver())
 
     def _once(self, place: str, name: str, steps: Steps) -> dict[str, Any]:
         if (place, name) not in self._found:
@@ -484,10 +502,9 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     return found.keys() == expected.keys()
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("name", ["integer key", "composite key"])
-def test_joins_do_the_same(spark: SparkSession, runs: Runs, name: str) -> None:
-    assert same(runs.joined(name, spark), runs.in_driver(name))
+def test_lots_do_the_same(runs: Runs, name: str) -> None:
+    assert same(runs.in_lots(name), runs.in_driver(name))
 
 
 STEPS_CALL = {"scan", "spread", "added", "runs_here", "spark", "spark_to_join"}
@@ -532,13 +549,11 @@ def calls(found: set[tuple[str, str]]) -> Iterator[None]:
         sys.setprofile(None)
 
 
-@pytest.mark.spark
-def test_every_step_is_run(spark: SparkSession, runs: Runs) -> None:
+def test_every_step_is_run(runs: Runs) -> None:
     for name in ("integer key", "composite key"):
         runs.in_driver(name)
-    runs.joined("integer key", spark)
     wanted = steps_in_source()
-    assert {"spread", "write_staged", "replaced", "assign"} <= {name for _, name in wanted}
+    assert {"spread", "write_staged", "superseded", "assign"} <= {name for _, name in wanted}
     assert wanted <= runs.called, wanted - runs.called
 
 

@@ -178,6 +178,8 @@ def _load(table: PublishedState, staged: StagedRows, now: datetime) -> str:
         amount = counted(staged.rows, "row")
     else:
         amount = counted(staged.bytes, "byte")
+    if staged.rows is not None and staged.exchanges > 1:  # some may be staged twice
+        amount = f"up to {amount}"
     failed_at = None if table.failed is None else table.failed.at
     tried = age(max(staged.at, failed_at or ""), now)  # both are in UTC, to the second
     return f"first load, {amount} staged, last tried {tried}"

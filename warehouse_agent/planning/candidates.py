@@ -58,8 +58,7 @@ class Part:
 
 
 class CopyReason(StrEnum):
-    """Why an exchange asked for all rows: by what was expected to differ, or by what the source
-    said does."""
+    """Reasons to ask for all rows: what was expected to differ, or what the source said does."""
 
     FORECAST = "forecast"
     VERDICT = "verdict"

@@ -32,19 +32,22 @@ _NAME = re.compile(r"\d{6,}-(\d{1,15})\.frames")
 class StagedRows:
     """The rows that unfinished exchanges of a fragment staged.
 
-    Rows that came twice, because they changed in between, count twice.
+    Rows that came in two exchanges, because they or others near them changed in between, count
+    twice: of several exchanges, `rows` is the most that it may be.
 
     Attributes:
         rows: None: files of an older release, which does not tell, are among them.
         rows_expected: of the source, by its estimate; None: it had none.
         bytes: of the frames.
         at: when the newest file was written, ISO 8601 in UTC.
+        exchanges: that staged them.
     """
 
     rows: int | None
     rows_expected: int | None
     bytes: int
     at: str
+    exchanges: int = 1
 
     @property
     def share(self) -> float | None:
@@ -98,4 +101,5 @@ def staged_of_load(store: Store, name: str) -> StagedRows | None:
         expected or None,
         sum(entry.size for entry in found),
         utc_at(max(entry.modified for entry in found).timestamp()),
+        len({entry.place[3] for entry in found}),
     )

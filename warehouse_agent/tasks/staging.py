@@ -102,7 +102,7 @@ class ExchangeIdentity:
 
 @dataclass(frozen=True, slots=True)
 class StagedExchange:
-    """What an unfinished exchange staged.
+    """An unfinished exchange, whose rows are staged.
 
     Attributes:
         folder: of its files.

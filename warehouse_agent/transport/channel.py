@@ -321,6 +321,14 @@ class StreamEnded(SourceUnreachable, code=SourceUnreachable.code, is_retryable=T
     """The source ended the stream behind one relation and before it answered about the next."""
 
 
+def _ended(where: str) -> StreamEnded:
+    return StreamEnded(
+        "The source ended the stream between two relations.",
+        where=where,
+        remedy="Run the command again; what arrived is kept.",
+    )
+
+
 class Call(Protocol):
     """One Exchange call, without the meaning of its messages: gRPC's, or a simulated one."""
 
@@ -454,7 +462,11 @@ class Stream:
         while (reply := self._joined.add(self._message(address, where))) is None:
             pass
         check_reply(reply)
-        self._is_behind_another = reply.WhichOneof("message") in {"finished", "refused"}
+        kind, is_behind = reply.WhichOneof("message"), self._is_behind_another
+        self._is_behind_another = kind in {"finished", "refused"}
+        # What it refuses about a relation has a place. This is of its stream, which it ends.
+        if is_behind and reply.refused.code == LimitExceeded.code and not reply.refused.where:
+            raise _ended(where)
         now = time.monotonic()
         self._meter.add(reply, now)
         if not self._advance.accepts(reply, now):
@@ -480,11 +492,7 @@ class Stream:
         if isinstance(reply, Exception):
             raise reply
         if reply is None and self._is_behind_another:  # it waited too long for us, and refused that
-            raise StreamEnded(
-                "The source ended the stream between two relations.",
-                where=where,
-                remedy="Run the command again; what arrived is kept.",
-            )
+            raise _ended(where)
         if reply is None:
             raise MalformedMessage("The source ended the exchange in the middle of a relation.")
         self._link.bytes_received += reply.ByteSize() + _FRAMING_BYTES

@@ -1,4 +1,5 @@
-"""A load that was cut goes on: what is staged does not come again, whatever key, engine and place.
+"""A load or copy that was cut goes on: what is staged does not come again, whatever key, engine and
+place.
 
 Each frame is a staged file of its own here, and chunks are small, so that small tables have many.
 """
@@ -6,6 +7,7 @@ Each frame is a staged file of its own here, and chunks are small, so that small
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from driftline.errors import (
     DriftlineError,
@@ -29,7 +32,7 @@ from pyspark.sql import SparkSession
 from source_agent.scan import frame_builder
 from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of
-from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.layout import CHANGED, FIRST, UPDATES, Layout
 from warehouse_agent.methods import resumed_load
 from warehouse_agent.refresh import finish
 from warehouse_agent.storage.data_files import DataFile
@@ -112,12 +115,24 @@ def go_on(pair: Pair, line: Line) -> int:
     line.again()
     pair.refresh("t")
     pair.check("t")
-    snapshot = head(pair.store, "t")
-    assert snapshot is not None
-    published = sorted(f"t/{file.path}" for file in snapshot.files)
-    there = sorted(str(f.relative_to(pair.warehouse)) for f in pair.warehouse.rglob("*.parquet"))
-    assert there == published, "no other file is left"
+    assert data_files(pair) == published_files(pair), "no other file is left"
     return line.rows
+
+
+def data_files(pair: Pair) -> set[str]:
+    """Return the data files that are there, of all versions and of none."""
+    return {str(file.relative_to(pair.warehouse)) for file in pair.warehouse.glob("t/**/*.parquet")}
+
+
+def published_files(pair: Pair) -> set[str]:
+    """Return the data files of all versions."""
+    found, version = set[str](), pair.version("t")
+    assert version is not None
+    for number in range(version + 1):
+        snapshot = head(pair.store, "t", version=number)
+        assert snapshot is not None
+        found |= {f"t/{file.path}" for file in snapshot.files}
+    return found
 
 
 def lost(gaps: int) -> int:
@@ -204,7 +219,10 @@ def test_a_source_that_lies_about_what_it_met(
     line.again()
     with monkeypatch.context() as patch:
         patch.setattr(resumed_load, "bitmap", lambda _, count: np.ones(count, np.bool_))
-        assert pair.error("t")["code"] == "PROOF"
+        error = pair.error("t")
+    assert error["code"] == "PROOF"
+    assert error["details"]["cause"].startswith("the source said that it has rows")
+    assert "REINDEX" not in error["remedy"]
     assert go_on(pair, line) == ROWS
 
 
@@ -275,3 +293,87 @@ def test_files_go_as_they_are_written_again(
     go_on(pair, line)
     assert len(left) > 1
     assert left == sorted({*left}, reverse=True)
+
+
+def begin_copy(pair: Pair, legacy: Legacy) -> None:
+    """Publish a version, and change most rows."""
+    pair.refresh("t")
+    pair.fragment_lines["t"] = 'method = "full"'
+    legacy.execute("UPDATE t SET note = 'new ' || note WHERE line < 5")
+
+
+def test_a_copy_that_was_cut_goes_on(pair: Pair, line: Line, legacy: Legacy) -> None:
+    """With rows that changed between the attempts; its feed is that of any copy."""
+    begin_copy(pair, legacy)
+    first, second = cut(pair, line, 6), cut(pair, line, 5)
+    assert first > 1000
+    legacy.execute("UPDATE t SET note = 'again' WHERE id = 7919")
+    legacy.execute("DELETE FROM t WHERE id = ?", 2 * 7919)
+    assert go_on(pair, line) <= ROWS - first - second + lost(2 + gaps(pair, 6 + 5, 2))
+    pair.check_feed("t", 1)
+
+
+@pytest.mark.parametrize("legacy", ["sqlite", ON_SPARK], indirect=True)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_rows_of_a_copy_carry_their_statistics_on(
+    pair: Pair, line: Line, legacy: Legacy, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    """As in a copy that nothing cuts: rows that did not change, that did, and new ones."""
+    monkeypatch.setattr(staging, "AT_ONCE_ROWS", ROWS if at_once else 0)
+    begin_copy(pair, legacy)
+    legacy.many("INSERT INTO t VALUES (?, ?, ?, ?)", [row(ROWS + i) for i in range(9)])
+    staged = cut(pair, line, 8)
+    assert go_on(pair, line) <= ROWS + 9 - staged + lost(gaps(pair, 8, 1))
+    found = Counter(statistics(pair))
+    is_changed = Counter(i % 7 < 5 for i in range(ROWS))
+    assert found == {
+        (0, 1, 1): is_changed[True],
+        (0, 0, 0): is_changed[False],
+        (1, 0, 1): 9,
+    }
+
+
+def statistics(pair: Pair) -> list[tuple[int, ...]]:
+    """Return first version, updates and last change of each published row."""
+    snapshot = head(pair.store, "t")
+    assert snapshot is not None
+    tables = [pq.read_table(file.uri, partitioning=None) for file in snapshot.files]
+    columns = (FIRST, UPDATES, CHANGED)
+    return [tuple(r[name] for name in columns) for one in tables for r in one.to_pylist()]
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_a_copy_that_brings_nothing_new_publishes_nothing(
+    pair: Pair, line: Line, legacy: Legacy
+) -> None:
+    begin_copy(pair, legacy)
+    cut(pair, line, 8)
+    legacy.execute("UPDATE t SET note = substr(note, 5) WHERE line < 5")
+    go_on(pair, line)
+    assert pair.version("t") == 0
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_a_copy_by_an_older_source(
+    pair: Pair, line: Line, legacy: Legacy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows no chunks: what is staged is compared, and then all rows come if most differ."""
+    begin_copy(pair, legacy)
+    del pair.fragment_lines["t"]
+    cut(pair, line, 8)
+    older = {name: what for name, what in negotiation.FEATURES.items() if name != "chunks"}
+    monkeypatch.setattr("source_agent.server.service.FEATURES", older)
+    assert go_on(pair, line) <= ROWS
+    pair.check_feed("t", 1)
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_what_a_comparison_staged_is_compared(pair: Pair, line: Line, legacy: Legacy) -> None:
+    """Few rows differ: no copy had been asked for."""
+    pair.refresh("t")
+    legacy.execute("UPDATE t SET note = 'other' WHERE line = 3")
+    pair.fragment_lines["t"] = 'method = "range"'
+    first = cut(pair, line, 1)
+    assert first
+    assert go_on(pair, line) <= ROWS / 7 + 1 - first
+    pair.check_feed("t", 1)

@@ -73,18 +73,24 @@ def test_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected", "amount"),
+    ("rows", "expected", "exchanges", "amount"),
     [
-        (6_200, 10_000, "62%"),
-        (0, 10_000, "0%"),
-        (12_000, 10_000, "99%"),
-        (6_200, None, "6,200 rows"),
-        (None, 10_000, "140,000 bytes"),
+        (6_200, 10_000, 1, "62%"),
+        (0, 10_000, 1, "0%"),
+        (12_000, 10_000, 1, "99%"),
+        (6_200, None, 1, "6,200 rows"),
+        (6_200, 10_000, 2, "up to 62%"),
+        (6_200, None, 3, "up to 6,200 rows"),
+        (None, 10_000, 2, "140,000 bytes"),
     ],
 )
-def test_a_first_load_that_was_cut(rows: int | None, expected: int | None, amount: str) -> None:
-    """An older release said no rows; an estimate may be too low, and no version is published."""
-    cut = PublishedState("items", staged=StagedRows(rows, expected, 140_000, at(minutes=9)))
+def test_a_first_load_that_was_cut(
+    rows: int | None, expected: int | None, exchanges: int, amount: str
+) -> None:
+    """An older release said no rows; an estimate may be too low, and no version is published. Rows
+    of several exchanges may be the same."""
+    staged = StagedRows(rows, expected, 140_000, at(minutes=9), exchanges)
+    cut = PublishedState("items", staged=staged)
     said = f"first load, {amount} staged, last tried"
     assert text_of([published("orders"), cut], NOW, None)[2] == f"items     {said} 9 minutes ago"
     assert text_of([cut], NOW, 20)[1:] == [f"  {said} 9 minutes ago"]

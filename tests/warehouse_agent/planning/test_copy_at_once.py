@@ -17,13 +17,15 @@ from warehouse_agent.inspection.refresh_prediction import predict
 from warehouse_agent.methods.full_copy import CopyAtOnce
 from warehouse_agent.methods.registry import (
     COPY_AT_ONCE,
+    goes_on,
     offers,
     opening_for,
     predicted,
     refreshes,
     seconds,
 )
-from warehouse_agent.planning.candidates import PlanInputs
+from warehouse_agent.methods.resumed_load import ResumedLoad
+from warehouse_agent.planning.candidates import CopyReason, PlanInputs, Unstaged
 from warehouse_agent.planning.change_forecast import (
     DayOfChanges,
     EarlierRefresh,
@@ -195,3 +197,56 @@ def test_a_copy_at_once_is_packed_as_fast_as_the_line_carries() -> None:
     assert slow.bytes is not None
     assert fast.bytes is not None
     assert 1.1 < fast.bytes / slow.bytes < 1.2
+
+
+def goes_on_at(
+    share_staged: float, at: PlanInputs, *, changed: float = 0.0, reason: str = "forecast"
+) -> bool:
+    """Return True if a copy goes on of which so much is staged, and of that so much changed."""
+    rows = round(share_staged * ROWS)
+    staged = Unstaged(rows, round(rows * ROW_BYTES), changed * rows, CopyReason(reason))
+    return goes_on(at, forecasts(at)[1], staged)
+
+
+@pytest.mark.parametrize("line", [WAN, LAN], ids=["wan", "lan"])
+@pytest.mark.parametrize("share", [0.8, 1.0])
+@pytest.mark.parametrize("staged", [0.0, 0.02, 0.3, 0.9, 1.0])
+def test_a_copy_that_was_cut_goes_on(line: Line, share: float, staged: float) -> None:
+    assert goes_on_at(staged, known(line, *[share] * KNOWS))
+
+
+def test_a_copy_is_compared_where_that_takes_less_now() -> None:
+    """It was begun when another line, or other changes, were expected."""
+    few, many = known(WAN, *[0.01] * KNOWS), known(WAN, *[1.0] * KNOWS)
+    assert not goes_on_at(0.1, few)
+    assert goes_on_at(0.1, few, reason="verdict"), "the source said that more had changed"
+    assert goes_on_at(0.1, replace(few, forced=Method.FULL))
+    assert not goes_on_at(0.1, replace(many, forced=Method.SKETCH))
+    assert goes_on_at(0.1, known(WAN)), "nothing is known"
+    metered = replace(WAN, objective=Objective.BYTES)
+    assert goes_on_at(0.5, known(metered, *[1.0] * KNOWS))
+    assert not goes_on_at(0.5, known(metered, *[0.3] * KNOWS))
+
+
+def test_rows_that_change_all_over_are_not_listed_by_chunks() -> None:
+    """Of a table whose rows all change in a day, a hundredth has changed in a quarter of an hour:
+    that is few chunks if these are short, and all of them if it is a half."""
+    at = known(WAN, *[1.0] * KNOWS)
+    assert goes_on_at(0.9, at, changed=0.001)
+    assert not goes_on_at(0.9, at, changed=0.3)
+    staged = Unstaged(ROWS // 2, round(ROWS / 2 * ROW_BYTES), 0.001 * ROWS / 2)
+    assert ROWS / 2 < staged.left(ROWS) < 0.6 * ROWS
+    assert replace(staged, changed=ROWS / 4).left(ROWS) > 0.97 * ROWS
+    assert replace(staged, changed=0.0).left(ROWS) == ROWS / 2
+
+
+def test_the_rest_of_a_copy_is_priced_by_what_is_left() -> None:
+    at = known(WAN, *[1.0] * KNOWS)
+    (_, copy), _ = COPY_AT_ONCE.price(at, None, ROWS, offers)
+    cut = replace(at, unstaged=Unstaged(3 * ROWS // 4))
+    assert isinstance(opening_for(cut, forecasts(cut)[1]), ResumedLoad)
+    rest = predicted(cut, forecasts(cut)[1])
+    assert copy.bytes is not None
+    assert rest.bytes == pytest.approx(copy.bytes / 4, rel=0.1)
+    assert rest.source_rows == copy.source_rows == ROWS
+    assert (rest.exchange_seconds or 0) > ROWS / WAN.rows_per_s
