@@ -75,3 +75,40 @@ def test_the_next_relation_is_compared_in_a_new_stream(
     assert [len(named) for named in streams] == [3, 2]
     pair.refresh(first.name)
     pair.check(first.name)
+
+
+def test_a_stream_that_ends_between_two_relations(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source heard nothing for too long behind the first one: no relation fails by it."""
+    gave_up, overdue, send = threading.Event(), Conversation._overdue, Stream.send
+    opened, streams, begin = list[str](), list[tuple[str, ...]](), SourceChannel.stream
+
+    def waited(self: Conversation, **options: bool) -> DriftlineError | None:
+        if not opened or self._requests.waiting_since is None or gave_up.is_set():
+            return overdue(self, **options)
+        if self._sent_at <= self._opened_at or options.get("probes") is False:
+            return overdue(self, **options)
+        gave_up.set()
+        return LimitExceeded("The warehouse sent nothing for 9 s.")
+
+    def slow(self: Stream, request: pb.Request) -> None:
+        if request.HasField("open"):
+            if opened:
+                assert gave_up.wait(WAIT_S_MAX)
+            opened.append(request.open.relation)
+        send(self, request)
+
+    def begun(self: SourceChannel, relations: Iterable[str] = ()) -> Stream:
+        streams.append(named := tuple(relations))
+        return begin(self, named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversation, "_overdue", waited)
+        patch.setattr(Stream, "send", slow)
+        patch.setattr(SourceChannel, "stream", begun)
+        found = pair.reports(attempts=1)
+    assert gave_up.is_set()
+    assert [report.error for report in found] == [None] * 3
+    assert [len(named) for named in streams] == [3, 2]
+    assert opened == ["a", "b", "b", "c"]
