@@ -252,9 +252,8 @@ def taken_up(
     taken = contents(chunks.files, layout)
     gone = chunks.unmet(np.arange(len(chunks.listed)) % 2 == 0)
     left = rewrite_without(steps, job.folder("left"), chunks.files, layout, gone)
-    copied = take_up(
-        steps, job.folder("copied"), frames, layout, key, SECOND, SALT, RowsBefore(published, 4)
-    )
+    replacing = replace(frames, before=RowsBefore(published, 4))
+    copied = take_up(steps, job.folder("copied"), replacing, layout, key, SECOND, SALT)
     assert copied.listed.tolist() == chunks.listed.tolist()
     return {
         "taken": taken,

@@ -115,7 +115,7 @@ def goes_on(known: PlanInputs, expected: ChangeForecast | None, unstaged: Unstag
     first = opening_for(compared, expected)
     spent = _mean_cost(compared, expected, first, share=left, more=unstaged.changed)
     _, copy = rest_of_copy(known, unstaged)
-    return _cost(known, copy, unstaged.left(known.theirs)) <= spent
+    return _cost(known, copy, unstaged.rows_to_come(known.theirs)) <= spent
 
 
 def is_copied_at_once(ours: OurSide) -> bool:

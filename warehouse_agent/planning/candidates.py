@@ -83,7 +83,7 @@ class Unstaged:
     tiles: ClassVar[None] = None
     tiles_done: ClassVar[None] = None
 
-    def left(self, theirs: int) -> int:
+    def rows_to_come(self, theirs: int) -> int:
         """Return how many rows are expected to come, of so many that the source has."""
         again = chunk_size.share_again(
             self.frame_bytes, plan.UNPACKED * self.frame_bytes, self.changed
@@ -320,13 +320,13 @@ def load(known: PlanInputs) -> Candidate:
 
 def rest_of_load(known: PlanInputs, unstaged: Unstaged) -> Candidate:
     """Return the rest of a load that was cut: as many rows as are not staged, if none changed."""
-    rest = None if known.rows_expected is None else unstaged.left(known.rows_expected)
+    rest = None if known.rows_expected is None else unstaged.rows_to_come(known.rows_expected)
     return _rest(known, load(known), load(replace(known, rows_expected=rest)))
 
 
 def rest_of_copy(known: PlanInputs, unstaged: Unstaged) -> tuple[Candidate, Candidate]:
     """Return the rest of a copy that was cut, if nothing changed and if something did."""
-    left = at_once(replace(known, rows_expected=unstaged.left(known.theirs)))
+    left = at_once(replace(known, rows_expected=unstaged.rows_to_come(known.theirs)))
     unchanged, copy = (_rest(known, *both) for both in zip(at_once(known), left, strict=True))
     return unchanged, copy
 

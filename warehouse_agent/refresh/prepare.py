@@ -249,7 +249,7 @@ def _prepared_whole(
     files, chunks = _published_files(job, base, layout), None
     unstaged = _unstaged(job, at, layout, files, staged) if staged and is_whole else None
     if unstaged is not None and has(CHUNKS):
-        chunks = _staged_chunks(job, at, layout, salt, staged, unstaged, RowsBefore(files, None))
+        chunks = _staged_chunks(job, at, layout, salt, staged, unstaged, files)
         staged = []
     if chunks is not None:
         known = replace(at.known(files, choice.everything()), unstaged=unstaged)
@@ -472,14 +472,15 @@ def _staged_chunks(
     salt: Salt,
     staged: Sequence[StagedExchange],
     unstaged: Unstaged,
-    before: RowsBefore,
+    files: Sequence[DataFile],
 ) -> StagedChunks | None:
-    """Take up a load or copy that was cut; None: its rows cannot be stored."""
+    """Take up a load or copy that was cut, which replaces the rows of `files`; None: its rows
+    cannot be stored."""
     uris = [uri for one in staged for uri in job.staging.uris(one.folder)]
-    frames = StagedFrames(uris, unstaged.frame_bytes, unstaged.changed)
+    frames = StagedFrames(uris, unstaged.frame_bytes, unstaged.changed, RowsBefore(files, None))
     place = (job.steps, job.folder("taken"), frames, layout, job.key_file)
     try:
-        return take_up(*place, _stamp(at), salt, before)
+        return take_up(*place, _stamp(at), salt)
     except _UNFIT:  # the source sends these rows again
         job.staging.clear()
         return None

@@ -35,10 +35,8 @@ from warehouse_agent.tasks.difference import PlacedRows
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.scan import FILE_BYTES, spread
 from warehouse_agent.tasks.staging import (
-    NO_ROWS,
     DecodedRows,
     Gap,
-    RowsBefore,
     StagedFrames,
     StagedRowReader,
     frames_of,
@@ -97,13 +95,11 @@ def take_up(
     key: KeyFile,
     stamp: StatisticsStamp,
     salt: Salt,
-    before: RowsBefore = NO_ROWS,
 ) -> StagedChunks:
     """Write the rows of staged files as data files in a new folder; one step.
 
     Args:
         salt: of the exchange that will list their chunks.
-        before: the published rows, which they replace.
 
     Raises:
         LimitExceeded, MalformedMessage, ValueDoesNotFit: rows that no file can hold; a frame that
@@ -113,6 +109,7 @@ def take_up(
     size = staged.row_bytes()
     shift = chunk_shift(size, staged.frame_bytes, staged.changed)
     folder.make()
+    before = staged.before
     work = StepWork(StepKind.WRITE, size + steps.size_of_rows(before.files))
     lot_bytes = before.lot_bytes(steps, work)
 

@@ -596,12 +596,13 @@ def size_of_rows(uris: Sequence[str], most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StagedFrames:
-    """Staged files, at least one, by URI, the bytes of all frames in them, and the number of rows
-    that are expected to have changed since."""
+    """Staged files, at least one, by URI, the bytes of all frames in them, the number of rows that
+    are expected to have changed since, and the published rows, which they replace."""
 
     uris: Sequence[str]
     frame_bytes: int
     changed: float = 0.0
+    before: RowsBefore = NO_ROWS
 
     def row_bytes(self) -> int:
         """Return the bytes of all rows, if they are packed as well as those of the first file that

@@ -235,9 +235,9 @@ def test_rows_that_change_all_over_are_not_listed_by_chunks() -> None:
     assert goes_on_at(0.9, at, changed=0.001)
     assert not goes_on_at(0.9, at, changed=0.3)
     staged = Unstaged(ROWS // 2, round(ROWS / 2 * ROW_BYTES), 0.001 * ROWS / 2)
-    assert ROWS / 2 < staged.left(ROWS) < 0.6 * ROWS
-    assert replace(staged, changed=ROWS / 4).left(ROWS) > 0.97 * ROWS
-    assert replace(staged, changed=0.0).left(ROWS) == ROWS / 2
+    assert ROWS / 2 < staged.rows_to_come(ROWS) < 0.6 * ROWS
+    assert replace(staged, changed=ROWS / 4).rows_to_come(ROWS) > 0.97 * ROWS
+    assert replace(staged, changed=0.0).rows_to_come(ROWS) == ROWS / 2
 
 
 def test_the_rest_of_a_copy_is_priced_by_what_is_left() -> None:
