@@ -299,7 +299,8 @@ def begin_copy(pair: Pair, legacy: Legacy) -> None:
     """Publish a version, and change most rows."""
     pair.refresh("t")
     pair.fragment_lines["t"] = 'method = "full"'
-    legacy.execute("UPDATE t SET note = 'new ' || note WHERE line < 5")
+    new = "CONCAT('new ', note)" if legacy.engine == "mariadb" else "'new ' || note"
+    legacy.execute(f"UPDATE t SET note = {new} WHERE line < 5")
 
 
 def test_a_copy_that_was_cut_goes_on(pair: Pair, line: Line, legacy: Legacy) -> None:
