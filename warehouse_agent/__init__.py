@@ -10,8 +10,9 @@ a session from its caller, imports it at once.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,20 +38,35 @@ def at(spark: SparkSession, path: str | Path, version: int | None = None) -> War
     return readers.at(spark, path, version)
 
 
-def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
+def read(
+    spark: SparkSession,
+    path: str | Path,
+    name: str,
+    version: int | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    where: Sequence[tuple[str, str, Any]] = (),
+) -> DataFrame:
     """Return the published table of a fragment or a view, in one version (`readers.read`)."""
     from warehouse_agent.visible_versions import (
         readers,  # imports pyspark, which other users may not need
     )
 
-    return readers.read(spark, path, name, version)
+    return readers.read(spark, path, name, version, columns=columns, where=where)
 
 
 def changes(
-    spark: SparkSession, path: str | Path, name: str, *, since: int, upto: int | None = None
+    spark: SparkSession,
+    path: str | Path,
+    name: str,
+    *,
+    since: int,
+    upto: int | None = None,
+    columns: Sequence[str] | None = None,
+    where: Sequence[tuple[str, str, Any]] = (),
 ) -> DataFrame:
     """Return the change feed after version `since`, up to and including `upto`
     (`readers.changes`)."""
     from warehouse_agent.visible_versions import readers
 
-    return readers.changes(spark, path, name, since=since, upto=upto)
+    return readers.changes(spark, path, name, since=since, upto=upto, columns=columns, where=where)

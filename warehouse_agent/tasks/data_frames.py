@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,7 +27,6 @@ from warehouse_agent.tasks.scan import (
     from_arrow,
     numbered_tasks,
     read_batches,
-    row_width,
 )
 
 if TYPE_CHECKING:
@@ -43,17 +43,24 @@ class RowFunction:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRange:
-    """A range of an integer column, both ends inclusive; None: there is no such end."""
+    """A range of a column of integers or dates, both ends inclusive; None: no such end."""
 
     column: str
-    least: int | None
-    greatest: int | None
+    least: int | date | None
+    greatest: int | date | None
 
-    def meets(self, least: int, greatest: int) -> bool:
-        """Return True if a value between two others, both inclusive, may be in the range."""
-        return (self.greatest is None or least <= self.greatest) and (
-            self.least is None or self.least <= greatest
-        )
+    def meets(self, least: object, greatest: object) -> bool:
+        """Return True if a value between two others, both inclusive, may be in the range. Values of
+        other types, such as decimals, may always be."""
+        is_above = _is_less(greatest, self.least)
+        return not is_above and not _is_less(self.greatest, least)
+
+
+def _is_less(value: object, other: object) -> bool:
+    """Return True if both are integers, or both dates, and one is less than the other."""
+    if type(value) is int and type(other) is int:
+        return value < other
+    return type(value) is date and type(other) is date and value < other
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ def rows_of(
                 yield batch if then is None else then.function(batch)
 
     kind = from_arrow(columns if then is None else then.schema)
-    size = min(sum(f.size for f in files), sum(f.rows for f in files) * row_width(kind))
+    size = sum(f.size for f in files)
     return numbered_tasks(spark, [parts[share] for share in shares], run, kind, size=size)
 
 
@@ -125,4 +132,4 @@ def _meets(chunk: pq.ColumnChunkMetaData, one: ColumnRange) -> bool:
     """Return True if a row group may have a value in a range, by its statistics."""
     if (known := chunk.statistics) is None or not known.has_min_max:
         return True
-    return one.meets(int(known.min), int(known.max))
+    return one.meets(known.min, known.max)

@@ -80,13 +80,8 @@ _Part = tuple[str, slice]  # a file by its URI, and which of its row groups
 _WHOLE = slice(None)
 RowGroups = Callable[[pq.FileMetaData], Sequence[int]]  # the wanted ones, ascending
 _Work = TypeVar("_Work")
-# Spark's estimates of a value, by which it chooses how to join (`DataType.defaultSize`), in bytes.
-_WIDTHS = {
-    "boolean": 1, "byte": 1, "short": 2, "integer": 4, "float": 4, "date": 4, "string": 20,
-    "binary": 100, "decimal": 16,
-}  # fmt: skip
-_WIDTH_OTHER, _HEADER_BYTES = 8, 8
-_SIZE_MAX = 16 << 30  # more than anything that Spark sends to every task
+_NUMBER_BYTES = 8
+_SIZE_MAX = 8 << 30  # Spark sends no table of this size to every task
 _MAY_LACK = {name for name, _ in STATISTICS}
 
 
@@ -191,10 +186,10 @@ def numbered_tasks(
     Args:
         parts: the work of each task.
         kind: of the rows.
-        size: bytes of all rows, by which Spark chooses how to join them. Spark estimates the size
-            of what a Python function returns by the size of what it is given. So the numbers are
-            chosen among as many that the estimate is right: a few numbers alone would mean that any
-            table is small enough to be sent to every task.
+        size: bytes of all rows, by which Spark chooses how to join them. It takes the rows of a
+            Python function to be as large as what the function is given. So the numbers of the
+            tasks are chosen among as many as have this size: else any table would seem small enough
+            to be sent to every task.
     """
     if not parts:
         return spark.createDataFrame([], kind)
@@ -204,7 +199,7 @@ def numbered_tasks(
             for number in batch.column(0).to_pylist():
                 yield from function(iter(parts[number]))
 
-    each = max(1, 2 * min(size, _SIZE_MAX) // (row_width(kind) * len(parts)))
+    each = max(1, min(size, _SIZE_MAX) // (_NUMBER_BYTES * len(parts)))
     with driver_errors():
         numbers = spark.range(0, len(parts) * each, 1, len(parts))
         if each > 1:  # of each task's numbers the first
@@ -217,13 +212,6 @@ def from_arrow(schema: pa.Schema) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
-
-
-def row_width(kind: StructType) -> int:
-    """Return the bytes of a row by Spark's estimate, its header included."""
-    return _HEADER_BYTES + sum(
-        _WIDTHS.get(field.dataType.typeName(), _WIDTH_OTHER) for field in kind.fields
-    )
 
 
 def _threads(size: int) -> int:

@@ -65,8 +65,6 @@ _PINNED = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.variable.substitute": "false",
 }
-# What files hold, not what the text means.
-_WRITING = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 # Classes of SQLSTATE: 22 is of a value, 42 and 0A of the query; `cause` has the rest.
 _STATE = re.compile(r"\[([A-Z0-9_.]+)\] (.*?)SQLSTATE: (22|42|0A)", re.DOTALL)
 _OF_A_ROW = "22"
@@ -227,7 +225,7 @@ def evaluated(
 def session_of(spark: SparkSession) -> SparkSession:
     """Return a session with what a query's text means held fixed."""
     own = spark.newSession()
-    for key, value in (_PINNED | _WRITING).items():
+    for key, value in _PINNED.items():
         own.conf.set(key, value)
     return own
 

@@ -5,26 +5,44 @@ version within its retention, so readers are never blocked and never see two ver
 
 Where the warehouse has a table of versions, it says which version of each table readers are given:
 tables that views join move together. `at` pins all of them; `read` follows the newest.
+
+Files on a disk are read by Spark's own reader, which sees the query and needs no Driftline where
+the tasks run; all rows of a table cost 1.4 times as long by tasks in Python. Of any other storage
+Spark would need a library: tasks in Python read the columns that are named, and leave out row
+groups by the conditions that are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import reduce
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from driftline.errors import NotFound
+import pyarrow as pa
+from driftline.errors import NotFound, UsageError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from warehouse_agent.columns.layout import quoted
+from warehouse_agent.columns.layout import Layout, quoted
+from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.report import counted
-from warehouse_agent.storage.data_files import rows_of
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.formats import head, is_view, view_head
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
+from warehouse_agent.tasks.data_frames import ColumnRange, rows_of
+from warehouse_agent.tasks.scan import from_arrow
 from warehouse_agent.visible_versions import warehouse_versions
 from warehouse_agent.visible_versions.members import Member, MemberKind
+
+Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
+_OPERATORS = {
+    "=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +64,16 @@ class Warehouse:
         """Return the names of all tables of this version."""
         return tuple(sorted(self._members))
 
-    def read(self, name: str) -> DataFrame:
-        """Return the rows of a fragment or a view.
+    def read(
+        self, name: str, *, columns: Sequence[str] | None = None, where: Conditions = ()
+    ) -> DataFrame:
+        """Return the rows of a fragment or a view; arguments as of `readers.read`.
 
         Raises:
-            NotFound: nothing of this name is in this version.
+            NotFound: nothing of this name is in this version, or it has no such column.
+            UsageError: as of `readers.read`.
         """
-        return _data(self.spark, self._snapshot(name))
+        return _data(self.spark, self._store, self._snapshot(name), columns, where)
 
     def as_of(self, name: str) -> str:
         """Return the source's time of the rows, ISO 8601 in UTC; of a view the least of its inputs.
@@ -98,7 +119,7 @@ def at(spark: SparkSession, path: str | Path, version: int | None = None) -> War
 
     Args:
         spark: any session, Spark Connect included.
-        path: the warehouse's folder or Hadoop path.
+        path: the warehouse's folder or URI.
         version: of the warehouse; None for the newest.
 
     Raises:
@@ -109,19 +130,34 @@ def at(spark: SparkSession, path: str | Path, version: int | None = None) -> War
     return Warehouse(spark, number, store, members)
 
 
-def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
+def read(
+    spark: SparkSession,
+    path: str | Path,
+    name: str,
+    version: int | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    where: Conditions = (),
+) -> DataFrame:
     """Return the published table of a fragment or a view, and make a temporary view of this name.
+
+    Where the warehouse is on no disk, Spark fetches all that it is not told to leave out: name the
+    columns, and conditions of keys, numbers and dates by which most rows are not wanted.
 
     Args:
         spark: any session, Spark Connect included.
-        path: the warehouse's folder or Hadoop path.
+        path: the warehouse's folder or URI.
         version: of this table; None for the one in the newest version of the warehouse.
+        columns: to return, in this order; None: all.
+        where: conditions that all rows fulfil: column, one of =, <, <=, >, >=, and a value.
 
     Raises:
-        NotFound: nothing was published under this name, or not this version.
+        NotFound: nothing was published under this name, or not this version, or it has no such
+            column.
+        UsageError: a condition has another operator, or no value.
     """
     store, members, _ = _opened(path, None)
-    rows = _data(spark, _pinned(store, members, name, version))
+    rows = _data(spark, store, _pinned(store, members, name, version), columns, where)
     rows.createOrReplaceTempView(quoted(name))
     return rows
 
@@ -175,14 +211,75 @@ def _pinned(
     return snapshot
 
 
-def _data(spark: SparkSession, snapshot: Snapshot | ViewSnapshot) -> DataFrame:
-    """Return the rows of a version, without bookkeeping."""
-    rows = rows_of(spark, snapshot.layout, snapshot.uris())
-    return rows.select(*(quoted(c) for c in snapshot.layout.data_names))
+def _data(
+    spark: SparkSession,
+    store: Store,
+    snapshot: Snapshot | ViewSnapshot,
+    columns: Sequence[str] | None,
+    where: Conditions,
+) -> DataFrame:
+    """Return rows of a version, without bookkeeping."""
+    names = snapshot.layout.data_names
+    fields = pa.schema([snapshot.layout.file_schema.field(name) for name in names])
+    return _rows(spark, store, snapshot.files, fields, columns, where)
+
+
+def _rows(
+    spark: SparkSession,
+    store: Store,
+    files: Sequence[DataFile],
+    fields: pa.Schema,
+    columns: Sequence[str] | None,
+    where: Conditions,
+) -> DataFrame:
+    """Return columns of the rows of files that fulfil conditions.
+
+    Args:
+        fields: columns of the files that can be asked for.
+
+    Raises:
+        NotFound, UsageError: as of `read`.
+    """
+    wanted = fields.names if columns is None else [*columns]
+    tested = [condition[0] for condition in where]
+    if missing := [name for name in (*wanted, *tested) if name not in fields.names]:
+        raise NotFound(
+            f"There is no column {missing[0]!r}.", remedy=f"It has: {', '.join(fields.names)}."
+        )
+    ranges = [_range(*condition) for condition in where]
+    if store.is_local and files:
+        uris = [f.uri for f in files]
+        rows = spark.read.schema(from_arrow(fields)).parquet(*uris)
+    else:
+        read = pa.schema([fields.field(name) for name in dict.fromkeys([*wanted, *tested])])
+        rows = rows_of(spark, files, read, ranges=[one for one in ranges if one is not None])
+    for name, sign, value in where:
+        rows = rows.where(_OPERATORS[sign](F.col(quoted(name)), F.lit(value)))
+    return rows.select(*map(quoted, wanted))
+
+
+def _range(name: str, sign: str, value: Any) -> ColumnRange | None:
+    """Return the range of a condition on integers or dates, by which row groups are left out."""
+    if sign not in _OPERATORS or value is None:
+        raise UsageError(
+            f"The condition ({name!r}, {sign!r}, {value!r}) cannot be used.",
+            remedy=f"Use one of {', '.join(_OPERATORS)} and a value.",
+        )
+    if type(value) not in (int, date):
+        return None
+    least = value if sign in ("=", ">", ">=") else None
+    return ColumnRange(name, least, value if sign in ("=", "<", "<=") else None)
 
 
 def changes(
-    spark: SparkSession, path: str | Path, name: str, *, since: int, upto: int | None = None
+    spark: SparkSession,
+    path: str | Path,
+    name: str,
+    *,
+    since: int,
+    upto: int | None = None,
+    columns: Sequence[str] | None = None,
+    where: Conditions = (),
 ) -> DataFrame:
     """Return the change feed after version `since`, up to and including `upto`.
 
@@ -193,10 +290,13 @@ def changes(
         spark, path, name: as for `read`.
         since: version that the reader has.
         upto: None for the version that `read` returns.
+        columns, where: as for `read`, of the data columns; `_version` and `_op` always come first.
 
     Raises:
         NotFound: version `since` does not exist, as after a new first load. Or a version after it
             has no feed: a first load, changed columns, repaired damage, a restored table, or `gc`.
+            Or there is no such column.
+        UsageError: as of `read`.
     """
     store, members, _ = _opened(path, None)
     newest = _pinned(store, members, name)
@@ -227,29 +327,41 @@ def changes(
     for snapshot in reversed(versions):
         if (feed := snapshot.record.changes) is None:
             raise _no_feed(name, snapshot.version, _why_none(snapshot))
-        parts.append(_feed_rows(spark, store, name, snapshot, feed))
+        files = _feed_files(store, name, snapshot, feed)
+        rows = _feed_rows(spark, store, snapshot.layout, files, columns, where)
+        parts.append(rows.selectExpr(f"{snapshot.version}L as _version", "*"))
     if not parts:
-        empty = rows_of(spark, newest.layout, [])
-        return empty.selectExpr(
-            "0L as _version", "'' as _op", *(quoted(c) for c in newest.layout.data_names)
-        )
+        empty = _feed_rows(spark, store, newest.layout, [], columns, where)
+        return empty.selectExpr("0L as _version", "*")
     return reduce(DataFrame.unionByName, parts)  # no feed leads across a change of columns
 
 
-def _feed_rows(
-    spark: SparkSession, store: Store, name: str, snapshot: Snapshot | ViewSnapshot, feed: str
-) -> DataFrame:
-    """Return the feed of one version. Raises NotFound if it was removed."""
-    ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
+def _feed_files(
+    store: Store, name: str, snapshot: Snapshot | ViewSnapshot, feed: str
+) -> list[DataFile]:
+    """Return the files of the feed of one version. Raises NotFound if one was removed."""
     place = (PRIVATE, "changes", name, *feed.split("/"))
     files = snapshot.record.changes_files
-    stored = {file for file, _ in store.files(*place)}
-    if missing := set(files) - stored:
+    stored = dict(store.files(*place))
+    if missing := set(files) - stored.keys():
         lost = f"lost {counted(len(missing), 'file')} of its change feed"
         raise _no_feed(name, snapshot.version, lost)
-    uris = [store.uri(*place, file) for file in files]
-    rows = spark.read.schema(ddl).parquet(*uris) if uris else spark.createDataFrame([], ddl)
-    return rows.selectExpr(f"{snapshot.version}L as _version", "*")
+    sizes = ((file, store.uri(*place, file), stored[file]) for file in files)
+    return [DataFile(file, uri, size, rows=0) for file, uri, size in sizes]  # rows are not known
+
+
+def _feed_rows(
+    spark: SparkSession,
+    store: Store,
+    layout: Layout | ViewLayout,
+    files: Sequence[DataFile],
+    columns: Sequence[str] | None,
+    where: Conditions,
+) -> DataFrame:
+    names = layout.data_names
+    fields = pa.schema([("_op", pa.string()), *(layout.file_schema.field(n) for n in names)])
+    wanted = names if columns is None else columns
+    return _rows(spark, store, files, fields, ("_op", *wanted), where)
 
 
 def _why_none(snapshot: Snapshot | ViewSnapshot) -> str:

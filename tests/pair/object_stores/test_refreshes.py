@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.object_stores import Bucket
 from tests.harness.pair import Pair, rows_of
+from warehouse_agent import changes, read
 from warehouse_agent.storage.store import PRIVATE
 
 ROWS = 3000
@@ -38,6 +39,23 @@ def check(pair: Pair) -> None:
     table = DeltaTable(f"{pair.bucket.root}/t", storage_options=pair.bucket.delta_options)
     found = rows_of(table.to_pyarrow_table())
     assert sorted(found) == sorted(map(tuple, pair.legacy.rows("t")))
+
+
+def test_readers_fetch_what_they_name(pair: Pair) -> None:
+    assert pair.refresh("t").version == 0
+    assert pair.bucket is not None
+    root, source = pair.bucket.root, sorted(map(tuple, pair.legacy.rows("t")))
+    assert sorted(map(tuple, read(pair.spark, root, "t").collect())) == source
+    some = read(
+        pair.spark, root, "t", columns=["note", "n"], where=[("id", "<", 300), ("n", "=", 3)]
+    )
+    assert sorted(map(tuple, some.collect())) == sorted(
+        (note, n) for key, n, note in source if key < 300 and n == 3
+    )
+    pair.legacy.execute("UPDATE t SET n = 77 WHERE id = 30")
+    assert pair.refresh("t").version == 1
+    feed = changes(pair.spark, root, "t", since=0, columns=["n"])
+    assert sorted(map(tuple, feed.collect())) == [(1, "update_after", 77), (1, "update_before", 3)]
 
 
 def test_a_table_follows_its_source(pair: Pair) -> None:
