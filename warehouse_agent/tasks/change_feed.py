@@ -31,7 +31,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.key_lookup import KeyedRows, KeyFilter
 from warehouse_agent.tasks.scan import FILE_BYTES, OfFiles, read_batches, spread
 from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.tasks.write import WRITTEN, SplitSink, told
+from warehouse_agent.tasks.write import WRITTEN, SplitSink, written_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,7 +110,7 @@ def write_images(
             written = [row for sink in sinks.values() for row in sink.finish()]
         yield from written
 
-    return _of(folder, told(images, run).to_pylist())
+    return _of(folder, written_by(images, run).to_pylist())
 
 
 def _of(folder: str, rows: Sequence[Mapping[str, Any]]) -> VersionFeed:

@@ -234,10 +234,10 @@ def write_rows(folder: DataFolder, rows: DataFrame, layout: Layout | ViewLayout)
             done = sink.finish()
         yield from done
 
-    return written(told(rows, run), folder)
+    return written(written_by(rows, run), folder)
 
 
-def told(rows: DataFrame, function: Task) -> pa.Table:
+def written_by(rows: DataFrame, function: Task) -> pa.Table:
     """Return the rows of WRITTEN that `function` makes of rows of Spark, which it writes; one job.
 
     Spark takes what one attempt of each task returns.
