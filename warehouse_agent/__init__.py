@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from warehouse_agent.visible_versions.readers import Warehouse
+    from warehouse_agent.visible_versions.readers import Storage, Warehouse
 
 __all__ = ["at", "changes", "read"]
 
@@ -31,11 +31,17 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
+def at(
+    spark: SparkSession,
+    path: str | Path,
+    version: int | None = None,
+    *,
+    storage: Storage | None = None,
+) -> Warehouse:
     """Return a pinned version of the whole warehouse (`readers.at`)."""
     from warehouse_agent.visible_versions import readers
 
-    return readers.at(spark, path, version)
+    return readers.at(spark, path, version, storage=storage)
 
 
 def read(
@@ -46,13 +52,14 @@ def read(
     *,
     columns: Sequence[str] | None = None,
     where: Sequence[tuple[str, str, Any]] = (),
+    storage: Storage | None = None,
 ) -> DataFrame:
     """Return the published table of a fragment or a view, in one version (`readers.read`)."""
     from warehouse_agent.visible_versions import (
         readers,  # imports pyspark, which other users may not need
     )
 
-    return readers.read(spark, path, name, version, columns=columns, where=where)
+    return readers.read(spark, path, name, version, columns=columns, where=where, storage=storage)
 
 
 def changes(
@@ -64,9 +71,19 @@ def changes(
     upto: int | None = None,
     columns: Sequence[str] | None = None,
     where: Sequence[tuple[str, str, Any]] = (),
+    storage: Storage | None = None,
 ) -> DataFrame:
     """Return the change feed after version `since`, up to and including `upto`
     (`readers.changes`)."""
     from warehouse_agent.visible_versions import readers
 
-    return readers.changes(spark, path, name, since=since, upto=upto, columns=columns, where=where)
+    return readers.changes(
+        spark,
+        path,
+        name,
+        since=since,
+        upto=upto,
+        columns=columns,
+        where=where,
+        storage=storage,
+    )

@@ -181,7 +181,7 @@ def _place(warehouse: WarehouseTable) -> str:
     character as a pattern, or Delta as an escape (`%`), and find no files or others."""
     path = warehouse.path
     if "://" in path:
-        return storage.bucket_path(warehouse)
+        return storage.bucket_path(path, warehouse.place("path"))
     path = str(resolve(warehouse.file, path))
     if odd := [character for character in _PATH_REFUSED if character in path]:
         raise warehouse.error(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+from driftline.errors import ConfigurationError
 from driftline.settings.declarations import SettingsTable, is_loopback
 from driftline.settings.kinds import FLAG, PATH, TEXT
 
@@ -50,28 +51,31 @@ def parse(table: StorageTable, path: str) -> StorageSettings:
     return found
 
 
-def bucket_path(warehouse: SettingsTable) -> str:
+def bucket_path(path: str, where: str) -> str:
     """Return the path of a warehouse with a scheme, as `s3://BUCKET[/FOLDER]`.
 
     Raises:
-        ConfigurationError: nobody serves the scheme, or a character would not be read literally.
+        ConfigurationError: nobody serves the scheme, or a character would not be read literally;
+            `where` the path stands.
     """
-    path = str(getattr(warehouse, "path"))  # noqa: B009 - of the declaring table
     scheme, _, rest = path.partition("://")
     if f"{scheme}://" not in SCHEMES:
-        raise warehouse.error(
-            "path",
+        raise ConfigurationError(
             f"Nothing serves {scheme}://.",
-            "Name a folder of a disk, or s3://BUCKET/FOLDER (package: driftline[object-stores]).",
+            where=where,
+            remedy="Name a folder of a disk, or s3://BUCKET/FOLDER (package: "
+            "driftline[object-stores]).",
         )
     bucket, *parts = rest.rstrip("/").split("/")
     if not _BUCKET.fullmatch(bucket):
-        raise warehouse.error("path", f"{bucket!r} is no name of a bucket.", "Write s3://BUCKET.")
+        raise ConfigurationError(
+            f"{bucket!r} is no name of a bucket.", where=where, remedy="Write s3://BUCKET."
+        )
     if wrong := [p for p in parts if not _PART.fullmatch(p) or p in {".", ".."}]:
-        raise warehouse.error(
-            "path",
+        raise ConfigurationError(
             f"The part {wrong[0]!r} of {path} would not be read literally.",
-            "Name a folder without blanks, empty parts, `..` and * ? # [ ] { } \\ %.",
+            where=where,
+            remedy="Name a folder without blanks, empty parts, `..` and * ? # [ ] { } \\ %.",
         )
     return "s3://" + "/".join([bucket, *parts])
 

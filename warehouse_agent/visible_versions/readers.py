@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import reduce
 from pathlib import Path
@@ -29,7 +29,10 @@ from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.columns.view_layout import ViewLayout
+from warehouse_agent.config import StorageSettings, load
+from warehouse_agent.config.storage import bucket_path
 from warehouse_agent.report import counted
+from warehouse_agent.storage.backends import known
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.formats import head, is_view, view_head
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -43,6 +46,8 @@ Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
 _OPERATORS = {
     "=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
+USUAL_FILE = Path("warehouse.toml")
+Storage = StorageSettings | str | Path  # the way to a bucket, or the warehouse.toml that says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +119,28 @@ class Warehouse:
         return self._pinned[name]
 
 
-def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
+def at(
+    spark: SparkSession,
+    path: str | Path,
+    version: int | None = None,
+    *,
+    storage: Storage | None = None,
+) -> Warehouse:
     """Return a pinned version of the whole warehouse: tables that belong together.
 
     Args:
         spark: any session, Spark Connect included.
-        path: the warehouse's folder or URI.
+        path: the warehouse's folder, or `s3://BUCKET/FOLDER`.
         version: of the warehouse; None for the newest.
+        storage: how the bucket is reached, or the warehouse.toml whose [storage] says it; None:
+            the warehouse.toml of the working folder, if its `path` is this one.
 
     Raises:
+        ConfigurationError: nothing serves such a path, or `storage` is not well.
         NotFound: there is no such version.
         WarehouseUnavailable: the table of versions cannot be read.
     """
-    store, members, number = _opened(path, version)
+    store, members, number = _opened(path, version, storage)
     return Warehouse(spark, number, store, members)
 
 
@@ -138,6 +152,7 @@ def read(
     *,
     columns: Sequence[str] | None = None,
     where: Conditions = (),
+    storage: Storage | None = None,
 ) -> DataFrame:
     """Return the published table of a fragment or a view, and make a temporary view of this name.
 
@@ -145,28 +160,28 @@ def read(
     columns, and conditions of keys, numbers and dates by which most rows are not wanted.
 
     Args:
-        spark: any session, Spark Connect included.
-        path: the warehouse's folder or URI.
+        spark, path, storage: as for `at`.
         version: of this table; None for the one in the newest version of the warehouse.
         columns: to return, in this order; None: all.
         where: conditions that all rows fulfil: column, one of =, <, <=, >, >=, and a value.
 
     Raises:
+        ConfigurationError: as `at`.
         NotFound: nothing was published under this name, or not this version, or it has no such
             column.
         UsageError: a condition has another operator, or no value.
     """
-    store, members, _ = _opened(path, None)
+    store, members, _ = _opened(path, None, storage)
     rows = _data(spark, store, _pinned(store, members, name, version), columns, where)
     rows.createOrReplaceTempView(quoted(name))
     return rows
 
 
 def _opened(
-    path: str | Path, version: int | None
+    path: str | Path, version: int | None, storage: Storage | None
 ) -> tuple[Store, Mapping[str, Member], int | None]:
     """Return the store, the members of a warehouse version, and its number; none without table."""
-    store = open_store(path)
+    store = open_store(path, storage)
     if version is None and not warehouse_versions.exists(store):
         return store, {}, None
     chosen = (
@@ -177,7 +192,7 @@ def _opened(
     if chosen is None:  # somebody moved the table away meanwhile
         return store, {}, None
     kept = (m.name for m in chosen.members.values() if m.kind is MemberKind.KEPT)
-    return Store(store.root, frozenset(kept)), chosen.members, chosen.number
+    return replace(store, kept=frozenset(kept)), chosen.members, chosen.number
 
 
 def _pinned(
@@ -280,6 +295,7 @@ def changes(
     upto: int | None = None,
     columns: Sequence[str] | None = None,
     where: Conditions = (),
+    storage: Storage | None = None,
 ) -> DataFrame:
     """Return the change feed after version `since`, up to and including `upto`.
 
@@ -287,18 +303,19 @@ def changes(
     columns. Only feeds that a commit names are read.
 
     Args:
-        spark, path, name: as for `read`.
+        spark, path, name, storage: as for `read`.
         since: version that the reader has.
         upto: None for the version that `read` returns.
         columns, where: as for `read`, of the data columns; `_version` and `_op` always come first.
 
     Raises:
+        ConfigurationError: as `at`.
         NotFound: version `since` does not exist, as after a new first load. Or a version after it
             has no feed: a first load, changed columns, repaired damage, a restored table, or `gc`.
             Or there is no such column.
         UsageError: as of `read`.
     """
-    store, members, _ = _opened(path, None)
+    store, members, _ = _opened(path, None, storage)
     newest = _pinned(store, members, name)
     if since > newest.version:
         look = view_head if isinstance(newest, ViewSnapshot) else head
@@ -378,7 +395,24 @@ def _no_feed(name: str, version: int, has: str) -> NotFound:
     return NotFound(f"Version {version} has {has}.", where=name, remedy=remedy)
 
 
-def open_store(path: str | Path) -> Store:
-    """Return the warehouse at a path; a relative path is made absolute."""
+def open_store(path: str | Path, storage: Storage | None = None) -> Store:
+    """Return the warehouse at a path; a relative path is made absolute. Raises as `at`."""
     text = str(path)
-    return Store(text if "://" in text else str(Path(text).absolute()))
+    if "://" not in text:
+        return Store(str(Path(text).absolute()))
+    if text.startswith("file://"):
+        return Store(text)
+    root = bucket_path(text, "path")
+    return Store(root, storage=_way(root, storage))
+
+
+def _way(root: str, storage: Storage | None) -> StorageSettings | None:
+    """Return how the bucket of a root is reached; None: as this process knows, or as AWS."""
+    if isinstance(storage, StorageSettings):
+        return storage
+    if storage is not None:
+        return load(storage).storage
+    if root not in known.learnt() and USUAL_FILE.is_file():
+        config = load(USUAL_FILE)
+        return config.storage if config.path == root else None
+    return None
