@@ -74,7 +74,7 @@ def changes(
     storage: Storage | None = None,
 ) -> DataFrame:
     """Return the change feed after version `since`, up to and including `upto`
-    (`readers.changes`)."""
+    (`readers.changes`). More than seven parameters: most are options, by name alone."""
     from warehouse_agent.visible_versions import readers
 
     return readers.changes(

@@ -61,7 +61,7 @@ EVERYWHERE = [
     ("change", "tasks.change_feed:write", "after", 1),
     ("change", "storage.formats:commit", "before", 1),
     ("column", "refresh.prepare:restate", "after", 1),
-    ("leftovers", "refresh.recovery.leftovers:rewrite", "after", 1),
+    ("leftovers", "refresh.recovery.leftovers:rewrite_without", "after", 1),
     PUBLISHED[0],
 ]
 IN_DRIVER = [
@@ -79,8 +79,8 @@ IN_DRIVER = [
     ("change", "tasks.change_feed:write", "before", 1),
     ("column", "refresh.prepare:restate", "before", 1),
     ("column", WRITTEN, "after", 1),
-    ("leftovers", "refresh.recovery.leftovers:list_rows", "before", 1),
-    ("leftovers", "refresh.recovery.leftovers:rewrite", "after", 2),
+    ("leftovers", "refresh.recovery.leftovers:superseded", "before", 1),
+    ("leftovers", "refresh.recovery.leftovers:rewrite_without", "after", 2),
     ("leftovers", WRITTEN, "after", 3),
     ("leftovers", "tasks.proof:prove", "after", 1),
     ("leftovers", "storage.formats:commit", "after", 1),

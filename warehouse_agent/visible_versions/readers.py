@@ -299,6 +299,8 @@ def changes(
 ) -> DataFrame:
     """Return the change feed after version `since`, up to and including `upto`.
 
+    More than seven parameters: most are options, by name alone.
+
     The columns are `_version`, `_op` (insert, update_before, update_after, delete) and the data
     columns. Only feeds that a commit names are read.
 

@@ -223,6 +223,19 @@ def test_a_version_that_lacks_what_a_view_needs(sites: Sites, spark: SparkSessio
     assert sites.pinned().read("more").count() == 20
 
 
+def test_columns_and_conditions_of_a_reader(sites: Sites, spark: SparkSession) -> None:
+    sites.views = {"kept": KEPT}
+    with pytest.raises(DriftlineError) as caught:
+        read(spark, sites.warehouse, "kept", columns=["nothing"])
+    names = told(caught.value, "It has: ….").removeprefix("It has: ").rstrip(".").split(", ")
+    expected = read(spark, sites.warehouse, "kept").count()
+    with pytest.raises(DriftlineError) as caught:
+        read(spark, sites.warehouse, "kept", where=[(names[0], "!=", 0)])
+    told(caught.value, "Use one of … and a value.")
+    found = read(spark, sites.warehouse, "kept", columns=names[:1], where=[(names[0], ">=", 0)])
+    assert (found.columns, found.count()) == (names[:1], expected)
+
+
 def test_rows_of_a_receipt_that_cannot_be_chosen(sites: Sites) -> None:
     sites.views = {"kept": KEPT}
     pair = sites.pairs["erp"]
