@@ -65,8 +65,8 @@ class DatabaseTable(SettingsTable):
         " Parameters after `?`: for PostgreSQL those of libpq; for MariaDB `unix_socket`,"
         " `bind_address`, `ssl_ca`, `ssl_cert`, `ssl_key` (no passphrase), `ssl_disabled`,"
         " `ssl_verify_cert`, `ssl_verify_identity`; for SQLite none. Other schemes may come from"
-        " [packages with an engine](contributing.md#where-a-change-goes), which run with everything"
-        " that the agent may do"
+        " [packages with an engine](developing/engines.md#an-engine-of-ones-own), which run with"
+        " everything that the agent may do"
     )
     password_file = PATH.optional(
         "a file with the password alone; readable by its owner alone (or by its group if root owns"

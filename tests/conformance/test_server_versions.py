@@ -27,7 +27,7 @@ VERSIONS: Final = [
 ]  # fmt: skip
 SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18", "firebird=4"]
 USUAL: Final = ["postgresql=18", "mariadb=10.11", "mysql=9.7", "firebird=3", "sqlite=3.40"]
-PAGES: Final = ("docs/guarantees.md", "docs/dba-guide.md", "README.md")
+PAGES: Final = ("docs/guarantees.md", "docs/dba/guide.md", "README.md")
 PARTS: Final = {
     "postgresql": (
         "tests/conformance/test_markers.py",

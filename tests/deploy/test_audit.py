@@ -74,7 +74,8 @@ def service(vulnerable: str, *, status: int = 200) -> Iterator[str]:
 
 
 def test_the_page_has_the_command() -> None:
-    assert f"`{COMMAND}`" in (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    page = ROOT / "docs" / "operating" / "deployment.md"
+    assert f"`{COMMAND}`" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

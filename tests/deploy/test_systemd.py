@@ -1,5 +1,5 @@
-"""The units: how tight systemd calls them, and both walks of docs/deployment.md on a machine that
-systemd has booted, from an unpacked sdist to a published table."""
+"""The units: how tight systemd calls them, and both walks of docs/operating/deployment.md on a
+machine that systemd has booted, from an unpacked sdist to a published table."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_unit_is_tight(unit: Path) -> None:
     said = analyze("security", "--offline=yes", f"--threshold={EXPOSURE_MAX}", unit)
     exposure = re.search(r"Overall exposure level for .*: ([\d.]+) ", said)
     assert exposure is not None
-    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operating" / "deployment.md").read_text(encoding="utf-8")
     assert f"`systemd-analyze security` says {exposure[1]}" in page
 
 

@@ -9,7 +9,7 @@ import re
 
 from tests import ROOT
 
-PAGE = (ROOT / "docs" / "row-journey.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "developing" / "row-journey.md").read_text(encoding="utf-8")
 STEPS = re.findall(r"`([\w/]+\.py)::[\w.]+`", PAGE)
 ROOMS = ("engines", "scan", "methods", "server", "transport", "tasks", "refresh", "storage")
 

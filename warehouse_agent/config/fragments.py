@@ -99,7 +99,7 @@ class FragmentTable(TimingTable):
     )
     event_time = TEXT.optional(
         "a column of type timestamp or timestamptz that says when something happened to the row;"
-        " `fit` and decisions [learn from it](scheduling.md#claimed-times)"
+        " `fit` and decisions [learn from it](operating/scheduling.md#claimed-times)"
     )
     event_kind = choice(EventKind).required(
         "the event of `event_time`; the creation of the row, or its last update",

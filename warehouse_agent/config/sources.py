@@ -45,7 +45,7 @@ class SourceTable(SettingsTable):
     time_zone = ZONE.by_default(
         timing.UTC,
         'the zone of its wall clock, by which its jobs run; such as `"Europe/Vienna"`, see'
-        " [scheduling.md](scheduling.md)",
+        " [scheduling](operating/scheduling.md)",
     )
     refresh_hours = (
         list_of(timing.SPAN, timing.SPANS, least=1)

@@ -48,7 +48,7 @@ class TimingTable(SettingsTable):
 
     freshness = duration().optional(
         "a change is published after at most this time; one of this and the next two, or none: see"
-        " [scheduling.md](scheduling.md#what-you-ask-for)"
+        " [scheduling](operating/scheduling.md#what-you-ask-for)"
     )
     refreshes_per_day = number("refreshes a day").optional(
         "about how many refreshes a day are made; they are placed where they save most"
@@ -56,12 +56,13 @@ class TimingTable(SettingsTable):
     refresh_worth = number("row-hours").optional("the row-hours that a refresh has to save")
     interval_max = duration().optional(
         "the longest time between two refreshes by `refresh --due`; whatever is known. With neither"
-        " a goal nor this line a fragment is never due ([scheduling.md](scheduling.md))",
+        " a goal nor this line a fragment is never due ([scheduling](operating/scheduling.md))",
         f'with a goal `"{in_units(INTERVAL_MAX_S)}"`',
     )
     interval_min = duration().optional("the shortest time between two refreshes")
     policy = choice(TimingPolicy).by_default(
-        TimingPolicy.AUTO.value, "how refreshes are placed; see [scheduling.md](scheduling.md)"
+        TimingPolicy.AUTO.value,
+        "how refreshes are placed; see [scheduling](operating/scheduling.md)",
     )
     weights = (
         map_of(number("weight"), called="HOURS")

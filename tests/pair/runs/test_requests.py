@@ -1,7 +1,7 @@
 """How many requests each command makes of the warehouse's files: one table, SQLite, small steps.
 
-`tests/harness/counted_store.py` says what counts. The numbers stand in docs/requests.md; a test
-compares them, so that a change which asks for more, or less, shows it there.
+`tests/harness/counted_store.py` says what counts. The numbers stand in docs/operating/requests.md;
+a test compares them, so that a change which asks for more, or less, shows it there.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def line(name: str, one: Counted) -> str:
 
 @pytest.mark.spark
 def test_the_table_is_what_commands_ask_for(found: dict[str, Counted]) -> None:
-    page = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operating" / "requests.md").read_text(encoding="utf-8")
     begin = page.index("| " + " | ".join(HEADER))
     stated = page[begin:].split("\n\n")[0].splitlines()[2:]
     counts = [line(name, one) for name, one in found.items()]
