@@ -63,7 +63,6 @@ EXTENSIONS = {"csv", "key", "password", "pem", "proto", "py", "sh", "sql", "toml
 _CLASS = re.compile(r"^class (\w+)", re.M)
 _DEF = re.compile(r"\bdef (\w+)\(")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
-_OLD = re.compile(r"^## Old .*?(?=^## |\Z)", re.M | re.S)
 _CITED = re.compile(r"([\w./-]+\.py)\b(?:::([\w.]+))?")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _CALLED = re.compile(r"([A-Za-z_][\w.]*)\(\)")
@@ -154,7 +153,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 def unknown(text: str, tree: Tree) -> list[str]:
     """Return the code spans of a page that have the form of a name of the tree and name nothing."""
-    text = _FENCE.sub("", _OLD.sub("", text))
+    text = _FENCE.sub("", text)
     spans = dict.fromkeys(re.findall(r"`([^`\n]+)`", text))
     return [span for span in spans if not all(_is_known(span, tree))]
 
@@ -361,7 +360,7 @@ SMALL = Tree.of(
 )
 def test_it_finds_what_is_not_there(span: str, is_named: bool) -> None:
     assert unknown(f"See `{span}`.", SMALL) == ([] if is_named else [span])
-    assert not unknown(f"```sh\n`{span}`\n```\n## Old names\n`{span}`\n", SMALL)
+    assert not unknown(f"```sh\n`{span}`\n```\n", SMALL)
 
 
 def test_it_finds_modules_that_moved_away() -> None:
