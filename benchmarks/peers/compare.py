@@ -124,16 +124,18 @@ def shout(what: str) -> None:
     print(f"\n{'!' * len(what)}\n{what}\n{'!' * len(what)}\n", file=sys.stderr, flush=True)
 
 
-def publish(results: Path, pictures: Path) -> None:
-    """The table and the pictures of all recorded lines."""
+def publish(results: Path, output: Path) -> None:
+    """Write the tables and the pictures of all recorded lines into a folder."""
     recorded = read(results)
-    results.with_suffix(".md").write_text(markdown(recorded))
+    output.mkdir(parents=True, exist_ok=True)
+    (tables := output / f"{results.stem}.md").write_text(markdown(recorded))
+    print(tables)
     try:
         from benchmarks.peers import plots
     except ImportError as error:
         shout(f"NO PICTURES: {error}; install the extra `dev`")
         return
-    for file in plots.draw(recorded, pictures):
+    for file in plots.draw(recorded, output):
         print(file)
 
 
@@ -149,7 +151,7 @@ def publish(results: Path, pictures: Path) -> None:
 @click.option("--timeout-s", default=900.0, show_default=True, help="For each run.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--results", type=Path, default=Path("benchmarks/peers.jsonl"), show_default=True)
-@click.option("--pictures", type=Path, default=Path("artifacts/pictures"), show_default=True)
+@click.option("--output", type=Path, default=Path("artifacts/peers"), show_default=True)
 @click.option("--redraw", is_flag=True, help="Run nothing.")
 @click.option("--lazy-spark", is_flag=True, help="Start Spark when a step needs it.")
 def main(
@@ -164,7 +166,7 @@ def main(
     timeout_s: float,
     seed: int,
     results: Path,
-    pictures: Path,
+    output: Path,
     redraw: bool,
     lazy_spark: bool,
 ) -> None:
@@ -193,7 +195,7 @@ def main(
             matrix = Matrix(sites, choices, here(scale, results), seed)
             for cell in cells:
                 matrix.run(cell, shapes(rtt_ms, rate_mbit), warm)
-    publish(results, pictures)
+    publish(results, output)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Pictures of the peers' results: bytes against change rate with the floor, time against RTT.
 
-    python -m benchmarks.peers.plots [--results benchmarks/peers.jsonl] [--pictures FOLDER]
+    python -m benchmarks.peers.plots [--results benchmarks/peers.jsonl] [--output FOLDER]
 
 Drawn from the recorded lines, so that drawing again runs nothing. A family is one curve, by its
 best settings at each point; Driftline's methods are a curve each. No change is drawn at the left
@@ -182,10 +182,10 @@ def _save(figure: Figure, file: Path) -> Path:
 
 @click.command()
 @click.option("--results", type=Path, default=Path("benchmarks/peers.jsonl"), show_default=True)
-@click.option("--pictures", type=Path, default=Path("artifacts/pictures"), show_default=True)
-def main(results: Path, pictures: Path) -> None:
+@click.option("--output", type=Path, default=Path("artifacts/peers"), show_default=True)
+def main(results: Path, output: Path) -> None:
     """Draw the pictures again."""
-    for file in draw(read(results), pictures):
+    for file in draw(read(results), output):
         print(file)
 
 

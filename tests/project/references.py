@@ -25,6 +25,7 @@ from source_agent.config.declarations import SourceFile
 from source_agent.engines.dump.formats import FormatTable
 from tests import ROOT
 from warehouse_agent.config.file import WarehouseFile
+from warehouse_agent.spark import session
 
 FILES: Mapping[str, type[SettingsTable]] = {
     "warehouse": WarehouseFile,
@@ -38,6 +39,7 @@ DIALECT = "http://json-schema.org/draft-07/schema#"  # the newest that Taplo imp
 AGENT_ALONE = "†"  # a wrong value that no schema can tell
 OPTIONS_HEAD = "| option | meaning |\n|---|---|"
 OPTIONS_OF_ALL = {"--all", "--debug", "--json", "--help"}
+SPARK_HEAD = "| setting | value | when |\n|---|---|---|"
 ROOMS_HEAD = "| room | what it holds | modules |\n|---|---|---|"
 
 
@@ -205,6 +207,19 @@ def options(command: click.Command) -> str:
     return "\n".join([OPTIONS_HEAD, *rows]) if rows else "It has no options of its own."
 
 
+def spark_settings() -> str:
+    """Return a table of Markdown with a row for each setting of Spark that the agent sets."""
+    kinds = (
+        (session.ALWAYS, "always"),
+        (session.DEFAULTS, "by default"),
+        (session.LOCAL_DEFAULTS, "by default, with a local master"),
+    )
+    rows = [
+        f"| `{name}` | `{value}` | {when} |" for kind, when in kinds for name, value in kind.items()
+    ]
+    return "\n".join([SPARK_HEAD, *rows])
+
+
 def rooms() -> str:
     """Return a table of Markdown with a row for each room of the product."""
     rows = [ROOMS_HEAD]
@@ -224,6 +239,8 @@ def generated() -> dict[Path, str]:
     for name, table in FILES.items():
         page = ROOT / "docs" / "reference" / f"{name}.md"
         made[page] = _placed(page.read_text(encoding="utf-8"), "settings", reference(table))
+    page = ROOT / "docs" / "reference" / "warehouse.md"
+    made[page] = _placed(made[page], "settings of Spark", spark_settings())
     for program, group in commands().items():
         page = ROOT / "docs" / "reference" / f"{program}.md"
         text = page.read_text(encoding="utf-8")

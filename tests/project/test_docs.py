@@ -347,7 +347,7 @@ def test_the_quick_start_can_be_followed(postgresql: PostgreSQL, tmp_path: Path)
         return command.replace("localhost:7443", f"localhost:{port}")
 
     steps = [scenario(name) for name in ("quickstart", "quickstart-serve", "quickstart-warehouse")]
-    assert sum(map(len, steps)) <= 7, "with the installation, at most eight"
+    assert sum(map(len, steps)) <= 5, "with the installation, at most six"
     for command in steps[0]:
         run(tmp_path, ours(command))
     (serve,) = steps[1]

@@ -22,7 +22,7 @@ from tests import ROOT
 from tests.project.test_tree import parsed
 
 PRODUCT = ("proto/", "source_agent/", "warehouse_agent/")
-PAGES = ("README.md", "docs/", "benchmarks/peers.md", "findings/README.md")
+PAGES = ("README.md", "docs/", "findings/README.md")
 # Not all files that git knows: a test that asks git is none of the quick ones.
 FOLDERS = (
     *("proto", "source_agent", "warehouse_agent"),

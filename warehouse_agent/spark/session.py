@@ -37,14 +37,15 @@ from warehouse_agent.spark.machine import machine
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SESSION = {
+# The page of warehouse.toml lists these and the two below (docs/generate).
+ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
-_DEFAULTS = {
+DEFAULTS = {
     "spark.app.name": "driftline",
     "spark.master": "local[*]",
     "spark.driver.memory": "2g",
@@ -56,7 +57,7 @@ _DEFAULTS = {
 }
 # Nobody else talks to a driver whose tasks run in its own JVM, and its ports ask for no password:
 # by default it listens on the machine's address.
-_LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _INTERPRETERS = {
     "PYSPARK_PYTHON": "spark.pyspark.python",
     "PYSPARK_DRIVER_PYTHON": "spark.pyspark.driver.python",
@@ -92,12 +93,12 @@ def start(
     quiet_pyspark()
     choose_interpreters(settings)
     if "spark.remote" in settings:
-        chosen = {**settings, **_SESSION}
+        chosen = {**settings, **ALWAYS}
     else:
         log = files("warehouse_agent") / "log4j2.properties"
         quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file://{log}"}
-        loopback = _LOCAL if is_local(settings) else {}
-        chosen = {**_DEFAULTS, **loopback, **quiet, **settings, **_SESSION}
+        loopback = LOCAL_DEFAULTS if is_local(settings) else {}
+        chosen = {**DEFAULTS, **loopback, **quiet, **settings, **ALWAYS}
     written, master = diverted_bytes(), chosen.get("spark.master", "")
     try:
         with (
@@ -168,7 +169,7 @@ def _beside_a_caller(settings: Mapping[str, str]) -> SparkSession | None:
 
 def is_local(settings: Mapping[str, str]) -> bool:
     """Return True if a session with these settings runs its tasks on this machine."""
-    master = settings.get("spark.master", _DEFAULTS["spark.master"])
+    master = settings.get("spark.master", DEFAULTS["spark.master"])
     return "spark.remote" not in settings and is_local_master(master)
 
 
@@ -186,7 +187,7 @@ def tasks_at_once(settings: Mapping[str, str]) -> int:
     """Return how many tasks a session with these settings runs at once; a guess for a cluster whose
     settings do not limit it."""
     if is_local(settings):
-        master = settings.get("spark.master", _DEFAULTS["spark.master"])
+        master = settings.get("spark.master", DEFAULTS["spark.master"])
         threads = re.match(r"local\[(\d+)", master)
         return int(threads[1]) if threads else 1 if master == "local" else machine().cores
     most, instances = (settings.get(f"spark.{k}", "") for k in ("cores.max", "executor.instances"))
@@ -231,7 +232,7 @@ def prepare(spark: SparkSession) -> SparkSession:
 
 def pin(spark: SparkSession) -> SparkSession:
     """Set on a session of our own what correctness depends on; return it."""
-    for key, value in _SESSION.items():
+    for key, value in ALWAYS.items():
         spark.conf.set(key, value)
     return spark
 
