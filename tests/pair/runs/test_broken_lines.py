@@ -89,6 +89,7 @@ def test_a_load_that_was_cut_is_said_to_go_on(pair: Pair, relay: Relay) -> None:
         "rows_expected": found.rows_expected,
         "bytes": found.bytes,
         "at": found.at,
+        "exchanges": 1,
     }
     share = f"{found.rows:,} rows" if found.rows_expected is None else f"{found.rows / ROWS:.0%}"
     said = f"t         first load, {share} staged, last tried just now"
