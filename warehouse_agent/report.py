@@ -7,11 +7,14 @@ The same object is kept in `runs/<name>.jsonl`.
 from __future__ import annotations
 
 import copy
+import functools
+import importlib.metadata
 import json
 import logging
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -45,7 +48,8 @@ class PublishedVersion:
     Counts are rows; `bytes_rewritten` is the size of our files that were replaced or deleted.
     `checked_at` is ISO 8601 in UTC. `miss_probability` is None where not all rows were compared,
     `audit` (a `planning.marker_state.MarkerAudit`) where no marker is used,
-    `modelled` (a `candidates.Candidate`) where the number of changed rows is not known.
+    `modelled` (a `candidates.Candidate`) where the number of changed rows is not known, `changed`
+    (a `changed_places.ChangedPlaces`) where there is no change feed.
     """
 
     version: int
@@ -61,6 +65,7 @@ class PublishedVersion:
     schema_changed: bool = False
     bytes_rewritten: int = 0
     audit: dict[str, Any] | None = None
+    changed: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -96,6 +101,11 @@ class Report:
     command: str = "refresh"
     version: int | None = None
     previous_version: int | None = None
+    run: str | None = None  # the command that did it: all of its reports have the same one
+    started_at: str | None = None
+    release: str | None = None  # of this agent
+    source: str | None = None  # its name in the file; null: a view
+    source_release: str | None = None  # of its agent; null: it was not reached
     rows_inserted: int = 0
     rows_updated: int = 0
     rows_deleted: int = 0
@@ -108,6 +118,8 @@ class Report:
     allowed: str | None = None  # what the source's DBA allowed to be read; null: everything
     bytes_sent: int = 0
     bytes_received: int = 0
+    copy_bytes: int | None = None  # that a copy of all rows is expected to take
+    changed: dict[str, Any] | None = None  # a `changed_places.ChangedPlaces`
     bytes_rewritten: int = 0  # size of our files that were replaced or deleted
     repaired_files: int = 0  # our files that were missing or damaged
     repaired_rows: int = 0  # rows in them, by the log; they count as absent
@@ -179,6 +191,7 @@ class Report:
         self.bytes_rewritten, self.modelled = done.bytes_rewritten, done.modelled
         self.proof, self.checked_at, self.audit = done.proof, done.checked_at, done.audit
         self.fingerprint, self.miss_probability = done.fingerprint, done.miss_probability
+        self.changed = done.changed
 
     def with_result(self, done: PublishedVersion) -> Report:
         """Return what this report becomes once `done` is published."""
@@ -234,6 +247,20 @@ class Report:
             within = sum(self.seconds.values()) - others
             spent.seconds = time.monotonic() - start - within
             self.seconds[name] = round(self.seconds.get(name, 0.0) + spent.seconds, 3)
+
+
+def new_run() -> str:
+    """Return a new name of a command, which no other has."""
+    return uuid.uuid4().hex[:12]
+
+
+@functools.cache
+def release() -> str:
+    """Return the release of this agent; `unknown` in a source tree that is not installed."""
+    try:
+        return importlib.metadata.version("driftline")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def is_held_back_for_long(seconds: float) -> bool:

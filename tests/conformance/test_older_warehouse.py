@@ -82,6 +82,13 @@ SINCE = {
     "staged_bytes_kept",
     "not_null_checked",
     "nullable",
+    "run",
+    "started_at",
+    "release",
+    "source",
+    "source_release",
+    "copy_bytes",
+    "changed",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

@@ -70,7 +70,7 @@ class ComponentTurn:
         self._is_prompt = any(view.max_lag_s == 0 for view in views)
         self._selected = [view.name for view in selection.views if view.name in component.views]
         self._is_named = bool(selection.named & {*component.views})
-        self._reports = {name: Report(name) for name in self._selected}
+        self._reports = {name: services.begun(name) for name in self._selected}
         self._held = HeldFragments(services.store, (f.name for f in fragments))
         self._forecast = PhaseForecast(services, component, fragments, views)
         self._views = ViewPhase(services, component, self._left_out, self._reports)

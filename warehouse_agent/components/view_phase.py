@@ -320,7 +320,7 @@ class ViewPhase:
         member: Member | None,
     ) -> PhaseOfView:
         """Decide what becomes of one view; a table that cannot be read is an error of the view."""
-        report = self._reports.setdefault(view.name, Report(view.name))
+        report = self._reports.setdefault(view.name, self._services.begun(view.name))
         try:
             head = formats.view_head(self._services.store, view.name)
             if head is not None:

@@ -318,6 +318,12 @@ def load(known: PlanInputs) -> Candidate:
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
 
 
+def copy_bytes(known: PlanInputs, rows: int) -> int | None:
+    """Return the bytes that a copy of so many rows is expected to take; None: no row was ever
+    sent."""
+    return load(replace(known, rows_expected=rows)).bytes
+
+
 def rest_of_load(known: PlanInputs, unstaged: Unstaged) -> Candidate:
     """Return the rest of a load that was cut: as many rows as are not staged, if none changed."""
     rest = None if known.rows_expected is None else unstaged.rows_to_come(known.rows_expected)

@@ -101,6 +101,7 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
         updated=updated,
         deleted=deleted,
         schema_changed=is_other,
+        changed=None if (places := proven.changes.places) is None else places.to_json(),
         bytes_rewritten=sum(f.size for f in applied.gone if f not in lost),
     )
     record = replace(_record(job, proven, done), beside=dict(beside) or None)

@@ -42,7 +42,7 @@ from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.report import counted
 from warehouse_agent.storage import row_security
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, bounds
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import change_feed, digests, proof
@@ -389,6 +389,7 @@ def _changes(job: Job, p: Prepared, applied: RewrittenFiles) -> VersionFeed:
     before, after = applied.before, applied.shipped
     if before is None:
         before, after = tuple(f for f in applied.gone if f not in p.base.lost), applied.added
-    feed = change_feed.write(*place, before=before, after=after, layout=p.layout)
+    ends = bounds((*p.base.files, *applied.added))
+    feed = change_feed.write(*place, before=before, after=after, layout=p.layout, bounds=ends)
     WarehouseFailpoint.FEED_WRITTEN.reach()
     return repair.without_feed(job.store, job.name, feed, p.base) if p.base.lost else feed

@@ -12,6 +12,7 @@ from driftline.relations.activity import to_json
 
 from warehouse_agent.methods.registry import predicted
 from warehouse_agent.methods.since import SinceSide
+from warehouse_agent.planning.candidates import copy_bytes
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh import derivation
 from warehouse_agent.refresh.auxiliary_table import Pass
@@ -42,6 +43,7 @@ def prepared(report: Report, p: Prepared) -> None:
 def exchanged(report: Report, p: PreparedWhole, outcome: Outcome) -> None:
     """Note the result of one exchange, and its cost at the source."""
     compared(report, outcome)
+    copied(report, p, outcome)
     report.marker = _marker(p, outcome)
     report.round_trips += outcome.round_trips
     report.source_scans, report.source_rows_read = outcome.scans, outcome.rows_read
@@ -90,3 +92,11 @@ def compared(report: Report, outcome: Outcome) -> None:
     report.method, report.consistency = outcome.method.value, outcome.consistency
     report.as_of = outcome.as_of
     report.activity = None if outcome.activity is None else to_json(outcome.activity)
+
+
+def copied(report: Report, p: Prepared, outcome: Outcome) -> None:
+    """Note the bytes of a copy of all rows: those of a first load, else what one is expected to
+    take."""
+    is_load = p.base is None and outcome.is_copy
+    expected = copy_bytes(p.known, outcome.theirs.count)
+    report.copy_bytes = outcome.frame_bytes if is_load else expected

@@ -207,6 +207,7 @@ class Attempt:
             finally:
                 reporting.walked(job.report, p.tiles)
             reporting.compared(job.report, done.found)
+            reporting.copied(job.report, p, done.found)
             self._compared[job.name] = done
 
     def _exchange(self, link: SourceChannel, stream: Stream, ready: list[_Ready]) -> list[_Ready]:
@@ -290,6 +291,7 @@ def _describe(
     """Return the description of a relation: the known one, or the source's answer."""
     job.report.round_trips += 1
     reply = link.describe(relation) if known is None else known
+    job.report.source_release = reply.agent or None
     with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
         line_notes.note_limits(job.store, link.source, reply.description)
         derivation.note_offer(job.store, job.fragment, reply)

@@ -105,7 +105,8 @@ class SourceRuns:
                 if not left:
                     return None
                 whole = left.popleft()
-                reports = {f.name: Report(f.name) for f in whole}
+                begun = self._command.services.begun
+                reports = {f.name: begun(f.name, f.source.name) for f in whole}
                 self.reports += reports.values()
                 run, takes_s = self._command.startable(whole, reports, self._before)
                 if (attempt := self._prepared(run, reports, locks)) is None:

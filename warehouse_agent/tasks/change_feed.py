@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -28,6 +28,8 @@ from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import Batches
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.tasks import changed_places
+from warehouse_agent.tasks.changed_places import SAMPLED, ChangedPlaces, ChangeSampler
 from warehouse_agent.tasks.key_lookup import KeyedRows, KeyFilter
 from warehouse_agent.tasks.scan import FILE_BYTES, OfFiles, read_batches, spread
 from warehouse_agent.tasks.steps import Steps
@@ -44,6 +46,7 @@ SAME, PAIRED, ALONE = range(3)
 # Of a lot while it is looked up: bytes of a row in indices, and how often its columns are held.
 LOT_ROW_BYTES = 112
 LOT_COPIES = 3
+_FOUND = pa.schema([*WRITTEN, *SAMPLED])  # a row for each file, and one for each task
 _Codes = npt.NDArray[np.uint8]
 
 
@@ -51,12 +54,13 @@ _Codes = npt.NDArray[np.uint8]
 class VersionFeed:
     """The change feed of a version: files in a folder below `changes/<name>`, rows per operation.
 
-    `folder` is None if the version has no feed.
+    `folder` is None if the version has no feed, `places` if it is not known where it changed.
     """
 
     folder: str | None = None
     files: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    places: ChangedPlaces | None = None
 
 
 def write(
@@ -68,11 +72,15 @@ def write(
     before: Sequence[DataFile],
     after: Sequence[DataFile],
     layout: Layout,
+    bounds: tuple[int, int] | None = None,
 ) -> VersionFeed:
     """Write the feed of a version from the files of its removed and its new rows; one step.
 
     The sides may share rows: what is the same on both is no change. A task holds what a lot takes
     (`Steps.task_bytes`), and a byte for each of its rows.
+
+    Args:
+        bounds: the least and the greatest integer key of the table; None: its key is no integer.
 
     Raises:
         ProofFailed: the operations do not add up.
@@ -80,10 +88,12 @@ def write(
     at, folder = place(name, version)
     store.make_folder(*at)
     work = StepWork(StepKind.WRITE, steps.size_of_rows([*before, *after]))
-    function = _write(store.uri(*at), layout, before, after, steps.task_bytes(work))
+    function = _write(store.uri(*at), layout, before, after, steps.task_bytes(work), bounds)
     uris, sizes = [f.uri for f in (*before, *after)], [f.size for f in (*before, *after)]
-    rows = spread(steps, uris, function, WRITTEN, work=work, sizes=sizes, at_once=True).to_pylist()
-    feed = _of(folder, rows)
+    rows = spread(steps, uris, function, _FOUND, work=work, sizes=sizes, at_once=True).to_pylist()
+    files = [row for row in rows if row["path"] is not None]
+    places = changed_places.found(row for row in rows if row["path"] is None)
+    feed = replace(_of(folder, files), places=places)
     _check(feed.counts, before, after, name)
     return feed
 
@@ -146,26 +156,35 @@ def _write(
     before: Sequence[DataFile],
     after: Sequence[DataFile],
     lot_bytes: int,
+    bounds: tuple[int, int] | None,
 ) -> OfFiles:
     data = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
+    names = dict.fromkeys((*layout.data_names, layout.position_name))
+    placed = pa.schema([layout.file_schema.field(name) for name in names])
     schema = pa.schema([pa.field("_op", pa.string()), *data])
 
     def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
-        mine = set(uris)
+        mine, sampler = set(uris), ChangeSampler(bounds)
         with ExitStack() as stack:
             sinks = _sinks(stack, folder, schema)
-            for side, others, operations in (
-                (before, after, _BEFORE_OPERATIONS),
-                (after, before, _AFTER_OPERATIONS),
+            for side, images_of, others, operations in (
+                ("before", before, after, _BEFORE_OPERATIONS),
+                ("after", after, before, _AFTER_OPERATIONS),
             ):
-                some = [f for f in side if f.uri in mine]
+                some = [f for f in images_of if f.uri in mine]
                 if not some:
                     continue
                 codes = _compared(some, others, layout, lot_bytes)
                 at = 0
-                for batch in (batch for f in some for batch in read_batches(f.uri, data)):
-                    its = codes[at : at + len(batch)]
-                    at += len(batch)
+                for read in (batch for f in some for batch in read_batches(f.uri, placed)):
+                    its = codes[at : at + len(read)]
+                    at += len(read)
+                    if not (its != SAME).any():
+                        continue
+                    batch = read.select(layout.data_names)
+                    positions = _numbers(read.column(layout.position_name))
+                    sampler.pair(side, batch, positions, its == PAIRED)
+                    sampler.count(positions[its == ALONE if side == "before" else its != SAME])
                     for code, op in zip((PAIRED, ALONE), operations, strict=True):
                         chosen = its == code
                         if chosen.any():
@@ -173,7 +192,8 @@ def _write(
                             images = pa.RecordBatch.from_arrays(named, schema=schema)
                             sinks[op].add(images, chosen)
             written = [row for sink in sinks.values() for row in sink.finish()]
-        yield from written
+        rows = [row for one in written for row in one.to_pylist()]
+        yield pa.RecordBatch.from_pylist([*rows, sampler.finish()], schema=_FOUND)
 
     return run
 
@@ -264,7 +284,7 @@ def _passing(rows: pa.Table, layout: Layout) -> KeyFilter:
     return KeyFilter.of(layout.position_name, _numbers(rows[layout.position_name]))
 
 
-def _numbers(column: pa.ChunkedArray) -> Integers:
+def _numbers(column: pa.Array | pa.ChunkedArray) -> Integers:
     return np.ascontiguousarray(column.to_numpy(), np.int64)
 
 

@@ -69,6 +69,7 @@ class Table:
     folder: Path
     kind: str
     steps: Steps
+    has_own_positions: bool = True  # no two keys have one
 
     @classmethod
     @contextmanager
@@ -145,6 +146,11 @@ class Table:
         assert feed.counts == {
             op: sum(row["_op"] == op for row in rows) for op in change_feed.OPERATIONS
         }
+        assert feed.places is not None
+        updated = feed.counts["update_after"]
+        if self.has_own_positions:
+            assert feed.places.compared == updated
+            assert [*feed.places.columns.values()] == [updated] * bool(updated)
         return Counter((row["_op"], *self.key_and_value(row)) for row in rows)
 
     @property
@@ -199,7 +205,9 @@ def test_lots_find_the_rows_of_their_keys(
         if before:
             assert near(table.statistics(files), expected)
         if len(dict(staged)) == len(staged):
-            assert table.feed(before, files) == changes(old, dict(staged))
+            has_own = positions is None or kind == "integer"
+            fed = replace(table, has_own_positions=has_own).feed(before, files)
+            assert fed == changes(old, dict(staged))
 
 
 def shared(positions: int) -> Callable[[Block, Recipe, int], Positions]:
