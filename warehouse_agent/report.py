@@ -25,6 +25,7 @@ from driftline.errors import DriftlineError, NotNow
 from driftline.limits import DATABASE_FINGERPRINT_VERSION
 from driftline.values.types import Recipe
 
+JSON_SCHEMA = 1  # of the objects of `--json`; grows when a key goes or means something else
 FINGERPRINT_BITS = 128
 DATABASE_FINGERPRINT_BITS = 64
 YEAR_S = 365.25 * 86_400
@@ -161,6 +162,7 @@ class Report:
     failed_at: str | None = None  # when the last attempt did, by the warehouse's clock
     put_off_until: str | None = None  # nothing is wrong: hours of the source are closed until then
     error: dict[str, Any] | None = None
+    schema: int = JSON_SCHEMA
 
     @property
     def rows_changed(self) -> int:

@@ -25,6 +25,7 @@
     ├── WarehouseUnavailable
     ├── SparkLost                retryable
     ├── Locked                   retryable
+    ├── CommandKilled            retryable
     └── InternalError
 
 An error says what went wrong, where, why and what to do. `code` is stable and documented in
@@ -276,6 +277,12 @@ class SparkLost(DriftlineError, code="SPARK", exit_code=75, is_retryable=True):
 
 class Locked(DriftlineError, code="LOCKED", exit_code=75, is_retryable=True):
     """Another agent works on this fragment."""
+
+
+class CommandKilled(DriftlineError, code="KILLED", exit_code=75, is_retryable=True):
+    """An earlier command was killed before it had ended."""
+
+    default_remedy = "Refresh again. If it repeats, the system's log may tell of too little memory."
 
 
 class InternalError(DriftlineError, code="INTERNAL"):

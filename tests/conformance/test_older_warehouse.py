@@ -89,6 +89,7 @@ SINCE = {
     "source_release",
     "copy_bytes",
     "changed",
+    "schema",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

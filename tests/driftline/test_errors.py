@@ -26,6 +26,7 @@ STAYS = {
     errors.ProofFailed,
     errors.ViewFailed,
     errors.WarehouseUnavailable,
+    errors.CommandKilled,
     errors.SparkLost,
     errors.Locked,
     errors.InternalError,

@@ -44,9 +44,10 @@ PLACES = {
         module="storage", owner="formats", function="commit", calls="whole(*args)"
     ),
     "before the line": KILLED.format(
-        module="storage.store", owner="Store", function="append_line", calls="pass"
+        module="history", owner="refresh_history", function="append", calls="pass"
     ),
 }
+BEFORE = KILLED.format(module="storage", owner="formats", function="commit", calls="pass")
 
 
 @pytest.fixture
@@ -63,9 +64,14 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def kill(pair: Pair, place: str) -> None:
     """Run a refresh as a process that is killed there."""
     words = ["--config", str(pair.warehouse_toml()), "refresh", "a"]
-    done = run(["-c", PLACES[place], *words], cwd=ROOT, env=environment())
+    done = run(["-c", PLACES.get(place, place), *words], cwd=ROOT, env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout == ""
+
+
+def answers(pair: Pair, *words: str) -> list[dict[str, Any]]:
+    """Run a command; return what it prints."""
+    return [json.loads(line) for line in pair.said(*words, "--json").splitlines()]
 
 
 def kept(pair: Pair) -> list[dict[str, Any]]:
@@ -104,6 +110,42 @@ def test_the_next_command_writes_the_line(pair: Pair, place: str) -> None:
     assert steps(pair)[3:] == [(0, 1, False), (1, 2, False)]
     assert [x["rows_updated"] for x in kept(pair)[3:]] == [3, 0]
     check(pair)
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_is_told(pair: Pair) -> None:
+    """By `status` at once, which writes nothing, and by the next command in the history."""
+    kill(pair, BEFORE)
+    for _ in range(2):
+        (told,) = answers(pair, "status")
+        assert (told["failed"]["code"], told["failed"]["times"]) == ("KILLED", 1)
+        assert told["state"] == "warning"
+    assert kept(pair) == []
+    assert pair.store.files(PRIVATE, "commands") != []
+    kill(pair, BEFORE)  # the first is written by the second
+    assert [line["error"]["code"] for line in kept(pair)] == ["KILLED"]
+    (told,) = answers(pair, "status")
+    assert told["failed"]["times"] == 2
+    (report,) = answers(pair, "refresh", "a")
+    assert report["error"] is None
+    assert [line["error"] and line["error"]["code"] for line in kept(pair)] == ["KILLED"] * 2 + [
+        None
+    ]
+    assert pair.store.files(PRIVATE, "commands") == []
+    assert not [name for name, _ in pair.store.files(PRIVATE, "locks") if name.startswith("run-")]
+    (told,) = answers(pair, "status")
+    assert (told["failed"], told["state"]) == (None, "ok")
+    assert report["run"] == kept(pair)[-1]["run"] != kept(pair)[0]["run"]
+    check(pair)
+
+
+@pytest.mark.slow
+def test_what_a_killed_command_had_ended_is_no_failure(pair: Pair) -> None:
+    kill(pair, "after the commit")
+    (told,) = answers(pair, "status")
+    assert (told["failed"], told["version"]) == (None, 0)
+    answers(pair, "refresh", "a")
+    assert steps(pair) == [(None, 0, False), (0, 0, False)]
 
 
 def test_a_commit_holds_the_report_of_its_command(pair: Pair) -> None:

@@ -27,6 +27,7 @@ from warehouse_agent.storage.store import KEPT, PRIVATE
 # Kinds of places, by the folder below `_driftline`; others have its name.
 _KINDS = {"fragments": "notes", "runs": "history", "schedule": "memory", "warehouse": "versions"}
 _DATA = re.compile(r"data-[0-9a-f]+(-[a-z]+)?")
+RECORDS = ("commands", "locks")  # kinds of the record of a running command, counted apart
 OPERATIONS = ("read", "head", "list", "write", "remove")
 
 

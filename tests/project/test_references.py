@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from driftline.errors import ConfigurationError
+from driftline.errors import CommandKilled, ConfigurationError
 from driftline.settings.declarations import Setting, SettingsTable
 
 from source_agent.config.file import load as load_source
@@ -30,7 +30,13 @@ from tests.project.references import (
     schema,
     settings,
 )
+from warehouse_agent.cli.status import json_of
 from warehouse_agent.config.file import load as load_warehouse
+from warehouse_agent.history.alarms import MonitoringState
+from warehouse_agent.history.failures import Failure
+from warehouse_agent.inspection.published_state import PublishedState, UnseenChanges
+from warehouse_agent.planning.marker_state import MarkerAudit
+from warehouse_agent.report import MovedViews, Report
 
 EVERY = {
     f"{file}: {name}": setting for file, table in FILES.items() for name, setting in settings(table)
@@ -255,3 +261,35 @@ def test_a_reference_marks_what_the_agent_alone_refuses() -> None:
         marks = page.count(f" {AGENT_ALONE}:")
         assert 0 < marks <= alone, "settings of several tables have one row"
         assert "enerated" in "\n".join(page.splitlines()[:5])
+
+
+def validator(name: str) -> jsonschema.Draft7Validator:
+    text = (ROOT / f"docs/schemas/{name}.json.schema.json").read_text(encoding="utf-8")
+    return jsonschema.Draft7Validator(json.loads(text))
+
+
+def test_printed_lines_have_the_schemas() -> None:
+    failed = Report("orders", predicted={"what": "sketch"}, changes_expected=(1, 2, 3))
+    failed.fail(CommandKilled("killed"))
+    failed.view_phases.append(MovedViews(3, 0.5, "2026-11-30T08:00:00Z"))
+    for report in (Report("orders"), failed):
+        validator("report").validate(json.loads(report.to_json()))
+    failure = Failure(1, None, None, 3, "LOCKED", "m", "w", "", True, 75, {"a": "b"})
+    audit = MarkerAudit("2026-11-30T08:00:00Z", None, 1, 0, (), 0)
+    states = (
+        PublishedState("orders"),
+        PublishedState(
+            "orders", failed=failure, state=MonitoringState.WARNING, alarms=["late"], audit=audit,
+            ahead=UnseenChanges(1, "2026-11-30T08:00:00Z"), inputs={"a": 1},
+        ),
+    )  # fmt: skip
+    for state in states:
+        validator("status").validate(json.loads(json_of(state)))
+    newer = json.loads(Report("orders").to_json()) | {"key_of_tomorrow": 1}
+    validator("report").validate(newer)
+
+
+@pytest.mark.parametrize("body", [{}, {"name": 1}, {"schema": "1"}, {"places": ["spark"]}])
+def test_other_lines_have_not(body: dict[str, object]) -> None:
+    line = (json.loads(Report("orders").to_json()) | body) if body else body
+    assert not validator("report").is_valid(line)

@@ -344,6 +344,7 @@ JSON = {
     "warehouse_agent/cli/commands.py",
     "warehouse_agent/cli/fit.py",
     "warehouse_agent/columns/layout.py",
+    "warehouse_agent/history/command_records.py",
     "warehouse_agent/history/marks.py",
     "warehouse_agent/history/notes.py",
     "warehouse_agent/history/view_notes.py",
@@ -353,6 +354,7 @@ JSON = {
     "warehouse_agent/timetable/claims.py",
     "warehouse_agent/change_models/memory.py",
     "warehouse_agent/storage/store.py",
+    "warehouse_agent/tasks/changed_places.py",
     "warehouse_agent/tasks/staging.py",
 }
 

@@ -5,6 +5,7 @@ A command returns an exit code for each fragment, 0 for success; `main` makes on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -13,11 +14,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from driftline.errors import DriftlineError
 from driftline.relations.derivation_json import to_json
 
 from warehouse_agent.cli.answers import ReportPrinter
 from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.config import Fragment, View, WarehouseConfig
+from warehouse_agent.history import command_records
 from warehouse_agent.inspection import readiness
 from warehouse_agent.inspection.receipt import PublishedTotal, published_total
 from warehouse_agent.refresh.job import Options
@@ -49,6 +52,7 @@ def refresh(
     """
     with ProgressDisplay(len(chosen.fragments) + len(chosen.views)) as display:
         answers = ReportPrinter(display, as_json=as_json)
+        _tell_killed(config, display)
         runner = Runner(spark or session.DeferredSession.of(config), config, (display, answers))
         reports = runner.refresh(chosen, options)
         answers.end()
@@ -56,6 +60,14 @@ def refresh(
     return [
         0 if put_off else one.exit_code for one, put_off in zip(reports, is_put_off, strict=True)
     ]
+
+
+def _tell_killed(config: WarehouseConfig, display: ProgressDisplay) -> None:
+    """Say which earlier commands were killed, and note it in the histories of their fragments."""
+    now = datetime.now(UTC)
+    with contextlib.suppress(DriftlineError):  # the refresh says what is wrong with the storage
+        for record, left in command_records.settle(Store.of(config), now.timestamp()):
+            display.note(command_records.killed_text(record, left, now))
 
 
 def verify(

@@ -82,6 +82,7 @@ class SuccessLine:
         is_tiled, is_resumed: a pass over tiles; one that an earlier command had begun.
         scans: of the relation at the source.
         staleness: of a view that moved, as its report has it.
+        run: names the command; None: of an older release.
     """
 
     at: datetime | None
@@ -107,6 +108,7 @@ class SuccessLine:
     view_phases: tuple[MovedViews, ...]
     staleness: Mapping[str, Any] | None
     spent: RefreshCost
+    run: str | None = None
 
     @property
     def identity(self) -> tuple[int | None, int | None, str | None, str | None]:
@@ -146,6 +148,7 @@ class FailureLine:
         put_off_until: the source reads nothing before, which is no failure; None: it did not say.
         version: which was published then.
         code, exit_code: of the error; empty and None: damaged.
+        run: names the command; None: of an older release.
     """
 
     failed_at: str | None
@@ -161,6 +164,7 @@ class FailureLine:
     exit_code: int | None
     details: Mapping[str, str]
     spent: RefreshCost
+    run: str | None = None
 
 
 HistoryLine = SuccessLine | FailureLine
@@ -218,6 +222,7 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         view_phases=tuple(moved_views(phases)) if phases else (),
         staleness=staleness if isinstance(staleness, dict) else None,
         spent=_spent(body),
+        run=_text(body.get("run")),
     )
 
 
@@ -250,6 +255,7 @@ def _failure(body: Mapping[str, Any], error: object) -> FailureLine:
         exit_code=exit_code if isinstance(exit_code, int) else None,
         details={str(name): str(text) for name, text in told.items()},
         spent=_spent(body),
+        run=_text(body.get("run")),
     )
 
 

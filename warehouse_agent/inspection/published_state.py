@@ -19,7 +19,7 @@ from driftline.errors import NotFound
 
 from warehouse_agent.components import phase_history
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.history import alarms, failures, refresh_history
+from warehouse_agent.history import alarms, command_records, failures, refresh_history
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.failures import Failure
 from warehouse_agent.history.notes import Notes, UncomparedNote
@@ -27,6 +27,7 @@ from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.history.totals import OlderTotals
 from warehouse_agent.planning.marker_state import MarkerAudit
 from warehouse_agent.report import (
+    JSON_SCHEMA,
     fingerprint_kind,
     miss_probability,
     utc_at,
@@ -144,6 +145,7 @@ class PublishedState:
     late_s: float | None = None  # since a refresh went well, if it is late; null: it is not
     totals: RefreshTotals | None = None  # of all its refreshes, if they are asked for
     staged: StagedRows | None = None  # by first loads that were cut; null: nothing, or a version
+    schema: int = JSON_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,9 @@ def reading(
     said = _answers(fragments)
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
         flipped = pool.submit(_members, store)
+        killed = [
+            one for one in command_records.current(store, now.timestamp()) if not one.is_running
+        ]
         read = {one.name: pool.submit(_read, store, one, ask=ask, whole=totals) for one in chosen}
 
         def state(one: Fragment | View) -> PublishedState:
@@ -216,7 +221,13 @@ def reading(
             table = replace(table, activity=_activity(known, said.get(one.name)))
             if totals:
                 table = replace(table, totals=RefreshTotals.of(known.history))
-            return _judged(config, known.history, one, table, now)
+            history = known.history
+            if table.kind != "view":
+                newest = known.version
+                run = None if newest is None else (newest.record.report or {}).get("run")
+                version = None if newest is None else newest.version
+                history = command_records.with_killed(killed, one.name, history, version, run)
+            return _judged(config, history, one, table, now)
 
         try:
             yield state

@@ -43,7 +43,7 @@ from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.recovery import repair
-from warehouse_agent.report import counted
+from warehouse_agent.report import JSON_SCHEMA, counted
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.staged_files import staged_of_load
@@ -128,6 +128,7 @@ class Forecast:
     places_expected: Places | None = None  # of the phases; None: nobody asked
     staged_rows: int | None = None  # by earlier attempts at a first load; None: not known
     staged_listed: bool | None = None  # the source leaves them out by chunks; None: not known
+    schema: int = JSON_SCHEMA
 
 
 def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Forecast:

@@ -28,10 +28,11 @@ from warehouse_agent.components.phase_forecast import fuzzy_sources
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
 from warehouse_agent.history.change_memory import IntervalHistory
+from warehouse_agent.history.command_records import CommandJournal
 from warehouse_agent.history.refresh_history import Histories, HistoryListener, read, refreshes
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.services import CommandServices
-from warehouse_agent.report import Report
+from warehouse_agent.report import Report, new_run
 from warehouse_agent.runs.command import RefreshCommand
 from warehouse_agent.runs.order import SourceSchedule, schedule
 from warehouse_agent.runs.source_run import SourceRuns
@@ -100,8 +101,10 @@ class Runner:
         fragments = selection.fragments
         histories, zones = Histories(), {f.name: f.time_zone for f in fragments}
         remembering = IntervalHistory(self.store, zones, histories)
+        run = new_run()
+        journal = CommandJournal(self.store, run, [f.name for f in fragments])
         announcer = _Announcer(
-            HistoryListener(self.store, histories), (remembering, *self.listeners)
+            HistoryListener(self.store, histories), (remembering, journal, *self.listeners)
         )
         deadline_s = options.deadline_s
         services = CommandServices(
@@ -112,6 +115,7 @@ class Runner:
             sleep=self.sleep or announcer.wait,
             flips=Flips(self.store, self.config),
             histories=histories,
+            run=run,
         )
         components = _turns_of(services, selection)
         command = RefreshCommand(
@@ -135,7 +139,7 @@ class Runner:
                 gains=options.gains,
             )
         ]
-        with contextlib.ExitStack() as links:
+        with journal, contextlib.ExitStack() as links:
             for component in components:
                 links.callback(component.abandon)
             for one in turns:

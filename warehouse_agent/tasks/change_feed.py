@@ -79,6 +79,8 @@ def write(
     The sides may share rows: what is the same on both is no change. A task holds what a lot takes
     (`Steps.task_bytes`), and a byte for each of its rows.
 
+    More than seven parameters: `bounds` are those of a table of which the sides are a part.
+
     Args:
         bounds: the least and the greatest integer key of the table; None: its key is no integer.
 
@@ -92,7 +94,7 @@ def write(
     uris, sizes = [f.uri for f in (*before, *after)], [f.size for f in (*before, *after)]
     rows = spread(steps, uris, function, _FOUND, work=work, sizes=sizes, at_once=True).to_pylist()
     files = [row for row in rows if row["path"] is not None]
-    places = changed_places.found(row for row in rows if row["path"] is None)
+    places = changed_places.merged(row for row in rows if row["path"] is None)
     feed = replace(_of(folder, files), places=places)
     _check(feed.counts, before, after, name)
     return feed

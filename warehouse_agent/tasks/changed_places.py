@@ -127,7 +127,7 @@ class ChangeSampler:
         return {"parts": parts, "limit": limit, **images}
 
 
-def found(rows: Iterable[Mapping[str, Any]]) -> ChangedPlaces:
+def merged(rows: Iterable[Mapping[str, Any]]) -> ChangedPlaces:
     """Return what tasks found, from the values that each of them returned."""
     parts, limit = np.zeros(PARTS, np.int64), _ALL
     has_parts = False

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warehouse_agent.tasks import changed_places
-from warehouse_agent.tasks.changed_places import PARTS, ChangedPlaces, ChangeSampler, found
+from warehouse_agent.tasks.changed_places import PARTS, ChangedPlaces, ChangeSampler, merged
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string()), ("price", pa.float64())])
 Row = tuple[str | None, float | None]
@@ -39,7 +39,7 @@ def sampled(updates: Rows, tasks: int, bounds: tuple[int, int] | None) -> Change
             sampler.pair(side, rows, positions, np.ones(len(mine), np.bool_))
             if number:
                 sampler.count(positions)
-    return found(one.finish() for one in samplers)
+    return merged(one.finish() for one in samplers)
 
 
 def differs(before: object, after: object) -> bool:
@@ -78,14 +78,14 @@ def test_parts_are_equally_wide() -> None:
     sampler.count(np.array([100, 109, 110, 419, 418, 50, 900], np.int64))
     expected = [0] * PARTS
     expected[0], expected[1], expected[-1] = 3, 1, 3  # beyond the bounds: the first, the last
-    assert found([sampler.finish()]).parts == tuple(expected)
+    assert merged([sampler.finish()]).parts == tuple(expected)
 
 
 @pytest.mark.parametrize("ends", [(7, 7), (-(2**63), 2**63 - 1)])
 def test_any_bounds(ends: tuple[int, int]) -> None:
     sampler = ChangeSampler(ends)
     sampler.count(np.array(ends, np.int64))
-    assert sum(found([sampler.finish()]).parts or ()) == 2
+    assert sum(merged([sampler.finish()]).parts or ()) == 2
 
 
 def test_what_the_report_has() -> None:
