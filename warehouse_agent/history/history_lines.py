@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -50,12 +50,16 @@ class RefreshCost:
         seconds: of all phases.
         sent, received: bytes, from the view of the warehouse.
         held_back_s: seconds among `seconds` by which the source read more slowly.
+        copied: bytes that a copy of all rows would have taken.
+        phases: the seconds of each phase; empty if `seconds` is None.
     """
 
     seconds: float | None
     sent: int | None
     received: int | None
     held_back_s: float | None
+    copied: int | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int | None:
@@ -63,6 +67,21 @@ class RefreshCost:
         if self.sent is None or self.received is None:
             return None
         return self.sent + self.received
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCounts:
+    """Where a refresh found changes, as the report's `changed` has it.
+
+    Attributes:
+        compared: updated rows whose columns were compared.
+        columns: of these those that changed in a column, by its name.
+        parts: changed rows in each part of the key's order; empty: not known.
+    """
+
+    compared: int
+    columns: Mapping[str, int]
+    parts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +102,8 @@ class SuccessLine:
         scans: of the relation at the source.
         staleness: of a view that moved, as its report has it.
         run: names the command; None: of an older release.
+        expected: low, median and high number of rows that were expected to have changed.
+        changed: where it found changes; None: not known.
     """
 
     at: datetime | None
@@ -109,6 +130,8 @@ class SuccessLine:
     staleness: Mapping[str, Any] | None
     spent: RefreshCost
     run: str | None = None
+    expected: tuple[int, int, int] | None = None
+    changed: ChangeCounts | None = None
 
     @property
     def identity(self) -> tuple[int | None, int | None, str | None, str | None]:
@@ -223,7 +246,28 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         staleness=staleness if isinstance(staleness, dict) else None,
         spent=_spent(body),
         run=_text(body.get("run")),
+        expected=_expected(get("changes_expected")),
+        changed=_changed(get("changed")),
     )
+
+
+def _expected(value: object) -> tuple[int, int, int] | None:
+    match value:
+        case [low, median, high]:
+            one, two, three = _count(low), _count(median), _count(high)
+            if one is not None and two is not None and three is not None:
+                return one, two, three
+    return None
+
+
+def _changed(value: object) -> ChangeCounts | None:
+    if not isinstance(value, dict) or (compared := _count(value.get("compared"))) is None:
+        return None
+    columns, parts = value.get("columns"), value.get("parts")
+    listed = [_count(one) for one in parts] if isinstance(parts, list) else []
+    named = columns.items() if isinstance(columns, dict) else ()
+    counts = {str(name): rows for name, one in named if (rows := _count(one)) is not None}
+    return ChangeCounts(compared, counts, tuple(one for one in listed if one is not None))
 
 
 def _needs_spark(places: object, whys: object) -> bool:
@@ -265,6 +309,8 @@ def _spent(body: Mapping[str, Any]) -> RefreshCost:
         _count(body.get("bytes_sent")),
         _count(body.get("bytes_received")),
         _amount(body.get("held_back_s")),
+        _count(body.get("copy_bytes")),
+        _phases(body.get("seconds")),
     )
 
 
@@ -296,6 +342,13 @@ def _sum(phases: object) -> float | None:
             return None
         total += seconds
     return total
+
+
+def _phases(phases: object) -> dict[str, float]:
+    """Return the seconds of phases; nothing if one of them is damaged."""
+    if not isinstance(phases, dict) or _sum(phases) is None:
+        return {}
+    return {str(name): one for name, one in phases.items()}
 
 
 def _count(value: object) -> int | None:

@@ -32,6 +32,7 @@ MONTHS_MAX: Final = 120
 TOTALS_BYTES_MAX: Final = 128 << 10  # of their JSON; days are added up by month sooner if need be
 BIN: Final = 2**0.25  # the ratio of the limits of a bin
 _BINS_MAX: Final = 500  # either side of 1: beyond any amount that a line can have
+COLUMNS_MAX: Final = 16  # whose changes are kept
 OLDER: Final = "older"  # the name of the sum of all that is in no month
 _KEY: Final = "folded"  # of the line
 _DAY, _MONTH = len("2026-01-31"), len("2026-01")
@@ -104,6 +105,13 @@ class Totals:
         failed: by the code of the error.
         inserted, updated, deleted: rows, without those of loads.
         sent, received, seconds, held_back_s: of all refreshes, as in `history_lines.RefreshCost`.
+        copied, moved_beside: bytes that copies would have taken, where that is known, and bytes
+            that these refreshes moved.
+        foretold, in_band: refreshes whose changes were forecast; of these those within the band.
+        error: changed rows over those of the forecast's median, both with one row more.
+        phases: seconds, by phase.
+        compared, columns: updated rows whose columns were compared; those that changed in a column.
+        parts: changed rows, by the number of the part of the key's order.
         took_s, moved, changed: seconds, bytes in both directions and changed rows of a refresh that
             went well and was no load.
     """
@@ -123,12 +131,25 @@ class Totals:
     took_s: Bins = field(default_factory=Bins)
     moved: Bins = field(default_factory=Bins)
     changed: Bins = field(default_factory=Bins)
+    copied: int = 0
+    moved_beside: int = 0
+    foretold: int = 0
+    in_band: int = 0
+    compared: int = 0
+    error: Bins = field(default_factory=Bins)
+    phases: Mapping[str, float] = field(default_factory=dict)
+    columns: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, line: HistoryLine) -> Totals:
         """Return the totals of one line; what is damaged of it counts as 0."""
         spent = line.spent
+        is_priced = spent.copied is not None and spent.bytes is not None
         cost = cls(
+            phases=spent.phases,
+            copied=spent.copied or 0 if is_priced else 0,
+            moved_beside=spent.bytes or 0 if is_priced else 0,
             sent=spent.sent or 0,
             received=spent.received or 0,
             seconds=spent.seconds or 0.0,
@@ -143,7 +164,7 @@ class Totals:
                 return replace(cost, refreshes=1, loads=1, loaded=rows.inserted if rows else 0)
             case SuccessLine(rows=rows):
                 return replace(
-                    cost,
+                    _with_changes(cost, line),
                     refreshes=1,
                     inserted=rows.inserted if rows else 0,
                     updated=rows.updated if rows else 0,
@@ -176,6 +197,15 @@ class Totals:
             self.took_s.plus(other.took_s),
             self.moved.plus(other.moved),
             self.changed.plus(other.changed),
+            self.copied + other.copied,
+            self.moved_beside + other.moved_beside,
+            self.foretold + other.foretold,
+            self.in_band + other.in_band,
+            self.compared + other.compared,
+            self.error.plus(other.error),
+            _added(self.phases, other.phases),
+            _most(_added(self.columns, other.columns)),
+            _added(self.parts, other.parts),
         )
 
     @property
@@ -192,6 +222,7 @@ class Totals:
         body = {one.name: getattr(self, one.name) for one in fields(self)}
         body |= {name: round(body[name], 3) for name in _SECONDS}
         body |= {name: body[name].to_json() for name in _BINS}
+        body["phases"] = {name: round(one, 3) for name, one in self.phases.items()}
         return {name: value for name, value in body.items() if value}
 
     @classmethod
@@ -202,13 +233,42 @@ class Totals:
         values |= {name: float(body.get(name, 0.0)) for name in _SECONDS}
         if not all(0 <= values[name] < math.inf for name in _SECONDS):
             raise ValueError(body)
-        failed = {str(code): _count(times) for code, times in body.get("failed", {}).items()}
-        return cls(**values, failed=failed)
+        for name in _BY_NAME:
+            values[name] = {str(key): _count(one) for key, one in body.get(name, {}).items()}
+        phases = {str(name): float(one) for name, one in body.get("phases", {}).items()}
+        if not all(0 <= one < math.inf for one in phases.values()):
+            raise ValueError(body)
+        return cls(**values, phases=phases)
 
 
 _SECONDS: Final = ("seconds", "held_back_s")
-_BINS: Final = ("took_s", "moved", "changed")
+_BINS: Final = ("took_s", "moved", "changed", "error")
+_BY_NAME: Final = ("failed", "columns", "parts")
 _COUNTS: Final = tuple(one.name for one in fields(Totals) if one.type == "int")
+
+
+def _with_changes(cost: Totals, line: SuccessLine) -> Totals:
+    """Return totals with what a refresh says of its forecast and of where rows changed."""
+    if line.expected is not None and line.rows is not None and line.counts_changes:
+        low, median, high = line.expected
+        error = Bins.of((line.rows.changed + 1) / (median + 1))
+        is_in = low <= line.rows.changed <= high
+        cost = replace(cost, foretold=1, in_band=int(is_in), error=error)
+    if (changed := line.changed) is not None:
+        parts = {str(part): rows for part, rows in enumerate(changed.parts) if rows}
+        cost = replace(cost, compared=changed.compared, columns=_most(changed.columns), parts=parts)
+    return cost
+
+
+def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sums by name."""
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
+def _most(columns: Mapping[str, int]) -> dict[str, int]:
+    """Return the COLUMNS_MAX columns that changed in most rows."""
+    by_rows = sorted(columns.items(), key=lambda one: -one[1])
+    return dict(by_rows[:COLUMNS_MAX])
 
 
 @dataclass(frozen=True, slots=True)

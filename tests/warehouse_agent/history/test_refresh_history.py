@@ -57,7 +57,7 @@ PLACE = (PRIVATE, "runs", "orders.jsonl")
 DAMAGE = ['{"torn": ', "[]", "{}", "7", '{"folded": {"2024-01-01": 3}}', "\u2028", ""]
 
 
-def refreshed(minute: float, changed: int = 3, **facts: Any) -> str:
+def refreshed(minute: float, changed: int = 3, /, **facts: Any) -> str:
     report = Report(
         "orders",
         version=1,
@@ -207,6 +207,52 @@ def test_a_history_of_four_mebibytes_is_added_up_without_loss(tmp_path: Path) ->
     assert counted.took_s.quantile(0.99) == pytest.approx(0.75, rel=BIN**0.5 - 1)
 
 
+def test_totals_keep_what_a_report_shows() -> None:
+    def line(changed: int, columns: dict[str, int]) -> str:
+        return refreshed(
+            60.0 * changed,
+            changed,
+            changes_expected=[5, 9, 20],
+            copy_bytes=1_000,
+            bytes_sent=10,
+            bytes_received=30,
+            seconds={"exchange": 1.5, "apply": 0.25},
+            changed={"compared": 3, "columns": columns, "parts": [0, 2, *[0] * 30]},
+        )
+
+    found = totals([line(9, {"note": 3}), line(19, {"note": 1, "price": 2}), line(99, {"note": 3})])
+    assert (found.foretold, found.in_band) == (3, 2)
+    assert found.error.quantile(0.5) == pytest.approx(2.0, rel=0.1)
+    assert found.error.quantile(1.0) == pytest.approx(10.0, rel=0.1)
+    assert (found.copied, found.moved_beside) == (3_000, 120)
+    assert found.phases == {"exchange": 4.5, "apply": 0.75}
+    assert (found.compared, found.columns, found.parts) == (9, {"note": 7, "price": 2}, {"1": 6})
+    many = totals([line(9, {f"c{i}": i + 1 for i in range(40)})])
+    assert many.columns == {f"c{i}": i + 1 for i in range(24, 40)}
+    for one in (found, many):
+        assert Totals.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"changes_expected": [1, 2]},
+        {"changes_expected": [1, 2, "3"]},
+        {"changed": []},
+        {"changed": {"compared": -1}},
+        {"changed": {"compared": 1, "columns": 3, "parts": {}}},
+        {"changed": {"compared": 1, "columns": {"a": "x"}, "parts": ["x", -3]}},
+        {"copy_bytes": "all"},
+        {"run": 7},
+    ],
+)
+def test_damaged_fields_of_a_line_cost_themselves_alone(damage: dict[str, Any]) -> None:
+    found = totals([refreshed(60.0, 3, **damage)])
+    assert (found.refreshes, found.foretold, found.copied) == (1, 0, 0)
+    assert not found.columns
+    assert not found.parts
+
+
 def test_totals_are_bounded_whatever_the_lines_say() -> None:
     """Hours of a hundred years, of a wrong clock, and amounts of all sizes."""
     folded = OlderTotals()
@@ -215,7 +261,9 @@ def test_totals_are_bounded_whatever_the_lines_say() -> None:
         folded = folded.plus(parse(refreshed(n * 34_000.0, n * n, **spent).encode()))  # type: ignore[arg-type]
         if n % 100 == 99:
             whole, folded = folded.whole, folded.bounded()
-            assert replace(folded.whole, seconds=0) == replace(whole, seconds=0)
+            assert replace(folded.whole, seconds=0, phases={}) == replace(
+                whole, seconds=0, phases={}
+            )
             assert folded.whole.seconds == pytest.approx(whole.seconds)
     by = Counter(len(name) for name in folded.by if name != OLDER)
     assert by[len("2026-01-31")] <= DAYS_MAX
