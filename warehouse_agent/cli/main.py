@@ -130,6 +130,7 @@ def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 
 _all = click.option("--all", "all_", is_flag=True, help="Every fragment and view of the file.")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+_verbose = click.option("--verbose", is_flag=True, help="Details of each.")
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -395,11 +396,16 @@ def receipt(config: Path, name: str, output: Path | None) -> None:
         help="Only what needs a look; exit codes: 0 ok, 1 warning, 2 critical, 3 unknown.",
     ),
     click.option("--totals", is_flag=True, help="Also the totals of all refreshes."),
+    _verbose,
 )
 def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
-    """Show what is published, how fresh it is and how it was proven, and what failed since."""
+    """Show what is published, how fresh it is and how it was proven, and what failed since.
+
+    Details of tables that are named, or with --verbose of all.
+    """
     from warehouse_agent.cli import status as published
 
+    options["verbose"] |= bool(click.get_current_context().params["names"])
     return published.status(config, chosen, **options)
 
 

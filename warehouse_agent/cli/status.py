@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import alarms
@@ -29,8 +32,11 @@ if TYPE_CHECKING:
 ALARMS_SHOWN = 5  # in the first line of `--check`
 # Fields of a version for Driftline alone.
 _OURS = ("layout", "clock", "changes_files", "report", "total")
-HEADINGS = ("fragment", "version", "rows", "equal to the source", "checked", "consistency", "proof")
+HEADINGS = ("table", "version", "rows", "as of", "proof", "state")
 NEVER = "nothing published yet"
+NAME_CHARACTERS_MIN = 8
+_COLOURS = {"ok": "green", "warning": "yellow", "critical": "red", "unknown": "cyan"}
+_URGENT_FIRST = ("critical", "warning", "unknown", "ok")
 _BRAKES = ("held_back_s", "snapshot_s")  # of the report of a version
 _NUMBERS = ("version", "rows")
 _GAP = "  "
@@ -44,10 +50,13 @@ def status(
     as_json: bool,
     check: bool = False,
     totals: bool = False,
+    verbose: bool = False,
 ) -> list[int]:
     """Print the published state of each fragment and view, as a table or as JSON.
 
     Args:
+        verbose: also print remarks below the table, and of what failed why and what to do; always
+            of a table alone.
         ask: ask the sources of the fragments whether anything changed.
         check: print what needs a look instead of the table, the state of all first, and end the
             process with the exit code of that state, as monitoring reads them.
@@ -70,9 +79,19 @@ def status(
             print("\n".join(lines))
         sys.exit(worst.value)
     if shown and not as_json:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print("\n".join(text_of(shown, now, width)))
+        lines = table_of(shown, now, shutil.get_terminal_size().columns, has_colour())
+        if verbose or len(shown) == 1:
+            lines += remarks_on(shown, now)
+        else:
+            lines += asked_text(shown)
+            lines += _summary(shown)
+        print("\n".join(lines))
     return codes
+
+
+def has_colour() -> bool:
+    """Return True if stdout is a terminal that shows colours."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def json_of(table: PublishedState) -> str:
@@ -122,14 +141,70 @@ def checked_text(
     return state, [first.replace("|", "/"), *(x for s in shown for x in _failed(s, now))]
 
 
-def text_of(shown: Sequence[PublishedState], now: datetime, width: int | None) -> list[str]:
-    """Return a table of fragments for people, and remarks on them, as lines.
+def table_of(
+    shown: Sequence[PublishedState], now: datetime, width: int, colours: bool = False
+) -> list[str]:
+    """Return a line for each table under HEADINGS, the most urgent first, names shortened in the
+    middle if need be.
 
     Args:
         now: with a time zone.
-        width: characters in a line; None: no limit.
+        width: characters in a line.
+        colours: mark the states by colours of a terminal.
     """
-    lines = _table([_cells(status, now) for status in shown], width)
+    tables = _urgent_first(shown)
+    rows = [_cells(table, now) for table in tables]
+    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
+    left = width - sum(widths[1:-1]) - len(_GAP) * (len(widths) - 1)
+    if widths[0] + widths[-1] > left:
+        widths[-1] = min(widths[-1], max(left // 2, left - widths[0]))
+        widths[0] = max(left - widths[-1], NAME_CHARACTERS_MIN)
+    lines = [_line(HEADINGS, widths, width)]
+    for table, row in zip(tables, rows, strict=True):
+        line, state = _line(row, widths, width), row[-1]
+        if colours and line.endswith(state):
+            line = f"{line.removesuffix(state)}{click.style(state, fg=_COLOURS[_word(table)])}"
+        lines.append(line)
+    return lines
+
+
+def _urgent_first(shown: Sequence[PublishedState]) -> list[PublishedState]:
+    return sorted(shown, key=lambda one: _URGENT_FIRST.index(_word(one)))
+
+
+def shortened(name: str, width: int) -> str:
+    """Return a name of at most `width` characters, at least 2: its begin and its end."""
+    if len(name) <= width:
+        return name
+    end = (width - 1) // 2
+    return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
+
+
+def _word(table: PublishedState) -> str:
+    """Return the state of a table; one that nobody judged is ok."""
+    return (table.state or MonitoringState.OK).word
+
+
+def _summary(shown: Sequence[PublishedState]) -> list[str]:
+    """Return how many tables need a look, and which command says why."""
+    wrong = [table for table in shown if table.alarms]
+    if not wrong:
+        return []
+    name = _urgent_first(wrong)[0].name
+    head = f"{len(wrong)} of {len(shown)} to look at; why, and what to do, of one or of all:"
+    return [head, f"  driftline status {name}", "  driftline status --verbose"]
+
+
+def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
+    """Return remarks on tables as lines: what failed, why and what to do, and what to know.
+
+    Args:
+        now: with a time zone.
+    """
+    shown = _urgent_first(shown)
+    lines = [
+        f"{s.name}: {_load(s, s.staged, now)}" for s in shown if s.staged and s.version is None
+    ]
     lines += [line for status in shown for line in _failed(status, now)]
     if any(status.proof == "part" for status in shown):
         lines.append("part: only some rows were compared since the last full comparison")
@@ -148,8 +223,7 @@ def text_of(shown: Sequence[PublishedState], now: datetime, width: int | None) -
     lines += [
         f"{s.name} was {told} when it last moved" for s in shown if (told := _stale(s.staleness))
     ]
-    lines += [f"{s.name}: {activity_text(s.activity)}" for s in shown if s.activity]
-    lines += [f"{s.name}: {s.totals.text}" for s in shown if s.totals]
+    lines += asked_text(shown)
     sure = [status for status in shown if status.miss_probability is not None]
     if sure:
         worst = max(sure, key=lambda status: status.miss_probability or 0.0)
@@ -160,29 +234,57 @@ def text_of(shown: Sequence[PublishedState], now: datetime, width: int | None) -
     return lines
 
 
+def asked_text(shown: Sequence[PublishedState]) -> list[str]:
+    """Return what was asked for beside the table, as lines: activity and totals."""
+    lines = [f"{s.name}: {activity_text(s.activity)}" for s in shown if s.activity]
+    return lines + [f"{s.name}: {s.totals.text}" for s in shown if s.totals]
+
+
 def _cells(table: PublishedState, now: datetime) -> tuple[str, ...]:
-    """Return a row of the table, under HEADINGS; the name and why if nothing is published."""
+    """Return a row of the table, under HEADINGS."""
     if table.version is None:
-        return (table.name, NEVER if table.staged is None else _load(table, table.staged, now))
+        return (table.name, "", "", "", "", _state(table))
     assert table.rows_total is not None
-    compared = [age(at, now) for at in (table.as_of, table.checked_at)]
-    how = (table.consistency or "", table.proof or "")
-    return (table.name, str(table.version), f"{table.rows_total:,}", *compared, *how)
+    proof = table.proof or ""
+    if table.consistency != "exact":
+        proof += f", {table.consistency}"
+    version, rows = str(table.version), f"{table.rows_total:,}"
+    return (table.name, version, rows, age(table.as_of, now), proof, _state(table))
+
+
+def _state(table: PublishedState) -> str:
+    """Return the state of a table in few words."""
+    if (failed := table.failed) is not None:
+        return f"failed{f' {failed.times:,}×' if failed.times > 1 else ''}: {failed.code}"
+    if table.version is None:
+        staged = table.staged
+        return NEVER if staged is None else f"first load, {_staged(staged)} staged"
+    if table.stale is not None:
+        return "behind its inputs"
+    if table.damaged:
+        return f"{counted(table.damaged, 'file')} damaged"
+    if table.late_s is not None:
+        return f"late: {table.late_s / 3600:,.0f} hours"
+    if table.put_off_until is not None:
+        return "ok, put off"
+    if table.visible_version not in (None, table.version):
+        return f"ok, readers: {table.visible_version}"
+    return "ok"
 
 
 def _load(table: PublishedState, staged: StagedRows, now: datetime) -> str:
     """Return how far the first load of a table is, in words."""
-    if staged.share is not None:
-        amount = f"{staged.share:.0%}"
-    elif staged.rows is not None:
-        amount = counted(staged.rows, "row")
-    else:
-        amount = counted(staged.bytes, "byte")
-    if staged.rows is not None and staged.exchanges > 1:  # some may be staged twice
-        amount = f"up to {amount}"
     failed_at = None if table.failed is None else table.failed.at
     tried = age(max(staged.at, failed_at or ""), now)  # both are in UTC, to the second
-    return f"first load, {amount} staged, last tried {tried}"
+    return f"first load, {_staged(staged)} staged, last tried {tried}"
+
+
+def _staged(staged: StagedRows) -> str:
+    """Return how much of a first load is staged."""
+    if staged.rows is None:
+        return counted(staged.bytes, "byte")
+    amount = counted(staged.rows, "row") if staged.share is None else f"{staged.share:.0%}"
+    return f"up to {amount}" if staged.exchanges > 1 else amount  # some may be staged twice
 
 
 def _failed(status: PublishedState, now: datetime) -> list[str]:
@@ -249,32 +351,15 @@ def _stale(body: Mapping[str, Any] | None) -> str:
     )
 
 
-def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
-    """Align cells under HEADINGS; on a terminal that is too narrow, list them below the name."""
-    whole = [row for row in rows if len(row) == len(HEADINGS)]
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *whole, strict=True)]
-    widths[0] = max(widths[0], *(len(row[0]) for row in rows))
-    headings = HEADINGS if whole else HEADINGS[:1]
-    lines = [_line(row, widths) for row in (headings, *rows)]
-    if width is None or max(map(len, lines)) <= width:
-        return lines
-    lines = []
-    for row in rows:
-        if row in whole:
-            cells = [f"{h}: {cell}" for h, cell in zip(HEADINGS[1:], row[1:], strict=True)]
-        else:
-            cells = list(row[1:])
-        lines += [row[0], *(f"  {cell}" for cell in cells)]
-    return lines
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    is_whole = len(cells) == len(HEADINGS)
+def _line(cells: Sequence[str], widths: Sequence[int], width: int) -> str:
+    """Return cells that are aligned, in at most `width` characters."""
+    named = (shortened(cells[0], widths[0]), *cells[1:])
     aligned = [
-        cell.rjust(width) if heading in _NUMBERS and is_whole else cell.ljust(width)
-        for cell, width, heading in zip(cells, widths, HEADINGS, strict=False)
+        cell.rjust(size) if heading in _NUMBERS else cell.ljust(size)
+        for cell, size, heading in zip(named, widths, HEADINGS, strict=True)
     ]
-    return _GAP.join(aligned).rstrip()
+    line = _GAP.join(aligned).rstrip()
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) -> None:

@@ -92,8 +92,8 @@ def test_a_load_that_was_cut_is_said_to_go_on(pair: Pair, relay: Relay) -> None:
         "exchanges": 1,
     }
     share = f"{found.rows:,} rows" if found.rows_expected is None else f"{found.rows / ROWS:.0%}"
-    said = f"t         first load, {share} staged, last tried just now"
-    assert pair.said("status").splitlines()[1] == said
+    said = f"t: first load, {share} staged, last tried just now"
+    assert said in pair.said("status", "t").splitlines()
     planned = f"{found.rows:,} rows ({found.bytes:,} bytes) of earlier attempts are staged"
     assert f"  {planned}" in pair.said("plan", "t")
     kept = f"  {found.bytes:,} bytes are staged, and kept until"
@@ -120,7 +120,7 @@ def test_files_of_an_older_release_go_on(pair: Pair, relay: Relay) -> None:
     note.write_text(json.dumps(body))
     found = staged(pair)
     assert (found.rows, found.rows_expected) == (None, None)
-    assert f"first load, {found.bytes:,} bytes staged" in pair.said("status")
+    assert f"first load, {found.bytes:,} bytes staged" in pair.said("status", "t")
     received = relay.down_bytes
     heard = pair.heard("t")
     assert all(not e.rows_before for e in heard.events if isinstance(e, RowsRead))

@@ -659,7 +659,7 @@ def test_the_commands(empty: Sites, run: Run) -> None:
     ended = run("refresh", config=toml)
     assert ended.code == 3
     assert "error VIEW_FAILED: inverse" in ended.err
-    shown = command("status", config=toml)
+    shown = command("status", "--verbose", config=toml)
     assert "inverse stays behind its inputs: Spark cannot evaluate the view" in shown.out
     assert "inverse: the last refresh failed just now: VIEW_FAILED: inverse" in shown.out
     checked = command("status", "--check", config=toml)

@@ -219,7 +219,7 @@ def test_what_others_say_while_fragments_are_ahead(regular: Sites, run: Run) -> 
     (told,) = command("status", "orders", "--json", config=toml).lines
     assert (told["version"], told["visible_version"], told["ahead"]["rows"]) == (2, 1, 5)
     assert told["visible_as_of"] <= told["as_of"]
-    shown = command("status", config=toml).out
+    shown = command("status", "--verbose", config=toml).out
     assert "readers are given version 1 of orders until the next flip: 5 changed rows wait" in shown
     assert "joined was " in shown
     (planned,) = command("plan", "joined", "--json", config=toml).lines

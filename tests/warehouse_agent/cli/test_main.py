@@ -35,16 +35,18 @@ from warehouse_agent.report import Report
 pytestmark = pytest.mark.slow  # starts a process for many commands
 
 REPORT = [
-    "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
+    "name", "command", "version", "previous_version",
+    "run", "started_at", "release", "source", "source_release", "rows_inserted", "rows_updated",
     "rows_deleted", "schema_changed", "rows_total", "rows_left", "updates_left",
     "marker", "audit", "allowed",
-    "bytes_sent", "bytes_received", "bytes_rewritten", "repaired_files", "repaired_rows",
+    "bytes_sent", "bytes_received", "copy_bytes", "changed",
+    "bytes_rewritten", "repaired_files", "repaired_rows",
     "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
     "held_back_s", "snapshot_s", "seconds", "places", "places_why",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
     "checked_at", "activity", "attempts", "retried", "tiles", "tiles_done", "resumed_at",
     "not_started", "warehouse_version", "inputs", "stale", "derived", "held", "ahead",
-    "proven_at", "view_phases", "staleness", "failed_at", "put_off_until", "error",
+    "proven_at", "view_phases", "staleness", "failed_at", "put_off_until", "error", "schema",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [
@@ -52,7 +54,7 @@ STATUS = [
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
     "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
     "staleness", "audit", "marker_warnings", "part", "activity", "other", "damaged", "failed",
-    "put_off_until", "state", "alarms", "late_s", "totals", "staged",
+    "put_off_until", "state", "alarms", "late_s", "totals", "staged", "schema",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
@@ -255,7 +257,8 @@ def test_init(tmp_path: Path) -> None:
     file = tmp_path / "new.toml"
     assert command("init", config=file).code == 0
     # What it writes is valid but for certificates, which are read when they are used.
-    assert command("status", config=file).out == ("fragment\norders    nothing published yet\n")
+    shown = command("status", config=file).out.splitlines()
+    assert [line.split() for line in shown[1:]] == [["orders", "nothing", "published", "yet"]]
     again = command("init", config=file)
     assert again.code == 2
     assert "exists already" in again.err
@@ -447,6 +450,7 @@ def test_what_jobs_read(pair: Pair, run: Run) -> None:
         "kind": "fragment",
         "state": "unknown",
         "alarms": ["nothing published yet"],
+        "schema": 1,
     }
     (loaded,) = run("refresh", "orders", "--json", config=config).lines
     assert list(loaded) == REPORT
@@ -456,10 +460,10 @@ def test_what_jobs_read(pair: Pair, run: Run) -> None:
     assert (report["version"], report["previous_version"], report["rows_updated"]) == (1, 0, 3)
     (status,) = run("status", "orders", "--json", config=config).lines
     assert list(status) == STATUS
-    told = run("status", config=config).out.splitlines()
+    told = run("status", "--verbose", config=config).out.splitlines()
     assert [line.split()[:3] for line in told[1:3]] == [
-        ["orders", "1", "300"],
         ["items", "nothing", "published"],
+        ["orders", "1", "300"],
     ]
     assert told[3].startswith("probability of a missed change: ")
     assert (status["version"], status["rows_total"], status["proof"]) == (1, 300, "total")
@@ -626,9 +630,12 @@ def test_a_refresh_that_failed_is_seen_until_one_goes_well(pair: Pair, run: Run)
     pair.legacy.execute("ALTER TABLE items RENAME TO elsewhere")
     assert run("refresh", config=config).code == 3
     assert run("refresh", "items", config=config).code != 0
-    told = run("status", config=config)
+    table = run("status", config=config).out.splitlines()
+    assert "failed 2×: " in table[1]
+    assert table[3].startswith("1 of 2 to look at")
+    told = run("status", "--verbose", config=config)
     assert told.code == 0, "status itself did not fail"
-    (line,) = [one for one in told.out.splitlines() if "failed" in one]
+    (line,) = [one for one in told.out.splitlines() if " failed, " in one]
     assert line.startswith("items: the last 2 refreshes failed, the first just now, the last just")
     checked = run("status", "--check", config=config)
     assert checked.code == CRITICAL

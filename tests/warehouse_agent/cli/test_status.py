@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.cli.status import HEADINGS, NEVER, text_of
+from warehouse_agent.cli.status import remarks_on, shortened, table_of
+from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.failures import Failure
 from warehouse_agent.inspection.published_state import PublishedState
 from warehouse_agent.report import age
 from warehouse_agent.storage.staged_files import StagedRows
 
+WHY = "UNREACHABLE: erp: cut. It is tried again by itself, or run it again."
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 FAILURE = Failure(1, None, None, None, "UNREACHABLE", "cut.", "erp", "", True, 4, {})
 
@@ -61,15 +64,61 @@ def test_ages(moment: str | None, words: str) -> None:
 
 
 def test_a_table() -> None:
-    shown = [published("orders"), PublishedState("items"), published("ledger", "part", None)]
-    assert text_of(shown, NOW, None) == [
-        "fragment  version       rows  equal to the source  checked       consistency  proof",
-        "orders         12  1,204,118  3 hours ago          1 minute ago  exact        total",
-        "items     nothing published yet",
-        "ledger         12  1,204,118  3 hours ago          1 minute ago  exact        part",
-        "part: only some rows were compared since the last full comparison",
-        "probability of a missed change: 6e-37 per refresh",
+    failing = replace(
+        published("invoices"), state=MonitoringState.CRITICAL, failed=replace(FAILURE, times=3)
+    )
+    late = replace(published("sites"), state=MonitoringState.WARNING, late_s=7200.0)
+    new = PublishedState("items", state=MonitoringState.UNKNOWN)
+    fuzzy = replace(published("ledger", "part", None), consistency="fuzzy")
+    shown = [published("orders"), new, fuzzy, late, failing]
+    assert table_of(shown, NOW, 80) == [
+        "table     version       rows  as of        proof        state",
+        "invoices       12  1,204,118  3 hours ago  total        failed 3×: UNREACHABLE",
+        "sites          12  1,204,118  3 hours ago  total        late: 2 hours",
+        "items                                                   nothing published yet",
+        "orders         12  1,204,118  3 hours ago  total        ok",
+        "ledger         12  1,204,118  3 hours ago  part, fuzzy  ok",
     ]
+    assert remarks_on(shown, NOW) == [
+        f"invoices: the last 3 refreshes failed: {WHY}",
+        "sites: late: no refresh went well for 2 hours; does `driftline run` or a timer still run?",
+        "part: only some rows were compared since the last full comparison",
+        "probability of a missed change: at most 6e-37 per refresh",
+    ]
+
+
+def test_what_readers_see_and_who_is_behind() -> None:
+    states = [
+        replace(published("a"), visible_version=11),
+        replace(published("b"), stale="no version of c"),
+        replace(published("c"), damaged=2),
+        replace(published("d"), put_off_until=at(hours=-3)),
+    ]
+    words = [line.split("  ")[-1] for line in table_of(states, NOW, 80)[1:]]
+    assert words == ["ok, readers: 11", "behind its inputs", "2 files damaged", "ok, put off"]
+
+
+def test_colours_are_of_states_alone() -> None:
+    failing = replace(published("b"), state=MonitoringState.CRITICAL, failed=FAILURE)
+    shown = [published("a"), failing]
+    plain, coloured = table_of(shown, NOW, 80), table_of(shown, NOW, 80, colours=True)
+    assert coloured[1].endswith("\x1b[31mfailed: UNREACHABLE\x1b[0m")
+    assert coloured[2].endswith("\x1b[32mok\x1b[0m")
+    assert [click.unstyle(line) for line in coloured] == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("orders", 6, "orders"),
+        ("orders", 5, "or…rs"),
+        ("orders", 4, "or…s"),
+        ("orders", 2, "o…"),
+        ("prod_erp_sales_orders_2026", 12, "prod_e…_2026"),
+    ],
+)
+def test_long_names(name: str, width: int, shown: str) -> None:
+    assert shortened(name, width) == shown
 
 
 @pytest.mark.parametrize(
@@ -91,42 +140,58 @@ def test_a_first_load_that_was_cut(
     of several exchanges may be the same."""
     staged = StagedRows(rows, expected, 140_000, at(minutes=9), exchanges)
     cut = PublishedState("items", staged=staged)
-    said = f"first load, {amount} staged, last tried"
-    assert text_of([published("orders"), cut], NOW, None)[2] == f"items     {said} 9 minutes ago"
-    assert text_of([cut], NOW, 20)[1:] == [f"  {said} 9 minutes ago"]
+    said = f"first load, {amount} staged"
+    assert table_of([published("orders"), cut], NOW, 80)[2].split("  ")[-1].strip() == said
+    assert remarks_on([cut], NOW) == [f"items: {said}, last tried 9 minutes ago"]
     tried = replace(cut, failed=replace(FAILURE, at=at(minutes=2)))
-    assert text_of([tried], NOW, None)[1] == f"items     {said} 2 minutes ago"
+    assert remarks_on([tried], NOW)[0] == f"items: {said}, last tried 2 minutes ago"
 
 
 def test_the_odds_are_said_once_and_are_the_worst() -> None:
-    lines = text_of([published("a"), published("b", missed=1e-15), published("c")], NOW, None)
+    lines = remarks_on([published("a"), published("b", missed=1e-15), published("c")], NOW)
     assert [line for line in lines if "missed" in line] == [
         "probability of a missed change: at most 1e-15 per refresh"
     ]
 
 
 def test_nothing_was_published() -> None:
-    assert text_of([PublishedState("orders")], NOW, 80) == [
-        "fragment",
-        "orders    nothing published yet",
+    assert table_of([PublishedState("orders")], NOW, 80) == [
+        "table   version  rows  as of  proof  state",
+        "orders                               nothing published yet",
     ]
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 128), st.booleans()), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.integers(1, 128), st.sampled_from(MonitoringState)), min_size=1, max_size=5
+    ),
     st.integers(10, 250),
 )
-def test_any_names_on_any_terminal(names: list[tuple[int, bool]], width: int) -> None:
-    shown = []
-    for number, (length, is_published) in enumerate(names):
-        name = f"{number}{'x' * (length - 1)}"
-        shown.append(published(name) if is_published else PublishedState(name))
-    lines = text_of(shown, NOW, width)
-    if lines[0].split("  ")[0] == HEADINGS[0]:  # a table
-        rows = lines[: len(names) + 1]
-        assert max(map(len, rows)) <= width
-        starts = {row.index("exact") for row in rows[1:] if NEVER not in row}
-        assert len(starts) <= 1, "columns are aligned"
-    else:
-        assert [s.name for s in shown] == [x for x in lines if x[0] != " "][: len(shown)]
-        assert sum("consistency: exact" in line for line in lines) == sum(p for _, p in names)
+def test_any_names_on_any_terminal(names: list[tuple[int, MonitoringState]], width: int) -> None:
+    shown = [
+        replace(published(f"{number}{'x' * (length - 1)}"), state=state)
+        for number, (length, state) in enumerate(names)
+    ]
+    lines = table_of(shown, NOW, width)
+    assert len(lines) == len(names) + 1
+    assert max(map(len, lines)) <= width
+    if width >= 80:
+        assert all("3 hours ago" in line and line.endswith("ok") for line in lines[1:])
+        assert len({line.index("3 hours ago") for line in lines[1:]}) == 1, "columns are aligned"
+    urgent = [MonitoringState.CRITICAL, MonitoringState.WARNING, MonitoringState.UNKNOWN]
+    ranks = [names[int(line[0])][1] for line in lines[1:]]
+    assert ranks == sorted(ranks, key=[*urgent, MonitoringState.OK].index)
+
+
+def test_five_hundred_tables_in_eighty_columns() -> None:
+    shown = [
+        published(f"production_of_plant_{number}_orders_and_their_lines") for number in range(500)
+    ]
+    shown[77] = replace(
+        shown[77], state=MonitoringState.WARNING, failed=replace(FAILURE, times=12), version=10_000,
+        rows_total=10**10,
+    )  # fmt: skip
+    lines = table_of(shown, NOW, 80)
+    assert (len(lines), max(map(len, lines)) <= 80) == (501, True)
+    assert lines[1].startswith("product")
+    assert "failed 12×: " in lines[1]
