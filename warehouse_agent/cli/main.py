@@ -207,14 +207,15 @@ def doctor(config: Path, as_json: bool) -> None:
         sys.exit(_common(failed))
 
 
-@_on_fragments()
+@_on_fragments(_verbose)
 def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Show what a refresh of fragments and views, by default of all, would do and cost.
 
-    This reads no row of the source.
+    This reads no row of the source. All prices of those that are named, or with --verbose of all.
     """
     from warehouse_agent.cli import plan as forecasts
 
+    options["verbose"] |= bool(click.get_current_context().params["names"])
     return forecasts.plan(config, chosen, **options)
 
 

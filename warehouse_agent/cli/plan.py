@@ -31,8 +31,20 @@ _OLDER_SOURCE = (
 )
 
 
-def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool) -> list[int]:
-    """Print a forecast of a refresh of each fragment and view; read no row of the source."""
+def plan(
+    config: WarehouseConfig,
+    chosen: Sequence[Fragment | View],
+    *,
+    as_json: bool,
+    verbose: bool = False,
+) -> list[int]:
+    """Print a forecast of a refresh of each fragment and view; read no row of the source.
+
+    Args:
+        verbose: print all ways to refresh and their prices; always of a fragment alone. Else a
+            line for each.
+    """
+    verbose |= len(chosen) == 1
     steps = Steps.of(config, DeferredSession.of(config))
 
     def one(fragment: Fragment | View) -> int:
@@ -40,11 +52,12 @@ def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json:
             from warehouse_agent.inspection import view_prediction  # and sqlglot
 
             expected = view_prediction.forecast(Store.of(config), fragment, config)
-            shown = json.dumps(asdict(expected)) if as_json else text_of_view(expected)
-            print(shown, flush=True)
+            text = text_of_view(expected) if verbose else line_of_view(expected)
+            print(json.dumps(asdict(expected)) if as_json else text, flush=True)
             return 0
         predicted = refresh_prediction.forecast(Store.of(config), fragment, steps)
-        print(json_of(predicted) if as_json else text_of(predicted), flush=True)
+        text = text_of(predicted) if verbose else line_of(predicted)
+        print(json_of(predicted) if as_json else text, flush=True)
         return SourceUnreachable.exit_code if predicted.source_error else 0
 
     return each(chosen, one, as_json=as_json, command="plan")
@@ -54,6 +67,33 @@ def json_of(forecast: Forecast) -> str:
     """Return a forecast as one line of JSON."""
     head = {"name": forecast.name, "command": "plan"}
     return json.dumps(head | asdict(forecast) | {"error": None})
+
+
+def line_of(forecast: Forecast) -> str:
+    """Return a forecast as one line: what hinders a refresh, or the way that it would go."""
+    if forecast.source_error:
+        return f"{forecast.name}: the source could not be asked: {forecast.source_error}"
+    if forecast.refused:
+        return f"{forecast.name}: will be refused now: {forecast.refused}"
+    if forecast.schema_changes:
+        changes = counted(len(forecast.schema_changes), "change")
+        return f"{forecast.name}: will be refused without --accept-schema: {changes} of columns"
+    said = ["first load"] if forecast.first_load else []
+    way = next((one for one in forecast.candidates if one.what == forecast.chosen), None)
+    if not forecast.first_load and forecast.changes_expected is not None:
+        said.append(f"about {counted(forecast.changes_expected[1], 'row')} changed")
+    said.append(forecast.chosen)
+    if way is not None:
+        said.append("bytes not known" if way.bytes is None else counted(way.bytes, "byte"))
+        seconds = way.exchange_seconds if way.seconds is None else way.seconds
+        said += [] if seconds is None else [f"{seconds:,.0f} s"]
+    return f"{forecast.name}: {', '.join(said)}"
+
+
+def line_of_view(forecast: ViewForecast) -> str:
+    """Return a forecast of a view as one line."""
+    took = "" if forecast.seconds is None else f", {forecast.seconds:,.0f} s"
+    return f"{forecast.name}: view, {forecast.what} if an input moves{took}"
 
 
 def text_of(forecast: Forecast) -> str:

@@ -24,7 +24,7 @@ from tests.warehouse_agent.inspection.test_refresh_prediction import (
 )
 from tests.warehouse_agent.planning.test_allowance import LATER
 from tests.warehouse_agent.transport.test_reply_validation import HOSTILE
-from warehouse_agent.cli.plan import json_of, text_of
+from warehouse_agent.cli.plan import json_of, line_of, text_of
 from warehouse_agent.config import Source
 from warehouse_agent.history import line_notes
 from warehouse_agent.history.forecast_inputs import even_knots
@@ -46,13 +46,28 @@ FIELDS = [
     "changes_expected", "change_share", "change_share_from", "floor_bytes", "candidates", "chosen",
     "why", "staged_bytes", "source_error", "schema_changes", "tiles", "tiles_done", "refused",
     "marker", "rows_forecast", "held_back_s", "last_s", "places_expected", "staged_rows",
-    "staged_listed", "error",
+    "staged_listed", "schema", "error",
 ]  # fmt: skip
 
 
 def test_a_first_load() -> None:
     found = predict(known(version=None, rows=None, partition=uniform(2)))
     assert "first load, about 100,000 rows" in text_of(found)
+
+
+def test_a_line_of_each() -> None:
+    load = predict(known(version=None, rows=None, partition=uniform(2)))
+    assert line_of(load).startswith("orders: first load, full copy, ")
+    (cost,) = [one.bytes for one in load.candidates if one.what == load.chosen]
+    assert f", {cost:,} bytes, " in line_of(load)
+    later = predict(known())
+    assert f", {later.chosen}, " in f", {line_of(later).partition(': ')[2]}"
+    broken = predict(known(), ForecastFacts(source_error="Nothing answers."))
+    assert line_of(broken) == "orders: the source could not be asked: Nothing answers."
+    other = predict(known(), ForecastFacts(schema_changes=("a is gone", "b is new")))
+    assert line_of(other).endswith("refused without --accept-schema: 2 changes of columns")
+    for one in (load, later, broken, other):
+        assert "\n" not in line_of(one)
 
 
 def test_a_first_load_of_unknown_size() -> None:
