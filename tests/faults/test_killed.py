@@ -135,6 +135,7 @@ def test_a_command_that_was_killed_is_told(pair: Pair) -> None:
     assert not [name for name, _ in pair.store.files(PRIVATE, "locks") if name.startswith("run-")]
     (told,) = answers(pair, "status")
     assert (told["failed"], told["state"]) == (None, "ok")
+    assert report["source_release"].startswith("driftline")
     assert report["run"] == kept(pair)[-1]["run"] != kept(pair)[0]["run"]
     check(pair)
 

@@ -411,6 +411,16 @@ def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]
 
 
 @cli.command()
+@click.pass_obj
+def watch(config: Path) -> None:
+    """Show what running refreshes do, also those of other terminals, until they have ended."""
+    from warehouse_agent.cli import watch as running
+    from warehouse_agent.views.inputs import load
+
+    running.watch(load(config))
+
+
+@cli.command()
 @click.argument("name")
 @click.option("--limit", default=20, show_default=True)
 @_json

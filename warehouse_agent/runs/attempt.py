@@ -234,6 +234,7 @@ class Attempt:
         sent, received = link.bytes_sent, link.bytes_received
         with _catching(job, self.failed):
             yield
+        job.report.source_release = link.agent or None
         job.report.bytes_sent += link.bytes_sent - sent
         job.report.bytes_received += link.bytes_received - received
         error = self.failed.get(job.name)
@@ -291,7 +292,6 @@ def _describe(
     """Return the description of a relation: the known one, or the source's answer."""
     job.report.round_trips += 1
     reply = link.describe(relation) if known is None else known
-    job.report.source_release = reply.agent or None
     with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
         line_notes.note_limits(job.store, link.source, reply.description)
         derivation.note_offer(job.store, job.fragment, reply)

@@ -111,6 +111,7 @@ class SourceChannel:
         bounded = BoundedReplies(self._channel)
         self._stub: SourceStub = SourceStub(bounded)  # type: ignore[no-untyped-call]
         self._agreed: Agreement | None = None
+        self.agent = ""  # the source's name and release, once it was asked
         self._relations: frozenset[str] | None = None
         self._allowances: dict[str, Allowance] = {}
         self.features: frozenset[str] = frozenset()  # of the source, as it named them last
@@ -206,6 +207,7 @@ class SourceChannel:
         check_description(reply)
         self.features = frozenset(reply.features)
         # A feature that an exchange cannot do without is asked for by that exchange alone.
+        self.agent = reply.agent
         self._agreed = agree(reply.protocols, reply.features, our_features=())
         return reply
 
