@@ -99,6 +99,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     f"{_ENGINES}/test_mysql.py::test_a_package_that_a_login_needs_is_named": (
         "pip install 'driftline[mysql]', or connect with TLS (`ssl_ca` in the URL).",
     ),
+    "tests/faults/test_killed.py::test_a_command_that_was_killed_is_told": (
+        "Refresh again. If it repeats, the system's log may tell of too little memory.",
+    ),
     "tests/pair/refresh/test_broken_text.py::test_no_refresh_publishes_it_or_misses_its_change": (
         (
             "Have the text corrected at the source, or published as bytes by a query:"

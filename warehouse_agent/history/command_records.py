@@ -60,7 +60,7 @@ _WORD_CHARACTERS_MAX: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class FragmentWork:
-    """Where a command is with a fragment.
+    """The place of a command in its work on a fragment.
 
     Attributes:
         state: WORKING, DONE, FAILED or LEFT.

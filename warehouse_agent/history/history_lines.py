@@ -71,7 +71,7 @@ class RefreshCost:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCounts:
-    """Where a refresh found changes, as the report's `changed` has it.
+    """Numbers of changes that a refresh found by place, as the report's `changed` has them.
 
     Attributes:
         compared: updated rows whose columns were compared.

@@ -141,7 +141,7 @@ def test_a_first_load_that_was_cut(
     staged = StagedRows(rows, expected, 140_000, at(minutes=9), exchanges)
     cut = PublishedState("items", staged=staged)
     said = f"first load, {amount} staged"
-    assert table_of([published("orders"), cut], NOW, 80)[2].split("  ")[-1].strip() == said
+    assert table_of([published("orders"), cut], NOW, 120)[2].split("  ")[-1].strip() == said
     assert remarks_on([cut], NOW) == [f"items: {said}, last tried 9 minutes ago"]
     tried = replace(cut, failed=replace(FAILURE, at=at(minutes=2)))
     assert remarks_on([tried], NOW)[0] == f"items: {said}, last tried 2 minutes ago"

@@ -102,6 +102,7 @@ def test_what_a_record_says_of_each_fragment(store: Store) -> None:
     }
 
 
+@pytest.mark.starts
 def test_a_killed_process_is_told_from_one_that_runs(store: Store) -> None:
     done = run(["-c", KILLED, store.root], cwd=ROOT, env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -121,6 +122,7 @@ def test_a_killed_process_is_told_from_one_that_runs(store: Store) -> None:
     assert text.endswith("was killed before these had ended: orders, ledger.")
 
 
+@pytest.mark.starts
 def test_a_later_success_is_not_spoilt(store: Store) -> None:
     """By another command, which ran beside the one that was killed."""
     run(["-c", KILLED, store.root], cwd=ROOT, env=environment())

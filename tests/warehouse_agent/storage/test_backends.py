@@ -18,6 +18,8 @@ from warehouse_agent.storage.backends.disk import Disk
 from warehouse_agent.storage.backends.interface import Backend
 from warehouse_agent.storage.backends.s3 import PART_BYTES, S3, TAIL_BYTES
 
+pytestmark = pytest.mark.starts
+
 WRITERS = 16
 
 
