@@ -1,4 +1,4 @@
-"""Points at which a test lets a process fail: killed, with an unforeseen error, or by a full disk.
+"""Points at which a test lets a process fail: killed, stopped, with an error, or by a full disk.
 
 An agent names its points in an enum of its own, derived from `Failpoint`, and reaches each by one
 short call: `WarehouseFailpoint.COMMITTED.reach()`. The environment arms one of them for a process
@@ -23,7 +23,6 @@ import signal
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 from driftline.errors import UsageError
 
@@ -36,6 +35,7 @@ class Action(enum.Enum):
     """A way to fail at an armed point."""
 
     KILL = "kill"
+    STOP = "stop"  # until it is told to continue
     RAISE = "raise"
     DISK_FULL = "disk-full"
 
@@ -78,9 +78,11 @@ class _Armed:
             return False
         return True
 
-    def _act(self) -> NoReturn:
+    def _act(self) -> None:
         if self.action is Action.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.action is Action.STOP:
+            return os.kill(os.getpid(), signal.SIGSTOP)
         if self.action is Action.DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.name)
         raise RuntimeError(f"Failpoint {self.name}.")

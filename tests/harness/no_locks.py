@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from warehouse_agent.storage.locks import FileLock
 from warehouse_agent.storage.store import Store
 
 
 @contextlib.contextmanager
-def _no_lock(_store: Store, _name: str) -> Iterator[None]:
-    yield
+def _no_lock(_store: Store, _name: str) -> Iterator[FileLock]:
+    yield FileLock()
 
 
 def without_locks(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
+from pathlib import Path
 from unittest import mock
 
 import pyarrow as pa
@@ -22,7 +23,8 @@ from pyarrow import fs
 from tests.simulation import clock
 from warehouse_agent.storage.backends import disk as backends_disk
 from warehouse_agent.storage.backends import known
-from warehouse_agent.storage.backends.interface import Backend, ended
+from warehouse_agent.storage.backends.interface import Backend, Change, ended
+from warehouse_agent.storage.locks import FileLock
 
 ROOT = "sim://warehouse"
 
@@ -67,6 +69,14 @@ class Disk(fs.FileSystemHandler):
         self._keep(path, data)
         self.step("committed", path)
         return True
+
+    def held(self, path: str) -> bytes:
+        """Return the bytes of a file, without a step; empty: there is none."""
+        return self.files[path][0] if path in self.files else b""
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write a file, without a step."""
+        self._keep(path, data)
 
     def _keep(self, path: str, data: bytes) -> None:
         self.files[path] = (data, clock.current().now_s)
@@ -205,6 +215,14 @@ class Folder(Disk):
         self.step("read", path)
         return self._real.open_input_file(path)
 
+    def held(self, path: str) -> bytes:
+        there = Path(path)
+        return there.read_bytes() if there.exists() else b""
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._real.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        self._keep(path, data)
+
     def _keep(self, path: str, data: bytes) -> None:
         with self._real.open_output_stream(path) as out:
             out.write(data)
@@ -236,6 +254,9 @@ class _InMemory:
     def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
         return _put_new(self._disk, path, data)
 
+    def change(self, path: str, change: Change) -> None:
+        _change(self._disk, path, change)
+
     def append(
         self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
     ) -> None:
@@ -265,8 +286,8 @@ class _InMemory:
     def disk(self, path: str) -> None:
         return None
 
-    def lock(self, path: str, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
+    def lock(self, path: str, name: str) -> AbstractContextManager[FileLock]:
+        return nullcontext(FileLock())
 
 
 class _OnDisk(backends_disk.Disk):
@@ -279,8 +300,11 @@ class _OnDisk(backends_disk.Disk):
     def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
         return _put_new(self._folder, path, data)
 
-    def lock(self, path: str, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
+    def change(self, path: str, change: Change) -> None:
+        _change(self._folder, path, change)
+
+    def lock(self, path: str, name: str) -> AbstractContextManager[FileLock]:
+        return nullcontext(FileLock())
 
 
 def _put_new(disk: Disk, path: str, data: bytes) -> bool:
@@ -292,6 +316,19 @@ def _put_new(disk: Disk, path: str, data: bytes) -> bool:
         disk._keep(path, data)
     disk.step("write", path)
     return is_new
+
+
+def _change(disk: Disk, path: str, change: Change) -> None:
+    """Change a file under the condition that it is as it was read."""
+    while True:
+        disk.step("read", path)
+        before = disk.held(path)
+        if (data := change(before)) is None:
+            return
+        disk.step("write", path)
+        if disk.held(path) == before:
+            disk.replace(path, data)
+            return
 
 
 @contextmanager

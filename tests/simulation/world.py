@@ -29,7 +29,6 @@ from tests.simulation.disk import ROOT, Disk, Folder, mounted
 from tests.simulation.memory_log import MemoryLog, SteppedDelta
 from tests.simulation.network import Lost, SimulatedLink, SourceAgent
 from warehouse_agent.config import Fragment, Proof, Require, Source, WarehouseConfig
-from warehouse_agent.history import line_notes
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.refresh.job import Options as RefreshOptions
@@ -260,7 +259,7 @@ class World:
                 self.tally.count("crash")
                 process.is_dead = True
                 raise Crashed
-            if event == "rival" and not line_notes._NOTING.locked():  # a lock of one process
+            if event == "rival":
                 self.tally.count("rival")
                 self._beside()
             if event == "edit":

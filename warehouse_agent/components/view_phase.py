@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from driftline.errors import DriftlineError, Locked, NotFound, WarehouseUnavailable
 
@@ -31,6 +31,7 @@ from warehouse_agent.refresh.services import CommandServices
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
+from warehouse_agent.storage.elapsed import Moment
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
 from warehouse_agent.tasks import file_damage
@@ -118,6 +119,7 @@ class PhaseOfView:
     made: Computed | None = None
     is_tried: bool = False
     is_committed: bool = False
+    begun: Moment = field(default_factory=Moment.now)
 
     @property
     def behind(self) -> str | None:
@@ -431,7 +433,9 @@ class ViewPhase:
                 made_of=made_of(store, versions),
                 java=made.java,
             )
-            new = NewViewVersion(made.base, made.layout, made.added, made.removed, record)
+            new = NewViewVersion(
+                made.base, made.layout, made.added, made.removed, record, one.begun
+            )
             one.is_tried = True
             version = formats.commit(store, name, new)
             WarehouseFailpoint.VIEW_COMMITTED.reach()

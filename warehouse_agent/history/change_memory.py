@@ -38,7 +38,14 @@ def remembered(store: Store, name: str, zone: str, history: RefreshHistory | Non
     Raises:
         WarehouseUnavailable: a file cannot be read.
     """
-    memory = _kept(store.read(PRIVATE, "schedule", f"{name}.json") or b"", zone)
+    return _after(store, name, store.read(*_place(name)) or b"", zone, history)
+
+
+def _after(
+    store: Store, name: str, body: bytes, zone: str, history: RefreshHistory | None
+) -> Memory:
+    """Return the memory that a file has, with what the history of refreshes has since."""
+    memory = _kept(body, zone)
 
     def is_known(line: HistoryLine) -> bool:
         return isinstance(line, SuccessLine) and memory.line == (line.as_of, str(line.checked_at))
@@ -84,9 +91,16 @@ def remember(store: Store, name: str, zone: str, history: RefreshHistory | None 
     Raises:
         WarehouseUnavailable: it cannot be written.
     """
-    body = json.dumps(remembered(store, name, zone, history).to_json()).encode()
-    store.write(body, PRIVATE, "schedule", f"{name}.json")
+
+    def changed(body: bytes) -> bytes:
+        return json.dumps(_after(store, name, body, zone, history).to_json()).encode()
+
+    store.change(changed, *_place(name))
     WarehouseFailpoint.MEMORY_WRITTEN.reach()
+
+
+def _place(name: str) -> tuple[str, ...]:
+    return (PRIVATE, "schedule", f"{name}.json")
 
 
 def habits(history: RefreshHistory) -> tuple[float, float | None]:

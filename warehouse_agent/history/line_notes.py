@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from warehouse_agent.config import Source
 from warehouse_agent.json_values import number
 from warehouse_agent.planning.network import Line
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE, Store, json_of
 
 if TYPE_CHECKING:  # `status` reads these notes, and needs neither gRPC nor messages
     from driftline import wire_pb2 as pb
 
     from warehouse_agent.transport.channel import SourceChannel, Stream
 
-_NOTING = threading.Lock()  # one run of a source is described while another is compared
 RTT_DAYS = 7  # between measurements, each of which opens a connection
 
 
@@ -51,21 +49,39 @@ class LineNotes:
     @classmethod
     def read(cls, store: Store, source: Source) -> Self:
         """Return what is noted of the source at its present address."""
-        body = store.read_json(PRIVATE, "sources", f"{source.name}.json")
+        return cls._from(store.read(*_place(source)) or b"", source)
+
+    @classmethod
+    def _from(cls, data: bytes, source: Source) -> Self:
+        body = json_of(data)
         if body.get("address") != source.address:
             return cls(source.address)
         numbers = {name: number(body, name) for name in _LINE_NUMBERS}
         others = {k: v for k, v in body.items() if k != "address" and k not in _LINE_NUMBERS}
         return cls(source.address, **numbers, others=others)
 
-    def write(self, store: Store, source: Source, before: LineNotes) -> None:
-        """Write these notes if they are not those `before`. Raises WarehouseUnavailable."""
-        if self == before:
-            return
+    @classmethod
+    def change(cls, store: Store, source: Source, change: Callable[[Self], Self]) -> None:
+        """Change the notes: commands, and the runs of one command, do so at once.
+
+        Raises:
+            WarehouseUnavailable: they cannot be written.
+        """
+
+        def changed(data: bytes) -> bytes | None:
+            before = cls._from(data, source)
+            return None if (after := change(before)) == before else after._encoded()
+
+        store.change(changed, *_place(source))
+
+    def _encoded(self) -> bytes:
         numbers = {name: getattr(self, name) for name in _LINE_NUMBERS}
         said = {name: one for name, one in numbers.items() if one is not None}
-        body = {**self.others, **said, "address": self.address}
-        store.write(json.dumps(body).encode(), PRIVATE, "sources", f"{source.name}.json")
+        return json.dumps({**self.others, **said, "address": self.address}).encode()
+
+
+def _place(source: Source) -> tuple[str, ...]:
+    return (PRIVATE, "sources", f"{source.name}.json")
 
 
 _LINE_NUMBERS = tuple(
@@ -104,14 +120,15 @@ def note_line(store: Store, link: SourceChannel, stream: Stream) -> None:
     if is_fresh and rate is None:
         return
     rtt_s = None if is_fresh else link.round_trip_s()
-    with _NOTING:
-        noted = before = LineNotes.read(store, link.source)
+
+    def measured_now(before: LineNotes) -> LineNotes:
+        noted = before
         if rate is not None:
             mean = (before.bytes_per_s + rate) / 2 if before.bytes_per_s else rate
             noted = replace(noted, bytes_per_s=mean)
-        if rtt_s is not None:
-            noted = replace(noted, rtt_s=rtt_s, rtt_at=now)
-        noted.write(store, link.source, before)
+        return noted if rtt_s is None else replace(noted, rtt_s=rtt_s, rtt_at=now)
+
+    LineNotes.change(store, link.source, measured_now)
 
 
 def note_limits(store: Store, source: Source, description: pb.Description) -> None:
@@ -121,6 +138,8 @@ def note_limits(store: Store, source: Source, description: pb.Description) -> No
         WarehouseUnavailable: the note cannot be written.
     """
     rows, size = description.rows_per_second or None, description.bytes_per_second or None
-    with _NOTING:
-        before = LineNotes.read(store, source)
-        replace(before, rows_per_s_max=rows, bytes_per_s_max=size).write(store, source, before)
+
+    def limited(before: LineNotes) -> LineNotes:
+        return replace(before, rows_per_s_max=rows, bytes_per_s_max=size)
+
+    LineNotes.change(store, source, limited)

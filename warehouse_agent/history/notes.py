@@ -37,7 +37,7 @@ from warehouse_agent.history.marks import KeptMark
 from warehouse_agent.json_values import GREATEST, knots, number
 from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.storage.row_security import PolicyDigests
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE, Store, json_of
 from warehouse_agent.storage.table import Snapshot
 
 T = TypeVar("T")
@@ -188,17 +188,29 @@ class Notes:
     def write(self, store: Store, name: str, before: Notes) -> Notes:
         """Write these notes if they are not those `before`, which were read; return what is there.
 
-        Hold the fragment's lock. Where storage has none, others may have noted something since: it
-        is read again, and only what is not as before is written over it.
+        Hold the fragment's lock. Where it does not keep others away, they may have noted something
+        since: only what is not as before is written over it.
 
         Raises:
             WarehouseUnavailable: they cannot be written.
         """
         if self == before:
             return self
-        merged = self if store.has_locks else self._over(before, Notes.read(store, name))
-        store.write(json.dumps(merged.to_json()).encode(), *place(name))
+        merged: Notes = self
+        if store.has_locks:
+            store.write(self._encoded(), *place(name))
+            return merged
+
+        def over(now: bytes) -> bytes:
+            nonlocal merged
+            merged = self._over(before, Notes.from_json(json_of(now)))
+            return merged._encoded()
+
+        store.change(over, *place(name))
         return merged
+
+    def _encoded(self) -> bytes:
+        return json.dumps(self.to_json()).encode()
 
     def _over(self, before: Notes, now: Notes) -> Notes:
         """Return what is noted `now` with what differs here from `before`."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from warehouse_agent.history.notes import place
 from warehouse_agent.json_values import number
 from warehouse_agent.planning import view_cost
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import Store, json_of
 from warehouse_agent.storage.table import VersionRecord
 
 
@@ -57,9 +57,17 @@ class ViewNotes:
         return cls.from_json(store.read_json(*place(name)))
 
     def write(self, store: Store, name: str, before: ViewNotes) -> None:
-        """Write these notes if they are not those `before`. Raises WarehouseUnavailable."""
-        if self != before:
-            store.write(json.dumps(self.to_json()).encode(), *place(name))
+        """Write what differs in these notes from those `before`. Raises WarehouseUnavailable."""
+        names = [one.name for one in fields(ViewNotes)]
+        changed = {n: getattr(self, n) for n in names if getattr(self, n) != getattr(before, n)}
+
+        def over(now: bytes) -> bytes:
+            return json.dumps(
+                replace(ViewNotes.from_json(json_of(now)), **changed).to_json()
+            ).encode()
+
+        if changed:
+            store.change(over, *place(name))
 
     def record(self, version: VersionRecord, stamp: str) -> VersionRecord:
         """Return the record of the published version, with the newest inputs it is right for.

@@ -23,6 +23,7 @@ from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile, DataFolder
+from warehouse_agent.storage.elapsed import Moment
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, Snapshot
 from warehouse_agent.tasks import staging as stage
@@ -78,10 +79,12 @@ class Job:
     histories: Histories = field(default_factory=Histories)
     _folder: str = field(default_factory=lambda: f"data-{uuid.uuid4().hex[:12]}")
     _written: list[str] = field(default_factory=list)
+    _begun: Moment = field(default_factory=Moment.now)
     _committing: int | None = None  # the version of the last commit, whatever came of it
     _noted: Notes = field(init=False)  # as they are in the store
     examined: set[str] = field(default_factory=set)  # paths of data files that were read again
     reached: Reached | None = None  # of an exchange that failed; None: none did
+    base: int | None = None  # the version that is compared, -1: none is published; None: not read
 
     def __post_init__(self) -> None:
         self.steps = replace(self.steps, log=StepLog.of(self.report))
@@ -143,7 +146,7 @@ class Job:
     def commit(self, new: NewVersion) -> None:
         """Publish the files of this attempt. Raises as `formats.commit`."""
         self._committing = 0 if new.base is None else new.base.version + 1
-        formats.commit(self.store, self.name, new)
+        formats.commit(self.store, self.name, replace(new, begun=self._begun))
 
     def discard(self) -> None:
         """Remove the data files of an attempt that failed, except those that are published."""

@@ -195,6 +195,7 @@ def prepare(
             (`PlanInputs.refusal`).
     """
     base = repair.published(job)
+    job.base = -1 if base is None else base.version
     history = job.histories.completed(job.store, job.name, base)
     layout, told = _layout(job, base, describe)
     if job.fragment.incremental is not None:

@@ -16,10 +16,13 @@ from driftline.errors import (
     DerivationRefused,
     DriftlineError,
     DuplicateKey,
+    FrameDamaged,
+    InternalError,
     LimitExceeded,
     MalformedMessage,
     NotNow,
     NullKey,
+    ProofFailed,
     RecipeChanged,
     SourceUnreachable,
     ValueDoesNotFit,
@@ -50,10 +53,13 @@ from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.report import Report
 from warehouse_agent.runs.command import RefreshCommand
 from warehouse_agent.storage import formats
+from warehouse_agent.storage.log_entry import overtaken
 from warehouse_agent.transport import preflight
 from warehouse_agent.transport.channel import SourceChannel, Stream, StreamEnded
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
+
+_OF_LOSERS = (FrameDamaged, InternalError, ProofFailed, WarehouseUnavailable)
 
 _Ready = tuple[Job, PreparedWhole]  # to be compared in one exchange
 
@@ -161,6 +167,7 @@ class Attempt:
                 continue
             if (error := self.failed.get(fragment.name)) is not None:
                 if job is not None:
+                    error = _of_the_loser(job, error)
                     if job.reached is not None:
                         self.reached[fragment.name] = job.reached
                     with contextlib.suppress(DriftlineError):  # what was learnt may be lost
@@ -254,6 +261,23 @@ class Attempt:
             return schema_change.explained(link.describe(job.fragment.relation), base, job.name)
         except DriftlineError as other:
             return other
+
+
+def _of_the_loser(job: Job, error: DriftlineError) -> DriftlineError:
+    """Return the error of an attempt, LOCKED if another command published a version meanwhile.
+
+    Where locks do not keep others away, who publishes first clears what was staged, and the other
+    one fails wherever it misses it.
+    """
+    if job.store.has_locks or job.base is None or not isinstance(error, _OF_LOSERS):
+        return error
+    with contextlib.suppress(DriftlineError):
+        newest = formats.head(job.store, job.name)
+        if newest is not None and newest.version != job.base:
+            lost = overtaken(job.name)
+            lost.__cause__ = error
+            return lost
+    return error
 
 
 def _is_tried_again(error: DriftlineError) -> bool:

@@ -183,10 +183,14 @@ class DeltaLog:
         )
         try:
             write(store, name, new, properties)
-        except CommitFailedError as error:
-            raise overtaken(name) from error
         except (DeltaError, OSError) as error:
-            if base is None and _is_there(store, name):
+            # A commit may be answered with an error although it was made: a store that repeats a
+            # write after a lost answer finds its own, and takes it for somebody else's.
+            if there := _written(store, name, version):
+                if _is_ours(there, new, body):
+                    return version
+                raise overtaken(name) from error
+            if isinstance(error, CommitFailedError):
                 raise overtaken(name) from error
             needed = len(json.dumps(body)) + ACTION_BYTES * (len(new.added) + len(new.removed))
             why = why_not_logged(error, store.table(name), needed)
@@ -337,11 +341,21 @@ def _other_kind(name: str, actual: str, wanted: str) -> WarehouseUnavailable:
     )
 
 
-def _is_there(store: Store, name: str) -> bool:
-    try:
-        return bool(DeltaTable.is_deltatable(store.table(name), store.delta_options))
-    except (DeltaError, OSError):
-        return False
+def _written(store: Store, name: str, version: int) -> list[dict[str, Any]]:
+    """Return the actions of an entry after a commit that failed; none if it cannot be read."""
+    with contextlib.suppress(WarehouseUnavailable, ValueError):
+        return _actions(store, name, version)
+    return []
+
+
+def _is_ours(
+    actions: Sequence[dict[str, Any]], new: NewVersion | NewViewVersion, body: dict[str, Any]
+) -> bool:
+    """Return True if an entry is the one of this version: files of attempts have names of their
+    own."""
+    added = {unquote(action["add"]["path"]) for action in actions if "add" in action}
+    is_same = _metadata(actions) == json.loads(json.dumps(body))
+    return is_same and added >= {file.path for file in new.added}
 
 
 def _actions(store: Store, name: str, version: int) -> list[dict[str, Any]]:

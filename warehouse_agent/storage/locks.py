@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from driftline.errors import Locked
 from driftline.peer_text import one_line
@@ -33,21 +33,34 @@ def take(file: IO[str], name: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Locked(
-            f"Another warehouse agent works on this fragment{_holder_of(file)}.",
-            where=name,
-            remedy="Run the command again when it has finished.",
-        ) from None
+        held = b""
+        with contextlib.suppress(OSError):
+            held = os.pread(file.fileno(), _LINE_BYTES_MAX, 0)
+        raise locked(name, held) from None
     _note_holder(file)
+
+
+def locked(name: str, line: bytes) -> Locked:
+    """Return the error of who comes second; `line`: of who holds the lock, if it is known."""
+    return Locked(
+        f"Another warehouse agent works on this fragment{holder_in(line)}.",
+        where=name,
+        remedy="Run the command again when it has finished.",
+    )
 
 
 def _note_holder(file: IO[str]) -> None:
     """Write who this process is into a file that it has locked."""
-    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    line = {"pid": os.getpid(), "user": _user(), "host": socket.gethostname(), "since": now}
     with contextlib.suppress(OSError):
         os.ftruncate(file.fileno(), 0)
-        os.write(file.fileno(), json.dumps(line).encode() + b"\n")  # unbuffered: close() must work
+        # unbuffered: close() must work
+        os.write(file.fileno(), json.dumps(holder_line()).encode() + b"\n")
+
+
+def holder_line() -> dict[str, Any]:
+    """Return who this process is, and that it begins now, for `holder_in`."""
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {"pid": os.getpid(), "user": _user(), "host": socket.gethostname(), "since": now}
 
 
 def forget_holder(file: IO[str]) -> None:
@@ -56,12 +69,12 @@ def forget_holder(file: IO[str]) -> None:
         os.ftruncate(file.fileno(), 0)
 
 
-def _holder_of(file: IO[str]) -> str:
-    """Return who holds the lock of a file, as the end of a sentence; empty: it does not say."""
+def holder_in(data: bytes) -> str:
+    """Return who a line says that holds a lock, as the end of a sentence; empty: it does not."""
     try:
-        line = json.loads(os.pread(file.fileno(), _LINE_BYTES_MAX, 0))
+        line = json.loads(data)
         told = {key: line[key] for key in ("pid", "user", "host", "since")}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # none, or half of one
+    except (ValueError, TypeError, KeyError, RecursionError):  # none, or half of one
         return ""
     pid, user, host, since = (one_line(str(part), _PART_CHARACTERS_MAX) for part in told.values())
     return f": process {pid} of {user} on {host}, since {since}"
@@ -72,6 +85,17 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # an account without a name, as in a container
         return f"uid {os.getuid()}"
+
+
+class FileLock:
+    """The lock of a file, while it is held (`backends.interface.HeldLock`)."""
+
+    def check(self) -> None:
+        """Do nothing: the system gives it to nobody else."""
+
+    def stored_at(self) -> datetime:
+        """Return the present time: a disk has the clock of its machine."""
+        return datetime.now(UTC)
 
 
 @contextlib.contextmanager

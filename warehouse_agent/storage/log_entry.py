@@ -22,6 +22,7 @@ from driftline.errors import Locked
 
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.elapsed import ATTEMPT_S_MAX
 from warehouse_agent.storage.opened_table import (
     check_protocol,
     columns_of,
@@ -58,6 +59,7 @@ def write(
     else:
         now, table = int(time.time() * 1000), pinned(base)
         removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
+        _refuse_old(store, name, new)
         _transact(table, [*adds, *removes], "append", table.schema(), properties)
 
 
@@ -87,8 +89,7 @@ def _create(
             lines = [line for line in entry.splitlines() if "protocol" not in json.loads(line)]
             entry = b"".join(line + b"\n" for line in [lines[0], protocol, *lines[1:]])
         _check_opened(log_trial.replaced(folder, name, 0, entry), store, name, new, schema)
-    if not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(0)):
-        raise overtaken(name)
+    _put(store, name, new, entry, 0)
 
 
 def _changes_schema(new: NewVersion | NewViewVersion, schema: Schema) -> bool:
@@ -148,8 +149,27 @@ def _change_schema(
             lines.insert(1, json.dumps(protocol).encode())
         entry = b"".join(line + b"\n" for line in lines)
         _check_opened(log_trial.replaced(folder, name, version, entry), store, name, new, schema)
+    _put(store, name, new, entry, version)
+
+
+def _put(
+    store: Store, name: str, new: NewVersion | NewViewVersion, entry: bytes, version: int
+) -> None:
+    """Put an entry in place. Raises Locked: there is one of this version."""
+    _refuse_old(store, name, new)
     if not store.write_new(entry, name, log_trial.LOG, log_trial.entry_name(version)):
         raise overtaken(name)
+
+
+def _refuse_old(store: Store, name: str, new: NewVersion | NewViewVersion) -> None:
+    """Raise Locked if `gc` may have removed what an attempt wrote, because it was stopped long."""
+    if not store.has_locks and new.begun.elapsed_s > ATTEMPT_S_MAX:
+        raise Locked(
+            f"This attempt began more than {ATTEMPT_S_MAX / 3600:.0f} hours ago, and without locks "
+            "`gc` may take its files for those of one that died. It published nothing.",
+            where=name,
+            remedy="Run the refresh again: what arrived is kept.",
+        )
 
 
 def _without(entry: bytes, paths: Collection[str]) -> list[bytes]:

@@ -33,7 +33,7 @@ from pyarrow import fs
 
 from warehouse_agent.config import StorageSettings
 from warehouse_agent.storage.backends import known
-from warehouse_agent.storage.backends.interface import Backend
+from warehouse_agent.storage.backends.interface import Backend, Change, HeldLock
 
 if TYPE_CHECKING:
     from warehouse_agent.config import WarehouseConfig
@@ -95,7 +95,8 @@ class Store:
 
     @property
     def has_locks(self) -> bool:
-        """Return True if `lock` keeps other agents away; elsewhere the table's log alone does."""
+        """Return True if nobody else writes while a lock is held; elsewhere the table's log alone
+        decides, because a holder may lose its lock without noticing."""
         return self.is_local
 
     def uri(self, *parts: str) -> str:
@@ -132,6 +133,15 @@ class Store:
         path = self._at(*parts)
         with file_errors("written", path, len(data)):
             return self.backend.write_new(path, data, private=private)
+
+    def change(self, change: Change, *parts: str) -> None:
+        """Change a small file that several commands may change at once; none of them is lost.
+
+        change: called again if others changed the file meanwhile.
+        """
+        path = self._at(*parts)
+        with file_errors("written", path):
+            self.backend.change(path, change)
 
     def append_line(
         self, line: str, *parts: str, bytes_max: int, shorten: Callable[[bytes], bytes]
@@ -191,12 +201,7 @@ class Store:
 
     def read_json(self, *parts: str) -> dict[str, object]:
         """Return a small JSON file that may be lost; empty if it is not there or damaged."""
-        data = self.read(*parts)
-        with contextlib.suppress(ValueError, RecursionError):
-            loaded = json.loads(data or b"{}")
-            if isinstance(loaded, dict):
-                return loaded
-        return {}
+        return json_of(self.read(*parts) or b"")
 
     def files(self, *parts: str) -> list[tuple[str, int]]:
         """Return name and size of every file in a folder, sorted by name; none without folder."""
@@ -247,11 +252,11 @@ class Store:
             self.backend.remove_file(path, max(len(parts) - 1 - stays, 0))
 
     @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Hold a fragment's lock.
+    def lock(self, name: str) -> Iterator[HeldLock]:
+        """Hold a fragment's lock. Its file says who holds it.
 
-        On object stores there are no locks: the table's log alone decides who commits. The file
-        of the lock says who holds it.
+        On object stores it is a courtesy (`backends.lease`): a holder that does nothing for long
+        loses it, and the table's log alone decides who commits.
 
         Raises:
             Locked: another agent has it; the error says which one, since when.
@@ -260,8 +265,8 @@ class Store:
         path = self._at(PRIVATE, "locks", name)
         with contextlib.ExitStack() as held:
             with file_errors("locked", path):
-                held.enter_context(self.backend.lock(path, name))
-            yield
+                lock = held.enter_context(self.backend.lock(path, name))
+            yield lock
 
     def _placed(self, *parts: str) -> tuple[str, ...]:
         """Return the folders of a place whose first part may be the name of a table."""
@@ -289,6 +294,15 @@ def refuse_full_disk(uri: str, size: int = 0) -> None:
             remedy="Free space there; what arrived is kept, and the last published version is"
             " untouched.",
         )
+
+
+def json_of(data: bytes) -> dict[str, object]:
+    """Return the object of a small JSON file; empty if it is empty or damaged."""
+    with contextlib.suppress(ValueError, RecursionError):
+        loaded = json.loads(data or b"{}")
+        if isinstance(loaded, dict):
+            return loaded
+    return {}
 
 
 def one_line(error: Exception) -> str:

@@ -29,6 +29,7 @@ from warehouse_agent.columns.layout import Layout
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.elapsed import Moment
 from warehouse_agent.storage.store import Store
 
 
@@ -242,6 +243,7 @@ class NewViewVersion:
     added: Sequence[DataFile]
     removed: Sequence[DataFile]
     record: VersionRecord
+    begun: Moment = field(default_factory=Moment.now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,7 @@ class NewVersion:
         layout: of the new version; may differ from that of `base` if no file is kept, but for NOT
             NULL.
         record: kept as JSON; the format adds the keys `version` and `layout`.
+        begun: when the attempt began that made it; nothing that it added is older.
     """
 
     base: Snapshot | None
@@ -270,6 +273,7 @@ class NewVersion:
     added: Sequence[DataFile]
     removed: Sequence[DataFile]
     record: VersionRecord
+    begun: Moment = field(default_factory=Moment.now)
 
 
 class TableFormat(Protocol):

@@ -16,6 +16,11 @@ writing it. A file is removed only from folders that we name:
 Entries of a table's log are removed by its format (`TableFormat.shorten`), once they are old and no
 kept version needs them.
 
+On storage without locks the holder of a lock may be stopped, lose it and go on. What it removes
+then is still nothing that anybody needs: every file is older than `keep_hours`, by the clock of the
+storage, and an attempt of half the least of these hours publishes nothing (`elapsed`). It ends as
+soon as it notices.
+
 Some small files are those of several tables (notes of sources, the table of versions), and the lock
 of one excludes no writer of another: there, and below `executors`, a file is kept for
 SHARED_KEEP_HOURS at least.
@@ -40,14 +45,14 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh.recovery import restored
 from warehouse_agent.storage import formats
+from warehouse_agent.storage.elapsed import KEEP_HOURS_MIN_REMOTE
 from warehouse_agent.storage.staged_files import FOLDER, NOTE, frames_in
-from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
+from warehouse_agent.storage.store import PRIVATE, Store, StoredFile, file_errors
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.visible_versions import warehouse_versions
 from warehouse_agent.visible_versions.warehouse_versions import WarehouseVersion
 
 SHARED_KEEP_HOURS = 1  # much longer than a small file is written, or executors are checked
-KEEP_HOURS_MIN_REMOTE = 24  # without locks, a running attempt looks like a crashed one
 
 _DATA = re.compile(r"data-[0-9a-f]{12}-[a-z0-9-]+")
 _FEED = re.compile(r"_version=\d+")
@@ -92,23 +97,29 @@ def collector(
 
     It raises what `unreferenced` raises, and Locked.
     """
-    flips = functools.cache(functools.partial(kept_flips, store, keep_hours, now))
+    flips = functools.cache(functools.partial(kept_flips, store, keep_hours))
+    begun = list[datetime]()
 
     @functools.cache
     def shorten_versions() -> None:
-        if flips():
-            warehouse_versions.shorten(flips()[0])
+        if flips(*begun):
+            warehouse_versions.shorten(flips(*begun)[0])
 
     def collect(table: Fragment | View) -> Garbage:
         name, is_view = table.name, isinstance(table, View)
-        with store.lock(name):
+        with store.lock(name) as lock, file_errors("locked", name):
+            if not begun:  # a clock of ours that is fast would find too much
+                begun.append(min(now, lock.stored_at()))
+            (at,) = begun
             garbage = unreferenced(
-                store, name, keep_hours=keep_hours, now=now, is_view=is_view, flips=flips()
+                store, name, keep_hours=keep_hours, now=at, is_view=is_view, flips=flips(at)
             )
             if removes:
                 for place in garbage.places:
+                    lock.check()
                     store.remove_file(*place)
                     WarehouseFailpoint.GARBAGE_REMOVED.reach()
+                lock.check()
                 if garbage.oldest is not None:
                     formats.shorten(store, name, garbage.oldest)
                 shorten_versions()

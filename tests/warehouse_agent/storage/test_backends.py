@@ -94,6 +94,34 @@ def test_no_line_of_many_writers_is_lost(place: Place) -> None:
     assert sorted(lines) == sorted(b"line %d" % number for number in range(WRITERS))
 
 
+def test_no_change_of_many_writers_is_lost(place: Place) -> None:
+    path, calls = place.at("notes", "a.json"), list[bytes]()
+
+    def change(number: int) -> None:
+        def plus(data: bytes) -> bytes:
+            calls.append(data)
+            return data + b"%d," % number
+
+        place.backend.change(path, plus)
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(change, range(WRITERS)))
+    written = (place.backend.read(path) or b"").split(b",")
+    assert sorted(written) == sorted([b"", *(b"%d" % number for number in range(WRITERS))])
+    assert b"" in calls
+
+
+def test_a_file_that_stays_as_it_is(place: Place) -> None:
+    path = place.at("notes", "a.json")
+    place.backend.change(path, lambda data: None)
+    assert place.backend.read(path) is None
+    place.backend.write(path, b"one", private=False)
+    place.backend.change(path, lambda data: None)
+    assert place.backend.read(path) == b"one"
+    place.backend.change(path, lambda data: data + b" two")
+    assert place.backend.read(path) == b"one two"
+
+
 def test_lines_are_ended_and_bounded(place: Place) -> None:
     path = place.at("runs", "a.jsonl")
     place.backend.write(path, b"one\ntw", private=False)

@@ -14,8 +14,8 @@ from pathlib import Path
 from pyarrow import fs
 
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.storage.backends.interface import ended
-from warehouse_agent.storage.locks import appended, forget_holder, take
+from warehouse_agent.storage.backends.interface import Change, ended
+from warehouse_agent.storage.locks import FileLock, appended, forget_holder, take
 
 
 class Disk:
@@ -63,6 +63,15 @@ class Disk:
             raise
         return is_written
 
+    def change(self, path: str, change: Change) -> None:
+        if change(self.read(path) or b"") is None:  # no file is begun for nothing
+            return
+        self.system.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        with appended(path) as out:
+            out.seek(0)
+            if (data := change(out.read())) is not None:
+                self.write(path, data, private=False)
+
     def append(
         self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
     ) -> None:
@@ -103,17 +112,17 @@ class Disk:
         usage = shutil.disk_usage(there)
         return (usage.total, usage.free) if usage.total else None
 
-    def lock(self, path: str, name: str) -> AbstractContextManager[None]:
+    def lock(self, path: str, name: str) -> AbstractContextManager[FileLock]:
         return _locked(path, name)
 
 
 @contextlib.contextmanager
-def _locked(path: str, name: str) -> Iterator[None]:
+def _locked(path: str, name: str) -> Iterator[FileLock]:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with Path(path).open("a+") as handle:
         take(handle, name)
         try:
-            yield
+            yield FileLock()
         finally:
             forget_holder(handle)
 

@@ -14,8 +14,19 @@ from typing import Protocol
 
 from pyarrow import fs
 
-# Returns what a file of lines is to hold instead of its bytes; None: it stays.
+# Returns what a small file is to hold instead of its bytes, empty where there is none; None: it
+# stays. It may be called again, with what others wrote meanwhile.
 Change = Callable[[bytes], bytes | None]
+
+
+class HeldLock(Protocol):
+    """The lock of a fragment, while it is held."""
+
+    def check(self) -> None:
+        """Raise Locked if another command has taken it meanwhile. Raises OSError."""
+
+    def stored_at(self) -> datetime:
+        """Return a time since it was taken, by the clock of the storage. Raises OSError."""
 
 
 class Backend(Protocol):
@@ -40,6 +51,12 @@ class Backend(Protocol):
 
     def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
         """Write a file as `write`, unless there is one; return True if this call wrote it."""
+
+    def change(self, path: str, change: Change) -> None:
+        """Write what `change` makes of a file's bytes; what others write meanwhile is not lost.
+
+        Raises OSError also if others change it again and again.
+        """
 
     def append(
         self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
@@ -69,8 +86,11 @@ class Backend(Protocol):
         """Return size and free bytes of the disk of a path; None if it has no such limit, or if its
         file system reports zeros, as FUSE mounts without statfs do."""
 
-    def lock(self, path: str, name: str) -> AbstractContextManager[None]:
-        """Hold the lock of a fragment. Raises Locked."""
+    def lock(self, path: str, name: str) -> AbstractContextManager[HeldLock]:
+        """Hold the lock of a fragment. Raises Locked.
+
+        Nothing may depend on it but the work that it saves, where storage has no locks.
+        """
 
 
 def ended(lines: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """A bucket of S3 or of a server that speaks its protocol, by obstore.
 
 A small file is one object. Of several writers of a new one the store's conditional put lets one
-succeed, and lines are appended under the condition that nobody else did meanwhile. A data file is
+succeed, and a file is changed under the condition that nobody else did meanwhile. A data file is
 read by ranges and appears when it is closed.
 """
 
@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,9 +31,11 @@ from obstore.store import S3Store
 from pyarrow import fs
 
 from warehouse_agent.storage.backends.credentials import Credentials
-from warehouse_agent.storage.backends.interface import ended
+from warehouse_agent.storage.backends.interface import Change, ended
+from warehouse_agent.storage.backends.lease import Lease, held
 
 if TYPE_CHECKING:
+    from obstore import PutMode
     from obstore.store import S3Config
 
     from warehouse_agent.config import StorageSettings
@@ -42,11 +44,11 @@ SCHEME = "s3://"
 TAIL_BYTES = 1 << 16  # read when a file is opened: its footer, as a rule
 PART_BYTES = 8 << 20  # of an upload in parts
 PARTS_AT_ONCE = 2
-APPEND_S_MAX = 10.0  # tried again while others append
+CHANGE_S_MAX = 10.0  # tried again while others change a file
 _PAUSE_S = 0.05
 _RETRY_S = 60.0
 _TEXT_MAX = 300
-_LOST = (AlreadyExistsError, PreconditionError)  # somebody else wrote meanwhile, or we did before
+_LOST = (AlreadyExistsError, PreconditionError)
 _MEANING = re.compile(r"<(Code|Message)>([^<]*)</")
 
 
@@ -92,10 +94,10 @@ class S3:
             raise OSError(text) from error
 
     def read(self, path: str) -> bytes | None:
-        found = self._tagged(path)
+        found = self.tagged(path)
         return None if found is None else found[0]
 
-    def _tagged(self, path: str) -> tuple[bytes, str | None] | None:
+    def tagged(self, path: str) -> tuple[bytes, str | None] | None:
         """Return the bytes of an object and its tag."""
         with self.errors():
             try:
@@ -109,38 +111,47 @@ class S3:
             obstore.put(self.store, self.key(path), data)
 
     def write_new(self, path: str, data: bytes, *, private: bool) -> bool:  # noqa: ARG002
+        # A put that was repeated after a lost answer finds its own object.
+        return self.put_if(path, data, None) is not None or self.read(path) == data
+
+    def change(self, path: str, change: Change) -> None:
+        until, written = time.monotonic() + CHANGE_S_MAX, None
+        while True:
+            data, tag = self.tagged(path) or (b"", None)
+            if data == written or (written := change(data)) is None:
+                return  # also of a put that was repeated after a lost answer
+            if self.put_if(path, written, tag) is not None:
+                return
+            if time.monotonic() > until:
+                raise OSError("others change it again and again")
+            time.sleep(_PAUSE_S * random.random())  # noqa: S311 - others wait as well
+
+    def put_if(self, path: str, data: bytes, tag: str | None) -> str | None:
+        """Write an object if it still has a tag, None: if there is none; return its new tag.
+
+        Return None if it was not written, or by an earlier try of the same put.
+        """
+        mode: PutMode = "create" if tag is None else {"e_tag": tag}
         with self.errors():
             try:
-                obstore.put(self.store, self.key(path), data, mode="create")
+                return obstore.put(self.store, self.key(path), data, mode=mode)["e_tag"] or ""
             except _LOST:
-                # A put that was repeated after a lost answer finds its own object.
-                return self.read(path) == data
-        return True
+                return None
+            except FileNotFoundError:  # somebody removed it
+                if tag is None:
+                    raise
+                return None
 
     def append(
         self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
     ) -> None:
-        until = time.monotonic() + APPEND_S_MAX
-        while True:
-            data, tag = self._tagged(path) or (b"", None)
+        def longer(data: bytes) -> bytes | None:
             before = ended(data)
             if b"\n" + line + b"\n" in b"\n" + before:
-                return  # by a put that was repeated after a lost answer
-            before = shorten(before) if len(data) >= bytes_max else before
-            with self.errors():
-                try:
-                    obstore.put(
-                        self.store,
-                        self.key(path),
-                        before + line + b"\n",
-                        mode="create" if tag is None else {"e_tag": tag},
-                    )
-                except _LOST:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(_PAUSE_S * random.random())  # noqa: S311 - others wait as well
-                    continue
-            return
+                return None  # by a put that was repeated after a lost answer
+            return (shorten(before) if len(data) >= bytes_max else before) + line + b"\n"
+
+        self.change(path, longer)
 
     def listed(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
         key = self.key(path)
@@ -191,8 +202,8 @@ class S3:
     def disk(self, path: str) -> None:  # noqa: ARG002
         return None
 
-    def lock(self, path: str, name: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
+    def lock(self, path: str, name: str) -> AbstractContextManager[Lease]:
+        return held(self, path, name)
 
 
 def delta_options(settings: StorageSettings) -> dict[str, str]:
