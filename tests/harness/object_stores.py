@@ -113,15 +113,28 @@ class ObjectStore(Server):
             raise ConnectionRefusedError from error
 
 
+# moto 5.2.5 looks for an object and then makes it, in threads: two writers of one may succeed.
+_ATOMIC_MOTO = """
+import threading
+from moto.s3.responses import S3Response
+from moto.server import main
+whole, one_at_a_time = S3Response.put_object, threading.Lock()
+def put_object(self):
+    with one_at_a_time:
+        return whole(self)
+S3Response.put_object = put_object
+main()
+"""
+
+
 class Moto(ObjectStore):
-    """moto's server, in memory. It takes every key."""
+    """moto's server, in memory. It takes every key. One object is made after the other."""
 
     def __init__(self) -> None:
         super().__init__("moto")
 
     def _start(self) -> None:
-        program = Path(sys.executable).parent / "moto_server"
-        command = [str(program), "-H", self.host, "-p", str(self.port)]
+        command = [sys.executable, "-c", _ATOMIC_MOTO, "-H", self.host, "-p", str(self.port)]
         self._launch(command, self._answers, cwd=self.folder)
 
 

@@ -18,6 +18,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Return True if a process was stopped by a signal, and does not run until it is continued."""
+    return is_alive(pid) and _fields(pid)[0] == "T"
+
+
 def having(variable: str, value: str) -> list[str]:
     """Return the command lines of the processes that have a variable in their environment."""
     found = []

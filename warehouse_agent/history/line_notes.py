@@ -62,7 +62,7 @@ class LineNotes:
 
     @classmethod
     def change(cls, store: Store, source: Source, change: Callable[[Self], Self]) -> None:
-        """Change the notes: commands, and the runs of one command, do so at once.
+        """Write what `change` makes of the notes: several runs and commands do so at once.
 
         Raises:
             WarehouseUnavailable: they cannot be written.

@@ -130,7 +130,7 @@ class Pass:
     def writer(self, tile: int) -> FrameWriter:
         """Open a writer for the frames of a tile; where locks keep others from writing them, remove
         what an unfinished exchange left."""
-        if self.store.is_local:
+        if self.store.has_locks:
             self.store.remove_file(*_place(self.name), f"{tile:06d}{_DONE}")
             for folder in self.store.folders(*_place(self.name)):
                 if folder.partition("-")[0] == f"{tile:06d}":

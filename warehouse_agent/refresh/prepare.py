@@ -54,7 +54,7 @@ from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.recovery import leftovers, repair
-from warehouse_agent.storage import data_files
+from warehouse_agent.storage import conditional_writes, data_files
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -398,7 +398,7 @@ def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
     """Return the fragment key, a new one for a first load.
 
     Raises:
-        WarehouseUnavailable: it is gone or damaged.
+        WarehouseUnavailable: it is gone or damaged; or the store lets two writers of it succeed.
     """
     place = (PRIVATE, "keys", f"{job.name}.key")
     key = job.store.read(*place)
@@ -412,12 +412,11 @@ def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
             where=job.name,
             remedy=f"Restore {job.key_file.uri}, or {else_} for a new first load.",
         )
+    conditional_writes.check_once(job.store)
     key = secrets.token_bytes(FRAGMENT_KEY_BYTES)
     is_ours = job.store.write_new(key, *place, private=True)
     WarehouseFailpoint.KEY_WRITTEN.reach()
-    if is_ours or (theirs := job.store.read(*place)) is None:
-        return key
-    return theirs
+    return key if is_ours else _fragment_key(job, base)
 
 
 def _check_key(layout: Layout, name: str) -> None:

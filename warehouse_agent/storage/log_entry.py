@@ -57,9 +57,9 @@ def write(
     elif _changes_schema(new, schema):
         _change_schema(store, name, new, properties)
     else:
+        _refuse_old(store, name, new)
         now, table = int(time.time() * 1000), pinned(base)
         removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
-        _refuse_old(store, name, new)
         _transact(table, [*adds, *removes], "append", table.schema(), properties)
 
 

@@ -8,6 +8,7 @@
     <path>/_driftline/staging/<name>/…      frames of unfinished exchanges, as received
     <path>/_driftline/changes/<name>/…      the change feed
     <path>/_driftline/executors/…           files of a check of Spark's executors, while it is made
+    <path>/_driftline/conditions/…          that the store was checked, in buckets
     <path>/_driftline/locks/<name>          held while an agent works on the fragment
     <path>/_driftline/runs/<name>.jsonl     a line for every refresh, also for failed ones
 
@@ -135,7 +136,7 @@ class Store:
             return self.backend.write_new(path, data, private=private)
 
     def change(self, change: Change, *parts: str) -> None:
-        """Change a small file that several commands may change at once; none of them is lost.
+        """Write what `change` makes of a small file; what others write meanwhile is not lost.
 
         change: called again if others changed the file meanwhile.
         """

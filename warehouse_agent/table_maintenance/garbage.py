@@ -179,8 +179,8 @@ def unreferenced(
 
 
 def _since(store: Store, keep_hours: int, now: datetime) -> datetime:
-    if keep_hours < 0 or (not store.is_local and keep_hours < KEEP_HOURS_MIN_REMOTE):
-        least = 0 if store.is_local else KEEP_HOURS_MIN_REMOTE
+    least = 0 if store.has_locks else KEEP_HOURS_MIN_REMOTE
+    if keep_hours < least:
         raise UsageError(f"--keep-hours {keep_hours} is too few. The least is {least} here.")
     return now - timedelta(hours=keep_hours)
 

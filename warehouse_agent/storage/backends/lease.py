@@ -58,7 +58,7 @@ class Lease:
         self._take()
 
     def check(self) -> None:
-        """Renew it, if that was long ago. Raises Locked: another command took it; or OSError."""
+        """Write it again, if that was long ago. Raises OSError, or Locked: it is another's."""
         with self._guard:
             self._is_lost = self._is_lost or (
                 self._written.elapsed_s > LEASE_S / 2 and not self._write()
@@ -73,7 +73,7 @@ class Lease:
         return datetime.now(UTC) if at is None else at
 
     def keep(self, until: threading.Event) -> None:
-        """Renew it until the event is set, or another command took it."""
+        """Write it again and again until the event is set, or another command took it."""
         while not until.wait(RENEW_S):
             with self._guard, contextlib.suppress(OSError):  # then it is tried again
                 if not self._is_lost and not self._write():

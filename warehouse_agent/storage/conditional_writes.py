@@ -1,0 +1,73 @@
+"""Check that a store without locks lets one of several writers of a file succeed, and no other.
+
+The log of a table, fragment keys and notes stand on that. A store that takes every conditional
+write works until two commands meet, and then loses a version without a word: so it is found before
+the first version, and refused. `doctor` may check it at any time.
+
+Not found: a store that fails only under a load or a fault that the check does not make.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+from driftline.errors import WarehouseUnavailable
+
+from warehouse_agent.report import utc_now
+from warehouse_agent.storage.store import PRIVATE, Store
+
+FOLDER = "conditions"
+WRITERS = 4
+_CHECKED = (PRIVATE, FOLDER, "checked.json")
+
+
+def check_once(store: Store) -> None:
+    """Check the store of a warehouse, if that was never done. Raises as `check`."""
+    if not store.has_locks and store.read(*_CHECKED) is None:
+        check(store)
+        store.write(json.dumps({"checked_at": utc_now()}).encode(), *_CHECKED)
+
+
+def check(store: Store) -> None:
+    """Let several writers make one new file at once, and change a file that changes meanwhile.
+
+    Raises:
+        WarehouseUnavailable: the store cannot be written, or two succeeded.
+    """
+    place = (PRIVATE, FOLDER, uuid.uuid4().hex)
+    try:
+        if not (_makes_one(store, place) and _changes_as_read(store, place)):
+            raise WarehouseUnavailable(
+                "The object store lets two writers of one file succeed: of two commands at once, "
+                "one would lose what the other publishes.",
+                where=store.root,
+                remedy="Use a server that obeys If-None-Match and If-Match of a PUT, or remove "
+                "what stands between and drops these headers.",
+            )
+    finally:
+        store.remove_file(*place)
+
+
+def _makes_one(store: Store, place: tuple[str, ...]) -> bool:
+    """Return True if one of several writers of a new file succeeds, and none after it."""
+    data = [b"%d" % number for number in range(WRITERS)]
+    with ThreadPoolExecutor(WRITERS) as pool:
+        won = list(pool.map(lambda one: store.write_new(one, *place), data))
+    is_one = sum(won) == 1 and store.read(*place) == data[won.index(True)]
+    return is_one and not store.write_new(b"later", *place)
+
+
+def _changes_as_read(store: Store, place: tuple[str, ...]) -> bool:
+    """Return True if a file that another writer changed after it was read is read again."""
+    seen = list[bytes]()
+
+    def change(data: bytes) -> bytes:
+        seen.append(data)
+        if len(seen) == 1:
+            store.write(b"between", *place)
+        return data + b" and after"
+
+    store.change(change, *place)
+    return seen[1:] == [b"between"]
