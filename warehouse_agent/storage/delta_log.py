@@ -33,6 +33,7 @@ from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.log_entry import APP_ID, META, overtaken, write
 from warehouse_agent.storage.opened_table import (
+    answers,
     check_protocol,
     columns_of,
     declares_too_much,
@@ -111,7 +112,8 @@ class DeltaLog:
         try:
             table = opened(store, name) if newest is None else pinned(newest)
             most = None if after is None else table.version() - after
-            commits = [] if most is not None and most <= 0 else table.history(most)
+            with answers(store, name):
+                commits = [] if most is not None and most <= 0 else table.history(most)
         except TableNotFoundError:
             return []
         except (DeltaError, OSError) as error:  # another command may shorten it meanwhile
@@ -193,11 +195,14 @@ class DeltaLog:
             if isinstance(error, CommitFailedError):
                 raise overtaken(name) from error
             needed = len(json.dumps(body)) + ACTION_BYTES * (len(new.added) + len(new.removed))
-            why = why_not_logged(error, store.table(name), needed)
+            found = store.answer(error)
+            why = found.text if found else why_not_logged(error, store.table(name), needed)
             raise WarehouseUnavailable(
                 f"The version could not be committed: {why}.",
                 where=name,
-                remedy="Check space and permissions; the last published version is untouched.",
+                remedy=found.remedy
+                if found
+                else "Check space and permissions; the last published version is untouched.",
             ) from error
         return version
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.columns.layout import RESERVED, Layout
@@ -17,8 +21,27 @@ READER_FEATURES = frozenset({"timestampNtz", "variantType"})
 
 
 def opened(store: Store, name: str, version: int | None = None) -> DeltaTable:
-    """Open a version of a table; None: its newest. Raises what delta-rs raises."""
-    return DeltaTable(store.table(name), version=version, storage_options=store.delta_options)
+    """Open a version of a table; None: its newest.
+
+    Raises:
+        WarehouseUnavailable: the object store refuses, or does not answer.
+        DeltaError, OSError: any other that delta-rs raises.
+    """
+    with answers(store, name):
+        return DeltaTable(store.table(name), version=version, storage_options=store.delta_options)
+
+
+@contextlib.contextmanager
+def answers(store: Store, name: str) -> Iterator[None]:
+    """Raise WarehouseUnavailable if an error of delta-rs is an answer of the object store."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        if (found := store.answer(error)) is None:
+            raise
+        raise WarehouseUnavailable(
+            f"The table cannot be read: {found.text}.", where=name, remedy=found.remedy
+        ) from error
 
 
 def pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:

@@ -34,10 +34,11 @@ from pyarrow import fs
 
 from warehouse_agent.config import StorageSettings
 from warehouse_agent.storage.backends import known
-from warehouse_agent.storage.backends.interface import Backend, Change, HeldLock
+from warehouse_agent.storage.backends.interface import Backend, Change, HeldLock, StoreError
 
 if TYPE_CHECKING:
     from warehouse_agent.config import WarehouseConfig
+    from warehouse_agent.storage.backends.answers import Answer
 
 PRIVATE = "_driftline"
 KEPT = "kept"  # the folder below it with the tables of relations that only views need
@@ -118,6 +119,10 @@ class Store:
             ConfigurationError: the credentials that are configured are not there.
         """
         return known.delta_options(self.root)
+
+    def answer(self, error: Exception) -> Answer | None:
+        """Return what an object store answered, if an error of delta-rs has it; None: else."""
+        return known.answer_of(self.root, error)
 
     def write(self, data: bytes, *parts: str, private: bool = False) -> None:
         """Write a small file, whole or not at all; on disks only its owner can read a `private`
@@ -323,16 +328,18 @@ def file_errors(verb: str, path: str, needed: int | None = None) -> Iterator[Non
         why = full_disk(path, needed) if error.errno == errno.ENOSPC else error.strerror or error
         raise WarehouseUnavailable(
             f"{path} cannot be {verb}: {why}.",
-            remedy="Check space and permissions; the last published version is untouched.",
+            remedy=error.remedy
+            if isinstance(error, StoreError)
+            else "Check space and permissions; the last published version is untouched.",
         ) from error
 
 
 def why_not_logged(error: Exception, folder: str, needed: int) -> str:
-    """Return an error of delta-rs as one line; of a full disk with folder, needed and free bytes.
+    """Return an error of a disk as one line; of a full one with folder, needed and free bytes.
 
     needed: bytes of the commit, roughly.
     """
-    if _FULL.search(str(error)) is None or "://" in folder:
+    if _FULL.search(str(error)) is None:
         return one_line(error)
     return f"{folder} cannot be written: {full_disk(folder, needed)}"
 

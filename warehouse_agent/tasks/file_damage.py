@@ -17,7 +17,7 @@ from driftline.rows.frames import Fingerprints
 
 from warehouse_agent.columns.layout import HI, LO, Layout
 from warehouse_agent.planning.step_places import StepKind, StepWork
-from warehouse_agent.spark.executors import KeyFile, failures
+from warehouse_agent.spark.executors import DATA_FILE, KeyFile, failures
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, located
 from warehouse_agent.tasks.digests import numbers
@@ -128,6 +128,8 @@ def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str |
                 if where.min() < file.bounds[0] or where.max() > file.bounds[1]:
                     return "it has keys outside the bounds that the log records"
     except DriftlineError as error:
+        if DATA_FILE not in error.details:  # of the storage, and none of the file
+            raise
         return error.message
     except (pa.ArrowException, ValueError, TypeError, MemoryError) as error:
         return str(error) or type(error).__name__

@@ -33,6 +33,7 @@ from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.planning.task_shares import task_shares
 from warehouse_agent.spark.cluster import processors
 from warehouse_agent.spark.executors import Batches, driver_errors, task, unreadable
+from warehouse_agent.storage.backends.interface import StoreError
 from warehouse_agent.storage.data_files import DataFile, row_bytes, uncounted_columns
 from warehouse_agent.storage.store import located
 from warehouse_agent.tasks.steps import STEP_THREADS, Steps
@@ -326,6 +327,10 @@ def read_batches(
         if isinstance(error, MemoryError):
             raise
         file = uri.rsplit("/", 1)[-1]
+        if isinstance(error, StoreError):  # the file may be well
+            raise WarehouseUnavailable(
+                f"Data file {file} cannot be read: {error}.", remedy=error.remedy
+            ) from error
         raise unreadable(f"Data file {file} cannot be read: {error}", file) from error
 
 

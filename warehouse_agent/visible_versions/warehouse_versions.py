@@ -311,11 +311,14 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
         with contextlib.suppress(WarehouseUnavailable):
             if _is_logged(store, number):
                 return _is_ours(store, number, name)
-        why = why_not_logged(error, store.table(TABLE), len(data))
+        found = store.answer(error)
+        why = found.text if found else why_not_logged(error, store.table(TABLE), len(data))
         raise WarehouseUnavailable(
             f"The warehouse version could not be committed: {why}.",
             where=TABLE,
-            remedy="Check space and permissions. What was committed of each table stays, readers"
+            remedy=found.remedy
+            if found
+            else "Check space and permissions. What was committed of each table stays, readers"
             " keep the version before, and the next refresh goes on from there.",
         ) from error
     return True

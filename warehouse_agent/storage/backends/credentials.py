@@ -11,7 +11,7 @@ import configparser
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from driftline.errors import ConfigurationError
 if TYPE_CHECKING:
     from warehouse_agent.config import StorageSettings
 
-_RENEWED_S = 300.0  # keys of a file are used as long before it is read again
 _KEYS = {
     "access_key_id": "aws_access_key_id",
     "secret_access_key": "aws_secret_access_key",
@@ -76,7 +75,7 @@ class Credentials:
         return keys
 
     def provider(self) -> Callable[[], Any] | None:
-        """Return what obstore asks for keys, again when they are old; None: it looks itself."""
+        """Return what obstore asks for keys, for each request; None: it looks itself."""
         if self.profile is None:
             return None
         self.static()
@@ -87,7 +86,7 @@ class Credentials:
                 "access_key_id": found["access_key_id"],
                 "secret_access_key": found["secret_access_key"],
                 "token": found.get("session_token"),
-                "expires_at": datetime.now(UTC) + timedelta(seconds=_RENEWED_S),
+                "expires_at": datetime.now(UTC),  # so it asks for each request
             }
 
         return keys

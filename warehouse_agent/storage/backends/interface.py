@@ -19,6 +19,14 @@ from pyarrow import fs
 Change = Callable[[bytes], bytes | None]
 
 
+class StoreError(OSError):
+    """An object store refused a request, or did not answer; `remedy`: what to do about it."""
+
+    def __init__(self, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.remedy = remedy
+
+
 class HeldLock(Protocol):
     """The lock of a fragment, while it is held."""
 
@@ -30,7 +38,7 @@ class HeldLock(Protocol):
 
 
 class Backend(Protocol):
-    """A disk or an object store. Paths are those of `path`; methods raise OSError.
+    """A disk or an object store. Paths are those of `path`; methods raise OSError (StoreError).
 
     Attributes:
         system: its file system, for data files; each file appears when it is closed.

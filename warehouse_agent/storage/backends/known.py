@@ -8,7 +8,7 @@ are not among what is learnt.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from driftline.errors import ConfigurationError
 
@@ -18,6 +18,9 @@ from warehouse_agent.storage.backends.interface import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from warehouse_agent.storage.backends.answers import Answer
+    from warehouse_agent.storage.backends.s3 import S3
 
 S3_SCHEME = "s3://"
 _settings: dict[str, StorageSettings] = {}
@@ -67,6 +70,15 @@ def delta_options(root: str) -> dict[str, str] | None:
     from warehouse_agent.storage.backends import s3
 
     return s3.delta_options(settings_of(root))
+
+
+def answer_of(uri: str, error: Exception) -> Answer | None:
+    """Return what an object store answered, if the error of a library has it; None: else, as on a
+    disk. Raises ConfigurationError as `backend_of`."""
+    backend = backend_of(uri)
+    if isinstance(backend, Disk):
+        return None
+    return cast("S3", backend).answer(str(error))
 
 
 @functools.cache

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,15 +23,14 @@ from driftline.peer_text import one_line
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
-    PermissionDeniedError,
     PreconditionError,
-    UnauthenticatedError,
 )
 from obstore.store import S3Store
 from pyarrow import fs
 
+from warehouse_agent.storage.backends.answers import TEXT_CHARACTERS_MAX, Answer, answer
 from warehouse_agent.storage.backends.credentials import Credentials
-from warehouse_agent.storage.backends.interface import Change, ended
+from warehouse_agent.storage.backends.interface import Change, StoreError, ended
 from warehouse_agent.storage.backends.lease import Lease, held
 
 if TYPE_CHECKING:
@@ -47,9 +46,8 @@ PARTS_AT_ONCE = 2
 CHANGE_S_MAX = 10.0  # tried again while others change a file
 _PAUSE_S = 0.05
 _RETRY_S = 60.0
-_TEXT_MAX = 300
 _LOST = (AlreadyExistsError, PreconditionError)
-_MEANING = re.compile(r"<(Code|Message)>([^<]*)</")
+_NO_BUCKET = "<Code>NoSuchBucket</Code>"  # obstore takes it for an object that is not there
 
 
 class S3:
@@ -78,20 +76,28 @@ class S3:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Raise errors of obstore as OSError, with what the store answered.
+        """Raise errors of obstore as StoreError, with what the store answered.
 
         Raises:
-            PermissionError: it refused the credentials; the text names where they are from.
+            ConfigurationError: the credentials that are configured are not there.
         """
         try:
             yield
-        except BaseError as error:
-            told = dict(_MEANING.findall(str(error)))
-            text = ": ".join(told[name] for name in ("Code", "Message") if told.get(name))
-            text = one_line(text or str(error), _TEXT_MAX)
-            if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-                raise PermissionError(f"{text} (with {self.credentials})") from error
-            raise OSError(text) from error
+        except (BaseError, OSError) as error:  # its writers raise OSError
+            if isinstance(error, FileNotFoundError) and not _has_no_bucket(error):
+                raise
+            self.credentials.static()
+            said = str(error)
+            found = self.answer(said) or Answer(one_line(said, TEXT_CHARACTERS_MAX), "", False)
+            raise StoreError(found.text, found.remedy) from error
+
+    def answer(self, text: str) -> Answer | None:
+        """Return the answer of the store in the text of an error; one that refuses the credentials
+        names where they are from. None: there is none."""
+        found = answer(text)
+        if found is None or not found.is_refusal:
+            return found
+        return replace(found, text=f"{found.text} (with {self.credentials})")
 
     def read(self, path: str) -> bytes | None:
         found = self.tagged(path)
@@ -103,7 +109,9 @@ class S3:
             try:
                 result = obstore.get(self.store, self.key(path))
                 return bytes(result.bytes()), result.meta["e_tag"]
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if _has_no_bucket(error):
+                    raise
                 return None
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:  # noqa: ARG002 - of disks
@@ -214,6 +222,10 @@ def delta_options(settings: StorageSettings) -> dict[str, str]:
     return options | {f"aws_{name}": value for name, value in static.items()}
 
 
+def _has_no_bucket(error: Exception) -> bool:
+    return _NO_BUCKET in str(error)
+
+
 def _address(settings: StorageSettings) -> dict[str, Any]:
     address: dict[str, Any] = {}
     if settings.endpoint is not None:
@@ -294,7 +306,9 @@ class _ReadFile(io.RawIOBase):
                     backend.store, self._key, options={"range": {"suffix": TAIL_BYTES}}
                 )
                 self._tail, self._size = bytes(result.bytes()), result.meta["size"]
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if _has_no_bucket(error):
+                    raise
                 raise FileNotFoundError(2, "No such file", path) from None
             except BaseError:
                 if backend.info(path).size != 0:  # an empty object has no end to read
