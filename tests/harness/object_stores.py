@@ -23,6 +23,8 @@ from tests.harness.servers import Server, free_port
 from warehouse_agent.config import StorageSettings
 
 ACCESS_KEY, SECRET_KEY = "AKIDRIFTLINETESTS", "not-a-secret-of-anybody"
+# Of the same identity, where keys are checked: those that follow.
+NEXT_ACCESS_KEY, NEXT_SECRET_KEY = "AKIDRIFTLINENEXT", "nor-is-this-one"
 _REGION = "us-east-1"
 _FIRST_S_MAX = 60.0  # until there are volumes
 
@@ -145,7 +147,8 @@ class SeaweedFS(ObjectStore):
         super().__init__("weed")
 
     def _start(self) -> None:
-        keys = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
+        pairs = ((ACCESS_KEY, SECRET_KEY), (NEXT_ACCESS_KEY, NEXT_SECRET_KEY))
+        keys = [{"accessKey": access, "secretKey": secret} for access, secret in pairs]
         rights = ["Admin", "Read", "Write", "List", "Tagging"]
         identities = {"identities": [{"name": "tests", "credentials": keys, "actions": rights}]}
         (self.folder / "s3.json").write_text(json.dumps(identities))

@@ -31,7 +31,7 @@ from warehouse_agent.columns.layout import Layout, from_json, is_checked, to_jso
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.log_entry import APP_ID, META, overtaken, write
+from warehouse_agent.storage.log_entry import APP_ID, META, write
 from warehouse_agent.storage.opened_table import (
     answers,
     check_protocol,
@@ -39,7 +39,9 @@ from warehouse_agent.storage.opened_table import (
     declares_too_much,
     listed_files,
     opened,
+    overtaken,
     pinned,
+    with_keys_of_now,
 )
 from warehouse_agent.storage.store import Store, one_line, why_not_logged
 from warehouse_agent.storage.table import (
@@ -110,7 +112,10 @@ class DeltaLog:
         after: int | None = None,
     ) -> list[LogEntry]:
         try:
-            table = opened(store, name) if newest is None else pinned(newest)
+            if newest is None:
+                table = opened(store, name)
+            else:
+                table = with_keys_of_now(store, name, pinned(newest))
             most = None if after is None else table.version() - after
             with answers(store, name):
                 commits = [] if most is not None and most <= 0 else table.history(most)

@@ -18,7 +18,6 @@ from deltalake.transaction import (
     RemoveAction,
     create_table_with_add_actions,
 )
-from driftline.errors import Locked
 
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile
@@ -29,7 +28,9 @@ from warehouse_agent.storage.opened_table import (
     declared,
     listed_files,
     not_null_of,
+    overtaken,
     pinned,
+    with_keys_of_now,
 )
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion, NewViewVersion
@@ -58,7 +59,8 @@ def write(
         _change_schema(store, name, new, properties)
     else:
         _refuse_old(store, name, new)
-        now, table = int(time.time() * 1000), pinned(base)
+        table = with_keys_of_now(store, name, pinned(base))
+        now = int(time.time() * 1000)
         removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
         _transact(table, [*adds, *removes], "append", table.schema(), properties)
 
@@ -229,15 +231,6 @@ def _check_opened(
         raise log_trial.unreadable(name, table.version(), "it has other columns")
     if listed_files(table, store, name, new.layout) != expected:
         raise log_trial.unreadable(name, table.version(), "it has other files")
-
-
-def overtaken(name: str) -> Locked:
-    """Return the error of a commit on a base after which somebody else has committed."""
-    return Locked(
-        "Another agent published a version in the meantime; this one published nothing.",
-        where=name,
-        remedy="Run the refresh again.",
-    )
 
 
 def _add(file: DataFile, key: str | None) -> AddAction:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
-from driftline.errors import WarehouseUnavailable
+from driftline.errors import Locked, WarehouseUnavailable
 
 from warehouse_agent.columns.layout import RESERVED, Layout
 from warehouse_agent.columns.view_layout import ViewLayout
@@ -20,7 +20,15 @@ READER_VERSIONS = (1, 3)  # 3 only for features
 READER_FEATURES = frozenset({"timestampNtz", "variantType"})
 
 
-def opened(store: Store, name: str, version: int | None = None) -> DeltaTable:
+class OpenedTable(DeltaTable):
+    """A version that delta-rs has opened; `options`: how it reaches the store, with its keys."""
+
+    def __init__(self, uri: str, version: int | None, options: dict[str, str] | None) -> None:
+        super().__init__(uri, version=version, storage_options=options)
+        self.options = options
+
+
+def opened(store: Store, name: str, version: int | None = None) -> OpenedTable:
     """Open a version of a table; None: its newest.
 
     Raises:
@@ -28,7 +36,7 @@ def opened(store: Store, name: str, version: int | None = None) -> DeltaTable:
         DeltaError, OSError: any other that delta-rs raises.
     """
     with answers(store, name):
-        return DeltaTable(store.table(name), version=version, storage_options=store.delta_options)
+        return OpenedTable(store.table(name), version, store.delta_options)
 
 
 @contextlib.contextmanager
@@ -44,10 +52,37 @@ def answers(store: Store, name: str) -> Iterator[None]:
         ) from error
 
 
-def pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:
+def pinned(version: Snapshot | ViewSnapshot) -> OpenedTable:
     """Return the handle of a version."""
-    assert isinstance(version.pin, DeltaTable), "a snapshot of this format"
+    assert isinstance(version.pin, OpenedTable), "a snapshot of this format"
     return version.pin
+
+
+def with_keys_of_now(store: Store, name: str, table: OpenedTable) -> OpenedTable:
+    """Return a handle of the same version that reaches the store with the keys of now.
+
+    delta-rs keeps the keys of a profile with which it opened a table, and a refresh may take longer
+    than they are valid.
+
+    Raises:
+        Locked: the version is another one by now, of a log that was restored.
+        WarehouseUnavailable, DeltaError, OSError: as `opened`.
+    """
+    if store.delta_options == table.options:
+        return table
+    again = opened(store, name, table.version())
+    if sorted(again.file_uris()) != sorted(table.file_uris()):
+        raise overtaken(name)
+    return again
+
+
+def overtaken(name: str) -> Locked:
+    """Return the error of a commit on a base after which somebody else has committed."""
+    return Locked(
+        "Another agent published a version in the meantime; this one published nothing.",
+        where=name,
+        remedy="Run the refresh again.",
+    )
 
 
 def columns_of(schema: Schema) -> list[tuple[str, object]]:

@@ -30,7 +30,7 @@ from warehouse_agent.columns import parquet
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.storage.delta_log import shorten_log
 from warehouse_agent.storage.log_entry import KEEP_ENTRIES
-from warehouse_agent.storage.opened_table import opened
+from warehouse_agent.storage.opened_table import OpenedTable, opened, with_keys_of_now
 from warehouse_agent.storage.store import (
     PRIVATE,
     Store,
@@ -72,7 +72,7 @@ class WarehouseVersion:
     number: int
     flipped_at: datetime
     members: Mapping[str, Member]
-    pin: DeltaTable = field(repr=False, compare=False)
+    pin: OpenedTable = field(repr=False, compare=False)
 
 
 def exists(store: Store) -> bool:
@@ -187,7 +187,7 @@ def _number(file: StoredFile) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _table(store: Store, number: int | None) -> DeltaTable | None:
+def _table(store: Store, number: int | None) -> OpenedTable | None:
     """Return the handle of a version, None for the newest; None if there is no table."""
     try:
         return opened(store, TABLE, number)
@@ -298,7 +298,7 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
             )
         else:
             gone = RemoveAction(_file(base.pin), True, now, 0, {})
-            base.pin.create_write_transaction(
+            with_keys_of_now(store, TABLE, base.pin).create_write_transaction(
                 [add, gone],
                 "append",
                 delta_schema,
