@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -20,6 +23,7 @@ from tests.harness.absent import absent
 from tests.harness.cluster import Cluster
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
+from tests.harness.object_stores import SECRET_KEY, Moto
 from tests.harness.pair import Pair, environment
 from tests.harness.processes import is_alive
 from tests.harness.warm_jvm import warm_jvm
@@ -35,6 +39,7 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.spark]
 
 LOCAL = {"spark.master": "local[1]", "spark.driver.host": "127.0.0.1"}
 END_S_MAX = 300.0  # of a command, on a busy machine
+IN_ENVIRONMENT = "of-the-environment-of-a-driver"
 COMMAND = ("-m", "warehouse_agent.cli")
 # A command that gives a driver so long to start, on top of what it gives the master.
 STARTING = """
@@ -200,6 +205,42 @@ def test_a_path_that_only_the_driver_reaches(master: Cluster, pair: Pair) -> Non
     assert str(pair.warehouse) in report["error"]["message"]
     assert not asked(pair)
     assert of_executors(pair, master.settings())["code"] == "CONFIGURATION"
+    worker.kill()
+    worker.wait()
+
+
+def test_an_executor_without_the_file_of_credentials(
+    master: Cluster, pair: Pair, moto: Moto, tmp_path: Path
+) -> None:
+    """It is named before the source is asked, with its source of credentials and not their values;
+    on a driver's machine that has the file all is well, and the secret is in no event log."""
+    bucket, folder = moto.bucket(), tmp_path / "keys"
+    folder.mkdir()
+    (folder / "credentials").write_text(bucket.credentials.read_text())
+    pair.bucket = replace(bucket, credentials=folder / "credentials")
+    try:
+        worker = master.add_worker(without=folder)
+    except RuntimeError as error:
+        absent("MOUNT NAMESPACES", str(error).strip(), is_required_in_ci=False)
+    log = tmp_path / "events"
+    log.mkdir()
+    logged = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{log}"}
+    settings = master.settings() | logged
+    secret = {"AWS_SECRET_ACCESS_KEY": IN_ENVIRONMENT, "AWS_ACCESS_KEY_ID": "AKIAOFTHEDRIVER"}
+    with mock.patch.dict(os.environ, secret):
+        (report,) = process(pair, "refresh", settings)
+        (found,) = (c for c in process(pair, "doctor", settings) if c["check"] == "Spark executors")
+    assert report["error"]["code"] == found["code"] == "CONFIGURATION", (report, found)
+    for said in (report["error"]["message"], found["error"]):
+        assert "There are no credentials in the profile 'default' of" in said
+        assert str(folder / "credentials") in said
+    assert report["error"]["remedy"].startswith("Write the keys of that profile into the file")
+    assert not asked(pair)
+    texts = [path.read_bytes() for path in log.rglob("*") if path.is_file()]
+    assert texts
+    for text in (*texts, json.dumps([report, found]).encode()):
+        assert SECRET_KEY.encode() not in text
+        assert IN_ENVIRONMENT.encode() not in text
     worker.kill()
     worker.wait()
 

@@ -41,6 +41,7 @@ from source_agent.engines.dump import formats
 from source_agent.engines.registry import connect
 from tests import ROOT
 from tests.harness import forks
+from tests.harness.object_stores import SeaweedFS
 from tests.harness.pair import plain
 from tests.harness.servers import PostgreSQL
 from tests.harness.views import Sites
@@ -362,6 +363,32 @@ def test_the_quick_start_can_be_followed(postgresql: PostgreSQL, tmp_path: Path)
     assert "customers" in said[-1]
     assert "500" in said[-1]
     assert "log" not in said[-1]
+
+
+@pytest.mark.spark
+def test_the_page_of_buckets_can_be_followed(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+    """With another bucket and its keys, and a source in plain text on this machine."""
+    make_legacy(tmp_path / "erp.db")
+    bucket, port = seaweedfs.bucket(), free_port()
+    (tmp_path / "source.toml").write_text(
+        f'[database]\nurl = "sqlite:///erp.db"\n[server]\nlisten = "127.0.0.1:{port}"\n'
+        'insecure = true\n[relations.orders]\ntable = "orders"\n'
+    )
+    (block,) = (b for b in of("toml") if b.page == "operating/s3.md")
+    text = block.text.replace("s3://lake/erp", bucket.root)
+    text = text.replace("https://minio.example:9000", bucket.endpoint)
+    text = text.replace("keys.ini", str(bucket.credentials))
+    text = text.replace("erp.example:7443", f"127.0.0.1:{port}")
+    lines = [line for line in text.splitlines() if not re.match("(ca|certificate|key) = ", line)]
+    text = "\n".join(lines).replace("[fragments", "insecure = true\n[fragments")
+    settings = '[spark]\n"spark.master" = "local[2]"\n"spark.driver.memory" = "1g"\n'
+    (tmp_path / "warehouse.toml").write_text(f"{text}\n{settings}")
+    with served(tmp_path, "driftline-source serve"):
+        doctor, refresh, verify = [run(tmp_path, command) for command in scenario("s3")]
+    assert "FAIL" not in doctor
+    assert f"with the profile 'default' of {bucket.credentials}" in doctor
+    assert "orders" in refresh
+    assert "orders" in verify
 
 
 def _form(line: str) -> str:

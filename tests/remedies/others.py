@@ -261,6 +261,7 @@ NOBODY: dict[str, tuple[str, ...]] = {
         "Run: pip install 'driftline[demo]'",
         "Run: pip install 'driftline[enroll]'. It is needed for this command only.",
         "Run: pip install 'driftline[warehouse]'",
+        "Run: pip install 'driftline[warehouse,object-stores]'",
         "pip install 'driftline[dump]'",
         "pip install 'driftline[…]'",
         "Repair or update it.",
@@ -282,7 +283,10 @@ NOBODY: dict[str, tuple[str, ...]] = {
             " path, or an object store."
         ),
         "Have `database.url` name one server, not a list or a balancer of several.",
-        "Install driftline[warehouse] there, or name a Python that has it: `spark.pyspark.python`.",
+        (
+            "Install driftline[warehouse] there, with [object-stores] if the warehouse lies in a"
+            " bucket; or name a Python that has them: `spark.pyspark.python`."
+        ),
         "Install the same ones, or name a Python that has them: `spark.pyspark.python`.",
         "Install the same release on both; `driftline doctor` compares them.",
         (

@@ -146,6 +146,7 @@ def load(path: Path | str) -> WarehouseConfig:
     copies = {name: fragments.parse(name, table, origins) for name, table in top.fragments.items()}
     queries = {name: _view(name, table) for name, table in top.views.items()}
     _refuse_twins(top, [*copies, *queries])
+    storage.refuse_open_secrets(top.spark, top.place("spark"))
     return WarehouseConfig(
         file=top.file,
         path=(path := _place(warehouse)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from driftline.errors import ConfigurationError
@@ -13,6 +14,9 @@ from warehouse_agent.config.settings import StorageSettings
 
 SCHEMES = ("s3://", "s3a://")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# Not the names of files, which are no secrets.
+_SECRET = re.compile(r"spark\.executorEnv\.AWS_\w*(?:SECRET|TOKEN)\w*(?<!_FILE)")
+_ENCRYPTION = ("spark.authenticate", "spark.network.crypto.enabled")
 _PART = re.compile(r"[^\s*?\[\]{}\\%#]+")
 
 
@@ -78,6 +82,23 @@ def bucket_path(path: str, where: str) -> str:
             remedy="Name a folder without blanks, empty parts, `..` and * ? # [ ] { } \\ %.",
         )
     return "s3://" + "/".join([bucket, *parts])
+
+
+def refuse_open_secrets(spark: Mapping[str, str], where: str) -> None:
+    """Raise ConfigurationError if [spark] sends a secret of AWS to executors over an open line."""
+    secrets = [key for key in spark if _SECRET.fullmatch(key)]
+    master = spark.get("spark.master", "local")
+    is_remote = "spark.remote" in spark
+    if not secrets or (not is_remote and (master == "local" or master.startswith("local["))):
+        return
+    if is_remote or any(spark.get(key, "").lower() != "true" for key in _ENCRYPTION):
+        raise ConfigurationError(
+            f"{secrets[0]} would travel to the executors in plain text.",
+            where=where,
+            remedy="Remove it, and give the executors' machines a role or the `credentials_file` of"
+            f" [storage]; or set {' and '.join(_ENCRYPTION)} to true, which Spark Connect does not"
+            " heed.",
+        )
 
 
 def _endpoint(table: StorageTable) -> str | None:

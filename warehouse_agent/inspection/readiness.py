@@ -46,6 +46,10 @@ from warehouse_agent.report import counted
 from warehouse_agent.spark import cluster, java, session
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats, row_security
+from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends.credentials import Credentials
+from warehouse_agent.storage.delta_trial import try_delta
+from warehouse_agent.storage.place_trial import try_folder
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -96,7 +100,7 @@ def examine(path: Path) -> Iterator[ReadinessCheck]:
     config = read[0]
     store = Store.of(config)
     yield check(f"warehouse {config.path}", lambda: _writable(store))
-    yield check("Python packages of the driver", _packages)
+    yield check("Python packages of the driver", lambda: _packages(store))
     homes: list[Path] = []
     is_remote = "spark.remote" in config.spark
     if not is_remote:
@@ -134,17 +138,17 @@ def check(what: str, look: Callable[[], str]) -> ReadinessCheck:
 
 
 def _writable(store: Store) -> str:
-    """Write, read and remove a small file: only this finds quotas and read-only mounts."""
-    place = (PRIVATE, "fragments", f"doctor.{uuid.uuid4().hex[:8]}")
-    data = b"driftline doctor"
-    store.write(data, *place)
+    """Try the folder: only this finds quotas, read-only mounts, and a right that is missing."""
+    place = (PRIVATE, "executors", f"doctor.{uuid.uuid4().hex[:8]}")
+    store.make_folder(*place)
     try:
-        if store.read(*place) != data:
-            raise WarehouseUnavailable("What was written does not read back.", where=store.root)
+        try_folder(store.uri(*place))
+        if not store.is_local:
+            try_delta(store, *place)
+            source = Credentials(known.settings_of(store.root))
+            return f"written, read, listed, deleted by obstore and delta-rs, with {source}"
     finally:
-        store.remove_file(*place)
-    if not store.is_local:
-        return "writable"
+        store.remove(*place)
     free = shutil.disk_usage(store.table("")).free
     if free < FREE_BYTES_MIN:
         raise WarehouseUnavailable(
@@ -155,9 +159,9 @@ def _writable(store: Store) -> str:
     return f"writable, {free / 2**30:,.1f} GiB free"
 
 
-def _packages() -> str:
+def _packages(store: Store) -> str:
     installed, missing = [], []
-    for name in PACKAGES:
+    for name in PACKAGES if store.is_local else PACKAGES + cluster.OF_BUCKETS:
         try:
             installed.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
@@ -166,7 +170,9 @@ def _packages() -> str:
         raise ConfigurationError(
             f"Not installed: {', '.join(missing)}.",
             where=sys.executable,
-            remedy="Run: pip install 'driftline[warehouse]'",
+            remedy="Run: pip install 'driftline[warehouse,object-stores]'"
+            if not store.is_local
+            else "Run: pip install 'driftline[warehouse]'",
         )
     return f"Python {sys.version.split()[0]}, {', '.join(installed)}"
 
@@ -228,7 +234,7 @@ def _spark(config: WarehouseConfig, started: list[SparkSession]) -> str:
 
 def _executors(spark: SparkSession, store: Store) -> str:
     """Run a task on each executor: is the warehouse there, and the driver's packages?"""
-    executors, here, differences = cluster.probe(spark, store), cluster.versions(), []
+    executors, here, differences = cluster.probe(spark, store), cluster.versions(store), []
     for executor in executors:
         cluster.refuse_unfit(executor, store)
         differences += [

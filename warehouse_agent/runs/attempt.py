@@ -53,7 +53,7 @@ from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.report import Report
 from warehouse_agent.runs.command import RefreshCommand
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.log_entry import overtaken
+from warehouse_agent.storage.opened_table import overtaken
 from warehouse_agent.transport import preflight
 from warehouse_agent.transport.channel import SourceChannel, Stream, StreamEnded
 

@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -28,6 +28,7 @@ import pyarrow as pa
 from driftline.errors import ConfigurationError, DriftlineError, SparkLost
 
 from warehouse_agent.spark.executors import Batches, Task, cause, driver_errors, failures, marked
+from warehouse_agent.storage.backends import known
 from warehouse_agent.storage.store import PRIVATE, Store
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 PYTHON = "Python"
 DRIFTLINE = "driftline"
 PACKAGES = (DRIFTLINE, "pyarrow", "numpy", "pandas", "blake3", "zstandard")  # that tasks import
+OF_BUCKETS = ("obstore",)  # and where the warehouse lies in one
 _START_S = 30.0  # in which the driver itself starts, on a slow machine
 _POLL_S = 0.5
 _JOBS_MAX = 3  # of a check: executors register one after the other
@@ -62,12 +64,14 @@ class Executor:
         folder: its own working folder, which tells it from others of its host.
         versions: of Python and PACKAGES by name; empty for what is not there.
         problem: why our code does not run there, or does not reach the warehouse; empty: it does.
+        remedy: what to do, if the problem says it.
     """
 
     host: str
     folder: str
     versions: dict[str, str]
     problem: str
+    remedy: str = ""
 
 
 def is_local_master(master: str) -> bool:
@@ -176,7 +180,7 @@ def check(spark: SparkSession, store: Store) -> None:
     with _checking:
         if store.root in _checked.setdefault(spark, set()):
             return
-        here = versions()[DRIFTLINE]
+        here = versions(store)[DRIFTLINE]
         for executor in probe(spark, store):
             refuse_unfit(executor, store)
             if (there := executor.versions[DRIFTLINE]) != here:
@@ -197,19 +201,20 @@ def refuse_unfit(executor: Executor, store: Store) -> None:
         raise ConfigurationError(
             f"Driftline does not run on the executor on {executor.host}: {executor.problem}.",
             where="[spark]",
-            remedy="Install driftline[warehouse] there, or name a Python that has it: "
-            "`spark.pyspark.python`.",
+            remedy="Install driftline[warehouse] there, with [object-stores] if the warehouse lies "
+            "in a bucket; or name a Python that has them: `spark.pyspark.python`.",
         )
     raise ConfigurationError(
         f"The executor on {executor.host} does not reach {store.root}: {executor.problem}",
         where="warehouse.path",
-        remedy="Driver and executors need one folder: a file system that all of them mount at this "
+        remedy=executor.remedy
+        or "Driver and executors need one folder: a file system that all of them mount at this "
         "path, or an object store.",
     )
 
 
 def probe(spark: SparkSession, store: Store) -> list[Executor]:
-    """Run a task on each executor, which reads and writes a file of the warehouse.
+    """Run a task on each executor, which tries all that tasks do in the warehouse's folder.
 
     Spark gives each idle executor one task of a job before it gives one of them two. A later job
     finds executors that registered meanwhile.
@@ -226,7 +231,7 @@ def probe(spark: SparkSession, store: Store) -> list[Executor]:
         store.write(word.encode(), *place, _DRIVER)
         for _ in range(_JOBS_MAX):
             tasks = _TASKS if context is None else max(1, _count(context))
-            for executor in _run(spark, _probe(store.uri(*place), word), tasks):
+            for executor in _run(spark, _probe(store, place, word), tasks):
                 executors[executor.host, executor.folder] = executor
             if context is None or len(executors) >= _count(context):
                 break
@@ -249,13 +254,18 @@ def _run(spark: SparkSession, task: Task, tasks: int) -> list[Executor]:
     return [Executor(**json.loads(row[0])) for row in rows]
 
 
-def _probe(folder: str, word: str) -> Task:
-    """Return a task that reads and writes a file in a folder, by URI, and says where it ran.
+def _probe(store: Store, place: Sequence[str], word: str) -> Task:
+    """Return a task that reads the driver's file in a folder, tries the folder, and says where it
+    ran.
 
-    It refers to none of our modules, so that it is pickled by value, and needs none to begin.
+    It refers to none of our modules, so that it is pickled by value, and needs none to begin. It
+    learns how a bucket is reached, as all tasks do, and finds the credentials itself.
     """
-    read_versions = _version_reader()
-    driver = _DRIVER
+    read_versions = _version_reader(store)
+    driver, root, folder = _DRIVER, store.root, store.uri(*place)
+    settings = known.settings_of(root)
+    way = (settings.endpoint, settings.region, settings.profile)
+    file = None if settings.credentials_file is None else str(settings.credentials_file)
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         import json
@@ -267,42 +277,46 @@ def _probe(folder: str, word: str) -> Task:
 
         for _ in batches:
             pass
-        problem = ""
+        problem = remedy = ""
         try:
-            from warehouse_agent.storage.store import located, read_at
+            from pathlib import Path
 
+            from warehouse_agent.config import StorageSettings
+            from warehouse_agent.storage.backends import known
+            from warehouse_agent.storage.place_trial import try_folder
+            from warehouse_agent.storage.store import read_at
+
+            known.learn({root: StorageSettings(*way, None if file is None else Path(file))})
             if read_at(f"{folder}/{driver}").decode() != word:
                 problem = "it reads another file than the driver wrote."
             else:
-                mine = f"{folder}/{uuid.uuid4().hex}"
-                system, path = located(mine)
-                with system.open_output_stream(path) as out:
-                    out.write(word.encode())
-                if read_at(mine).decode() != word:
-                    problem = "what it wrote does not read back."
+                try_folder(f"{folder}/{uuid.uuid4().hex}")
         except ModuleNotFoundError as error:
             problem = str(error)
         except Exception as error:
-            problem = str(error) or type(error).__name__
+            problem = getattr(error, "message", "") or str(error) or type(error).__name__
+            remedy = getattr(error, "remedy", "") if "://" in root else ""
         told = {
             "host": socket.gethostname(),
             "folder": os.environ.get("SPARK_EXECUTOR_DIRS", ""),
             "versions": read_versions(),
             "problem": problem,
+            "remedy": remedy,
         }
         yield pa.RecordBatch.from_pydict({"told": [json.dumps(told)]})
 
     return run
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and PACKAGES in this process; empty for what is not there."""
-    return _version_reader()()
+def versions(store: Store) -> dict[str, str]:
+    """Return the versions of Python and of the packages that tasks on a warehouse import, in this
+    process; empty for what is not there."""
+    return _version_reader(store)()
 
 
-def _version_reader() -> Callable[[], dict[str, str]]:
+def _version_reader(store: Store) -> Callable[[], dict[str, str]]:
     """Return the function that reads versions; like the task, it is pickled by value."""
-    packages, python = PACKAGES, PYTHON
+    packages, python = PACKAGES if store.is_local else PACKAGES + OF_BUCKETS, PYTHON
 
     def read() -> dict[str, str]:
         import importlib.metadata

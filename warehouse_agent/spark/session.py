@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from importlib.resources import files
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -68,6 +69,7 @@ TASKS_OF_CLUSTER = 8  # at once, where the settings do not say
 _GATEWAY, _SUBMIT_ARGUMENTS = "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS"  # of PySpark
 
 STOP_S_MAX = 1.0  # for a start that is given up at the exit of the process
+_AWS_SECRETS = {"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
 _WITHOUT_SIGINT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "spark")
 
 
@@ -346,7 +348,7 @@ class _Start:
                 from pyspark import java_gateway
 
                 _forget_ended()
-                java_gateway.Popen = self._popen  # type: ignore[assignment, attr-defined]
+                java_gateway.Popen = partial(self._popen, is_local=is_local(settings))  # type: ignore[assignment, attr-defined]
                 self.session.set_result(start(dict(settings), wait_s, self._was_killed))
             except BaseException as problem:
                 self.session.set_exception(problem)
@@ -392,13 +394,21 @@ class _Start:
             self._java.terminate()
         raise KeyboardInterrupt
 
-    def _popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, command: Sequence[str], *, is_local: bool, **options: Any
+    ) -> subprocess.Popen[bytes]:
         """Start PySpark's JVM, which ignores Ctrl-C.
+
+        On a cluster it does not inherit secrets of AWS: Spark copies them into Hadoop's settings,
+        and sends these to the executors. In a local session, tasks are its children, and use them.
 
         PySpark would have Python code do so between fork and exec, which may hang where other
         threads run.
         """
         options.pop("preexec_fn", None)
+        if not is_local:
+            given = options.get("env") or os.environ
+            options["env"] = {k: v for k, v in given.items() if k not in _AWS_SECRETS}
         with self._lock:
             if self._is_abandoned:
                 raise InterruptedError("the command has ended")

@@ -18,6 +18,7 @@ from deltalake.transaction import (
     RemoveAction,
     create_table_with_add_actions,
 )
+from driftline.errors import Locked
 
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile

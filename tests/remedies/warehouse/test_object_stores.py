@@ -13,9 +13,19 @@ from tests.harness.object_stores import SECRET_KEY, Bucket, Moto
 from tests.remedies.told import told
 from warehouse_agent.config import StorageSettings, load
 from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends.disk import Disk
+from warehouse_agent.storage.place_trial import try_folder
 from warehouse_agent.storage.store import Store
 
 pytestmark = pytest.mark.starts
+
+
+class Careless(Disk):
+    """A place that ignores the condition of a put."""
+
+    def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
+        self.write(path, data, private=private)
+        return True
 
 
 @pytest.fixture
@@ -129,3 +139,36 @@ def test_settings_are_those_of_the_longest_root() -> None:
         assert known.settings_of("s3://b/a/b/c") == near
         assert known.settings_of("s3://b/a/bc") == far
         assert known.settings_of("s3://b/other") == StorageSettings()
+
+
+def test_a_secret_for_executors(tmp_path: Path, bucket: Bucket) -> None:
+    secret = '"spark.executorEnv.AWS_SECRET_ACCESS_KEY" = "not-to-be-shown"\n'
+    cluster = '[spark]\n"spark.master" = "spark://h:1"\n'
+    for lines in (cluster, '[spark]\n"spark.remote" = "sc://h"\n'):
+        error = refused(tmp_path, bucket.root, bucket.toml + lines + secret)
+        told(
+            error,
+            "Remove it, and give the executors' machines a role or the `credentials_file` of"
+            " [storage]; or set … to true, which Spark Connect does not heed.",
+        )
+        assert "spark.executorEnv.AWS_SECRET_ACCESS_KEY" in error.message
+        assert "not-to-be-shown" not in str(error)
+    encrypted = '"spark.authenticate" = "true"\n"spark.network.crypto.enabled" = "true"\n'
+    file = '"spark.executorEnv.AWS_WEB_IDENTITY_TOKEN_FILE" = "/run/token"\n'
+    for lines in (cluster + secret + encrypted, "[spark]\n" + secret, cluster + file):
+        assert loaded(tmp_path, bucket.root, bucket.toml + lines).read("a") is None
+
+
+def test_a_store_that_ignores_the_condition_of_a_put(tmp_path: Path, bucket: Bucket) -> None:
+    with (
+        mock.patch.object(known, "_disk", Careless),
+        pytest.raises(DriftlineError, match=r"of 2 writers of a new file 2 succeeded") as caught,
+    ):
+        try_folder(f"file://{tmp_path}")
+    told(
+        caught.value,
+        "Use a store that has S3's conditional writes (`If-None-Match: *`): without them one of two"
+        " agents would overwrite what the other published.",
+    )
+    assert not list(tmp_path.rglob("*"))
+    try_folder(Store(bucket.root, storage=bucket.settings).uri("a"))

@@ -10,7 +10,8 @@ import pytest
 from driftline.errors import Locked, WarehouseUnavailable
 
 from tests.harness.object_stores import NEXT_ACCESS_KEY, NEXT_SECRET_KEY, SeaweedFS
-from tests.warehouse_agent.storage.test_not_null import RECORD, TIGHT
+from tests.warehouse_agent.storage.test_not_null import TIGHT
+from tests.warehouse_agent.storage.test_table_formats import RECORD
 from tests.warehouse_agent.visible_versions.test_members import fragment
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.opened_table import pinned, with_keys_of_now

@@ -1,0 +1,61 @@
+"""Try in a folder all that is asked of a warehouse's place, without delta-rs.
+
+A place may be readable and not writable, and a store may ignore the condition of a put: then two
+agents publish the same version, and one of them is lost.
+"""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+from driftline.errors import WarehouseUnavailable
+from pyarrow import fs
+
+from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.store import file_errors
+
+RACE = 2  # writers of one new file, at the same time
+CONDITION = (
+    "Use a store that has S3's conditional writes (`If-None-Match: *`): without them one of two "
+    "agents would overwrite what the other published."
+)
+
+
+def try_folder(uri: str) -> None:
+    """Write, read, list and delete a small file and a data file, by URI; two writers race for one.
+
+    Raises:
+        WarehouseUnavailable: one of it fails, or both writers win.
+        ConfigurationError: as `known.backend_of`.
+    """
+    backend = known.backend_of(uri)
+    folder, name = backend.path(uri), uuid.uuid4().hex
+    raced, data = f"{folder}/{name}", f"{folder}/{name}.data"
+    texts = [b"%d" % number for number in range(RACE)]
+    with file_errors("written", raced), ThreadPoolExecutor(RACE) as pool:
+        won = [*pool.map(lambda text: backend.write_new(raced, text, private=False), texts)]
+    with file_errors("written", data), backend.system.open_output_stream(data) as out:
+        out.write(b"data")
+    with file_errors("read", folder), backend.system.open_input_file(data) as source:
+        found = [backend.read(raced), source.read()]
+    with file_errors("listed", folder):
+        infos = backend.listed(folder, recursive=False)
+    names = {info.base_name for info in infos if info.type is fs.FileType.File}
+    with file_errors("removed", folder):
+        for path in (raced, data):
+            backend.remove_file(path, 0)
+        is_left = backend.read(raced) is not None
+    if sum(won) != 1:
+        raise not_kept(folder, f"of {RACE} writers of a new file {sum(won)} succeeded", CONDITION)
+    if found != [texts[won.index(True)], b"data"]:
+        raise not_kept(folder, "what was written does not read back")
+    if not {name, f"{name}.data"} <= names:
+        raise not_kept(folder, "what was written is not listed")
+    if is_left:
+        raise not_kept(folder, "what was deleted is still there")
+
+
+def not_kept(place: str, what: str, remedy: str = "") -> WarehouseUnavailable:
+    """Return the error of a place that takes a file and does not keep it as it must."""
+    return WarehouseUnavailable(f"{place} does not keep files: {what}.", remedy=remedy)
