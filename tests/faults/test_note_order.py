@@ -24,6 +24,7 @@ from warehouse_agent.history.notes import HeadNote, Notes
 from warehouse_agent.inspection.published_state import PublishedState, fragment_state
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
+from warehouse_agent.storage.backends.interface import Change
 from warehouse_agent.storage.store import Store
 from warehouse_agent.table_maintenance.verification import verified
 
@@ -73,7 +74,7 @@ def test_a_refresh_that_finds_nothing_reads_notes_once_and_writes_them_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = Counter[str]()
-    read, write = Store.read, Store.write
+    read, write, change = Store.read, Store.write, Store.change
 
     def counted_read(self: Store, *parts: str) -> bytes | None:
         calls["read"] += parts == NOTES
@@ -83,8 +84,13 @@ def test_a_refresh_that_finds_nothing_reads_notes_once_and_writes_them_once(
         calls["written"] += parts == NOTES
         write(self, data, *parts, private=private)
 
+    def counted_change(self: Store, new: Change, *parts: str) -> None:
+        calls["changed"] += parts == NOTES
+        change(self, new, *parts)
+
     monkeypatch.setattr(Store, "read", counted_read)
     monkeypatch.setattr(Store, "write", counted_write)
+    monkeypatch.setattr(Store, "change", counted_change)
     assert pair.refresh("orders").version == 2
     assert calls == {"read": 1, "written": 1}
     calls.clear()
@@ -95,7 +101,7 @@ def test_a_refresh_that_finds_nothing_reads_notes_once_and_writes_them_once(
     with monkeypatch.context() as without_locks:
         without_locks.setattr(Store, "has_locks", False)
         pair.refresh("orders")
-    assert calls == {"read": 2, "written": 1}, "what others noted meanwhile is read too"
+    assert +calls == {"read": 1, "changed": 1}, "what others noted meanwhile is read too"
 
 
 def test_a_note_that_is_lost_behind_its_commit(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

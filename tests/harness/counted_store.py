@@ -21,7 +21,6 @@ from pyarrow import fs
 
 from warehouse_agent.storage.backends import known
 from warehouse_agent.storage.backends.disk import Disk
-from warehouse_agent.storage.backends.interface import Change
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import KEPT, PRIVATE
 
@@ -145,10 +144,6 @@ class _CountedDisk(Disk):
         is_written = super().write_new(path, data, private=private)
         self._found.add("write", path)
         return is_written
-
-    def change(self, path: str, change: Change) -> None:
-        super().change(path, change)
-        self._found.add("write", path)
 
     def append(
         self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]

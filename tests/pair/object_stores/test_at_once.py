@@ -47,11 +47,14 @@ from warehouse_agent.table_maintenance.garbage import collector, unreferenced
 ROWS = 400
 PAIRS, PAIRS_SOAK = 4, 100  # for each server
 STOPPED_S_MAX = 120.0
-# A command whose leases end soon, and whose `gc` removes what is young.
+# A command whose leases end soon, and whose `gc` removes what is young: also within the second in
+# whole seconds of which stores tell the time.
 STOPPED = """
+from datetime import UTC, datetime
 from warehouse_agent.storage.backends import lease
 from warehouse_agent.table_maintenance import garbage
 lease.LEASE_S, lease.RENEW_S, garbage.KEEP_HOURS_MIN_REMOTE = 1.0, 0.2, 0
+lease.Lease.stored_at = lambda _: datetime.now(UTC)
 from warehouse_agent.cli.main import main
 main()
 """
@@ -247,6 +250,7 @@ def test_gc_that_lost_its_lock_removes_nothing(
     on_moto: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "KEEP_HOURS_MIN_REMOTE", 0)
+    monkeypatch.setattr(Lease, "stored_at", lambda _: datetime.now(UTC))
     for _ in range(3):
         assert on_moto.refresh().error is None
         on_moto.edit()
