@@ -186,3 +186,19 @@ def test_a_callers_session_keeps_its_settings(spark: SparkSession, zone: str) ->
         assert spark.conf.get(key) == zone
     finally:
         spark.conf.set(key, before)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_jvm_of_a_cluster_inherits_no_secret_of_aws(is_local: bool) -> None:
+    """Spark copies them into Hadoop's settings, and sends these to the executors."""
+    given = {"AWS_SECRET_ACCESS_KEY": "a", "AWS_SESSION_TOKEN": "b", "AWS_REGION": "c"}
+    jvm = session._Start()._popen(
+        [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"],
+        is_local=is_local,
+        env=os.environ | given,
+        stdout=subprocess.PIPE,
+    )
+    found = json.loads(jvm.communicate()[0])
+    assert found["AWS_REGION"] == "c"
+    assert {"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"} <= found.keys() or not is_local
+    assert is_local or not {"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"} & found.keys()
