@@ -45,7 +45,7 @@ from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.spark import cluster, java, session
 from warehouse_agent.spark.executors import mistake
-from warehouse_agent.storage import formats, row_security
+from warehouse_agent.storage import conditional_writes, formats, row_security
 from warehouse_agent.storage.backends import known
 from warehouse_agent.storage.backends.credentials import Credentials
 from warehouse_agent.storage.delta_trial import try_delta
@@ -145,6 +145,7 @@ def _writable(store: Store) -> str:
         try_folder(store.uri(*place))
         if not store.is_local:
             try_delta(store, *place)
+            conditional_writes.check(store)
             source = Credentials(known.settings_of(store.root))
             return f"written, read, listed, deleted by obstore and delta-rs, with {source}"
     finally:

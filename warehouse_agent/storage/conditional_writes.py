@@ -13,9 +13,8 @@ import json
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-from driftline.errors import WarehouseUnavailable
-
 from warehouse_agent.report import utc_now
+from warehouse_agent.storage.place_trial import two_writers
 from warehouse_agent.storage.store import PRIVATE, Store
 
 FOLDER = "conditions"
@@ -39,13 +38,7 @@ def check(store: Store) -> None:
     place = (PRIVATE, FOLDER, uuid.uuid4().hex)
     try:
         if not (_makes_one(store, place) and _changes_as_read(store, place)):
-            raise WarehouseUnavailable(
-                "The object store lets two writers of one file succeed: of two commands at once, "
-                "one would lose what the other publishes.",
-                where=store.root,
-                remedy="Use a server that obeys If-None-Match and If-Match of a PUT, or remove "
-                "what stands between and drops these headers.",
-            )
+            raise two_writers(store.root)
     finally:
         store.remove_file(*place)
 

@@ -8,7 +8,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import create_table_with_add_actions
 from driftline.errors import WarehouseUnavailable
 
-from warehouse_agent.storage.place_trial import CONDITION, RACE, not_kept
+from warehouse_agent.storage.place_trial import RACE, two_writers
 from warehouse_agent.storage.store import Store, one_line
 
 _SCHEMA = Schema.from_arrow(pa.schema([("x", pa.int64())]))
@@ -39,4 +39,4 @@ def try_delta(store: Store, *place: str) -> None:
         handles[1].create_write_transaction([], "append", _SCHEMA, commit_properties=_ONCE)
     except CommitFailedError:
         return
-    raise not_kept(uri, f"of {RACE} commits of delta-rs on one version {RACE} succeeded", CONDITION)
+    raise two_writers(store.root)

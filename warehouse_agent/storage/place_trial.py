@@ -16,10 +16,6 @@ from warehouse_agent.storage.backends import known
 from warehouse_agent.storage.store import file_errors
 
 RACE = 2  # writers of one new file, at the same time
-CONDITION = (
-    "Use a store that has S3's conditional writes (`If-None-Match: *`): without them one of two "
-    "agents would overwrite what the other published."
-)
 
 
 def try_folder(uri: str) -> None:
@@ -47,15 +43,26 @@ def try_folder(uri: str) -> None:
             backend.remove_file(path, 0)
         is_left = backend.read(raced) is not None
     if sum(won) != 1:
-        raise not_kept(folder, f"of {RACE} writers of a new file {sum(won)} succeeded", CONDITION)
+        raise two_writers(folder)
     if found != [texts[won.index(True)], b"data"]:
-        raise not_kept(folder, "what was written does not read back")
+        raise _not_kept(folder, "what was written does not read back")
     if not {name, f"{name}.data"} <= names:
-        raise not_kept(folder, "what was written is not listed")
+        raise _not_kept(folder, "what was written is not listed")
     if is_left:
-        raise not_kept(folder, "what was deleted is still there")
+        raise _not_kept(folder, "what was deleted is still there")
 
 
-def not_kept(place: str, what: str, remedy: str = "") -> WarehouseUnavailable:
-    """Return the error of a place that takes a file and does not keep it as it must."""
-    return WarehouseUnavailable(f"{place} does not keep files: {what}.", remedy=remedy)
+def two_writers(where: str) -> WarehouseUnavailable:
+    """Return the error of a store in which two writers of one file succeed, or neither."""
+    return WarehouseUnavailable(
+        "The object store lets two writers of one file succeed: of two commands at once, "
+        "one would lose what the other publishes.",
+        where=where,
+        remedy="Use a server that obeys If-None-Match and If-Match of a PUT, or remove "
+        "what stands between and drops these headers.",
+    )
+
+
+def _not_kept(place: str, what: str) -> WarehouseUnavailable:
+    """Return the error of a place that takes a file and does not keep it."""
+    return WarehouseUnavailable(f"{place} does not keep files: {what}.")
