@@ -90,6 +90,7 @@ SINCE = {
     "copy_bytes",
     "changed",
     "schema",
+    "requests_expected",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

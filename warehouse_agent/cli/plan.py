@@ -14,6 +14,7 @@ from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.inspection import place_prediction, refresh_prediction
 from warehouse_agent.inspection.refresh_prediction import Forecast, MarkerForecast
 from warehouse_agent.planning.candidates import Candidate
+from warehouse_agent.planning.request_cost import RequestForecast
 from warehouse_agent.report import counted, is_held_back_for_long
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.spark.session import DeferredSession
@@ -124,6 +125,8 @@ def text_of(forecast: Forecast) -> str:
         )
     if forecast.places_expected:
         lines.append(f"    {place_prediction.text_of(forecast.places_expected)}")
+    if forecast.requests_expected is not None:
+        lines.append(f"    {_requests_text(forecast.requests_expected)}")
     if forecast.floor_bytes is not None:
         floor = counted(forecast.floor_bytes, "byte")
         lines.append(f"    the changed rows alone would take about {floor}")
@@ -170,6 +173,18 @@ def _marker_text(marker: MarkerForecast) -> str:
     if marker.used:
         return f'proves "keys"; {every}'
     return f"the marker is not used: {marker.why}; {every}"
+
+
+def _requests_text(asked: RequestForecast) -> str:
+    """Return the requests of the object store, and their price if one is set."""
+    quiet, all_ = (
+        counted(count, "request") + ("" if price is None else f" (price {price:.4g})")
+        for count, price in (
+            (asked.unchanged, asked.unchanged_price),
+            (asked.rewritten, asked.rewritten_price),
+        )
+    )
+    return f"the object store gets up to {quiet} if nothing changed, {all_} if all files change"
 
 
 def _cost(candidate: Candidate) -> str:

@@ -173,12 +173,15 @@ class StorageSettings:
     `region`: None: that of the environment; at an endpoint any.
     `profile`, `credentials_file`: where the keys stand; None: they are looked for in the
     environment and on the machine.
+    `price_per_1000_reads`, `price_per_1000_writes`: of requests; lists count as writes.
     """
 
     endpoint: str | None = None
     region: str | None = None
     profile: str | None = None
     credentials_file: Path | None = None
+    price_per_1000_reads: float | None = None
+    price_per_1000_writes: float | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from driftline.errors import ConfigurationError
 from driftline.settings.declarations import SettingsTable, is_loopback
-from driftline.settings.kinds import FLAG, PATH, TEXT
+from driftline.settings.kinds import FLAG, PATH, TEXT, number
 
 from warehouse_agent.config.settings import StorageSettings
 
@@ -41,11 +41,24 @@ class StorageTable(SettingsTable):
     insecure = FLAG.by_default(
         False, "an `http://` endpoint on another machine: rows then travel in plain text"
     )
+    price_per_1000_reads = number("what 1,000 GET and HEAD requests cost").optional(
+        "for `plan`", unset="`plan` says no price"
+    )
+    price_per_1000_writes = number("what 1,000 PUT, POST and LIST requests cost").optional(
+        "for `plan`", unset="`plan` says no price"
+    )
 
 
 def parse(table: StorageTable, path: str) -> StorageSettings:
     """Return the settings of the table; `path` is the warehouse's. Raises ConfigurationError."""
-    found = StorageSettings(_endpoint(table), table.region, table.profile, table.credentials_file)
+    found = StorageSettings(
+        _endpoint(table),
+        table.region,
+        table.profile,
+        table.credentials_file,
+        table.price_per_1000_reads,
+        table.price_per_1000_writes,
+    )
     if "://" not in path and found != StorageSettings():
         raise table.error(
             "endpoint" if found.endpoint else "region",

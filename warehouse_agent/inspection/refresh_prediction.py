@@ -23,7 +23,7 @@ from driftline.wire.negotiation import CHUNKS
 from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.fit import fit
 from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
-from warehouse_agent.config import Fragment, Proof
+from warehouse_agent.config import Fragment, Proof, StorageSettings
 from warehouse_agent.history import change_memory, line_notes
 from warehouse_agent.history.forecast_inputs import (
     Situation,
@@ -36,11 +36,12 @@ from warehouse_agent.history.refresh_history import RefreshHistory, for_forecast
 from warehouse_agent.inspection import place_prediction
 from warehouse_agent.inspection.place_prediction import Places, RefreshAmounts
 from warehouse_agent.methods.registry import refreshes
-from warehouse_agent.planning import change_forecast, choice
+from warehouse_agent.planning import change_forecast, choice, request_cost
 from warehouse_agent.planning.candidates import Candidate, PlanInputs
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
 from warehouse_agent.planning.network import Objective
+from warehouse_agent.planning.request_cost import RequestForecast
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.report import JSON_SCHEMA, counted
@@ -68,6 +69,7 @@ class ForecastFacts:
         staged_listed: a source leaves them out by chunks; None: not known, or no first load.
         source_error: why the source could not be asked; None: it was.
         schema_changes: of the relation, each in words, that a refresh refuses.
+        requests: of the object store; None: a disk, or a first load.
     """
 
     staged_bytes: int = 0
@@ -75,6 +77,7 @@ class ForecastFacts:
     staged_listed: bool | None = None
     source_error: str | None = None
     schema_changes: tuple[str, ...] = ()
+    requests: RequestForecast | None = None
 
 
 NOTHING = ForecastFacts()
@@ -128,6 +131,7 @@ class Forecast:
     places_expected: Places | None = None  # of the phases; None: nobody asked
     staged_rows: int | None = None  # by earlier attempts at a first load; None: not known
     staged_listed: bool | None = None  # the source leaves them out by chunks; None: not known
+    requests_expected: RequestForecast | None = None  # None: a disk, or a first load
     schema: int = JSON_SCHEMA
 
 
@@ -246,6 +250,22 @@ def know(
         None if load is None else load.rows,
         None if load is None or reply is None else CHUNKS in reply.features,
         schema_changes=tuple(changes),
+        requests=None if base is None else _requests(store, base),
+    )
+
+
+def _requests(store: Store, base: Snapshot) -> RequestForecast | None:
+    """Return what a refresh asks of the object store; None on a disk."""
+    if store.is_local:
+        return None
+    folders = {f.path.rpartition("/")[0] for f in base.files}
+    settings = store.storage or StorageSettings()
+    return request_cost.predict(
+        base.version,
+        len(base.files),
+        len(folders),
+        settings.price_per_1000_reads,
+        settings.price_per_1000_writes,
     )
 
 
@@ -298,6 +318,7 @@ def predict(known: PlanInputs, beside: ForecastFacts = NOTHING) -> Forecast:
         chosen=chosen,
         why=_why(known, candidates, chosen),
         staged_bytes=beside.staged_bytes,
+        requests_expected=beside.requests,
         staged_rows=beside.staged_rows,
         staged_listed=beside.staged_listed,
         source_error=beside.source_error,

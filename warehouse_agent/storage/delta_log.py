@@ -65,7 +65,8 @@ class DeltaLog:
 
     log: Final = log_trial.LOG
     temporary: Final = re.compile(
-        r"_commit_[0-9a-f-]+\.json\.tmp|[0-9]{20}\.json\.[0-9a-f]{8}\.tmp"
+        r"_commit_[0-9a-f-]+\.json\.tmp"
+        r"|([0-9]{20}\.(json|checkpoint\.parquet)|_last_checkpoint)\.[0-9a-f]{8}\.tmp"
     )
 
     def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:

@@ -7,19 +7,23 @@ by delta-rs first, in a copy of the log's end (`log_trial`).
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import (
     AddAction,
     RemoveAction,
     create_table_with_add_actions,
 )
-from driftline.errors import Locked
+from driftline.errors import Locked, WarehouseUnavailable
 
+from warehouse_agent.planning.request_cost import CHECKPOINT_VERSIONS
 from warehouse_agent.storage import log_trial
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.elapsed import ATTEMPT_S_MAX
@@ -33,14 +37,16 @@ from warehouse_agent.storage.opened_table import (
     pinned,
     with_keys_of_now,
 )
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import Store, one_line
 from warehouse_agent.storage.table import NewVersion, NewViewVersion
 
 META = "driftline"  # the key of our metadata in a commit
 APP_ID = "driftline"  # constant per table: versions of one writer
 # By default a commit also removes entries of more than 30 days, and one of those may be the version
-# that a view which stays behind was made of: `gc` knows (`shorten`).
-KEEP_ENTRIES = PostCommitHookProperties(cleanup_expired_logs=False)
+# that a view which stays behind was made of: `gc` knows (`shorten`). It makes checkpoints, too, and
+# a commit whose checkpoint fails ends with an error although readers see it: see `checkpoint`.
+ENTRY_ALONE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_log = logging.getLogger("driftline")
 
 
 def write(
@@ -64,6 +70,27 @@ def write(
         now = int(time.time() * 1000)
         removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
         _transact(table, [*adds, *removes], "append", table.schema(), properties)
+    if base is not None:
+        checkpoint(store, name, base.version)
+
+
+def checkpoint(store: Store, name: str, version: int) -> None:
+    """Write a checkpoint of the version that another one was just committed on, where one is due.
+
+    delta-rs makes it in a copy of the log's end: in place it would ask for each entry twice again,
+    and on a disk a power cut could leave a part of a file. Without a checkpoint the log is read
+    from the one before, so a failure is only logged. (12 files: 17 kB, 8 ms; 2,000: 385 kB, 25 ms.)
+    """
+    if not version or version % CHECKPOINT_VERSIONS:
+        return
+    try:
+        with log_trial.copied(store, name, version) as folder:
+            DeltaTable(folder).create_checkpoint()
+            made = sorted(Path(folder, log_trial.LOG).glob(f"{version:020d}.checkpoint*"))
+            for file in (*made, Path(folder, log_trial.LOG, "_last_checkpoint")):
+                store.write(file.read_bytes(), name, log_trial.LOG, file.name)
+    except (WarehouseUnavailable, DeltaError, OSError) as error:
+        _log.debug("%s: version %d has no checkpoint: %s", name, version, one_line(error))
 
 
 def _create(
@@ -84,7 +111,7 @@ def _create(
             mode="error",
             name=name,
             commit_properties=properties,
-            post_commithook_properties=KEEP_ENTRIES,
+            post_commithook_properties=ENTRY_ALONE,
         )
         entry = log_trial.entry_of(folder, 0)
         if features:
@@ -115,7 +142,7 @@ def _transact(
         mode,
         schema,
         commit_properties=properties,
-        post_commithook_properties=KEEP_ENTRIES,
+        post_commithook_properties=ENTRY_ALONE,
     )
 
 

@@ -29,7 +29,7 @@ from driftline.errors import Locked, NotFound, WarehouseUnavailable
 from warehouse_agent.columns import parquet
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.storage.delta_log import shorten_log
-from warehouse_agent.storage.log_entry import KEEP_ENTRIES
+from warehouse_agent.storage.log_entry import ENTRY_ALONE, checkpoint
 from warehouse_agent.storage.opened_table import OpenedTable, opened, with_keys_of_now
 from warehouse_agent.storage.store import (
     PRIVATE,
@@ -294,7 +294,7 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
                 name="driftline_warehouse",
                 storage_options=store.delta_options,
                 commit_properties=properties,
-                post_commithook_properties=KEEP_ENTRIES,
+                post_commithook_properties=ENTRY_ALONE,
             )
         else:
             gone = RemoveAction(_file(base.pin), True, now, 0, {})
@@ -303,8 +303,9 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
                 "append",
                 delta_schema,
                 commit_properties=properties,
-                post_commithook_properties=KEEP_ENTRIES,
+                post_commithook_properties=ENTRY_ALONE,
             )
+            checkpoint(store, TABLE, base.number)
     except CommitFailedError:
         return _is_ours(store, number, name)
     except (DeltaError, OSError) as error:

@@ -27,8 +27,9 @@ from tests.harness.pair import Pair
 from tests.warehouse_agent.storage.manifest_log import ManifestLog
 from warehouse_agent import changes
 from warehouse_agent.columns.layout import Layout, lay_out
+from warehouse_agent.planning.request_cost import CHECKPOINT_VERSIONS
 from warehouse_agent.planning.update_probability import VersionClock
-from warehouse_agent.storage import formats, log_trial
+from warehouse_agent.storage import formats, log_entry, log_trial
 from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
@@ -191,11 +192,73 @@ def test_a_version_that_the_log_lost_is_said_to_be_one(store: Store) -> None:
     assert form.head(store, NAME, None) == newest
 
 
+def checkpoints(store: Store) -> list[int]:
+    files = Path(store.table(NAME), DeltaLog.log).glob("*.checkpoint.parquet")
+    return sorted(int(file.name[:20]) for file in files)
+
+
+def appended(store: Store, upto: int) -> Snapshot | None:
+    """Commit versions, each of one file, up to a number."""
+    form = DeltaLog()
+    newest = form.head(store, NAME, None)
+    for version in range(0 if newest is None else newest.version + 1, upto + 1):
+        newest = commit(form, store, newest, [put(store, f"data-{version}/a.parquet", [version])])
+    return newest
+
+
+def test_every_tenth_version_has_a_checkpoint(store: Store) -> None:
+    newest = appended(store, 2 * CHECKPOINT_VERSIONS)
+    assert checkpoints(store) == [CHECKPOINT_VERSIONS]  # a version's, with the one after it
+    assert DeltaLog().head(store, NAME, None) == newest
+    for version in range(CHECKPOINT_VERSIONS + 1):
+        head = DeltaLog().head(store, NAME, version)
+        assert head is not None
+        assert len(head.files) == version + 1
+    log = Path(store.table(NAME), DeltaLog.log)
+    for version in range(CHECKPOINT_VERSIONS):
+        (log / f"{version:020d}.json").unlink()
+    assert DeltaLog().head(store, NAME, None) == newest, "the checkpoint has all before it"
+    foreign_delta(store)
+    assert len(DeltaTable(store.table(NAME)).file_uris()) == 2 * CHECKPOINT_VERSIONS + 1
+
+
+def test_an_older_table_gets_a_checkpoint(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_entry, "CHECKPOINT_VERSIONS", 1000)
+    appended(store, CHECKPOINT_VERSIONS + 3)
+    assert checkpoints(store) == []
+    monkeypatch.setattr(log_entry, "CHECKPOINT_VERSIONS", CHECKPOINT_VERSIONS)
+    newest = appended(store, 2 * CHECKPOINT_VERSIONS + 1)
+    assert checkpoints(store) == [2 * CHECKPOINT_VERSIONS]
+    assert DeltaLog().head(store, NAME, None) == newest
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["no file", "a checkpoint that nothing names"])
+def test_a_checkpoint_that_fails_fails_no_commit(
+    store: Store, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    write, left = Store.write, iter(range(written))
+
+    def failing(self: Store, data: bytes, *parts: str, private: bool = False) -> None:
+        if "checkpoint" in parts[-1] and next(left, None) is None:
+            raise WarehouseUnavailable("The store refuses.")
+        write(self, data, *parts, private=private)
+
+    monkeypatch.setattr(Store, "write", failing)
+    newest = appended(store, CHECKPOINT_VERSIONS + 2)
+    assert newest is not None
+    assert newest.version == CHECKPOINT_VERSIONS + 2
+    assert checkpoints(store) == [CHECKPOINT_VERSIONS] * written
+    assert DeltaLog().head(store, NAME, None) == newest
+    monkeypatch.undo()
+    newest = appended(store, 2 * CHECKPOINT_VERSIONS + 1)
+    assert DeltaLog().head(store, NAME, None) == newest
+
+
 def test_old_entries_stay_until_they_are_removed(form: TableFormat, store: Store) -> None:
     base = None
     for version in range(6):
         base = commit(form, store, base, [put(store, f"data-{version}/a.parquet", [version])])
-        if version in (2, 4) and isinstance(form, DeltaLog):  # it is made every 100 versions
+        if version in (2, 4) and isinstance(form, DeltaLog):
             DeltaTable(store.table(NAME)).create_checkpoint()
     log = Path(store.table(NAME), form.log)
     for file in log.iterdir():

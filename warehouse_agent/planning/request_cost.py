@@ -1,0 +1,53 @@
+"""Predict how many requests a refresh makes of an object store, and their price.
+
+The numbers are upper bounds, which tests/pair/object_stores/test_requests.py measures: they depend
+on data files, their folders, and entries of the log since its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHECKPOINT_VERSIONS = 10  # of a log, between two checkpoints
+_HEAD, _ENTRY = 15, 2  # requests that open a version, and for each entry since a checkpoint
+_QUIET, _QUIET_FILE = 12, 2  # of a refresh that finds nothing, and for each data file
+_CHANGED, _CHANGED_FILE = 20, 7  # of one that rewrites files, and for each of them
+_COMMIT = 5
+_QUIET_WRITES, _CHANGED_WRITES = 8, 23  # of these, what is priced as a write, without folders
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForecast:
+    """Requests of a refresh at most, if nothing changed and if all data files are rewritten.
+
+    The prices are in the unit of [storage]; None: none is set.
+    """
+
+    unchanged: int
+    rewritten: int
+    unchanged_price: float | None = None
+    rewritten_price: float | None = None
+
+
+def predict(
+    version: int,
+    files: int,
+    folders: int,
+    read_price: float | None = None,
+    write_price: float | None = None,
+) -> RequestForecast:
+    """Return the requests of a refresh of a version with so many data files in these folders.
+
+    read_price, write_price: of 1,000 requests.
+    """
+    head = _HEAD + _ENTRY * ((version - 1) % CHECKPOINT_VERSIONS + 1 if version else 1)
+    unchanged = _QUIET + _QUIET_FILE * files + head
+    rewritten = _CHANGED + _CHANGED_FILE * files + head + _COMMIT
+    if read_price is None and write_price is None:
+        return RequestForecast(unchanged, rewritten)
+    prices = []
+    for count, others in ((unchanged, _QUIET_WRITES), (rewritten, _CHANGED_WRITES)):
+        writes = others + folders
+        reads = max(count - writes, 0)
+        prices.append((reads * (read_price or 0) + writes * (write_price or 0)) / 1000)
+    return RequestForecast(unchanged, rewritten, *prices)
