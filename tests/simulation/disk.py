@@ -23,7 +23,7 @@ from pyarrow import fs
 from tests.simulation import clock
 from warehouse_agent.storage.backends import disk as backends_disk
 from warehouse_agent.storage.backends import known
-from warehouse_agent.storage.backends.interface import Backend, Change, ended
+from warehouse_agent.storage.backends.interface import Backend, Change, DataSource, ended
 from warehouse_agent.storage.locks import FileLock
 
 ROOT = "sim://warehouse"
@@ -246,6 +246,11 @@ class _InMemory:
         with contextlib.suppress(FileNotFoundError), self.system.open_input_stream(path) as source:
             return bytes(source.readall())
         return None
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[DataSource]:
+        with self.system.open_input_file(path) as file:
+            yield DataSource(file)
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:
         with self.system.open_output_stream(path) as out:

@@ -49,7 +49,9 @@ class LineNotes:
     @classmethod
     def read(cls, store: Store, source: Source) -> Self:
         """Return what is noted of the source at its present address."""
-        return cls._from(store.read(*_place(source)) or b"", source)
+        notes = cls._from(store.read(*_place(source)) or b"", source)
+        _MEASURED[store.root, source.name] = notes.rtt_at or 0.0
+        return notes
 
     @classmethod
     def _from(cls, data: bytes, source: Source) -> Self:
@@ -84,6 +86,8 @@ def _place(source: Source) -> tuple[str, ...]:
     return (PRIVATE, "sources", f"{source.name}.json")
 
 
+# When the round trip to a source of a warehouse was measured, as this process read it last.
+_MEASURED: dict[tuple[str, str], float] = {}
 _LINE_NUMBERS = tuple(
     one.name for one in fields(LineNotes) if one.name not in {"address", "others"}
 )
@@ -114,7 +118,8 @@ def note_line(store: Store, link: SourceChannel, stream: Stream) -> None:
         WarehouseUnavailable: the note cannot be written.
     """
     rate, now = stream.bytes_per_s, time.time()
-    measured = LineNotes.read(store, link.source).rtt_at or 0.0
+    if (measured := _MEASURED.get((store.root, link.source.name))) is None:
+        measured = LineNotes.read(store, link.source).rtt_at or 0.0
     # A measurement in the future has the time of a wrong clock.
     is_fresh = 0 <= now - measured < RTT_DAYS * 86_400
     if is_fresh and rate is None:

@@ -76,7 +76,8 @@ def commit(
 def _confirm(job: Job, proven: ProvenEqual) -> int:
     """Note that the published version is still equal to the source; return its number."""
     version = proven.base.version
-    job.staging.clear()
+    if not proven.compared.is_unstaged:
+        job.staging.clear()
     job.tidy(())  # of staged rows that were taken up
     job.notes = _notes(job, proven.compared, version, proven.base.record, changed=0)
     job.write_notes()

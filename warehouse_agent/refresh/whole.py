@@ -67,6 +67,7 @@ class ComparisonResult:
     marking: KeptMark | None = None
     written: Sequence[DataFile] = ()
     written_bytes: int = 0
+    is_unstaged: bool = False  # nothing is staged, so nothing has to be removed
 
 
 def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
@@ -104,6 +105,7 @@ def exchange(job: Job, p: PreparedWhole, stream: Stream) -> ComparisonResult:
         marking=marker_audit.marking(job, p, outcome),
         written=ahead.files,
         written_bytes=ahead.row_bytes,
+        is_unstaged=writer.is_alone and not writer.files,
     )
 
 

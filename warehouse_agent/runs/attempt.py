@@ -102,18 +102,19 @@ class Attempt:
     def prepare(self, link: SourceChannel) -> None:
         """Prepare our side of each fragment; another thread may exchange over the link."""
         command, services = self._command, self._services
-        described = dict[str, pb.DescribeReply]()
+        described, read = dict[str, pb.DescribeReply](), dict[str, Notes]()
+        for f in self.fragments:
+            try:
+                read[f.name] = Notes.read(services.store, f.name)
+            except DriftlineError as error:
+                self.failed[f.name] = error
         if command.is_deferred:
             for f in self.fragments:
                 expect_spark(services.steps, services.store, f.name, services.histories)
-            described = preflight.ask(link, services.store, self.fragments, self.failed)
+            begun = {name for name, notes in read.items() if notes.head is not None}
+            described = preflight.ask(link, services.store, self.fragments, self.failed, begun)
         for f in (f for f in self.fragments if f.name not in self.failed):
-            report = self._reports[f.name]
-            try:
-                notes = Notes.read(services.store, f.name)
-            except DriftlineError as error:
-                self.failed[f.name] = error
-                continue
+            report, notes = self._reports[f.name], read[f.name]
             self._jobs[f.name] = Job(
                 services.steps,
                 services.store,

@@ -13,11 +13,10 @@ statistics, once and only from a disk.
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.storage.data_files import DataFile, without_null
-from warehouse_agent.storage.store import located
+from warehouse_agent.storage.store import data_source
 from warehouse_agent.storage.table import NewVersion
 
 
@@ -34,9 +33,8 @@ def checked(new: NewVersion) -> Layout:
 
 def _by_statistics(file: DataFile) -> frozenset[str]:
     """Return the columns of a file that hold no NULL; none if it cannot be read."""
-    system, path = located(file.uri)
     try:
-        with system.open_input_file(path) as source:
-            return without_null(pq.ParquetFile(source).metadata)
+        with data_source(file.uri) as source:
+            return without_null(source.footer)
     except (OSError, pa.ArrowException):
         return frozenset()

@@ -24,6 +24,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +35,13 @@ from pyarrow import fs
 
 from warehouse_agent.config import StorageSettings
 from warehouse_agent.storage.backends import known
-from warehouse_agent.storage.backends.interface import Backend, Change, HeldLock, StoreError
+from warehouse_agent.storage.backends.interface import (
+    Backend,
+    Change,
+    DataSource,
+    HeldLock,
+    StoreError,
+)
 
 if TYPE_CHECKING:
     from warehouse_agent.config import WarehouseConfig
@@ -362,6 +369,12 @@ def located(uri: str) -> tuple[fs.FileSystem, str]:
     """
     backend = known.backend_of(uri)
     return backend.system, backend.path(uri)
+
+
+def data_source(uri: str) -> AbstractContextManager[DataSource]:
+    """Open a data file by its URI. Raises ConfigurationError as `located`; OSError."""
+    backend = known.backend_of(uri)
+    return backend.opened(backend.path(uri))
 
 
 def read_at(uri: str) -> bytes:

@@ -33,9 +33,9 @@ from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.planning.task_shares import task_shares
 from warehouse_agent.spark.cluster import processors
 from warehouse_agent.spark.executors import Batches, driver_errors, task, unreadable
-from warehouse_agent.storage.backends.interface import StoreError
+from warehouse_agent.storage.backends.interface import DataSource, StoreError
 from warehouse_agent.storage.data_files import DataFile, row_bytes, uncounted_columns
-from warehouse_agent.storage.store import located
+from warehouse_agent.storage.store import data_source
 from warehouse_agent.tasks.steps import STEP_THREADS, Steps
 
 if TYPE_CHECKING:
@@ -248,10 +248,9 @@ def _shares(files: Sequence[DataFile], count: int, is_divisible: bool) -> list[l
 
 def _group_rows(file: DataFile) -> list[int]:
     """Return the rows of each row group of a file; of a file that cannot be read, its rows."""
-    system, path = located(file.uri)
     try:
-        with system.open_input_file(path) as source:
-            footer = pq.read_metadata(source)
+        with data_source(file.uri) as source:
+            footer = source.footer
     except (OSError, ValueError, pa.ArrowException):  # whoever reads its rows says why
         return [file.rows]
     return [footer.row_group(i).num_rows for i in range(footer.num_row_groups)] or [file.rows]
@@ -304,12 +303,11 @@ def read_batches(
             has it in another type.
     """
     try:
-        system, path = located(uri)
-        with system.open_input_file(path) as source:
-            file = _opened(source)
+        with data_source(uri) as source:
+            file = _opened(source.file, source.footer if source.end else None)
             footer = file.metadata
             if dictionaries := uncounted_columns(footer) & {*columns.names}:
-                file = _opened(source, footer, sorted(dictionaries))
+                file = _opened(source.file, footer, sorted(dictionaries))
             names = set(file.schema_arrow.names)
             there = [name for name in columns.names if name in names]
             absent = [name for name in columns.names if name not in names | _MAY_LACK]
@@ -320,7 +318,7 @@ def read_batches(
             else:
                 some = groups(footer)
             rows = _rows_at_once(footer, columns)
-            for batch in file.iter_batches(rows, some, there, use_threads=False):
+            for batch in _read(file, source, some, there, rows):
                 for part in _bounded(batch):
                     yield _typed(part, columns)
     except (OSError, ValueError, pa.ArrowException) as error:  # a footer may hold no UTF-8
@@ -350,6 +348,33 @@ def _opened(
         pre_buffer=False,  # it would hold all of the file's compressed pages
         page_checksum_verification=True,
     )
+
+
+def _read(
+    file: pq.ParquetFile,
+    source: DataSource,
+    groups: Sequence[int],
+    columns: list[str],
+    rows: int,
+) -> Iterator[pa.RecordBatch]:
+    """Read columns of row groups in batches; where each read is a request, those of a row group are
+    fetched together before."""
+    if source.fetch is None:
+        yield from file.iter_batches(rows, groups, columns, use_threads=False)
+        return
+    for group in groups:
+        source.fetch(_column_ranges(file.metadata.row_group(group), columns))
+        yield from file.iter_batches(rows, [group], columns, use_threads=False)
+
+
+def _column_ranges(group: pq.RowGroupMetaData, columns: Sequence[str]) -> list[tuple[int, int]]:
+    """Return where the compressed pages of columns of a row group begin and end in the file."""
+    ranges, beginnings = [], tuple(f"{name}." for name in columns)
+    for chunk in map(group.column, range(group.num_columns)):
+        if f"{chunk.path_in_schema}.".startswith(beginnings):
+            begin = chunk.dictionary_page_offset or chunk.data_page_offset
+            ranges.append((begin, begin + chunk.total_compressed_size))
+    return ranges
 
 
 def _rows_at_once(footer: pq.FileMetaData, columns: pa.Schema) -> int:

@@ -166,7 +166,8 @@ class Staging:
         number = max((int(folder) for folder, _ in before), default=0) + 1
         note = exchange.to_json() | {EXPECTED: rows_expected, BEGAN: utc_now()}
         rows = staged_files.rows_of(file for _, file in before) or 0
-        return FrameWriter(self.store, self.name, f"{number:06d}", note, take, rows_before=rows)
+        folder = f"{number:06d}"
+        return FrameWriter(self.store, self.name, folder, note, take, rows, is_alone=not walked)
 
     def drop_before(self, folder: str) -> bool:
         """Remove all exchanges but one, by its folder; return True if there were any."""
@@ -189,11 +190,11 @@ class Staging:
 
         None if there is no limit.
         """
-        staged = self.frame_bytes()
         if at_most is not None:
-            return StagingRoom(at_most, staged, is_set=True)
+            return StagingRoom(at_most, self.frame_bytes(), is_set=True)
         if (disk := self.store.disk(PRIVATE, "staging", self.name)) is None:
             return None
+        staged = self.frame_bytes()
         return StagingRoom(max((disk[1] + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
 
     def uris(self, folder: str, written: int = 0) -> list[str]:
@@ -227,6 +228,7 @@ class FrameWriter:
     `note` is written before the first file, so an exchange without rows costs no write; empty: the
     folder has none. `take` gets the URI of each file that is full. `rows_before`: that exchanges
     before this one staged, as far as it is known. `copied`: all rows were asked for, why.
+    `is_alone`: nothing was staged when it began.
     """
 
     store: Store
@@ -236,6 +238,7 @@ class FrameWriter:
     take: Take | None = None
     rows_before: int = 0
     copied: CopyReason | None = None
+    is_alone: bool = False
     rows: int = 0  # in the files that were written
     _pieces: list[bytes] = field(default_factory=list)
     _bytes: int = 0

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
 from warehouse_agent.config import DRIVER_SHARE, WarehouseConfig
@@ -36,7 +35,7 @@ from warehouse_agent.spark.executors import jvm_lost, mistake
 from warehouse_agent.spark.machine import machine
 from warehouse_agent.spark.session import DeferredSession, tasks_of
 from warehouse_agent.storage.data_files import DataFile, uncompressed
-from warehouse_agent.storage.store import Store, located
+from warehouse_agent.storage.store import Store, data_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -295,9 +294,8 @@ def work_of_digests(files: Sequence[DataFile]) -> StepWork:
 
 
 def _uncompressed(file: DataFile) -> int:
-    system, path = located(file.uri)
     try:
-        with system.open_input_file(path) as source:
-            return uncompressed(pq.read_metadata(source))
+        with data_source(file.uri) as source:
+            return uncompressed(source.footer)
     except (OSError, ValueError, pa.ArrowException):
         return file.size

@@ -8,7 +8,7 @@ certificate, which needs no database, and for the descriptions that first loads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from driftline import wire_pb2 as pb
@@ -52,8 +52,11 @@ def ask(
     store: Store,
     fragments: Iterable[Fragment],
     failed: dict[str, DriftlineError],
+    begun: Collection[str] = (),
 ) -> dict[str, pb.DescribeReply]:
     """Find the relations of fragments; put errors, by fragment name, into `failed`.
+
+    begun: names of fragments whose tables are known to be there.
 
     Returns:
         The descriptions that the source was asked for, by fragment name.
@@ -66,7 +69,8 @@ def ask(
     for fragment in fragments:
         try:
             # The source itself says what is wrong with a name that is not in the list.
-            if not formats.has_log(store, fragment.name) or fragment.relation not in served:
+            is_begun = fragment.name in begun or formats.has_log(store, fragment.name)
+            if not is_begun or fragment.relation not in served:
                 described[fragment.name] = link.describe(fragment.relation)
         except Exception as problem:  # of one table, such as a folder that cannot be listed
             failed[fragment.name] = mistake(problem, fragment.name)

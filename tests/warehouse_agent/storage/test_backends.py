@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -196,3 +197,45 @@ def test_what_is_not_there(place: Place) -> None:
     for opened in (place.backend.system.open_input_file, place.backend.system.open_input_stream):
         with pytest.raises(FileNotFoundError):
             opened(path)
+
+
+def a_data_file(place: Place) -> tuple[str, pa.Table]:
+    """Write a data file of two row groups that is longer than its end is read."""
+    rng, rows = np.random.default_rng(3), 50_000
+    columns = {name: rng.integers(0, 1 << 60, rows) for name in ("a", "b", "c")}
+    table, path = pa.table(columns), place.at("data.parquet")
+    place.backend.make_folder(place.root)
+    with place.backend.system.open_output_stream(path) as out:
+        pq.write_table(table, out, row_group_size=rows // 2)
+    return path, table
+
+
+def test_columns_of_a_data_file(place: Place) -> None:
+    """Opened twice, fetched or not: the bytes are those that were written."""
+    path, table = a_data_file(place)
+    for _ in range(2):
+        with place.backend.opened(path) as source:
+            footer = source.footer
+            file = pq.ParquetFile(source.file, metadata=footer)
+            for group in range(2):
+                if source.fetch is not None:
+                    chunk = footer.row_group(group).column(1)
+                    begin = chunk.data_page_offset
+                    source.fetch([(begin, begin + chunk.total_compressed_size)])
+                expected = table.slice(group * 25_000, 25_000)
+                assert file.read_row_group(group, ["b"]) == expected.select(["b"])
+            assert file.read() == table
+    with pytest.raises(FileNotFoundError), place.backend.opened(place.at("none.parquet")):
+        pass
+
+
+def test_a_data_file_that_is_replaced_is_not_read_by_its_old_footer(place: Place) -> None:
+    path, table = a_data_file(place)
+    with place.backend.opened(path) as source:
+        assert source.footer.num_rows == len(table)
+    place.backend.write(path, b"x" * (1 << 20), private=False)
+    with pytest.raises((OSError, pa.ArrowException)), place.backend.opened(path) as source:
+        pq.ParquetFile(source.file, metadata=source.footer).read()
+    place.backend.remove_file(path, 0)
+    with pytest.raises(FileNotFoundError), place.backend.opened(path) as source:
+        pq.ParquetFile(source.file, metadata=source.footer).read()

@@ -14,7 +14,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.storage.backends.interface import Change, ended
+from warehouse_agent.storage.backends.interface import Change, DataSource, ended
 from warehouse_agent.storage.locks import FileLock, appended, forget_holder, take
 
 
@@ -35,6 +35,11 @@ class Disk:
                 with self.system.open_input_stream(path) as source:
                     return bytes(source.readall())
         return None
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Iterator[DataSource]:
+        with self.system.open_input_file(path) as file:
+            yield DataSource(file)
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:
         self._write(path, data, private=private, is_new=False)

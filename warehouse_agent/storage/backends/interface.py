@@ -7,11 +7,14 @@ through a file system of Arrow. Every backend passes tests/warehouse_agent/stora
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 # Returns what a small file is to hold instead of its bytes, empty where there is none; None: it
@@ -37,6 +40,27 @@ class HeldLock(Protocol):
         """Return a time since it was taken, by the clock of the storage. Raises OSError."""
 
 
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """A Parquet file that is open.
+
+    Attributes:
+        file: its bytes.
+        end: its footer, where opening it has read that; None: `file` is to be asked.
+        fetch: gets ranges `(begin, end)` of its bytes, and holds them until it is called again,
+            where each read is a request; None on disks. Raises OSError.
+    """
+
+    file: pa.NativeFile
+    end: bytes | None = None
+    fetch: Callable[[Sequence[tuple[int, int]]], None] | None = None
+
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """Return its footer. Raises OSError; ArrowException: there is none."""
+        return pq.read_metadata(self.file if self.end is None else pa.BufferReader(self.end))
+
+
 class Backend(Protocol):
     """A disk or an object store. Paths are those of `path`; methods raise OSError (StoreError).
 
@@ -53,6 +77,9 @@ class Backend(Protocol):
 
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a file; None if there is none."""
+
+    def opened(self, path: str) -> AbstractContextManager[DataSource]:
+        """Open a data file, which nobody writes again."""
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:
         """Write a file whole or not at all; on disks only its owner can read a `private` one."""

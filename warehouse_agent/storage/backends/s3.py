@@ -2,7 +2,8 @@
 
 A small file is one object. Of several writers of a new one the store's conditional put lets one
 succeed, and a file is changed under the condition that nobody else did meanwhile. A data file is
-read by ranges and appears when it is closed.
+read by ranges and appears when it is closed. Nobody writes it again, so a process reads its footer
+once, and all other bytes under the condition that it is the same object.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import contextlib
 import io
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 import obstore
@@ -30,17 +33,20 @@ from pyarrow import fs
 
 from warehouse_agent.storage.backends.answers import TEXT_CHARACTERS_MAX, Answer, answer
 from warehouse_agent.storage.backends.credentials import Credentials
-from warehouse_agent.storage.backends.interface import Change, StoreError, ended
+from warehouse_agent.storage.backends.interface import Change, DataSource, StoreError, ended
 from warehouse_agent.storage.backends.lease import Lease, held
 
 if TYPE_CHECKING:
-    from obstore import PutMode
+    from obstore import GetOptions, PutMode
     from obstore.store import S3Config
 
     from warehouse_agent.config import StorageSettings
 
 SCHEME = "s3://"
 TAIL_BYTES = 1 << 16  # read when a file is opened: its footer, as a rule
+ENDS_BYTES = 16 << 20  # of footers that are known
+HOLE_BYTES = 1 << 17  # between two ranges that one request reads
+FETCH_BYTES = 32 << 20  # held of a file; a row group has seldom more
 PART_BYTES = 8 << 20  # of an upload in parts
 PARTS_AT_ONCE = 2
 CHANGE_S_MAX = 10.0  # tried again while others change a file
@@ -66,6 +72,8 @@ class S3:
             credential_provider=self.credentials.provider(),
         )
         self.system: fs.FileSystem = fs.PyFileSystem(_Files(self))
+        self._ends: OrderedDict[str, _End] = OrderedDict()
+        self._ends_lock = Lock()
 
     def path(self, uri: str) -> str:
         return uri.removeprefix(SCHEME)
@@ -113,6 +121,36 @@ class S3:
                 if _has_no_bucket(error):
                     raise
                 return None
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Iterator[DataSource]:
+        with self._ends_lock:
+            known = self._ends.get(self.key(path))
+        reader = _ReadFile(self, path, known)
+        if known is None and (end := reader.footer) is not None:
+            with self._ends_lock:
+                self._ends[reader.key] = end
+                while sum(len(one.data) for one in self._ends.values()) > ENDS_BYTES:
+                    self._ends.popitem(last=False)
+        with pa.PythonFile(reader, mode="r") as file:
+            end = known or reader.footer
+            yield DataSource(file, None if end is None else end.data, reader.fetch)
+
+    def part(self, key: str, begin: int, end: int, tag: str | None) -> bytes:
+        """Return some bytes of an object, if it is the one with this tag. Raises OSError;
+        FileNotFoundError: there is none."""
+        options: GetOptions = {"range": (begin, end)}
+        if tag is not None:
+            options["if_match"] = tag
+        with self.errors():
+            try:
+                return bytes(obstore.get(self.store, key, options=options).bytes())
+            except (FileNotFoundError, PreconditionError) as error:
+                with self._ends_lock:
+                    self._ends.pop(key, None)
+                if isinstance(error, FileNotFoundError):
+                    raise FileNotFoundError(2, "No such file", self._path(key)) from None
+                raise OSError("It was replaced while it was read") from None
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:  # noqa: ARG002 - of disks
         with self.errors():
@@ -295,26 +333,73 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class _ReadFile(io.RawIOBase):
-    """An object that is read by ranges. Opening it reads its end, and tells its size."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Size in bytes and tag of an object, and its last bytes."""
 
-    def __init__(self, backend: S3, path: str) -> None:
-        self._of, self._key, self._at = backend, backend.key(path), 0
-        with backend.errors():
+    size: int
+    tag: str | None
+    data: bytes
+
+
+class _ReadFile(io.RawIOBase):
+    """An object that is read by ranges. Opening it reads its end, unless that is `known`."""
+
+    def __init__(self, backend: S3, path: str, known: _End | None = None) -> None:
+        self._of, self.key, self._at = backend, backend.key(path), 0
+        self._end = known or self._asked(path)
+        self._held = [(self._end.size - len(self._end.data), self._end.data)]
+
+    def _asked(self, path: str) -> _End:
+        """Return the last TAIL_BYTES of the object. Raises OSError."""
+        with self._of.errors():
             try:
                 result = obstore.get(
-                    backend.store, self._key, options={"range": {"suffix": TAIL_BYTES}}
+                    self._of.store, self.key, options={"range": {"suffix": TAIL_BYTES}}
                 )
-                self._tail, self._size = bytes(result.bytes()), result.meta["size"]
+                tail = bytes(result.bytes())
+                return _End(result.meta["size"], result.meta["e_tag"], tail)
             except FileNotFoundError as error:
                 if _has_no_bucket(error):
                     raise
                 raise FileNotFoundError(2, "No such file", path) from None
             except BaseError:
-                if backend.info(path).size != 0:  # an empty object has no end to read
+                if self._of.info(path).size != 0:  # an empty object has no end to read
                     raise
-                self._tail, self._size = b"", 0
-        self._tail_at = self._size - len(self._tail)
+                return _End(0, None, b"")
+
+    @property
+    def footer(self) -> _End | None:
+        """Return the end as far as it is the footer of a Parquet file; None: it is longer."""
+        tail = self._end.data
+        if tail[-4:] != b"PAR1":
+            return None
+        size = int.from_bytes(tail[-8:-4], "little") + 8
+        return replace(self._end, data=tail[-size:]) if 8 <= size <= len(tail) else None
+
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Hold ranges of bytes, those that lie close together by one request, until the next call;
+        of more than FETCH_BYTES the first ones."""
+        del self._held[1:]
+        wanted: list[tuple[int, int]] = []
+        for begin, end in sorted(ranges):
+            if self._holding(begin, end) is not None:
+                continue
+            if wanted and begin - wanted[-1][1] <= HOLE_BYTES:
+                wanted[-1] = (wanted[-1][0], max(end, wanted[-1][1]))
+            else:
+                wanted.append((begin, end))
+        left = FETCH_BYTES
+        for begin, end in wanted:
+            if (left := left - (end - begin)) < 0:
+                return
+            self._held.append((begin, self._of.part(self.key, begin, end, self._end.tag)))
+
+    def _holding(self, begin: int, end: int) -> bytes | None:
+        for at, data in self._held:
+            if at <= begin and end <= at + len(data):
+                return data[begin - at : end - at]
+        return None
 
     def readable(self) -> bool:
         return True
@@ -326,18 +411,19 @@ class _ReadFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._end.size}[whence]
+        self._at = offset + base
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
-        if (at := self._at) >= end:
+        whole = self._end.size
+        end = whole if size is None or size < 0 else min(self._at + size, whole)
+        if (begin := self._at) >= end:
             return b""
         self._at = end
-        if at >= self._tail_at:
-            return self._tail[at - self._tail_at : end - self._tail_at]
-        with self._of.errors():
-            return bytes(obstore.get_range(self._of.store, self._key, start=at, end=end))
+        if (held := self._holding(begin, end)) is not None:
+            return held
+        return self._of.part(self.key, begin, end, self._end.tag)
 
 
 class _WrittenFile(io.RawIOBase):
