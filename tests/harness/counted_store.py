@@ -31,6 +31,18 @@ RECORDS = ("commands", "locks")  # kinds of the record of a running command, cou
 OPERATIONS = ("read", "head", "list", "write", "remove")
 
 
+def kind_of(root: str, path: str) -> str:
+    """Return the kind of the place that a path below the warehouse's folder is."""
+    below = path.removeprefix(root).strip("/").split("/")
+    if below[0] == PRIVATE and below[1:2] == [KEPT]:
+        below = below[2:]
+    if below[0] == PRIVATE:
+        return _KINDS.get(below[1], below[1]) if len(below) > 1 else "all"
+    if len(below) > 1 and below[1] == DeltaLog.log:
+        return "log"
+    return "data" if len(below) > 1 and _DATA.fullmatch(below[1]) else "table"
+
+
 @dataclass
 class Counted:
     """Requests by operation and kind of place: `counted["read", "notes"]`."""
@@ -44,18 +56,11 @@ class Counted:
     def add(self, operation: str, path: str) -> None:
         """Count a request for a path of the machine."""
         assert operation in OPERATIONS
-        self.requests[operation, self.kind(path)] += 1
+        self.requests[operation, kind_of(self.root, path)] += 1
 
-    def kind(self, path: str) -> str:
-        """Return the kind of the place that a path is."""
-        below = path.removeprefix(self.root).strip("/").split("/")
-        if below[0] == PRIVATE and below[1:2] == [KEPT]:
-            below = below[2:]
-        if below[0] == PRIVATE:
-            return _KINDS.get(below[1], below[1]) if len(below) > 1 else "all"
-        if len(below) > 1 and below[1] == DeltaLog.log:
-            return "log"
-        return "data" if len(below) > 1 and _DATA.fullmatch(below[1]) else "table"
+    def at(self, kind: str) -> int:
+        """Return the requests for a kind of place."""
+        return sum(n for (_, where), n in self.requests.items() if where == kind)
 
     def of(self, operation: str) -> dict[str, int]:
         """Return the requests of an operation, by kind."""

@@ -1,10 +1,14 @@
 """Servers of S3 on this machine, real ones: SeaweedFS, and moto, which knows more of AWS's answers.
 
-Each makes buckets.
+Each makes buckets. `DRIFTLINE_STORE=moto` or `seaweedfs` puts the warehouse of every pair, and of
+every site of views, into a bucket of its own: `tests/run tests/pair` then runs on object stores.
+A test that looks at the files of a disk is skipped there, by `on_disk`.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import secrets
@@ -12,11 +16,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
 import obstore
+import pytest
 from obstore.store import S3Store
 
 from tests.harness.servers import Server, free_port
@@ -31,11 +37,12 @@ _FIRST_S_MAX = 60.0  # until there are volumes
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket of a server, and a file with the keys to it."""
+    """A bucket of a server, and a file with the keys to it; `more` lines of [storage]."""
 
     endpoint: str
     name: str
     credentials: Path
+    more: str = ""
 
     @property
     def root(self) -> str:
@@ -49,7 +56,8 @@ class Bucket:
     @property
     def toml(self) -> str:
         """Return its table in warehouse.toml."""
-        return f'[storage]\nendpoint = "{self.endpoint}"\ncredentials_file = "{self.credentials}"\n'
+        keys = f'credentials_file = "{self.credentials}"\n'
+        return f'[storage]\nendpoint = "{self.endpoint}"\n{keys}{self.more}'
 
     @property
     def delta_options(self) -> dict[str, str]:
@@ -61,6 +69,18 @@ class Bucket:
             "aws_access_key_id": ACCESS_KEY,
             "aws_secret_access_key": SECRET_KEY,
         }
+
+
+def answers(endpoint: str) -> None:
+    """Raise ConnectionRefusedError while a server does not answer."""
+    try:
+        with urllib.request.urlopen(endpoint, timeout=5) as answer:
+            answer.read()
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:
+            raise ConnectionRefusedError from error
+    except (urllib.error.URLError, OSError) as error:
+        raise ConnectionRefusedError from error
 
 
 class ObjectStore(Server):
@@ -103,17 +123,6 @@ class ObjectStore(Server):
             client_options={"allow_http": True},
         )
 
-    def _answers(self) -> None:
-        """Raise ConnectionRefusedError while the server does not answer."""
-        try:
-            with urllib.request.urlopen(self.endpoint, timeout=5) as answer:
-                answer.read()
-        except urllib.error.HTTPError as error:
-            if error.code >= 500:
-                raise ConnectionRefusedError from error
-        except (urllib.error.URLError, OSError) as error:
-            raise ConnectionRefusedError from error
-
 
 # moto 5.2.5 looks for an object and then makes it, in threads: two writers of one may succeed.
 _ATOMIC_MOTO = """
@@ -137,7 +146,7 @@ class Moto(ObjectStore):
 
     def _start(self) -> None:
         command = [sys.executable, "-c", _ATOMIC_MOTO, "-H", self.host, "-p", str(self.port)]
-        self._launch(command, self._answers, cwd=self.folder)
+        self._launch(command, lambda: answers(self.endpoint), cwd=self.folder)
 
 
 class SeaweedFS(ObjectStore):
@@ -165,7 +174,7 @@ class SeaweedFS(ObjectStore):
             *("-s3.config=s3.json", "-master.volumeSizeLimitMB=32", "-master.telemetry=false"),
         ]
         environment = {**os.environ, "HOME": str(self.folder)}
-        self._launch(command, self._answers, cwd=self.folder, env=environment)
+        self._launch(command, lambda: answers(self.endpoint), cwd=self.folder, env=environment)
 
     def make_bucket(self, name: str) -> None:
         """Make a bucket by the first object in it; the server has volumes when that succeeds."""
@@ -182,4 +191,25 @@ class SeaweedFS(ObjectStore):
                 return obstore.delete(store, "first")
 
 
-STORES: dict[str, type[ObjectStore]] = {"moto": Moto, "seaweedfs": SeaweedFS}
+SWITCH = "DRIFTLINE_STORE"
+STORES: dict[str, Callable[[], ObjectStore]] = {"moto": Moto, "seaweedfs": SeaweedFS}
+
+
+@functools.cache
+def _server(kind: str) -> ObjectStore:
+    """Return the server of this process."""
+    server = STORES[kind]()
+    atexit.register(server.close)
+    return server
+
+
+def chosen_bucket() -> Bucket | None:
+    """Return a new bucket of the server that the switch names; None: warehouses lie on disks."""
+    kind = os.environ.get(SWITCH)
+    return _server(kind).bucket() if kind else None
+
+
+def on_disk(what: str) -> None:
+    """Skip a test that needs a warehouse on a disk where the switch put it into a bucket."""
+    if kind := os.environ.get(SWITCH):
+        pytest.skip(f"{what}: the warehouse lies on {kind}")

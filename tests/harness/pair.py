@@ -35,7 +35,7 @@ from tests import ROOT
 from tests.harness.forks import SOURCE, Fork
 from tests.harness.installation import Installation, clean_environment
 from tests.harness.legacy import LEGACIES, Legacy
-from tests.harness.object_stores import Bucket
+from tests.harness.object_stores import chosen_bucket, on_disk
 from warehouse_agent import config as configure
 from warehouse_agent.cli.main import cli
 from warehouse_agent.events import Event, RefreshEnded
@@ -44,7 +44,7 @@ from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
 from warehouse_agent.storage.formats import head
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.views.selection import TableSelection
@@ -89,8 +89,8 @@ class Pair:
         folder.mkdir(parents=True, exist_ok=True)
         self._relations = relations
         self._server: Server | None = None
-        self.warehouse = folder / "warehouse"
-        self.bucket: Bucket | None = None  # where the warehouse is to be instead
+        self._warehouse = folder / "warehouse"
+        self.bucket = chosen_bucket()  # where the warehouse is instead of the disk
         self.small_bytes = SMALL_BYTES  # 0: small tables, too, reach Spark
         self.warehouse_lines = ""  # of [warehouse]
         self.fragment_lines: dict[str, str] = {}
@@ -148,6 +148,16 @@ class Pair:
         """The session, for tests that have one."""
         assert not isinstance(self._session, session.DeferredSession)
         return session.pin(self._session)
+
+    @property
+    def warehouse(self) -> Path:
+        """Return the warehouse's folder on the disk."""
+        on_disk("the test looks at the folder of the warehouse")
+        return self._warehouse
+
+    @warehouse.setter
+    def warehouse(self, folder: Path) -> None:
+        self._warehouse = folder
 
     @property
     def store(self) -> Store:
@@ -232,6 +242,7 @@ class Pair:
 
     def read(self, name: str, version: int | None = None) -> list[tuple[Any, ...]]:
         """Return the rows of a table by the product's `read`, with Spark."""
+        on_disk("Spark reads the rows")
         return rows_of(read(self.spark, self.warehouse, name, version).toArrow())
 
     def error(self, name: str, options: Options | None = None) -> dict[str, Any]:
@@ -277,16 +288,17 @@ class Pair:
         """Return the change feed of one version, as `published` its rows: `_op` and the columns."""
         version, feed = snapshot.version, snapshot.record.changes
         if self.small_bytes == 0:
+            on_disk("Spark reads the feed")
             frame = changes(self.spark, self.warehouse, name, since=version - 1, upto=version)
             rows = rows_of(frame.toArrow())
             assert {row[0] for row in rows} <= {version}
             return [row[1:] for row in rows]
         assert feed is not None
-        folder = self.warehouse / PRIVATE / "changes" / name / feed
-        files = [folder / file for file in snapshot.record.changes_files]
-        columns = ["_op", *snapshot.layout.data_names]
-        tables = (pq.read_table(file, partitioning=None).select(columns) for file in files)
-        return [row for table in tables for row in rows_of(table)]
+        rows, columns = [], ["_op", *snapshot.layout.data_names]
+        for file in snapshot.record.changes_files:
+            uri = self.store.uri(PRIVATE, "changes", name, *feed.split("/"), file)
+            rows += rows_of(pq.read_table(pa.BufferReader(read_at(uri))).select(columns))
+        return rows
 
     def check(self, name: str, table: str | None = None) -> None:
         """Published == source, row for row."""
@@ -302,6 +314,7 @@ def legacy_of(request: pytest.FixtureRequest, folder: Path) -> Legacy:
         folder: where a file may be made.
     """
     if request.param == ON_SPARK:
+        on_disk("Spark's tasks write to disks alone")
         patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
         patch.setattr("tests.harness.pair.SMALL_BYTES", 0)
         return LEGACIES["sqlite"](request, folder)

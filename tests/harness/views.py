@@ -16,10 +16,12 @@ from typing import Any, Self
 
 import duckdb
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy, SqliteLegacy
-from tests.harness.pair import SMALL_BYTES, Pair, plain
+from tests.harness.object_stores import chosen_bucket, on_disk
+from tests.harness.pair import SMALL_BYTES, Pair, plain, rows_of
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
@@ -57,6 +59,7 @@ class Sites:
         earlier `Sites` over SQLite, which were closed: begin with their databases and warehouse.
         """
         self.spark, self.folder, self.tables = spark, folder, tables
+        self.bucket = chosen_bucket()  # where the warehouse is instead of the disk
         self.views = views
         self.view_lines: dict[str, str] = {}
         self.fragment_lines: dict[str, str] = {}
@@ -91,6 +94,8 @@ class Sites:
 
     @property
     def warehouse(self) -> Path:
+        """Return the warehouse's folder on the disk."""
+        on_disk("the test looks at the folder of the warehouse")
         return self.folder / "warehouse"
 
     @property
@@ -103,7 +108,9 @@ class Sites:
     def toml(self, more: str = "") -> Path:
         """Write warehouse.toml: fragments are those that `fragment_lines` names."""
         small = "" if self.small_bytes is None else f"small_bytes = {self.small_bytes}\n"
-        parts = [f'[warehouse]\npath = "{self.warehouse}"\n{small}{more}\n']
+        root = self.folder / "warehouse" if self.bucket is None else self.bucket.root
+        parts = [f'[warehouse]\npath = "{root}"\n{small}{more}\n']
+        parts += [] if self.bucket is None else [self.bucket.toml]
         for name, pair in self.pairs.items():
             parts.append(f'[sources.{name}]\naddress = "{pair.address}"\ninsecure = true\n')
         parts += [f"[fragments.{name}]\n{lines}\n" for name, lines in self.fragment_lines.items()]
@@ -181,11 +188,32 @@ class Sites:
 
     def check(self, *views: str, version: int | None = None) -> None:
         """Compare views, by default all, that a reader is given with the oracle's."""
-        pinned = self.pinned(version)
         for name, expected in self._expected(views or self.views).items():
-            found = Counter(tuple(map(plain, row)) for row in pinned.read(name).collect())
+            found, stale = self._given(name, version)
             assert found == expected, name
-            assert pinned.stale(name) is None
+            assert stale is None
+
+    def _given(self, name: str, version: int | None) -> tuple[Counter[tuple[Any, ...]], str | None]:
+        """Return the rows of a view in a warehouse version, and why it is stale.
+
+        In a bucket delta-rs reads, which knows nothing of us.
+        """
+        if self.bucket is None:
+            pinned = self.pinned(version)
+            rows: Iterable[Any] = pinned.read(name).collect()
+            stale = pinned.stale(name)
+        else:
+            store = self.store
+            one = (
+                self.newest() if version is None else warehouse_versions.at_version(store, version)
+            )
+            assert one is not None
+            member = one.members[name]
+            table, options = f"{self.bucket.root}/{member.folder}", self.bucket.delta_options
+            read = DeltaTable(table, member.version, options).to_pyarrow_table()
+            own = [n for n in read.column_names if not n.startswith("_driftline_")]
+            rows, stale = rows_of(read.select(own)), member.stale
+        return Counter(tuple(map(plain, row)) for row in rows), stale
 
 
 def insert(db: duckdb.DuckDBPyConnection, table: str, rows: Sequence[Sequence[Any]]) -> None:

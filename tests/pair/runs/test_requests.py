@@ -1,13 +1,16 @@
 """How many requests each command makes of the warehouse's files: one table, SQLite, small steps.
 
-`tests/harness/counted_store.py` says what counts. The numbers stand in docs/operating/requests.md;
-a test compares them, so that a change which asks for more, or less, shows it there.
+On a disk `tests/harness/counted_store.py` says what counts; in an object store a proxy counts
+whatever is asked, by delta-rs too. The numbers stand in docs/operating/requests.md; a test compares
+them, so that a change which asks for more, or less, shows it there.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import ROOT
+from tests.harness.counted_requests import RequestCounter
 from tests.harness.counted_store import OPERATIONS, RECORDS, Counted, counted
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
+from tests.harness.object_stores import Moto
 from tests.harness.pair import Pair
 from warehouse_agent.cli import main
 from warehouse_agent.storage import formats
@@ -40,9 +45,13 @@ READS_MAX |= {(name, kind): 1 for name in ONCE for kind in ("notes", "history")}
 WRITES_MAX = {"notes": 1, "history": 1, "memory": 1}  # of a refresh that finds nothing
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("requests")
+Ask = Callable[..., Counted]  # runs a command of the agent, by its words
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Pair]:
+    """A table of ROWS rows, and an empty warehouse."""
+    folder.mkdir(exist_ok=True)
     legacy = SqliteLegacy(folder / "erp.db", wal=False)  # whose changes are counted
     legacy.execute("CREATE TABLE t (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
     legacy.many("INSERT INTO t VALUES (?, ?)", [(i, f"note {i}") for i in range(ROWS)])
@@ -54,14 +63,26 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     legacy.close()
 
 
-def command(pair: Pair, *words: str) -> Counted:
-    """Run a command of the agent in this process; return the requests that it made."""
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with served(tmp_path_factory.mktemp("requests")) as made:
+        yield made
+
+
+def run(pair: Pair, *words: str) -> None:
+    """Run a command of the agent in this process."""
     argv = ["driftline", "--config", str(pair.warehouse_toml()), *words]
-    with pytest.MonkeyPatch.context() as patch, counted(pair.warehouse) as found:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit) as ended:
             main.main()
     assert not ended.value.code, words
+
+
+def command(pair: Pair, *words: str) -> Counted:
+    """Run a command on a disk; return the requests that it made."""
+    with counted(pair.warehouse) as found:
+        run(pair, *words)
     return found
 
 
@@ -73,32 +94,49 @@ def begin_versions(pair: Pair) -> None:
     assert warehouse_versions.flip(pair.store, lambda _: {"t": member}) is not None
 
 
-@pytest.fixture(scope="module")
-def found(pair: Pair, spark: SparkSession) -> dict[str, Counted]:
-    """The requests of each command, in the order of the page."""
-    made = {"`refresh`, first load": command(pair, "refresh", "t")}
-    command(pair, "refresh", "t")  # learns what the next one knows
-    made[NOTHING] = command(pair, "refresh", "t")
+def asked(pair: Pair, ask: Ask, read_all: Callable[[], Counted] | None) -> dict[str, Counted]:
+    """Return the requests of each command, in the order of the page."""
+    made = {"`refresh`, first load": ask("refresh", "t")}
+    ask("refresh", "t")  # learns what the next one knows
+    made[NOTHING] = ask("refresh", "t")
     for edit in EDITS:
         pair.legacy.execute(edit)
-    made["`refresh`, 8 of 400 rows changed"] = command(pair, "refresh", "t")
+    made["`refresh`, 8 of 400 rows changed"] = ask("refresh", "t")
     pair.check("t")
-    made[PLAN] = command(pair, "plan", "t")
-    made["`status`"] = command(pair, "status")
-    made["`status --ask`"] = command(pair, "status", "--ask")
-    made["`history`"] = command(pair, "history", "t")
-    made["`schedule`"] = command(pair, "schedule", "t")
-    made["`schedule --ask`"] = command(pair, "schedule", "t", "--ask")
-    made["`refresh --due`, nothing due"] = command(pair, "refresh", "--due")
-    made["`verify`"] = command(pair, "verify", "t")
-    with counted(pair.warehouse) as reading:
-        assert read(spark, pair.warehouse, "t").count() == ROWS - 1
-    made["`warehouse_agent.read`"] = reading
-    made["`gc --yes`"] = command(pair, "gc", "t", "--keep-hours", "0", "--yes")
+    made[PLAN] = ask("plan", "t")
+    made["`status`"] = ask("status")
+    made["`status --ask`"] = ask("status", "--ask")
+    made["`history`"] = ask("history", "t")
+    made["`schedule`"] = ask("schedule", "t")
+    made["`schedule --ask`"] = ask("schedule", "t", "--ask")
+    made["`refresh --due`, nothing due"] = ask("refresh", "--due")
+    made["`verify`"] = ask("verify", "t")
+    if read_all is not None:
+        made["`warehouse_agent.read`"] = read_all()
+    hours = "0" if pair.bucket is None else "24"  # less is refused where there are no locks
+    made["`gc --yes`"] = ask("gc", "t", "--keep-hours", hours, "--yes")
     begin_versions(pair)
     pair.legacy.execute("UPDATE t SET note = 'y' WHERE id < 7")
-    made[FLIP] = command(pair, "refresh", "t")
+    made[FLIP] = ask("refresh", "t")
     return made
+
+
+@pytest.fixture(scope="module")
+def found(pair: Pair, spark: SparkSession) -> dict[str, Counted]:
+    """The requests of each command on a disk."""
+
+    def read_all() -> Counted:
+        with counted(pair.warehouse) as reading:
+            assert read(spark, pair.warehouse, "t").count() == ROWS - 1
+        return reading
+
+    return asked(pair, partial(command, pair), read_all)
+
+
+def stated(header: str) -> list[str]:
+    """Return the lines of the table of the page that begins with a header."""
+    page = (ROOT / "docs" / "operating" / "requests.md").read_text(encoding="utf-8")
+    return page[page.index(header) :].split("\n\n")[0].rstrip().splitlines()[2:]
 
 
 def line(name: str, one: Counted) -> str:
@@ -112,11 +150,30 @@ def line(name: str, one: Counted) -> str:
 
 @pytest.mark.spark
 def test_the_table_is_what_commands_ask_for(found: dict[str, Counted]) -> None:
-    page = (ROOT / "docs" / "operating" / "requests.md").read_text(encoding="utf-8")
-    begin = page.index("| " + " | ".join(HEADER))
-    stated = page[begin:].split("\n\n")[0].splitlines()[2:]
     counts = [line(name, one) for name, one in found.items()]
-    assert stated == counts, "\n".join(["the table is now:", *counts])
+    assert stated("| " + " | ".join(HEADER)) == counts, "\n".join(["the table is now:", *counts])
+
+
+def test_the_table_is_what_an_object_store_is_asked_for(
+    moto: Moto, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of a first load, and of all commands after it; delta-rs's requests are among them."""
+    folder = tmp_path_factory.mktemp("object-store")
+    with RequestCounter(moto) as counter, served(folder) as pair:
+        bucket = pair.bucket = counter.bucket()
+
+        def ask(*words: str) -> Counted:
+            with counter.counted(bucket) as requests:
+                run(pair, *words)
+            return requests
+
+        made = asked(pair, ask, None)
+    cells = {
+        name: [sum(one.of(what).values()) for what in OPERATIONS] for name, one in made.items()
+    }
+    counts = ["| " + " | ".join([name, *map(str, some)]) + " |" for name, some in cells.items()]
+    header = " | ".join(("| in an object store", *(f"{one}s" for one in OPERATIONS)))
+    assert stated(header) == counts, "\n".join(["the table is now:", *counts])
 
 
 @pytest.mark.spark

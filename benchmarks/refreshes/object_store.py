@@ -1,0 +1,144 @@
+"""Refreshes of one table with its warehouse in an object store, beside the same on a local disk.
+
+    python -m benchmarks.refreshes.object_store
+    python -m benchmarks.refreshes.object_store --rows 1500000 --store moto --rounds 5
+
+The source is an SQLite file behind a source agent of its own process. The commands run in this
+process, one of each kind of place in turn, after one that is not counted: a refresh of a share of
+the rows, scattered over all of them, and one that finds nothing. The store is reached through a
+proxy that counts requests; a second one holds each request back, as a distant store does.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from tests.harness.counted_requests import RequestCounter
+from tests.harness.no_spark import NoSpark
+from tests.harness.object_stores import STORES, Bucket
+from tests.harness.pair import SourceProcess
+from warehouse_agent import config as configure
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.report import Report
+from warehouse_agent.runs.batch import Runner
+
+COLUMNS = "id INTEGER PRIMARY KEY NOT NULL, customer INT, price REAL, day TEXT, note TEXT"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a warehouse lies; `counter`: of its requests."""
+
+    name: str
+    toml: Path
+    bucket: Bucket | None = None
+    counter: RequestCounter | None = None
+
+    def refresh(self) -> Report:
+        """Refresh the table, which must go well."""
+        config = configure.load(self.toml)
+        runner = Runner(NoSpark(), config, attempts=1)
+        (report,) = runner.refresh(configure.select(config, (), True), Options())
+        assert report.error is None, report.error
+        return report
+
+    def timed(self) -> tuple[float, str]:
+        """Refresh; return the seconds, and what was asked for."""
+        began = time.monotonic()
+        if self.counter is None or self.bucket is None:
+            self.refresh()
+            return time.monotonic() - began, ""
+        with self.counter.counted(self.bucket) as requests:
+            self.refresh()
+            seconds = time.monotonic() - began
+        up, down = requests.up_bytes / 1e6, requests.down_bytes / 1e6
+        return seconds, f"{requests.total} requests, {up:.1f} MB up, {down:.1f} MB down"
+
+
+def fill(file: Path, rows: int) -> None:
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"CREATE TABLE t ({COLUMNS})")
+        made = (
+            (
+                i,
+                i * 7919 % 150_000,
+                i * 31 % 99_991 / 7,
+                f"2026-{i % 12 + 1:02}",
+                f"n {i * 7 % 9973}",
+            )
+            for i in range(rows)
+        )
+        db.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", made)
+
+
+def written(folder: Path, name: str, address: str, bucket: Bucket | None) -> Path:
+    """Write the data engineer's file of a place."""
+    file, path = folder / f"{name}.toml", folder / name if bucket is None else bucket.root
+    lines = "" if bucket is None else bucket.toml
+    file.write_text(
+        f'[warehouse]\npath = "{path}"\n{lines}\n[sources.erp]\naddress = "{address}"\n'
+        'insecure = true\n\n[fragments.t]\nsource = "erp"\n'
+    )
+    return file
+
+
+@click.command()
+@click.option("--rows", default=300_000)
+@click.option("--share", default=0.01, help="Of the rows that change.")
+@click.option("--store", type=click.Choice(sorted(STORES)), default="seaweedfs")
+@click.option("--delay-ms", default=30.0, help="Added to each request.")
+@click.option("--rounds", default=3)
+def main(rows: int, share: float, store: str, delay_ms: float, rounds: int) -> None:
+    with ExitStack() as up, TemporaryDirectory(prefix="driftline-bench-") as made:
+        folder = Path(made)
+        fill(folder / "erp.db", rows)
+        source = folder / "source.toml"
+        source.write_text(
+            f'[database]\nurl = "sqlite:///{folder / "erp.db"}"\n\n[server]\n'
+            'listen = "127.0.0.1:0"\ninsecure = true\n\n[limits]\nfeedback = false\n\n'
+            '[relations.t]\ntable = "t"\n'
+        )
+        address = up.enter_context(SourceProcess(source)).address
+        server = up.enter_context(STORES[store]())
+        near = up.enter_context(RequestCounter(server))
+        far = up.enter_context(RequestCounter(server, delay_ms))
+        places = [Place("disk", written(folder, "disk", address, None))]
+        for name, counter in ((store, near), (f"{store} +{delay_ms:g} ms", far)):
+            bucket = counter.bucket()
+            toml = written(folder, name.replace(" ", ""), address, bucket)
+            places.append(Place(name, toml, bucket, counter))
+        for place in places:
+            seconds, asked = place.timed()
+            print(f"{place.name}: first load of {rows:,} rows {seconds:.2f} s  {asked}")
+        for what, changed in ((f"{share:.1%} of the rows", share), ("nothing", 0.0)):
+            seconds_of: dict[str, list[float]] = {place.name: [] for place in places}
+            last: dict[str, str] = {}
+            for turn in range(rounds + 1):
+                if changed:
+                    with sqlite3.connect(folder / "erp.db") as db:
+                        every = round(1 / changed)
+                        words = "UPDATE t SET note = ? WHERE id % ? = ?"
+                        db.execute(words, (f"round {turn}", every, turn % every))
+                for place in places:
+                    seconds, last[place.name] = place.timed()
+                    if turn:
+                        seconds_of[place.name].append(seconds)
+            base = statistics.median(seconds_of["disk"])
+            for name, found in seconds_of.items():
+                median = statistics.median(found)
+                print(
+                    f"{what} changed, {name}: {median:.2f} s, {median / base:.2f} x  {last[name]}"
+                )
+
+
+if __name__ == "__main__":
+    main()
