@@ -92,11 +92,11 @@ def test_a_refresh_that_finds_nothing_reads_notes_once_and_writes_them_once(
     monkeypatch.setattr(Store, "write", counted_write)
     monkeypatch.setattr(Store, "change", counted_change)
     assert pair.refresh("orders").version == 2
-    assert calls == {"read": 1, "written": 1}
+    assert +calls == {"read": 1, "written": 1}
     calls.clear()
     pair.legacy.execute("UPDATE orders SET status = 0 WHERE id = 7")
     assert pair.refresh("orders").version == 3
-    assert calls == {"read": 1, "written": 1}
+    assert +calls == {"read": 1, "written": 1}
     calls.clear()
     with monkeypatch.context() as without_locks:
         without_locks.setattr(Store, "has_locks", False)
