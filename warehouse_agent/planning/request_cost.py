@@ -13,7 +13,8 @@ _HEAD, _ENTRY = 15, 2  # requests that open a version, and for each entry since 
 _QUIET, _QUIET_FILE = 12, 2  # of a refresh that finds nothing, and for each data file
 _CHANGED, _CHANGED_FILE = 20, 7  # of one that rewrites files, and for each of them
 _COMMIT = 5
-_QUIET_WRITES, _CHANGED_WRITES = 8, 23  # of these, what is priced as a write, without folders
+_BESIDE = 8  # of locks, the record of a running command, and reading a note that is changed
+_QUIET_WRITES, _CHANGED_WRITES = 11, 26  # of these, what is priced as a write, without folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ def predict(
     read_price, write_price: of 1,000 requests.
     """
     head = _HEAD + _ENTRY * ((version - 1) % CHECKPOINT_VERSIONS + 1 if version else 1)
-    unchanged = _QUIET + _QUIET_FILE * files + head
-    rewritten = _CHANGED + _CHANGED_FILE * files + head + _COMMIT
+    unchanged = _QUIET + _QUIET_FILE * files + head + _BESIDE
+    rewritten = _CHANGED + _CHANGED_FILE * files + head + _COMMIT + _BESIDE
     if read_price is None and write_price is None:
         return RequestForecast(unchanged, rewritten)
     prices = []
