@@ -242,8 +242,9 @@ class Pair:
 
     def read(self, name: str, version: int | None = None) -> list[tuple[Any, ...]]:
         """Return the rows of a table by the product's `read`, with Spark."""
-        on_disk("Spark reads the rows")
-        return rows_of(read(self.spark, self.warehouse, name, version).toArrow())
+        store = self.store
+        rows = read(self.spark, store.root, name, version, storage=store.storage)
+        return rows_of(rows.toArrow())
 
     def error(self, name: str, options: Options | None = None) -> dict[str, Any]:
         """The refusal of a refresh that must fail, and change nothing that a reader sees."""
@@ -288,8 +289,10 @@ class Pair:
         """Return the change feed of one version, as `published` its rows: `_op` and the columns."""
         version, feed = snapshot.version, snapshot.record.changes
         if self.small_bytes == 0:
-            on_disk("Spark reads the feed")
-            frame = changes(self.spark, self.warehouse, name, since=version - 1, upto=version)
+            store, since = self.store, version - 1
+            frame = changes(
+                self.spark, store.root, name, since=since, upto=version, storage=store.storage
+            )
             rows = rows_of(frame.toArrow())
             assert {row[0] for row in rows} <= {version}
             return [row[1:] for row in rows]
@@ -314,7 +317,6 @@ def legacy_of(request: pytest.FixtureRequest, folder: Path) -> Legacy:
         folder: where a file may be made.
     """
     if request.param == ON_SPARK:
-        on_disk("Spark's tasks write to disks alone")
         patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
         patch.setattr("tests.harness.pair.SMALL_BYTES", 0)
         return LEGACIES["sqlite"](request, folder)

@@ -150,13 +150,14 @@ class Sites:
 
     def pinned(self, version: int | None = None) -> Warehouse:
         assert not isinstance(self.spark, DeferredSession)
-        return at(self.spark, self.warehouse, version)
+        return at(self.spark, self.store.root, version, storage=self.store.storage)
 
     def seen(self, name: str, version: int | None = None) -> Counter[tuple[Any, ...]]:
         """Return the rows that a reader of a warehouse version is given, by default the newest.
 
         Spark names the files; that it reads them is for `check`.
         """
+        on_disk("Spark names the files of a disk alone")
         rows = self.pinned(version).read(name)
         found = Counter[tuple[Any, ...]]()
         for uri in rows.inputFiles():

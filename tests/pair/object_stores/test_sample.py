@@ -23,7 +23,6 @@ from warehouse_agent.storage import formats
 from warehouse_agent.tasks import staging
 
 ROWS = 3000
-SPARK_WRITES = False  # tasks of Spark reach a bucket, and views are made by them
 Serve = Callable[[str], Pair]  # a pair of a table with these lines of its fragment
 
 
@@ -133,7 +132,6 @@ def test_a_lost_file_is_found_and_repaired_and_gc_runs(serve: Serve) -> None:
     pair.said("verify", "t")
 
 
-@pytest.mark.skipif(not SPARK_WRITES, reason="Spark's tasks write to disks alone")
 @pytest.mark.parametrize("maintain", ["recompute", "incremental"])
 @pytest.mark.spark
 def test_views(bucket: Bucket, spark: SparkSession, tmp_path: Path, maintain: str) -> None:
