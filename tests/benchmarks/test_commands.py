@@ -480,6 +480,14 @@ COMMANDS = {
         ),
         (POSTGRESQL, MARIADB),
     ),
+    "refreshes.object_store": Command(
+        "--rows 300 --rounds 1 --delay-ms 5 --store moto",
+        tuple(
+            rf"{what} changed, {name}: {N} s, {N} x"
+            for what in (r"1\.0% of the rows", "nothing")
+            for name in ("disk", "moto", r"moto \+5 ms")
+        ),
+    ),
     "source.products": Command(
         "--scale 0.001 --repeat 1",
         tuple(

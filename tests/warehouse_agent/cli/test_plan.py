@@ -46,7 +46,7 @@ FIELDS = [
     "changes_expected", "change_share", "change_share_from", "floor_bytes", "candidates", "chosen",
     "why", "staged_bytes", "source_error", "schema_changes", "tiles", "tiles_done", "refused",
     "marker", "rows_forecast", "held_back_s", "last_s", "places_expected", "staged_rows",
-    "staged_listed", "schema", "error",
+    "staged_listed", "requests_expected", "schema", "error",
 ]  # fmt: skip
 
 

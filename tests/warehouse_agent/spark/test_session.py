@@ -188,6 +188,7 @@ def test_a_callers_session_keeps_its_settings(spark: SparkSession, zone: str) ->
         spark.conf.set(key, before)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_jvm_of_a_cluster_inherits_no_secret_of_aws(is_local: bool) -> None:
     """Spark copies them into Hadoop's settings, and sends these to the executors."""
