@@ -295,7 +295,7 @@ COMMANDS = {
     "peers.compare": Command(
         "--tool driftline --tool full-copy:3 --tool pg_comparator:5 --table orders"
         " --pattern scattered --rate 1 --scale 0.001 --rtt-ms 0 --rate-mbit 0 --warm 1 --lazy-spark"
-        " --results {folder}/peers.jsonl --pictures {folder}/pictures",
+        " --results {folder}/peers.jsonl --output {folder}/pictures",
         (
             rf"orders scattered 1 % \[.*\] warming 0: driftline \(\w+\) {N} bytes, floor {N}, ",
             r"orders scattered 1 % \[.*\] measured: driftline \(\w+\) [^:]+$",
@@ -303,7 +303,7 @@ COMMANDS = {
         (POSTGRESQL, WAN),
     ),
     "peers.plots": Command(
-        "--results {folder}/peers.jsonl --pictures {folder}/pictures",
+        "--results {folder}/peers.jsonl --output {folder}/pictures",
         (r"peers-bytes-\w+-\w+-0ms-0mbit\.svg$",),
         prepare=write_peers,
     ),
@@ -660,7 +660,7 @@ def test_command(
     for option, file in pairwise(words):
         if option in ("--results", "--picture", "--json"):
             assert Path(file).stat().st_size > 0
-        if option == "--pictures" and module == "peers.plots":
+        if option == "--output" and module == "peers.plots":
             assert [*Path(file).glob("*.svg")]
 
 

@@ -150,7 +150,9 @@ class Sites:
 
     def pinned(self, version: int | None = None) -> Warehouse:
         assert not isinstance(self.spark, DeferredSession)
-        return at(self.spark, self.store.root, version, storage=self.store.storage)
+        if self.bucket is None:  # without a look at the configuration, which a test may spoil
+            return at(self.spark, self.folder / "warehouse", version)
+        return at(self.spark, self.bucket.root, version, storage=self.bucket.settings)
 
     def seen(self, name: str, version: int | None = None) -> Counter[tuple[Any, ...]]:
         """Return the rows that a reader of a warehouse version is given, by default the newest.
