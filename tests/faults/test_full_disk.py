@@ -56,7 +56,7 @@ class Case:
 
 STAGED, DATA, LOGGED = "staging/t/", "/t/data-", "could not be committed"
 CASES = {
-    "load": Case("load", (STAGED, DATA, LOGGED)),
+    "load": Case("load", (STAGED, DATA, "/_delta_log/")),
     "change": Case("change", (STAGED, DATA, "changes/t/", LOGGED)),
     "flip": Case("flip", ("_driftline/warehouse",)),
     # A pass that goes on finds no change behind it: the next one does.
