@@ -24,10 +24,11 @@ NEEDS = {
     "03-publish-on-other-totals": ("--refreshes", "300"),
     "04-flip-before-commit": ("--refreshes", "150", "--delta"),
     "05-begin-from-a-stale-head": ("--refreshes", "300"),
+    "06-commit-on-a-base-that-was-not-compared": ("--refreshes", "1500"),
     "11-discard-what-was-committed": ("--refreshes", "300"),
     "13-commit-an-entry-that-cannot-be-read": ("--refreshes", "150", "--delta"),
     "12-note-the-instant-of-a-part": ("--refreshes", "300", "--parts"),
-    "14-note-before-the-commit": ("--refreshes", "2000"),
+    "14-note-before-the-commit": ("--refreshes", "4000"),
     "15-withdraw-after-the-commit": ("--refreshes", "300", "--lies"),
 }
 SEED = 5000
