@@ -101,7 +101,9 @@ class Warehouse:
         level = self.line.level(rows)
         terms = ExchangeTerms(shape.relation.name, copy.recipe, KEY, salt, level, wire.agreed)
         admission = FrameAdmission(copy.recipe, salt)
-        over = Waiting(wire, admission, keep=came.append, progress=lambda _: None)
+        over = Waiting(
+            wire, admission, keep=lambda frame, _: came.append(frame), progress=lambda _: None
+        )
         out = compare(self._side(known, expected, salt), terms, over)
         assert wire.is_done
         assert out.round_trips == wire.round_trips

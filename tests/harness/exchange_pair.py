@@ -212,7 +212,9 @@ class Ours:
         """Return the terms of an exchange about our rows, and who waits for it."""
         terms = self.terms(wire.agreed, line, within)
         admission = FrameAdmission(self.recipe, SALT, room=room)
-        return terms, Waiting(wire, admission, keep=keep, progress=lambda _: None)
+        return terms, Waiting(
+            wire, admission, keep=lambda frame, _: keep(frame), progress=lambda _: None
+        )
 
     def below(self, replaced: BelowKeys) -> list[bytes]:
         """Our rows below these k."""

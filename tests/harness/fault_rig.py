@@ -184,7 +184,10 @@ class Rig:
             uris = flip.pin.file_uris()
             named |= {f"{PRIVATE}/warehouse/{uri.rsplit('/', 1)[-1]}" for uri in uris}
         files = ("/".join(entry.place) for entry in store.walk())
-        return [file for file in files if file not in named and not _LOG.fullmatch(file)]
+        # What a killed command says of itself: the next one takes it up, and this rig runs none.
+        told = (f"{PRIVATE}/commands/", f"{PRIVATE}/locks/run-")
+        left = (file for file in files if not file.startswith(told))
+        return [file for file in left if file not in named and not _LOG.fullmatch(file)]
 
 
 class KillRig(Rig):

@@ -76,7 +76,7 @@ def commit(
 def _confirm(job: Job, proven: ProvenEqual) -> int:
     """Note that the published version is still equal to the source; return its number."""
     version = proven.base.version
-    if not proven.compared.is_unstaged:
+    if job.store.is_local or not proven.compared.is_unstaged:  # a disk may have an empty folder
         job.staging.clear()
     job.tidy(())  # of staged rows that were taken up
     job.notes = _notes(job, proven.compared, version, proven.base.record, changed=0)

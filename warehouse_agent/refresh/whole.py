@@ -149,8 +149,8 @@ def converse(
     marker, writer, began, is_done = p.known.marker, intake.writer, monotonic(), False
     room = job.staging.room(job.fragment.staging_at_most)
 
-    def keep(frame: bytes) -> None:
-        if over.wants_all:  # for another attempt
+    def keep(frame: bytes, wants_all: bool) -> None:
+        if wants_all:  # for another attempt
             writer.copied = writer.copied or CopyReason.VERDICT
         writer.add(frame)
 

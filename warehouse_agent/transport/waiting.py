@@ -57,12 +57,12 @@ class Waiting:
         wire: Wire,
         admission: FrameAdmission,
         *,
-        keep: Callable[[bytes], None],
+        keep: Callable[[bytes, bool], None],
         progress: Callable[[pb.Progress], None],
         rows_expected: int = 0,
         rows_before: int = 0,
     ) -> None:
-        """keep: stages a frame; rows_expected, rows_before: for progress only, at the source and
+        """keep: stages a frame, told `wants_all`; rows_expected, rows_before: for progress only, at the source and
         staged by earlier attempts at a load."""
         self.admission = admission
         self.came, self.frame_bytes, self.round_trips, self.answered_s = Digest(), 0, 0, 0.0
@@ -150,7 +150,7 @@ class Waiting:
         self.frame_bytes += len(frame)
         if take is not None:
             take(frame)
-        self._keep(frame)
+        self._keep(frame, self.wants_all)
         self.came += declared
         rows = self._rows_before + self.admission.rows
         self._shipping.rows = max(self._shipping.rows, rows) if self._rows_before else rows
