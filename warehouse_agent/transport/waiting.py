@@ -62,8 +62,8 @@ class Waiting:
         rows_expected: int = 0,
         rows_before: int = 0,
     ) -> None:
-        """keep: stages a frame, told `wants_all`; rows_expected, rows_before: for progress only, at the source and
-        staged by earlier attempts at a load."""
+        """keep: stages a frame, told `wants_all`; rows_expected, rows_before: for progress only, at
+        the source and staged by earlier attempts at a load."""
         self.admission = admission
         self.came, self.frame_bytes, self.round_trips, self.answered_s = Digest(), 0, 0, 0.0
         self._wire, self._keep, self._progress = wire, keep, progress
