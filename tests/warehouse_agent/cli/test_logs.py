@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
@@ -22,6 +21,7 @@ from tests.warehouse_agent.storage.test_table_formats import LAYOUT, RECORD, put
 from warehouse_agent.cli import main
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.storage.delta_log import DeltaLog
+from warehouse_agent.storage.opened_table import OpenedTable
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion
 
@@ -51,15 +51,15 @@ def opened(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Opened:
     def run(*words: str) -> dict[str, int]:
         found = Counter[str]()
 
-        class Counted(DeltaTable):
-            def __init__(self, place: str, *args: Any, **kwargs: Any) -> None:
-                super().__init__(place, *args, **kwargs)
+        class Counted(OpenedTable):
+            def __init__(self, place: str, *args: Any) -> None:
+                super().__init__(place, *args)
                 found[Path(place).name] += 1
 
         monkeypatch.setattr(
             sys, "argv", ["driftline", "--config", str(pair.warehouse_toml()), *words]
         )
-        monkeypatch.setattr("warehouse_agent.storage.delta_log.DeltaTable", Counted)
+        monkeypatch.setattr("warehouse_agent.storage.opened_table.OpenedTable", Counted)
         with pytest.raises(SystemExit) as ended:
             main.main()
         assert not ended.value.code
