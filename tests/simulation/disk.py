@@ -8,7 +8,6 @@ commits.
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +22,7 @@ from pyarrow import fs
 from tests.simulation import clock
 from warehouse_agent.storage.backends import disk as backends_disk
 from warehouse_agent.storage.backends import known
-from warehouse_agent.storage.backends.interface import Backend, Change, DataSource, ended
+from warehouse_agent.storage.backends.interface import Backend, Change, ended
 from warehouse_agent.storage.locks import FileLock
 
 ROOT = "sim://warehouse"
@@ -228,39 +227,34 @@ class Folder(Disk):
             out.write(data)
 
 
-class _InMemory:
-    """The backend of a disk in memory."""
-
-    is_local = False
+class _Stepped(backends_disk.Disk):
+    """A disk each of whose operations is a step, without locks."""
 
     def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self.system: fs.FileSystem = fs.PyFileSystem(disk)
-
-    def path(self, uri: str) -> str:
-        return uri.removeprefix("sim://")
-
-    def read(self, path: str) -> bytes | None:
-        if self.system.get_file_info(path).type is not fs.FileType.File:
-            return None
-        with contextlib.suppress(FileNotFoundError), self.system.open_input_stream(path) as source:
-            return bytes(source.readall())
-        return None
-
-    @contextmanager
-    def opened(self, path: str) -> Iterator[DataSource]:
-        with self.system.open_input_file(path) as file:
-            yield DataSource(file)
-
-    def write(self, path: str, data: bytes, *, private: bool) -> None:
-        with self.system.open_output_stream(path) as out:
-            out.write(data)
+        super().__init__()
+        self._disk, self.system = disk, fs.PyFileSystem(disk)
 
     def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
         return _put_new(self._disk, path, data)
 
     def change(self, path: str, change: Change) -> None:
         _change(self._disk, path, change)
+
+    def lock(self, path: str, name: str) -> AbstractContextManager[FileLock]:
+        return nullcontext(FileLock())
+
+
+class _InMemory(_Stepped):
+    """The disk in memory, for `sim://`: files are written through it, and have no limit."""
+
+    is_local = False
+
+    def path(self, uri: str) -> str:
+        return uri.removeprefix("sim://")
+
+    def write(self, path: str, data: bytes, *, private: bool) -> None:
+        with self.system.open_output_stream(path) as out:
+            out.write(data)
 
     def append(
         self, path: str, line: bytes, bytes_max: int, shorten: Callable[[bytes], bytes]
@@ -269,47 +263,11 @@ class _InMemory:
         before = shorten(before) if len(before) >= bytes_max else before
         self.write(path, before + line + b"\n", private=False)
 
-    def listed(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
-        selector = fs.FileSelector(path, allow_not_found=True, recursive=recursive)
-        return list(self.system.get_file_info(selector))
-
-    def modified(self, path: str) -> datetime | None:
-        mtime: datetime | None = self.system.get_file_info(path).mtime
-        return mtime
-
-    def make_folder(self, path: str) -> None:
-        self.system.create_dir(path, recursive=True)
-
-    def remove_folder(self, path: str) -> None:
-        if self.system.get_file_info(path).type is fs.FileType.Directory:
-            self.system.delete_dir(path)
-
     def remove_file(self, path: str, above: int) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.system.delete_file(path)
+        super().remove_file(path, 0)
 
     def disk(self, path: str) -> None:
         return None
-
-    def lock(self, path: str, name: str) -> AbstractContextManager[FileLock]:
-        return nullcontext(FileLock())
-
-
-class _OnDisk(backends_disk.Disk):
-    """The machine's disks, each operation a step, without locks."""
-
-    def __init__(self, folder: Folder) -> None:
-        super().__init__()
-        self._folder, self.system = folder, fs.PyFileSystem(folder)
-
-    def write_new(self, path: str, data: bytes, *, private: bool) -> bool:
-        return _put_new(self._folder, path, data)
-
-    def change(self, path: str, change: Change) -> None:
-        _change(self._folder, path, change)
-
-    def lock(self, path: str, name: str) -> AbstractContextManager[FileLock]:
-        return nullcontext(FileLock())
 
 
 def _put_new(disk: Disk, path: str, data: bytes) -> bool:
@@ -339,6 +297,6 @@ def _change(disk: Disk, path: str, change: Change) -> None:
 @contextmanager
 def mounted(disk: Disk) -> Iterator[None]:
     """Give the product this disk for every place that its store has; its locks lock nothing."""
-    backend: Backend = _OnDisk(disk) if isinstance(disk, Folder) else _InMemory(disk)
+    backend: Backend = _Stepped(disk) if isinstance(disk, Folder) else _InMemory(disk)
     with mock.patch.object(known, "backend_of", return_value=backend):
         yield

@@ -12,7 +12,8 @@ from driftline.settings.kinds import FLAG, PATH, TEXT, number
 
 from warehouse_agent.config.settings import StorageSettings
 
-SCHEMES = ("s3://", "s3a://")
+S3_SCHEME = "s3://"
+SCHEMES = (S3_SCHEME, "s3a://")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # Not the names of files, which are no secrets.
 _SECRET = re.compile(r"spark\.executorEnv\.AWS_\w*(?:SECRET|TOKEN)\w*(?<!_FILE)")
@@ -94,7 +95,7 @@ def bucket_path(path: str, where: str) -> str:
             where=where,
             remedy="Name a folder without blanks, empty parts, `..` and * ? # [ ] { } \\ %.",
         )
-    return "s3://" + "/".join([bucket, *parts])
+    return S3_SCHEME + "/".join([bucket, *parts])
 
 
 def refuse_open_secrets(spark: Mapping[str, str], where: str) -> None:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 
 from warehouse_agent.report import utc_now
-from warehouse_agent.storage.place_trial import two_writers
+from warehouse_agent.storage.place_trial import race, two_writers
 from warehouse_agent.storage.store import PRIVATE, Store
 
 FOLDER = "conditions"
@@ -45,10 +44,8 @@ def check(store: Store) -> None:
 
 def _makes_one(store: Store, place: tuple[str, ...]) -> bool:
     """Return True if one of several writers of a new file succeeds, and none after it."""
-    data = [b"%d" % number for number in range(WRITERS)]
-    with ThreadPoolExecutor(WRITERS) as pool:
-        won = list(pool.map(lambda one: store.write_new(one, *place), data))
-    is_one = sum(won) == 1 and store.read(*place) == data[won.index(True)]
+    won = race(store.backend, store.backend.path(store.uri(*place)), WRITERS)
+    is_one = won is not None and store.read(*place) == won
     return is_one and not store.write_new(b"later", *place)
 
 

@@ -13,6 +13,7 @@ from driftline.errors import WarehouseUnavailable
 from pyarrow import fs
 
 from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends.interface import Backend
 from warehouse_agent.storage.store import file_errors
 
 RACE = 2  # writers of one new file, at the same time
@@ -28,9 +29,7 @@ def try_folder(uri: str) -> None:
     backend = known.backend_of(uri)
     folder, name = backend.path(uri), uuid.uuid4().hex
     raced, data = f"{folder}/{name}", f"{folder}/{name}.data"
-    texts = [b"%d" % number for number in range(RACE)]
-    with file_errors("written", raced), ThreadPoolExecutor(RACE) as pool:
-        won = [*pool.map(lambda text: backend.write_new(raced, text, private=False), texts)]
+    won = race(backend, raced, RACE)
     with file_errors("written", data), backend.system.open_output_stream(data) as out:
         out.write(b"data")
     with file_errors("read", folder), backend.system.open_input_file(data) as source:
@@ -42,14 +41,28 @@ def try_folder(uri: str) -> None:
         for path in (raced, data):
             backend.remove_file(path, 0)
         is_left = backend.read(raced) is not None
-    if sum(won) != 1:
+    if won is None:
         raise two_writers(folder)
-    if found != [texts[won.index(True)], b"data"]:
+    if found != [won, b"data"]:
         raise _not_kept(folder, "what was written does not read back")
     if not {name, f"{name}.data"} <= names:
         raise _not_kept(folder, "what was written is not listed")
     if is_left:
         raise _not_kept(folder, "what was deleted is still there")
+
+
+def race(backend: Backend, path: str, writers: int) -> bytes | None:
+    """Let several writers make one new file at once; return what the one wrote that succeeded.
+
+    Return None if not exactly one did.
+
+    Raises:
+        WarehouseUnavailable: it cannot be written.
+    """
+    texts = [b"%d" % number for number in range(writers)]
+    with file_errors("written", path), ThreadPoolExecutor(writers) as pool:
+        won = [*pool.map(lambda text: backend.write_new(path, text, private=False), texts)]
+    return texts[won.index(True)] if sum(won) == 1 else None
 
 
 def two_writers(where: str) -> WarehouseUnavailable:

@@ -40,6 +40,7 @@ from warehouse_agent.storage.backends.interface import (
     Change,
     DataSource,
     HeldLock,
+    ReplacedError,
     StoreError,
 )
 
@@ -125,11 +126,11 @@ class Store:
         Raises:
             ConfigurationError: the credentials that are configured are not there.
         """
-        return known.delta_options(self.root)
+        return self.backend.delta_options()
 
     def answer(self, error: Exception) -> Answer | None:
         """Return what an object store answered, if an error of delta-rs has it; None: else."""
-        return known.answer_of(self.root, error)
+        return self.backend.answer(str(error))
 
     def write(self, data: bytes, *parts: str, private: bool = False) -> None:
         """Write a small file, whole or not at all; on disks only its owner can read a `private`
@@ -198,19 +199,17 @@ class Store:
 
     def lines_backwards(self, *parts: str) -> Iterator[bytes]:
         """Yield the lines of a file from the last to the first; read only what is asked for."""
-        path = self._at(*parts)
-        with (
-            file_errors("read", path),
-            contextlib.suppress(FileNotFoundError),
-            self.backend.system.open_input_file(path) as source,
-        ):
-            begin, rest = source.size(), b""
-            while begin:
-                end, begin = begin, max(begin - END_BYTES, 0)
-                source.seek(begin)
-                rest, *lines = (source.read(end - begin) + rest).split(b"\n")
+        path, last = self._at(*parts), None
+        with file_errors("read", path), contextlib.suppress(FileNotFoundError):
+            try:
+                for line in _backwards(self.backend, path):
+                    last = line or last
+                    yield line
+            except ReplacedError:  # by more lines, perhaps fewer old ones: go on before the last
+                lines = (self.backend.read(path) or b"").split(b"\n")
+                if last is not None:
+                    lines = lines[: lines.index(last)] if last in lines else []
                 yield from reversed(lines)
-            yield rest
 
     def read_json(self, *parts: str) -> dict[str, object]:
         """Return a small JSON file that may be lost; empty if it is not there or damaged."""
@@ -307,6 +306,19 @@ def refuse_full_disk(uri: str, size: int = 0) -> None:
             remedy="Free space there; what arrived is kept, and the last published version is"
             " untouched.",
         )
+
+
+def _backwards(backend: Backend, path: str) -> Iterator[bytes]:
+    """Yield the lines of a file from the last to the first, a part of it at a time. Raises OSError;
+    ReplacedError: it was written again meanwhile."""
+    with backend.system.open_input_file(path) as source:
+        begin, rest = source.size(), b""
+        while begin:
+            end, begin = begin, max(begin - END_BYTES, 0)
+            source.seek(begin)
+            rest, *lines = (source.read(end - begin) + rest).split(b"\n")
+            yield from reversed(lines)
+        yield rest
 
 
 def json_of(data: bytes) -> dict[str, object]:

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from tests.harness.absent import absent
 from tests.harness.forks import Fork
 from tests.harness.legacy import SqliteLegacy
+from tests.harness.object_stores import ObjectStore
 from tests.harness.pair import Pair, environment
 from warehouse_agent.storage.store import PRIVATE, Store
 
@@ -90,6 +91,26 @@ def test_lines_are_read_from_the_end(
         store.write(text.encode(), "a.jsonl")
         found = [line.decode() for line in store.lines_backwards("a.jsonl") if line]
         assert found == [line for line in text.split("\n")[::-1] if line]
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("is_shortened", [False, True])
+def test_a_file_that_grows_while_it_is_read(object_store: ObjectStore, is_shortened: bool) -> None:
+    """Another command appends a line, and may leave old ones out: no line comes twice, or cut."""
+    bucket = object_store.bucket()
+    store, place = Store(bucket.root, storage=bucket.settings), (PRIVATE, "runs", "a.jsonl")
+    lines = [f"{number:05} {'x' * 200}" for number in range(1500)]
+    store.write("".join(line + "\n" for line in lines).encode(), *place)
+    seen: list[str] = []
+    for line in store.lines_backwards(*place):
+        if len(seen) == 100:
+            most = 1000 if is_shortened else 1 << 20
+            store.append_line("later", *place, bytes_max=most, shorten=half)
+        seen += [line.decode()] if line else []
+    kept = (store.read(*place) or b"").decode().splitlines()
+    assert kept.pop() == "later"
+    assert len(kept) == (len(lines) // 2 - 1 if is_shortened else len(lines))
+    assert seen == kept[::-1]
 
 
 def test_a_file_of_lines_is_bounded(store: Store) -> None:

@@ -112,6 +112,12 @@ class Disk:
             for up in list(Path(path).parents)[:above]:
                 up.rmdir()
 
+    def answer(self, text: str) -> None:  # noqa: ARG002 - of object stores
+        return None
+
+    def delta_options(self) -> None:
+        return None
+
     def disk(self, path: str) -> tuple[int, int] | None:
         there = next((p for p in (Path(path), *Path(path).parents) if p.exists()), Path(path))
         usage = shutil.disk_usage(there)

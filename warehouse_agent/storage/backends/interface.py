@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from warehouse_agent.storage.backends.answers import Answer
+
 # Returns what a small file is to hold instead of its bytes, empty where there is none; None: it
 # stays. It may be called again, with what others wrote meanwhile.
 Change = Callable[[bytes], bytes | None]
@@ -28,6 +30,10 @@ class StoreError(OSError):
     def __init__(self, text: str, remedy: str = "") -> None:
         super().__init__(text)
         self.remedy = remedy
+
+
+class ReplacedError(OSError):
+    """A file was written again between two reads of it."""
 
 
 class HeldLock(Protocol):
@@ -116,6 +122,13 @@ class Backend(Protocol):
 
     def remove_file(self, path: str, above: int) -> None:
         """Remove a file, if it exists, and of the folders above it up to `above` empty ones."""
+
+    def answer(self, text: str) -> Answer | None:
+        """Return what an object store answered, from the text of an error; None: it is no such."""
+
+    def delta_options(self) -> dict[str, str] | None:
+        """Return the options by which delta-rs reaches the same place, with credentials as they are
+        now; None on a disk. Raises ConfigurationError."""
 
     def disk(self, path: str) -> tuple[int, int] | None:
         """Return size and free bytes of the disk of a path; None if it has no such limit, or if its

@@ -8,21 +8,18 @@ are not among what is learnt.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from driftline.errors import ConfigurationError
 
 from warehouse_agent.config import StorageSettings
+from warehouse_agent.config.storage import S3_SCHEME
 from warehouse_agent.storage.backends.disk import Disk
 from warehouse_agent.storage.backends.interface import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from warehouse_agent.storage.backends.answers import Answer
-    from warehouse_agent.storage.backends.s3 import S3
-
-S3_SCHEME = "s3://"
 _settings: dict[str, StorageSettings] = {}
 
 
@@ -60,25 +57,6 @@ def backend_of(uri: str) -> Backend:
         )
     bucket = uri.removeprefix(S3_SCHEME).partition("/")[0]
     return _bucket(bucket, settings_of(uri))
-
-
-def delta_options(root: str) -> dict[str, str] | None:
-    """Return the options by which delta-rs reaches a root, with credentials as they are now; None
-    on a disk. Raises ConfigurationError as `backend_of`."""
-    if backend_of(root).is_local:
-        return None
-    from warehouse_agent.storage.backends import s3
-
-    return s3.delta_options(settings_of(root))
-
-
-def answer_of(uri: str, error: Exception) -> Answer | None:
-    """Return what an object store answered, if the error of a library has it; None: else, as on a
-    disk. Raises ConfigurationError as `backend_of`."""
-    backend = backend_of(uri)
-    if isinstance(backend, Disk):
-        return None
-    return cast("S3", backend).answer(str(error))
 
 
 @functools.cache

@@ -31,9 +31,16 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 from pyarrow import fs
 
+from warehouse_agent.config.storage import S3_SCHEME
 from warehouse_agent.storage.backends.answers import TEXT_CHARACTERS_MAX, Answer, answer
 from warehouse_agent.storage.backends.credentials import Credentials
-from warehouse_agent.storage.backends.interface import Change, DataSource, StoreError, ended
+from warehouse_agent.storage.backends.interface import (
+    Change,
+    DataSource,
+    ReplacedError,
+    StoreError,
+    ended,
+)
 from warehouse_agent.storage.backends.lease import Lease, held
 
 if TYPE_CHECKING:
@@ -42,7 +49,6 @@ if TYPE_CHECKING:
 
     from warehouse_agent.config import StorageSettings
 
-SCHEME = "s3://"
 TAIL_BYTES = 1 << 16  # read when a file is opened: its footer, as a rule
 ENDS_BYTES = 16 << 20  # of footers that are known
 HOLE_BYTES = 1 << 17  # between two ranges that one request reads
@@ -76,7 +82,7 @@ class S3:
         self._ends_lock = Lock()
 
     def path(self, uri: str) -> str:
-        return uri.removeprefix(SCHEME)
+        return uri.removeprefix(S3_SCHEME)
 
     def key(self, path: str) -> str:
         """Return the key of a path."""
@@ -92,7 +98,8 @@ class S3:
         try:
             yield
         except (BaseError, OSError) as error:  # its writers raise OSError
-            if isinstance(error, FileNotFoundError) and not _has_no_bucket(error):
+            is_gone = isinstance(error, FileNotFoundError) and not _has_no_bucket(error)
+            if is_gone or isinstance(error, ReplacedError):
                 raise
             self.credentials.static()
             said = str(error)
@@ -138,7 +145,7 @@ class S3:
 
     def part(self, key: str, begin: int, end: int, tag: str | None) -> bytes:
         """Return some bytes of an object, if it is the one with this tag. Raises OSError;
-        FileNotFoundError: there is none."""
+        FileNotFoundError: there is none; ReplacedError: it is another one."""
         options: GetOptions = {"range": (begin, end)}
         if tag is not None:
             options["if_match"] = tag
@@ -150,7 +157,7 @@ class S3:
                     self._ends.pop(key, None)
                 if isinstance(error, FileNotFoundError):
                     raise FileNotFoundError(2, "No such file", self._path(key)) from None
-                raise OSError("It was replaced while it was read") from None
+                raise ReplacedError("It was replaced while it was read") from None
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:  # noqa: ARG002 - of disks
         with self.errors():
@@ -248,16 +255,14 @@ class S3:
     def disk(self, path: str) -> None:  # noqa: ARG002
         return None
 
+    def delta_options(self) -> dict[str, str]:
+        settings = self.credentials.settings
+        options = _address(settings) | self.credentials.static()
+        options |= {"conditional_put": "etag", "allow_http": str(settings.is_plain).lower()}
+        return {f"aws_{name}": value for name, value in options.items()}
+
     def lock(self, path: str, name: str) -> AbstractContextManager[Lease]:
         return held(self, path, name)
-
-
-def delta_options(settings: StorageSettings) -> dict[str, str]:
-    """Return the options by which delta-rs reaches the same bucket; resolve credentials now."""
-    options = {f"aws_{name}": value for name, value in _address(settings).items()}
-    options |= {"aws_conditional_put": "etag", "aws_allow_http": str(settings.is_plain).lower()}
-    static = Credentials(settings).static()
-    return options | {f"aws_{name}": value for name, value in static.items()}
 
 
 def _has_no_bucket(error: Exception) -> bool:
