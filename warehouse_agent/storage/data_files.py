@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from warehouse_agent.columns.layout import Layout
-from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 ROW_BYTES = "driftline.row_bytes"  # key of a file's metadata: the bytes of its rows in Arrow
 
@@ -121,14 +119,3 @@ def _groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:
     """Return rows and bytes of each row group; a value that repeats counts once."""
     groups = map(footer.row_group, range(footer.num_row_groups))
     return [(group.num_rows, group.total_byte_size) for group in groups]
-
-
-def rows_of(spark: SparkSession, layout: Layout | ViewLayout, uris: list[str]) -> DataFrame:
-    """Return the rows of data files, with bookkeeping columns, by Spark's own reader.
-
-    It needs a library of Hadoop for the storage, and lists; on a disk it is the fastest for readers
-    who join and filter in Spark (`readers`). The warehouse itself reads by `tasks.data_frames`.
-    """
-    if not uris:
-        return spark.createDataFrame([], layout.ddl)
-    return spark.read.schema(layout.ddl).parquet(*uris)

@@ -1,7 +1,7 @@
 """Read data files by Arrow, in Spark's tasks or in this process (`steps`).
 
 The driver divides the files among tasks by their sizes (`planning.task_shares`), and Spark decides
-where these run; the JVM opens no file and lists no folder. A task reads its files itself, in
+where these run; the JVM is given no file and lists no folder. A task reads its files itself, in
 batches of the wanted columns, so no row goes through the JVM, which would convert it twice.
 (Orders, 1.5 M rows, two cores: three columns in 0.4 s instead of 0.9, all columns in 0.6 s instead
 of 2.2.) Pages are checked against the checksums that are written with them. One task reads a file.

@@ -38,7 +38,6 @@ from warehouse_agent.storage.formats import head, is_view, view_head
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks.data_frames import ColumnRange, rows_of
-from warehouse_agent.tasks.scan import from_arrow
 from warehouse_agent.visible_versions import warehouse_versions
 from warehouse_agent.visible_versions.members import Member, MemberKind
 
@@ -78,7 +77,7 @@ class Warehouse:
             NotFound: nothing of this name is in this version, or it has no such column.
             UsageError: as of `readers.read`.
         """
-        return _data(self.spark, self._store, self._snapshot(name), columns, where)
+        return _data(self.spark, self._snapshot(name), columns, where)
 
     def as_of(self, name: str) -> str:
         """Return the source's time of the rows, ISO 8601 in UTC; of a view the least of its inputs.
@@ -172,7 +171,7 @@ def read(
         UsageError: a condition has another operator, or no value.
     """
     store, members, _ = _opened(path, None, storage)
-    rows = _data(spark, store, _pinned(store, members, name, version), columns, where)
+    rows = _data(spark, _pinned(store, members, name, version), columns, where)
     rows.createOrReplaceTempView(quoted(name))
     return rows
 
@@ -228,7 +227,6 @@ def _pinned(
 
 def _data(
     spark: SparkSession,
-    store: Store,
     snapshot: Snapshot | ViewSnapshot,
     columns: Sequence[str] | None,
     where: Conditions,
@@ -236,12 +234,11 @@ def _data(
     """Return rows of a version, without bookkeeping."""
     names = snapshot.layout.data_names
     fields = pa.schema([snapshot.layout.file_schema.field(name) for name in names])
-    return _rows(spark, store, snapshot.files, fields, columns, where)
+    return _rows(spark, snapshot.files, fields, columns, where)
 
 
 def _rows(
     spark: SparkSession,
-    store: Store,
     files: Sequence[DataFile],
     fields: pa.Schema,
     columns: Sequence[str] | None,
@@ -262,12 +259,8 @@ def _rows(
             f"There is no column {missing[0]!r}.", remedy=f"It has: {', '.join(fields.names)}."
         )
     ranges = [_range(*condition) for condition in where]
-    if store.is_local and files:
-        uris = [f.uri for f in files]
-        rows = spark.read.schema(from_arrow(fields)).parquet(*uris)
-    else:
-        read = pa.schema([fields.field(name) for name in dict.fromkeys([*wanted, *tested])])
-        rows = rows_of(spark, files, read, ranges=[one for one in ranges if one is not None])
+    read = pa.schema([fields.field(name) for name in dict.fromkeys([*wanted, *tested])])
+    rows = rows_of(spark, files, read, ranges=[one for one in ranges if one is not None])
     for name, sign, value in where:
         rows = rows.where(_OPERATORS[sign](F.col(quoted(name)), F.lit(value)))
     return rows.select(*map(quoted, wanted))
@@ -347,10 +340,10 @@ def changes(
         if (feed := snapshot.record.changes) is None:
             raise _no_feed(name, snapshot.version, _why_none(snapshot))
         files = _feed_files(store, name, snapshot, feed)
-        rows = _feed_rows(spark, store, snapshot.layout, files, columns, where)
+        rows = _feed_rows(spark, snapshot.layout, files, columns, where)
         parts.append(rows.selectExpr(f"{snapshot.version}L as _version", "*"))
     if not parts:
-        empty = _feed_rows(spark, store, newest.layout, [], columns, where)
+        empty = _feed_rows(spark, newest.layout, [], columns, where)
         return empty.selectExpr("0L as _version", "*")
     return reduce(DataFrame.unionByName, parts)  # no feed leads across a change of columns
 
@@ -371,7 +364,6 @@ def _feed_files(
 
 def _feed_rows(
     spark: SparkSession,
-    store: Store,
     layout: Layout | ViewLayout,
     files: Sequence[DataFile],
     columns: Sequence[str] | None,
@@ -380,7 +372,7 @@ def _feed_rows(
     names = layout.data_names
     fields = pa.schema([("_op", pa.string()), *(layout.file_schema.field(n) for n in names)])
     wanted = names if columns is None else columns
-    return _rows(spark, store, files, fields, ("_op", *wanted), where)
+    return _rows(spark, files, fields, ("_op", *wanted), where)
 
 
 def _why_none(snapshot: Snapshot | ViewSnapshot) -> str:

@@ -15,10 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from warehouse_agent.columns.view_layout import ViewColumn, ViewLayout, ViewRecipe
 from warehouse_agent.planning import task_shares
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.data_frames import ColumnRange, RowFunction, rows_of
+from warehouse_agent.tasks.data_frames import ColumnRange, RowFunction, rows_by_tasks, rows_of
 from warehouse_agent.tasks.scan import from_arrow, read_batches
 from warehouse_agent.tasks.write import write_rows
 
@@ -88,18 +87,18 @@ def test_values_are_those_of_sparks_own_files(zoned: SparkSession, tmp_path: Pat
     assert [field.dataType.simpleString() for field in rows.schema.fields][:-1] == TYPES
     expected = texts(rows)
     made = write_rows(DataFolder(Store(str(tmp_path)), "v", "data-x"), rows, LAYOUT)
-    assert texts(data_files.rows_of(zoned, LAYOUT, [f.uri for f in made])) == expected
     assert texts(rows_of(zoned, made, LAYOUT.file_schema)) == expected
+    assert texts(rows_by_tasks(zoned, made, LAYOUT.file_schema)) == expected
     rows.coalesce(1).write.parquet(str(tmp_path / "spark"))
     (path,) = (tmp_path / "spark").glob("*.parquet")
     theirs = [DataFile(path.name, f"file://{path}", path.stat().st_size, 4)]
-    assert texts(rows_of(zoned, theirs, LAYOUT.file_schema)) == expected
+    assert texts(rows_by_tasks(zoned, theirs, LAYOUT.file_schema)) == expected
 
 
 def test_types_are_those_of_the_table(spark: SparkSession) -> None:
     empty = spark.createDataFrame([], LAYOUT.ddl)
     assert from_arrow(LAYOUT.file_schema) == empty.schema
-    assert rows_of(spark, [], LAYOUT.file_schema).schema == empty.schema
+    assert rows_by_tasks(spark, [], LAYOUT.file_schema).schema == empty.schema
 
 
 def test_files_say_what_they_hold(spark: SparkSession, tmp_path: Path) -> None:
@@ -121,7 +120,7 @@ def test_a_large_file_is_read_by_several_tasks(
     files = files_in(tmp_path, numbers(0, 1000), numbers(1000, 10), group=90)
     monkeypatch.setattr(task_shares, "TASK_BYTES", files[0].size // 3)
     monkeypatch.setattr(task_shares, "OPEN_BYTES", 1)
-    rows = rows_of(spark, files, NUMBERS)
+    rows = rows_by_tasks(spark, files, NUMBERS)
     assert rows.rdd.getNumPartitions() >= 3
     assert sorted(rows.toArrow()["k"].to_pylist()) == [*range(1010)]
 
@@ -130,10 +129,10 @@ def test_row_groups_without_a_wanted_value_are_left_out(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     files = files_in(tmp_path, numbers(0, 1000), group=100)
-    found = rows_of(spark, files, NUMBERS, ranges=[ColumnRange("k", 250, 310)])
+    found = rows_by_tasks(spark, files, NUMBERS, ranges=[ColumnRange("k", 250, 310)])
     assert sorted(found.toArrow()["k"].to_pylist()) == [*range(200, 400)]
     for one in (ColumnRange("k", 1000, None), ColumnRange("k", None, -1)):
-        assert rows_of(spark, files, NUMBERS, ranges=[one]).count() == 0
+        assert rows_by_tasks(spark, files, NUMBERS, ranges=[one]).count() == 0
 
 
 def test_a_function_makes_the_rows(spark: SparkSession, tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_a_function_makes_the_rows(spark: SparkSession, tmp_path: Path) -> None:
         even = batch.filter(pc.equal(pc.bit_wise_and(batch["k"], 1), 0))
         return pa.record_batch([pc.multiply(even["k"], 2)], schema=schema)
 
-    rows = rows_of(spark, files, NUMBERS, then=RowFunction(twice, schema))
+    rows = rows_by_tasks(spark, files, NUMBERS, then=RowFunction(twice, schema))
     assert sorted(rows.toArrow()["twice"].to_pylist()) == [4 * k for k in range(500)]
 
 
@@ -152,7 +151,7 @@ def test_a_function_makes_the_rows(spark: SparkSession, tmp_path: Path) -> None:
 def test_spark_knows_the_size_of_rows(spark: SparkSession, size: int, tmp_path: Path) -> None:
     """By it Spark decides to send a table to every task: a large one must never seem small."""
     files = [DataFile(str(n), f"file://{tmp_path}/{n}", size // 4, size) for n in range(4)]
-    plan = rows_of(spark, files, NUMBERS)._jdf.queryExecution().optimizedPlan()
+    plan = rows_by_tasks(spark, files, NUMBERS)._jdf.queryExecution().optimizedPlan()
     estimate = int(str(plan.stats().sizeInBytes()))
     assert min(size, 8 << 30) * 0.9 <= estimate <= max(size, 1000)
 
@@ -161,7 +160,7 @@ def test_a_file_that_is_gone(spark: SparkSession, tmp_path: Path) -> None:
     files = files_in(tmp_path, numbers(0, 10))
     (tmp_path / "0.parquet").unlink()
     with pytest.raises(WarehouseUnavailable, match=r"0\.parquet cannot be read"), driver_errors():
-        rows_of(spark, files, NUMBERS).toArrow()
+        rows_by_tasks(spark, files, NUMBERS).toArrow()
 
 
 def test_only_wanted_columns_are_fetched(tmp_path: Path) -> None:

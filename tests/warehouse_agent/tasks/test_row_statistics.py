@@ -25,11 +25,12 @@ from warehouse_agent.columns.layout import CHANGED, FIRST, RATE, STATISTICS, UPD
 from warehouse_agent.history.refresh_history import read
 from warehouse_agent.planning import change_forecast, update_probability
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import change_feed, key_lookup, row_statistics, scan, staging
+from warehouse_agent.tasks.data_frames import rows_of
 from warehouse_agent.tasks.rewrites import replaced_rows
 
 ROWS = 600
@@ -247,7 +248,8 @@ def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> N
     pair.check("orders")
     assert len(pair.published("orders")[0]) == 2  # hidden
     view = update_probability.ChangeOutlook(row_statistics.clock_of(snapshot), 1e-3, 2e9, 86_400.0)
-    rows = rows_of(pair.spark, snapshot.layout, snapshot.uris()).select(FIRST, CHANGED, RATE)
+    wanted = pa.schema([snapshot.layout.file_schema.field(n) for n in (FIRST, CHANGED, RATE)])
+    rows = rows_of(pair.spark, snapshot.files, wanted)
     columns = (column.to_numpy().astype(np.float64) for column in rows.toArrow().columns)
     found = update_probability.probability(view, *columns)
     assert ((found > 0) & (found <= 1)).all()
