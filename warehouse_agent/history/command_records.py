@@ -14,10 +14,7 @@ a long job of Spark, then looks as if it moved.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +45,7 @@ from warehouse_agent.history.history_lines import (
 from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.report import Report, age, utc_at
 from warehouse_agent.storage import formats
+from warehouse_agent.storage.locks import this_process
 from warehouse_agent.storage.store import PRIVATE, Store
 
 BEAT_S: Final = 10.0  # between two lines
@@ -222,7 +220,7 @@ class CommandJournal:
         now = self.clock()
         with contextlib.suppress(DriftlineError):
             self._held.enter_context(self.store.lock(_lock(self.run)))
-            begun = {"began": now, "who": _who(), "names": list(self.names)}
+            begun = {"began": now, "who": this_process(), "names": list(self.names)}
             self._write(begun, now)
         return self
 
@@ -302,14 +300,6 @@ def _ended(event: RefreshEnded, now: float) -> FragmentWork:
 def _to_json(work: FragmentWork) -> dict[str, object]:
     body = {name: getattr(work, name) for name in FragmentWork.__slots__}
     return {name: value for name, value in body.items() if value}
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # an account without a name, as in a container
-        user = f"uid {os.getuid()}"
-    return f"process {os.getpid()} of {user} on {socket.gethostname()}"
 
 
 def _read(store: Store, run: str, now: float) -> CommandRecord | None:

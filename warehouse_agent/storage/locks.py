@@ -63,6 +63,11 @@ def holder_line() -> dict[str, Any]:
     return {"pid": os.getpid(), "user": _user(), "host": socket.gethostname(), "since": now}
 
 
+def this_process() -> str:
+    """Return who this process is, in words."""
+    return _named(**{key: value for key, value in holder_line().items() if key != "since"})
+
+
 def forget_holder(file: IO[str]) -> None:
     """Remove the line; the lock is still held."""
     with contextlib.suppress(OSError):
@@ -77,7 +82,11 @@ def holder_in(data: bytes) -> str:
     except (ValueError, TypeError, KeyError, RecursionError):  # none, or half of one
         return ""
     pid, user, host, since = (one_line(str(part), _PART_CHARACTERS_MAX) for part in told.values())
-    return f": process {pid} of {user} on {host}, since {since}"
+    return f": {_named(pid, user, host)}, since {since}"
+
+
+def _named(pid: object, user: str, host: str) -> str:
+    return f"process {pid} of {user} on {host}"
 
 
 def _user() -> str:
