@@ -23,6 +23,8 @@ from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import command_records
 from warehouse_agent.inspection import readiness
 from warehouse_agent.inspection.receipt import PublishedTotal, published_total
+from warehouse_agent.monitoring import tellers
+from warehouse_agent.monitoring.after_command import AfterCommand, EndedCommand
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import counted
 from warehouse_agent.runs.batch import Runner
@@ -44,8 +46,11 @@ def refresh(
     *,
     as_json: bool,
     spark: session.DeferredSession | None = None,
+    after: AfterCommand | None = None,
 ) -> list[int]:
     """Refresh fragments and views, and print the report of each as soon as it is done.
+
+    Then tell those who watch; `after`: of all commands of this process.
 
     If it is scheduled (`Options.is_scheduled`), what closed hours of a source put off is no
     failure: it is due when they end.
@@ -56,6 +61,8 @@ def refresh(
         runner = Runner(spark or session.DeferredSession.of(config), config, (display, answers))
         reports = runner.refresh(chosen, options)
         answers.end()
+        ended = EndedCommand(config, Store.of(config), reports, datetime.now(UTC))
+        (after or AfterCommand(tellers.of))(ended, display.note)
     is_put_off = [options.is_scheduled and one.is_put_off(time.time()) for one in reports]
     return [
         0 if put_off else one.exit_code for one, put_off in zip(reports, is_put_off, strict=True)

@@ -309,13 +309,15 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     """
     from warehouse_agent.cli import commands
     from warehouse_agent.cli.schedule import LoopPrinter
+    from warehouse_agent.monitoring import tellers
+    from warehouse_agent.monitoring.after_command import AfterCommand
     from warehouse_agent.refresh.job import Options
     from warehouse_agent.scheduler import loop
     from warehouse_agent.spark.session import DeferredSession
     from warehouse_agent.views.selection import TableSelection
 
     _leave_out_pandas()
-    spark = DeferredSession.of(config)
+    spark, after = DeferredSession.of(config), AfterCommand(tellers.of)
 
     def refreshed(
         config: WarehouseConfig,
@@ -324,7 +326,9 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
         is_ending: Callable[[], bool],
     ) -> list[int]:
         options = Options(is_scheduled=True, gains=gains, is_ending=is_ending)
-        return commands.refresh(config, selection, options, as_json=as_json, spark=spark)
+        return commands.refresh(
+            config, selection, options, as_json=as_json, spark=spark, after=after
+        )
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
     loop.run(config, patterns, refreshed, LoopPrinter(config.file.name))

@@ -1,0 +1,1 @@
+"""What others are told of refreshes: metrics, messages, the table of freshness, the report."""
