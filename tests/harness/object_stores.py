@@ -16,9 +16,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import boto3
 import obstore
@@ -37,12 +38,13 @@ _FIRST_S_MAX = 60.0  # until there are volumes
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket of a server, and a file with the keys to it; `more` lines of [storage]."""
+    """A bucket of a server, the keys to it, and a file with them; `more` lines of [storage]."""
 
     endpoint: str
     name: str
     credentials: Path
     more: str = ""
+    keys: tuple[str, str] = (ACCESS_KEY, SECRET_KEY)
 
     @property
     def root(self) -> str:
@@ -66,9 +68,14 @@ class Bucket:
             "aws_endpoint": self.endpoint,
             "aws_region": _REGION,
             "aws_allow_http": "true",
-            "aws_access_key_id": ACCESS_KEY,
-            "aws_secret_access_key": SECRET_KEY,
+            "aws_access_key_id": self.keys[0],
+            "aws_secret_access_key": self.keys[1],
         }
+
+
+def write_keys(file: Path, access: str, secret: str) -> None:
+    """Write a file of credentials, as AWS's programs read it."""
+    file.write_text(f"[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n")
 
 
 def answers(endpoint: str) -> None:
@@ -95,20 +102,22 @@ class ObjectStore(Server):
         name = f"driftline-{secrets.token_hex(6)}"
         self.make_bucket(name)
         file = self.folder / "credentials"
-        file.write_text(
-            f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
-        )
+        write_keys(file, ACCESS_KEY, SECRET_KEY)
         return Bucket(self.endpoint, name, file)
 
     def make_bucket(self, name: str) -> None:
         """Create a bucket; obstore knows of objects alone."""
-        boto3.client(
-            "s3",
+        self.client("s3").create_bucket(Bucket=name)
+
+    def client(self, service: str) -> Any:
+        """Return AWS's own client of a service."""
+        return boto3.client(
+            service,
             endpoint_url=self.endpoint,
             region_name=_REGION,
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
-        ).create_bucket(Bucket=name)
+        )
 
     def store(self, bucket: str) -> S3Store:
         """Return obstore's own view of a bucket."""
@@ -139,7 +148,10 @@ main()
 
 
 class Moto(ObjectStore):
-    """moto's server, in memory. It takes every key. One object is made after the other."""
+    """moto's server, in memory. One object is made after the other.
+
+    It takes every key and allows everything, until it is to `enforce` policies.
+    """
 
     def __init__(self) -> None:
         super().__init__("moto")
@@ -147,6 +159,25 @@ class Moto(ObjectStore):
     def _start(self) -> None:
         command = [sys.executable, "-c", _ATOMIC_MOTO, "-H", self.host, "-p", str(self.port)]
         self._launch(command, lambda: answers(self.endpoint), cwd=self.folder)
+
+    def user(self, bucket: Bucket, rights: Sequence[tuple[Sequence[str], str]]) -> Bucket:
+        """Return a bucket as a new user sees it who may do `(actions, on what)`."""
+        name, iam = secrets.token_hex(6), self.client("iam")
+        iam.create_user(UserName=name)
+        made = iam.create_access_key(UserName=name)["AccessKey"]
+        allow = [{"Effect": "Allow", "Action": [*what], "Resource": on} for what, on in rights]
+        document = json.dumps({"Version": "2012-10-17", "Statement": allow})
+        iam.put_user_policy(UserName=name, PolicyName="rights", PolicyDocument=document)
+        keys = made["AccessKeyId"], made["SecretAccessKey"]
+        file = self.folder / name
+        write_keys(file, *keys)
+        return replace(bucket, credentials=file, keys=keys)
+
+    def enforce(self) -> None:
+        """Check signatures and rights of each request from now on; nobody has rights but users."""
+        url, plain = f"{self.endpoint}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        with urllib.request.urlopen(urllib.request.Request(url, b"0", plain), timeout=5) as answer:
+            answer.read()
 
 
 class SeaweedFS(ObjectStore):
