@@ -26,7 +26,7 @@ from warehouse_agent.inspection.receipt import PublishedTotal, published_total
 from warehouse_agent.monitoring import tellers
 from warehouse_agent.monitoring.after_command import AfterCommand, EndedCommand
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.report import counted
+from warehouse_agent.report import counted, say_error
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.spark import session
@@ -75,6 +75,38 @@ def _tell_killed(config: WarehouseConfig, display: ProgressDisplay) -> None:
     with contextlib.suppress(DriftlineError):  # the refresh says what is wrong with the storage
         for record, left in command_records.settle(Store.of(config), now.timestamp()):
             display.note(command_records.killed_text(record, left, now))
+
+
+def report(
+    config: WarehouseConfig,
+    chosen: Sequence[Fragment | View],
+    *,
+    output: Path,
+    values: bool,
+    as_json: bool,
+) -> list[int]:
+    """Write the report of fragments and views into a folder, and print where it is.
+
+    Returns:
+        An exit code for each: 0, or that of the error for which it could not be read.
+    """
+    from warehouse_agent.monitoring.report import written_report  # jinja2, for this alone
+    from warehouse_agent.monitoring.report.pages import ReportScope
+
+    scope = ReportScope(config.file.name, datetime.now(UTC), values)
+    written = written_report.write(config, chosen, scope, output)
+    for error in written.errors.values():
+        say_error(error)
+    wrong = sum(row.needs_a_look for row in written.rows)
+    if as_json:
+        body = {"index": str(written.index), "tables": len(written.rows), "to_look_at": wrong}
+        print(json.dumps(body))
+    else:
+        tables = counted(len(written.rows), "table")
+        print(f"Wrote {written.index}: {tables}, {wrong or 'none'} to look at")
+    return [
+        written.errors[one.name].exit_code if one.name in written.errors else 0 for one in chosen
+    ]
 
 
 def verify(

@@ -414,6 +414,30 @@ def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]
     return published.status(config, chosen, **options)
 
 
+@_on_fragments(
+    click.option(
+        "--output",
+        type=click.Path(path_type=Path, file_okay=False),
+        required=True,
+        metavar="DIR",
+        help="A new or empty folder, or one of an earlier report.",
+    ),
+    click.option(
+        "--values",
+        is_flag=True,
+        help="Also messages of errors that may hold values of rows; only you can read the files.",
+    ),
+)
+def report(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
+    """Write pages of what happened, what failed and what was saved, to be read in any browser.
+
+    DIR/index.html is the first. They ask nothing of any network and run no script.
+    """
+    from warehouse_agent.cli import commands
+
+    return commands.report(config, chosen, **options)
+
+
 @cli.command()
 @click.pass_obj
 def watch(config: Path) -> None:

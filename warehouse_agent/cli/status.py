@@ -18,6 +18,13 @@ from warehouse_agent.history import alarms
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.notes import UncomparedNote
 from warehouse_agent.inspection.published_state import PublishedState, history_of, reading
+from warehouse_agent.inspection.state_words import (
+    proof_text,
+    staged_text,
+    state_text,
+    urgency,
+    urgent_first,
+)
 from warehouse_agent.report import age, counted, is_held_back_for_long
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage.staged_files import StagedRows
@@ -33,10 +40,8 @@ ALARMS_SHOWN = 5  # in the first line of `--check`
 # Fields of a version for Driftline alone.
 _OURS = ("layout", "clock", "changes_files", "report", "total")
 HEADINGS = ("table", "version", "rows", "as of", "proof", "state")
-NEVER = "nothing published yet"
 NAME_CHARACTERS_MIN = 8
 _COLOURS = {"ok": "green", "warning": "yellow", "critical": "red", "unknown": "cyan"}
-_URGENT_FIRST = ("critical", "warning", "unknown", "ok")
 _BRAKES = ("held_back_s", "snapshot_s")  # of the report of a version
 _NUMBERS = ("version", "rows")
 _GAP = "  "
@@ -152,7 +157,7 @@ def table_of(
         width: characters in a line.
         colours: mark the states by colours of a terminal.
     """
-    tables = _urgent_first(shown)
+    tables = urgent_first(shown)
     rows = [_cells(table, now) for table in tables]
     widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
     left = width - sum(widths[1:-1]) - len(_GAP) * (len(widths) - 1)
@@ -163,13 +168,9 @@ def table_of(
     for table, row in zip(tables, rows, strict=True):
         line, state = _line(row, widths, width), row[-1]
         if colours and line.endswith(state):
-            line = f"{line.removesuffix(state)}{click.style(state, fg=_COLOURS[_word(table)])}"
+            line = f"{line.removesuffix(state)}{click.style(state, fg=_COLOURS[urgency(table)])}"
         lines.append(line)
     return lines
-
-
-def _urgent_first(shown: Sequence[PublishedState]) -> list[PublishedState]:
-    return sorted(shown, key=lambda one: _URGENT_FIRST.index(_word(one)))
 
 
 def shortened(name: str, width: int) -> str:
@@ -180,17 +181,12 @@ def shortened(name: str, width: int) -> str:
     return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
 
 
-def _word(table: PublishedState) -> str:
-    """Return the state of a table; one that nobody judged is ok."""
-    return (table.state or MonitoringState.OK).word
-
-
 def _summary(shown: Sequence[PublishedState]) -> list[str]:
     """Return how many tables need a look, and which command says why."""
     wrong = [table for table in shown if table.alarms]
     if not wrong:
         return []
-    name = _urgent_first(wrong)[0].name
+    name = urgent_first(wrong)[0].name
     head = f"{len(wrong)} of {len(shown)} to look at; why, and what to do, of one or of all:"
     return [head, f"  driftline status {name}", "  driftline status --verbose"]
 
@@ -201,7 +197,7 @@ def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
     Args:
         now: with a time zone.
     """
-    shown = _urgent_first(shown)
+    shown = urgent_first(shown)
     lines = [
         f"{s.name}: {_load(s, s.staged, now)}" for s in shown if s.staged and s.version is None
     ]
@@ -243,48 +239,18 @@ def asked_text(shown: Sequence[PublishedState]) -> list[str]:
 def _cells(table: PublishedState, now: datetime) -> tuple[str, ...]:
     """Return a row of the table, under HEADINGS."""
     if table.version is None:
-        return (table.name, "", "", "", "", _state(table))
+        return (table.name, "", "", "", "", state_text(table))
     assert table.rows_total is not None
-    proof = table.proof or ""
-    if table.consistency != "exact":
-        proof += f", {table.consistency}"
+    proof = proof_text(table)
     version, rows = str(table.version), f"{table.rows_total:,}"
-    return (table.name, version, rows, age(table.as_of, now), proof, _state(table))
-
-
-def _state(table: PublishedState) -> str:
-    """Return the state of a table in few words."""
-    if (failed := table.failed) is not None:
-        return f"failed{f' {failed.times:,}×' if failed.times > 1 else ''}: {failed.code}"
-    if table.version is None:
-        staged = table.staged
-        return NEVER if staged is None else f"first load, {_staged(staged)} staged"
-    if table.stale is not None:
-        return "behind its inputs"
-    if table.damaged:
-        return f"{counted(table.damaged, 'file')} damaged"
-    if table.late_s is not None:
-        return f"late: {table.late_s / 3600:,.0f} hours"
-    if table.put_off_until is not None:
-        return "ok, put off"
-    if table.visible_version not in (None, table.version):
-        return f"ok, readers: {table.visible_version}"
-    return "ok"
+    return (table.name, version, rows, age(table.as_of, now), proof, state_text(table))
 
 
 def _load(table: PublishedState, staged: StagedRows, now: datetime) -> str:
     """Return how far the first load of a table is, in words."""
     failed_at = None if table.failed is None else table.failed.at
     tried = age(max(staged.at, failed_at or ""), now)  # both are in UTC, to the second
-    return f"first load, {_staged(staged)} staged, last tried {tried}"
-
-
-def _staged(staged: StagedRows) -> str:
-    """Return how much of a first load is staged."""
-    if staged.rows is None:
-        return counted(staged.bytes, "byte")
-    amount = counted(staged.rows, "row") if staged.share is None else f"{staged.share:.0%}"
-    return f"up to {amount}" if staged.exchanges > 1 else amount  # some may be staged twice
+    return f"first load, {staged_text(staged)} staged, last tried {tried}"
 
 
 def _failed(status: PublishedState, now: datetime) -> list[str]:

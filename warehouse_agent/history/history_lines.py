@@ -85,6 +85,15 @@ class ChangeCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictedCost:
+    """The expected way of a refresh, in words, and its bytes and seconds; None: not known."""
+
+    what: str
+    bytes: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SuccessLine:
     """A refresh that went well.
 
@@ -104,6 +113,9 @@ class SuccessLine:
         run: names the command; None: of an older release.
         expected: low, median and high number of rows that were expected to have changed.
         changed: where it found changes; None: not known.
+        why: why a view was computed in its way; None: a fragment, or not known.
+        predicted: before the refresh; None: not known.
+        retried: codes of the errors of earlier attempts.
     """
 
     at: datetime | None
@@ -132,6 +144,9 @@ class SuccessLine:
     run: str | None = None
     expected: tuple[int, int, int] | None = None
     changed: ChangeCounts | None = None
+    why: str | None = None
+    predicted: PredictedCost | None = None
+    retried: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[int | None, int | None, str | None, str | None]:
@@ -172,6 +187,7 @@ class FailureLine:
         version: which was published then.
         code, exit_code: of the error; empty and None: damaged.
         run: names the command; None: of an older release.
+        retried: codes of the errors of earlier attempts.
     """
 
     failed_at: str | None
@@ -188,6 +204,7 @@ class FailureLine:
     details: Mapping[str, str]
     spent: RefreshCost
     run: str | None = None
+    retried: tuple[str, ...] = ()
 
 
 HistoryLine = SuccessLine | FailureLine
@@ -248,7 +265,22 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         run=_text(body.get("run")),
         expected=_expected(get("changes_expected")),
         changed=_changed(get("changed")),
+        why=_text(get("method_why")),
+        predicted=_predicted(get("predicted")),
+        retried=_retried(get("retried")),
     )
+
+
+def _predicted(value: object) -> PredictedCost | None:
+    if not isinstance(value, dict) or (what := _text(value.get("what"))) is None:
+        return None
+    return PredictedCost(what, _count(value.get("bytes")), _amount(value.get("seconds")))
+
+
+def _retried(value: object) -> tuple[str, ...]:
+    errors = value if isinstance(value, list) else ()
+    codes = (_text(one.get("code")) for one in errors if isinstance(one, dict))
+    return tuple(code for code in codes if code)
 
 
 def _expected(value: object) -> tuple[int, int, int] | None:
@@ -300,6 +332,7 @@ def _failure(body: Mapping[str, Any], error: object) -> FailureLine:
         details={str(name): str(text) for name, text in told.items()},
         spent=_spent(body),
         run=_text(body.get("run")),
+        retried=_retried(body.get("retried")),
     )
 
 

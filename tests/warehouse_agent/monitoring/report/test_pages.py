@@ -1,0 +1,227 @@
+"""Pages of a report: the words, what is hidden, and that no text becomes markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.past_refreshes import Past
+from tests.warehouse_agent.monitoring.report.test_charts import history, past
+from warehouse_agent.history.alarms import MonitoringState
+from warehouse_agent.history.command_records import DONE, FAILED, CommandRecord, FragmentWork
+from warehouse_agent.history.failures import Failure
+from warehouse_agent.history.totals import Totals
+from warehouse_agent.inspection.published_state import PublishedState
+from warehouse_agent.monitoring.report import pages
+from warehouse_agent.monitoring.report.index_rows import (
+    VALUE_FREE,
+    IndexRow,
+    commands_of,
+    row_of,
+    troubles,
+)
+from warehouse_agent.monitoring.report.pages import ReportScope, SchemaChange
+from warehouse_agent.monitoring.report.refresh_series import TableSeries, series_of
+
+NOW = datetime(2026, 11, 30, 6, tzinfo=UTC)
+SCOPE = ReportScope("warehouse.toml", NOW)
+VOID = {"meta", "link", "path", "img", "input", "br"}
+OPTIONAL = {"td", "th", "tr", "li", "p", "html", "body", "head", "thead", "tbody", "dt", "dd"}
+SECRET = "Alice Miller"
+VALUE = Failure(
+    3, "2026-11-29T22:00:00Z", "2026-11-30T01:00:00Z", 4, "VALUE",
+    f"The value {SECRET!r} does not fit.", "prices.amount", "Set `carriers` of the column.",
+    False, 1, {"key": SECRET},
+)  # fmt: skip
+LOST = replace(VALUE, code="UNREACHABLE", message="Nothing answers at erp:1.", safe_to_retry=True)
+
+
+class Seen(HTMLParser):
+    """Tags and attributes of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def harmless(page: str) -> Seen:
+    """A page that runs nothing and asks for nothing, whatever it shows."""
+    seen = Seen(page)
+    tags = {tag for tag, _ in seen.tags}
+    assert not tags & {
+        "script",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "link",
+        "base",
+        "form",
+        "audio",
+    }
+    for tag, attributes in seen.tags:
+        assert not [name for name in attributes if name.startswith("on")], tag
+        assert not attributes.keys() & {"src", "srcset", "data", "action", "xlink:href"}
+        if (target := attributes.get("href")) is not None:
+            assert re.fullmatch(r"(\.\./index|tables/[A-Za-z0-9_.-]+)\.html", target)
+    assert page.count("<script") == 0
+    return seen
+
+
+def published(name: str = "orders", **changes: object) -> PublishedState:
+    state = PublishedState(
+        name, version=12, rows_total=1_204_118, as_of="2026-11-30T05:20:00Z",
+        checked_at="2026-11-30T05:21:00Z", consistency="exact", proof="total",
+        miss_probability=6e-37, state=MonitoringState.OK,
+    )  # fmt: skip
+    return replace(state, **changes)  # type: ignore[arg-type]
+
+
+def failing(name: str, failure: Failure) -> PublishedState:
+    return published(name, failed=failure, state=MonitoringState.CRITICAL)
+
+
+def rows_of(*states: PublishedState, series: TableSeries | None = None) -> list[IndexRow]:
+    return [row_of(one, series or TableSeries(), NOW, "2026-11-30 08:00") for one in states]
+
+
+def indexed(rows: Sequence[IndexRow], scope: ReportScope = SCOPE) -> str:
+    return pages.index(scope, rows, [Totals()], [])
+
+
+def test_the_failing_come_first_with_what_to_do() -> None:
+    rows = rows_of(published("b"), published("late", late_s=7200.0, state=MonitoringState.WARNING),
+                   failing("prices", LOST))  # fmt: skip
+    seen = harmless(indexed(rows))
+    text = " ".join(seen.text.split())
+    assert "2 of 3 tables need a look: 1 failed, 1 late." in text
+    assert "3 times since 2026-11-29 22:00 UTC, last 2026-11-30 01:00 UTC, 5 hours ago" in text
+    assert "whyNothing answers at erp:1. what to doSet carriers of the column." in text
+    assert text.index("prices: failed 3×: UNREACHABLE") < text.index("late: late")
+    assert text.index("late: 2 hours") < text.index("ok12")
+
+
+def test_tables_with_one_cause_are_told_together() -> None:
+    states = [failing(f"t{n}", replace(LOST, remedy=f"driftline refresh t{n}")) for n in range(30)]
+    [one] = troubles(rows_of(*states), NOW, values=False)
+    assert (one.names[0], len(one.names), one.more) == ("t0", 8, 22)
+    assert one.cause is not None
+    assert one.cause.why == LOST.message
+
+
+def test_values_are_shown_on_asking_alone() -> None:
+    [row] = rows_of(failing("prices", VALUE))
+    series = series_of(history(*past(refreshes=3)))
+    series = replace(series, failed=(VALUE,))
+    for scope in (SCOPE, replace(SCOPE, values=True)):
+        shown = pages.table(scope, row, published(), series, None, ())
+        for page in (indexed([row], scope), shown):
+            assert (SECRET in page) is scope.values
+            assert "VALUE" in page
+            assert "prices.amount" in page
+    assert "The declared type or the carrier cannot hold a value." in indexed([row])
+
+
+def test_codes_about_rows_are_not_free_of_values() -> None:
+    about_rows = {"NULL_KEY", "DUPLICATE_KEY", "VALUE", "PROOF", "VIEW_FAILED", "INTERNAL", "LIMIT"}
+    assert not VALUE_FREE & about_rows
+
+
+def test_a_failure_of_last_night_is_told_also_when_all_is_well() -> None:
+    night = past(refreshes=3, lost=1, newest=NOW - timedelta(hours=5))
+    again = past(refreshes=1, newest=NOW - timedelta(hours=1))
+    [row] = rows_of(published(), series=series_of(history(*night, *again)))
+    assert [one.code for one in row.recovered] == ["UNREACHABLE"]
+    assert "Failed in the last 24 hours, and well again" in indexed([row])
+    older = past(refreshes=3, lost=1, newest=NOW - timedelta(hours=30))
+    [row] = rows_of(published(), series=series_of(history(*older, *again)))
+    assert row.recovered == ()
+
+
+def test_commands_that_run_and_those_that_were_killed() -> None:
+    works = {"a": FragmentWork(DONE), "b": FragmentWork(FAILED, code="VALUE")}
+    began = NOW.timestamp() - 600
+    record = CommandRecord("r", began, "process 7", ("a", "b", "c"), began + 60, works, True)
+    runs, killed = commands_of([replace(record, is_running=False), record])
+    assert runs.text == "1 of 3 fragments done, 1 failed"
+    assert killed.text == "was killed after 2026-11-30 05:51 UTC, 1 of 3 fragments done, 1 failed"
+    shown = pages.index(SCOPE, [], [], [runs, killed])
+    assert "process 7, begun 2026-11-30 05:50 UTC: runs, 1 of 3" in shown
+
+
+def test_totals_say_what_was_saved() -> None:
+    totals = [Totals(refreshes=3, moved_beside=2_000_000, copied=400_000_000, failed={"LOCKED": 2})]
+    text = " ".join(harmless(pages.index(SCOPE, rows_of(published()), totals, [])).text.split())
+    assert "Saved99.5 %moved 2 MB of the 400 MB that copies of all rows would have moved" in text
+    assert "Refreshes3went well; 2 failed" in text
+    dear = [Totals(refreshes=1, moved_beside=3, copied=2)]
+    assert "<b>nothing</b>" in pages.index(SCOPE, [], dear, [])
+
+
+def test_a_table_without_anything() -> None:
+    [row] = rows_of(PublishedState("orders", state=MonitoringState.UNKNOWN))
+    seen = harmless(pages.table(SCOPE, row, PublishedState("orders"), TableSeries(), None, ()))
+    assert "No refresh is known yet" in seen.text
+
+
+HOSTILE = st.text(
+    st.sampled_from("<>&\"'`{}%/=\\ \u202e\x00\x1b\ud800éa1") | st.characters(), max_size=40
+)
+
+
+@pytest.mark.property
+@given(HOSTILE, HOSTILE)
+def test_texts_are_never_markup(one: str, other: str) -> None:
+    bad = f'"><img src=x onerror=alert(1)>{one}'
+    failure = replace(LOST, message=bad, where=bad, remedy=f"`{bad}`", details={bad: bad}, at=bad)
+    state = replace(failing("orders", failure), proof=bad, as_of=bad, inputs={bad: 1})
+    body = past(refreshes=2)[-1]
+    body |= {"method": bad, "method_why": other, "retried": [{"code": bad}]}
+    body["changed"] = {"compared": 9, "columns": {bad: 3, other: 1}, "parts": [1] * 32}
+    body["predicted"] = {"what": bad, "bytes": 3, "seconds": 2}
+    series = replace(series_of(history(body)), failed=(failure,))
+    [row] = rows_of(state, series=series)
+    scope = ReportScope(bad, NOW, values=True)
+    command = CommandRecord("r", 1.0, bad, (bad,), 2.0, {}, False)
+    schemas = [SchemaChange(1.0, 3, (bad, other))]
+    page = pages.table(scope, row, state, series, 3600.0, schemas)
+    for shown in (page, pages.index(scope, [row], [series.whole], commands_of([command]))):
+        harmless(shown)
+        assert "<img" not in shown
+        assert shown.encode("utf-8")
+        assert "\u202e" not in shown
+
+
+def test_an_index_of_many_is_small() -> None:
+    series = series_of(history(*past()))
+    names = [f"erp_sales_{'orders' * (n % 4)}_{n}" for n in range(500)]
+    for states in (
+        [published(name) for name in names],
+        [
+            failing(name, replace(LOST, message=f"{name} {'x' * 300}", code=f"C{n}"))
+            for n, name in enumerate(names)
+        ],
+    ):
+        rows = rows_of(*states, series=series)
+        assert len(indexed(rows).encode()) <= 200_000
+
+
+def test_the_past_of_the_harness_is_as_asked() -> None:
+    made = [*Past("t", 50, NOW, lost=3).reports()]
+    assert [report.error is not None for report in made[-4:]] == [False, True, True, True]
+    assert made[0].previous_version is None

@@ -1,0 +1,61 @@
+"""Words for the state of a table, the same wherever it is shown: `status` and the report.
+
+The most urgent state comes first in every list. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from warehouse_agent.history.alarms import MonitoringState
+from warehouse_agent.inspection.published_state import PublishedState
+from warehouse_agent.report import counted
+from warehouse_agent.storage.staged_files import StagedRows
+
+NOTHING_PUBLISHED: Final = "nothing published yet"
+_URGENT_FIRST: Final = ("critical", "warning", "unknown", "ok")
+
+
+def urgency(table: PublishedState) -> str:
+    """Return the state of a table as monitoring has it; one that nobody judged is ok."""
+    return (table.state or MonitoringState.OK).word
+
+
+def urgent_first(shown: Sequence[PublishedState]) -> list[PublishedState]:
+    """Return tables with the most urgent first."""
+    return sorted(shown, key=lambda one: _URGENT_FIRST.index(urgency(one)))
+
+
+def state_text(table: PublishedState) -> str:
+    """Return the state of a table in few words."""
+    if (failed := table.failed) is not None:
+        return f"failed{f' {failed.times:,}×' if failed.times > 1 else ''}: {failed.code}"
+    if table.version is None:
+        staged = table.staged
+        return NOTHING_PUBLISHED if staged is None else f"first load, {staged_text(staged)} staged"
+    if table.stale is not None:
+        return "behind its inputs"
+    if table.damaged:
+        return f"{counted(table.damaged, 'file')} damaged"
+    if table.late_s is not None:
+        return f"late: {table.late_s / 3600:,.0f} hours"
+    if table.put_off_until is not None:
+        return "ok, put off"
+    if table.visible_version not in (None, table.version):
+        return f"ok, readers: {table.visible_version}"
+    return "ok"
+
+
+def proof_text(table: PublishedState) -> str:
+    """Return what was proven of a published table, and of which consistency, if not exact."""
+    said = table.proof or ""
+    return said if table.consistency == "exact" else f"{said}, {table.consistency}"
+
+
+def staged_text(staged: StagedRows) -> str:
+    """Return how much of a first load is staged."""
+    if staged.rows is None:
+        return counted(staged.bytes, "byte")
+    amount = counted(staged.rows, "row") if staged.share is None else f"{staged.share:.0%}"
+    return f"up to {amount}" if staged.exchanges > 1 else amount  # some may be staged twice

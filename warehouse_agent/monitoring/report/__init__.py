@@ -1,0 +1,1 @@
+"""`driftline report`: what happened, what failed and what it saved, as pages to be read offline."""

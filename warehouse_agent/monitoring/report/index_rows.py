@@ -1,0 +1,316 @@
+"""The index of a report as plain values: a row for each table, what to look at, what was saved.
+
+Messages of errors may name keys and values of rows. A report shows a message only if its code is
+one of VALUE_FREE, or on asking; of any other error it shows what its code means. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from driftline.errors import (
+    BY_CODE,
+    CommandKilled,
+    DriftlineError,
+    Locked,
+    NotFound,
+    NotNow,
+    RecipeChanged,
+    SourceUnreachable,
+    TableShrank,
+    Unauthenticated,
+    VersionMismatch,
+    WarehouseUnavailable,
+)
+
+from warehouse_agent.history.alarms import MonitoringState
+from warehouse_agent.history.command_records import DONE, FAILED, CommandRecord
+from warehouse_agent.history.failures import Failure
+from warehouse_agent.history.history_lines import RowCounts
+from warehouse_agent.history.totals import Totals
+from warehouse_agent.inspection.published_state import PublishedState
+from warehouse_agent.inspection.state_words import proof_text, state_text, urgency
+from warehouse_agent.monitoring.report.axes import moment_text
+from warehouse_agent.monitoring.report.refresh_series import TableSeries
+from warehouse_agent.report import age, counted
+
+# Codes of errors whose messages name files, addresses, columns and counts, but no value of a row.
+VALUE_FREE: Final = frozenset(
+    one.code
+    for one in (
+        CommandKilled, Locked, NotFound, NotNow, RecipeChanged, SourceUnreachable, TableShrank,
+        Unauthenticated, VersionMismatch, WarehouseUnavailable,
+    )
+)  # fmt: skip
+NAMED_MAX: Final = 8  # tables with one cause that are named
+TROUBLES_MAX: Final = 40  # causes that are explained; the table names the other tables
+RECENT: Final = timedelta(hours=24)  # for which a failure is told of a table that is well again
+_AGAIN: Final = "It is tried again by itself, or run it again."
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """An error as a report may show it.
+
+    Attributes:
+        why: its message; if that may hold values, what its code means in general.
+        details: by name; empty unless asked for.
+    """
+
+    code: str
+    why: str
+    where: str
+    remedy: str
+    details: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """A table in the index.
+
+    Attributes:
+        state: in the words of `status`; `urgency` in those of monitoring.
+        as_of, age: the source's time of the rows, and how long ago that is at the report's time.
+        changes, seconds: of the newest refresh that went well; None: not known, or a load.
+        moved, copied: bytes of all refreshes of which both are known.
+        due: when it is refreshed next, in words.
+        failure: since the last refresh that went well.
+        recovered: failures of the last day, after which a refresh went well.
+        wrong: what else needs a look, in words, with what to do.
+    """
+
+    name: str
+    kind: str
+    urgency: str
+    state: str
+    version: int | None = None
+    as_of: str = ""
+    age: str = ""
+    rows: int | None = None
+    changes: RowCounts | None = None
+    proof: str = ""
+    moved: int = 0
+    copied: int = 0
+    seconds: float | None = None
+    due: str = ""
+    failure: Failure | None = None
+    recovered: tuple[Failure, ...] = ()
+    wrong: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Return True if something is wrong with the table."""
+        return self.failure is not None or bool(self.wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing to look at, of one or more tables.
+
+    Attributes:
+        names: the first NAMED_MAX of the tables; `more` others have the same.
+        what: in few words.
+        when: the times of failures, in words.
+        cause: the error; None: it is no failure.
+        remedy: what to do.
+    """
+
+    urgency: str
+    names: tuple[str, ...]
+    more: int
+    what: str
+    when: str
+    cause: Cause | None
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRow:
+    """A refresh command that runs, or was killed."""
+
+    who: str
+    began: str
+    is_running: bool
+    text: str
+
+
+def row_of(
+    table: PublishedState, series: TableSeries, now: datetime, due: str
+) -> IndexRow:  # fmt: skip
+    """Return the row of a table.
+
+    Args:
+        now: with a time zone.
+        due: in words.
+    """
+    newest = series.points[-1] if series.points else None
+    recent = (now - RECENT).timestamp()
+    again = () if table.failed is not None else tuple(
+        one for one in series.failed if _seconds(one.at) >= recent
+    )  # fmt: skip
+    return IndexRow(
+        name=table.name,
+        kind=table.kind,
+        urgency=urgency(table),
+        state=state_text(table),
+        version=table.version,
+        as_of=_moment_text(table.as_of),
+        age=age(table.as_of, now).removesuffix(" ago") if table.version is not None else "",
+        rows=table.rows_total,
+        changes=None if newest is None or newest.is_load else newest.rows,
+        proof=proof_text(table) if table.version is not None else "",
+        moved=series.whole.moved_beside,
+        copied=series.whole.copied,
+        seconds=None if newest is None else newest.seconds,
+        due=due,
+        failure=table.failed,
+        recovered=again,
+        wrong=tuple(_wrong(table)),
+    )
+
+
+def state_counts(rows: Sequence[IndexRow]) -> list[str]:
+    """Return how many tables fail, how many cannot be read, and how many need a look else."""
+    failed = sum(row.failure is not None for row in rows)
+    others = Counter(what for row in rows for what, _ in row.wrong)
+    said = [f"{failed:,} failed"] if failed else []
+    return said + [f"{number:,} {what.partition(':')[0]}" for what, number in others.items()]
+
+
+def unread(name: str, kind: str, error: DriftlineError) -> IndexRow:
+    """Return the row of a table whose state cannot be read."""
+    failure = Failure(
+        1, None, None, None, error.code, error.message, error.where or name, error.remedy,
+        error.is_retryable, error.exit_code, error.details,
+    )  # fmt: skip
+    state = f"cannot be read: {error.code}"
+    return IndexRow(name, kind, MonitoringState.UNKNOWN.word, state, failure=failure)
+
+
+def cause_of(failure: Failure, *, values: bool) -> Cause:
+    """Return an error as a report may show it; `values`: messages may hold values of rows."""
+    known = BY_CODE.get(failure.code)
+    meaning = "" if known is None else (known.__doc__ or "").strip()
+    is_shown = values or failure.code in VALUE_FREE
+    return Cause(
+        failure.code,
+        failure.message if is_shown else meaning,
+        failure.where,
+        failure.remedy or (_AGAIN if failure.safe_to_retry else ""),
+        tuple(failure.details.items()) if values else (),
+    )
+
+
+def urgent_rows(rows: Iterable[IndexRow]) -> list[IndexRow]:
+    """Return rows with those first that fail, then those that are behind, then all others."""
+    order = [state.word for state in _URGENT_FIRST]
+    return sorted(rows, key=lambda row: (order.index(row.urgency), row.failure is None))
+
+
+_URGENT_FIRST: Final = (
+    MonitoringState.CRITICAL, MonitoringState.WARNING, MonitoringState.UNKNOWN, MonitoringState.OK,
+)  # fmt: skip
+
+
+def troubles(rows: Sequence[IndexRow], now: datetime, *, values: bool) -> list[Trouble]:
+    """Return what to look at, the most urgent first; tables with one cause are one trouble."""
+    by_cause: dict[tuple[str, ...], list[IndexRow]] = {}
+    for row in urgent_rows(rows):
+        if (failure := row.failure) is not None:
+            remedy = failure.remedy.replace(row.name, "NAME")
+            by_cause.setdefault((row.urgency, failure.code, remedy), []).append(row)
+        for what, remedy in row.wrong:
+            by_cause.setdefault((row.urgency, what, remedy), []).append(row)
+    return [_trouble(key, like, now, values=values) for key, like in by_cause.items()]
+
+
+def _trouble(
+    key: tuple[str, ...], rows: Sequence[IndexRow], now: datetime, *, values: bool
+) -> Trouble:
+    first, more = rows[0], max(len(rows) - NAMED_MAX, 0)
+    names = tuple(row.name for row in rows[:NAMED_MAX])
+    if first.failure is None or first.failure.code != key[1]:
+        return Trouble(key[0], names, more, key[1], "", None, key[2])
+    failure, cause = first.failure, cause_of(first.failure, values=values)
+    if len(rows) > 1:
+        same = all((r.failure or failure).message == failure.message for r in rows)
+        where = all((r.failure or failure).where == failure.where for r in rows)
+        cause = replace(cause, why=cause.why if same else "", details=())
+        cause = replace(cause, where=cause.where if where else "")
+    what = first.state if len(rows) == 1 else f"failed: {failure.code}"
+    return Trouble(key[0], names, more, what, failed_when(failure, now), cause, cause.remedy)
+
+
+def failed_when(failure: Failure, now: datetime) -> str:
+    """Return how often and when refreshes failed, in words, with absolute times in UTC."""
+    if failure.at is None:
+        return ""
+    last = f"{_moment_text(failure.at)} UTC, {age(failure.at, now)}"
+    if failure.times == 1 or failure.since is None:
+        return last
+    return f"{failure.times:,} times since {_moment_text(failure.since)} UTC, last {last}"
+
+
+def whole_of(every: Iterable[Totals]) -> Totals:
+    """Return the totals of all tables that the top of an index shows."""
+    whole = Totals()
+    for one in every:
+        whole = replace(
+            whole,
+            refreshes=whole.refreshes + one.refreshes,
+            failed={"": sum(whole.failed.values()) + sum(one.failed.values())},
+            inserted=whole.inserted + one.inserted,
+            updated=whole.updated + one.updated,
+            deleted=whole.deleted + one.deleted,
+            copied=whole.copied + one.copied,
+            moved_beside=whole.moved_beside + one.moved_beside,
+        )
+    return whole
+
+
+def commands_of(records: Sequence[CommandRecord]) -> list[CommandRow]:
+    """Return the commands that run, or were killed, the newest first."""
+    return [_command(one) for one in reversed(records)]
+
+
+def _command(record: CommandRecord) -> CommandRow:
+    states = [work.state for work in record.works.values()]
+    done, failed = states.count(DONE), states.count(FAILED)
+    said = f"{done:,} of {counted(len(record.names), 'fragment')} done, {failed or 'none'} failed"
+    began = moment_text(record.began)
+    if record.is_running:
+        return CommandRow(record.who, began, True, said)
+    last = moment_text(record.said)
+    return CommandRow(record.who, began, False, f"was killed after {last} UTC, {said}")
+
+
+def _wrong(table: PublishedState) -> Iterable[tuple[str, str]]:
+    """Yield what needs a look beside a failure, and what to do."""
+    if table.failed is None and table.version is None:
+        yield "nothing published yet", f"Run `driftline refresh {table.name}`."
+    if table.damaged:
+        yield "data files damaged", "The next refresh pulls the rows again."
+    if table.stale is not None:
+        yield "stays behind its inputs", f"{table.stale}."
+    if table.late_s is not None and table.failed is None:
+        yield (
+            "late: no refresh went well in the time that is asked for",
+            "See whether `driftline run`, or a timer, runs.",
+        )
+
+
+def _seconds(at: str | None) -> float:
+    try:
+        return datetime.fromisoformat(at or "").timestamp()
+    except (ValueError, OverflowError):
+        return float("-inf")
+
+
+def _moment_text(at: str | None) -> str:
+    """Return a moment of a report to the minute, in UTC; as it is, if it is none."""
+    seconds = _seconds(at)
+    return moment_text(seconds) if seconds != float("-inf") else at or ""

@@ -1,0 +1,162 @@
+"""The pages of a report as HTML, made from values by templates that escape every text.
+
+A page has its style in itself, no script, and nothing that it would ask anybody for; its policy
+(`Content-Security-Policy`) forbids the browser both.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from driftline.peer_text import visible
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from warehouse_agent.history.totals import Totals
+from warehouse_agent.inspection.published_state import PublishedState
+from warehouse_agent.monitoring.report import axes
+from warehouse_agent.monitoring.report.charts import charts_of
+from warehouse_agent.monitoring.report.index_rows import (
+    TROUBLES_MAX,
+    Cause,
+    CommandRow,
+    IndexRow,
+    cause_of,
+    failed_when,
+    state_counts,
+    troubles,
+    urgent_rows,
+    whole_of,
+)
+from warehouse_agent.monitoring.report.refresh_series import TableSeries
+from warehouse_agent.report import release
+
+_PACKAGE = "warehouse_agent.monitoring.report"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportScope:
+    """The warehouse and the moment of a report.
+
+    Attributes:
+        file: the name of the configuration.
+        now: its time, with a time zone.
+        values: messages of errors may hold values of rows.
+    """
+
+    file: str
+    now: datetime
+    values: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """Another schema of a table: when it was published, and the changes in words."""
+
+    at: float
+    version: int | None
+    changes: tuple[str, ...] = ()
+
+
+def index(
+    scope: ReportScope,
+    rows: Sequence[IndexRow],
+    every: Sequence[Totals],
+    commands: Sequence[CommandRow],
+) -> str:
+    """Return the index of a report.
+
+    Args:
+        every: the totals of each table.
+    """
+    wrong = troubles(rows, scope.now, values=scope.values)
+    again = [
+        (row.name, cause_of(one, values=scope.values), failed_when(one, scope.now))
+        for row in rows
+        for one in row.recovered
+    ]
+    return _environment().get_template("index.html").render(
+        scope=scope,
+        rows=urgent_rows(rows),
+        whole=whole_of(every),
+        troubles=wrong[:TROUBLES_MAX],
+        troubles_left=max(len(wrong) - TROUBLES_MAX, 0),
+        to_look_at=sum(row.needs_a_look for row in rows),
+        recovered=again[:TROUBLES_MAX],
+        commands=commands,
+        counts=state_counts(rows),
+    )  # fmt: skip
+
+
+def table(
+    scope: ReportScope,
+    row: IndexRow,
+    state: PublishedState,
+    series: TableSeries,
+    interval_s: float | None,
+    schemas: Sequence[SchemaChange],
+) -> str:
+    """Return the page of a table.
+
+    Args:
+        interval_s: the longest time between two refreshes that is asked for; None: none is.
+    """
+    charts = charts_of(series, scope.now.timestamp(), interval_s)
+
+    failed: dict[Cause, list[str]] = {}
+    for one in series.failed:
+        cause = cause_of(one, values=scope.values)
+        failed.setdefault(cause, []).append(failed_when(one, scope.now))
+    return _environment().get_template("table.html").render(
+        scope=scope,
+        row=row,
+        state=state,
+        charts=charts,
+        troubles=troubles([row], scope.now, values=scope.values),
+        series=series,
+        failed=failed,
+        schemas=schemas,
+    )  # fmt: skip
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(_PACKAGE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_readable,
+    )
+    environment.filters |= {
+        "bytes": axes.bytes_text,
+        "short": axes.count_text,
+        "span": axes.span_text,
+        "moment": axes.moment_text,
+        "saving": _saving,
+        "code": _with_code,
+    }
+    environment.globals |= {"release": release()}
+    return environment
+
+
+def _saving(moved: int, copied: int) -> str:
+    """Return the share of bytes that was saved, with as many digits as it is sure of."""
+    share = 100 * (1 - moved / copied)
+    return "nothing" if share <= 0 else f"{share:.1f} %" if share < 99.9 else f"{share:.2f} %"
+
+
+def _with_code(text: str) -> Markup:
+    """Return a text whose parts between backquotes are code, escaped."""
+    parts = visible(text).split("`")
+    code, plain = Markup("<code>{}</code>"), Markup("{}")
+    return Markup("").join((code if n % 2 else plain).format(p) for n, p in enumerate(parts))
+
+
+def _readable(value: object) -> object:
+    """Return a text with its unprintable characters escaped; anything else as it is."""
+    return visible(value) if type(value) is str else value
