@@ -132,6 +132,19 @@ class Past:
                 "prove": round(0.1 + d / 30_000, 3),
                 "publish": 0.06,
             },
+            places={"reduce": "driver", "apply": "driver", "prove": "driver"},
+            places_why={
+                phase: {
+                    "place": "driver",
+                    "reason": "seconds",
+                    "needs_spark": False,
+                    "bytes": moved,
+                    "why": "expected to end first",
+                    "driver_s": 0.2,
+                    "spark_s": 4.1,
+                }
+                for phase in ("reduce", "apply", "prove")
+            },
             method="full" if number == 0 else "range" if d > 5 * self.changes else "sketch",
             consistency="exact",
             proof="total",

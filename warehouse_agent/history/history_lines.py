@@ -296,10 +296,10 @@ def _changed(value: object) -> ChangeCounts | None:
     if not isinstance(value, dict) or (compared := _count(value.get("compared"))) is None:
         return None
     columns, parts = value.get("columns"), value.get("parts")
-    listed = [_count(one) for one in parts] if isinstance(parts, list) else []
+    listed = _counts(parts) if isinstance(parts, list) else []
     named = columns.items() if isinstance(columns, dict) else ()
     counts = {str(name): rows for name, one in named if (rows := _count(one)) is not None}
-    return ChangeCounts(compared, counts, tuple(one for one in listed if one is not None))
+    return ChangeCounts(compared, counts, tuple(listed))
 
 
 def _needs_spark(places: object, whys: object) -> bool:
@@ -337,13 +337,14 @@ def _failure(body: Mapping[str, Any], error: object) -> FailureLine:
 
 
 def _spent(body: Mapping[str, Any]) -> RefreshCost:
+    phases = _phases(body.get("seconds"))
     return RefreshCost(
-        _sum(body.get("seconds")),
+        None if phases is None else sum(phases.values()),
         _count(body.get("bytes_sent")),
         _count(body.get("bytes_received")),
         _amount(body.get("held_back_s")),
         _count(body.get("copy_bytes")),
-        _phases(body.get("seconds")),
+        phases or {},
     )
 
 
@@ -365,28 +366,27 @@ def moved_views(phases: object) -> Iterator[MovedViews]:
             yield MovedViews(rows, seconds, str(one["at"]))
 
 
-def _sum(phases: object) -> float | None:
-    """Return the sum of the seconds of phases; None if one of them is damaged."""
+def _phases(phases: object) -> dict[str, float] | None:
+    """Return the seconds of phases; None if one of them is damaged."""
     if not isinstance(phases, dict):
         return None
-    total = 0.0
-    for one in phases.values():
-        if (seconds := _amount(one)) is None:
-            return None
-        total += seconds
-    return total
-
-
-def _phases(phases: object) -> dict[str, float]:
-    """Return the seconds of phases; nothing if one of them is damaged."""
-    if not isinstance(phases, dict) or _sum(phases) is None:
-        return {}
-    return {str(name): one for name, one in phases.items()}
+    if any(_amount(one) is None for one in phases.values()):
+        return None
+    return phases
 
 
 def _count(value: object) -> int | None:
+    if type(value) is int:  # which is usual
+        return value if 0 <= value <= GREATEST else None
     amount = _amount(value)
     return None if amount is None else int(amount)
+
+
+def _counts(values: list[Any]) -> list[int]:
+    """Return the values that are counts; at once where all are, which is usual."""
+    if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= GREATEST:
+        return values
+    return [one for one in map(_count, values) if one is not None]
 
 
 def _amount(value: object) -> float | None:

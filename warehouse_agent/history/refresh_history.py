@@ -87,7 +87,7 @@ class RefreshHistory:
     @property
     def by_day(self) -> OlderTotals:
         """Return the totals of all lines by day, of a history that was read whole."""
-        return reduce(OlderTotals.plus, self.lines, self.folded)
+        return self.folded.with_lines(self.lines)
 
     @property
     def successes(self) -> Iterator[SuccessLine]:

@@ -17,8 +17,8 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import UTC, date
 from functools import reduce
 from typing import Any, Final
@@ -53,9 +53,7 @@ class Bins:
     @classmethod
     def of(cls, amount: float | None) -> Bins:
         """Return the count of one amount; of none if it is not known."""
-        if amount is None:
-            return cls()
-        return cls(counts={math.floor(math.log(amount, BIN)): 1}) if amount > 0 else cls(1)
+        return _counted_bins({_bin(amount): 1})
 
     @property
     def number(self) -> int:
@@ -142,37 +140,12 @@ class Totals:
     parts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, line: HistoryLine) -> Totals:
-        """Return the totals of one line; what is damaged of it counts as 0."""
-        spent = line.spent
-        is_priced = spent.copied is not None and spent.bytes is not None
-        cost = cls(
-            phases=spent.phases,
-            copied=spent.copied or 0 if is_priced else 0,
-            moved_beside=spent.bytes or 0 if is_priced else 0,
-            sent=spent.sent or 0,
-            received=spent.received or 0,
-            seconds=spent.seconds or 0.0,
-            held_back_s=spent.held_back_s or 0.0,
-        )
-        match line:
-            case FailureLine(is_put_off=True):
-                return replace(cost, put_off=1)
-            case FailureLine(code=code):
-                return replace(cost, failed={code: 1})
-            case SuccessLine(is_load=True, rows=rows):
-                return replace(cost, refreshes=1, loads=1, loaded=rows.inserted if rows else 0)
-            case SuccessLine(rows=rows):
-                return replace(
-                    _with_changes(cost, line),
-                    refreshes=1,
-                    inserted=rows.inserted if rows else 0,
-                    updated=rows.updated if rows else 0,
-                    deleted=rows.deleted if rows else 0,
-                    took_s=Bins.of(spent.seconds),
-                    moved=Bins.of(spent.bytes),
-                    changed=Bins.of(rows.changed if rows else None),
-                )
+    def of(cls, *lines: HistoryLine) -> Totals:
+        """Return the totals of lines; what is damaged of one counts as 0."""
+        sums = _Sums()
+        for line in lines:
+            sums.add(line)
+        return sums.totals
 
     @property
     def attempts(self) -> int:
@@ -247,17 +220,91 @@ _BY_NAME: Final = ("failed", "columns", "parts")
 _COUNTS: Final = tuple(one.name for one in fields(Totals) if one.type == "int")
 
 
-def _with_changes(cost: Totals, line: SuccessLine) -> Totals:
-    """Return totals with what a refresh says of its forecast and of where rows changed."""
-    if line.expected is not None and line.rows is not None and line.counts_changes:
-        low, median, high = line.expected
-        error = Bins.of((line.rows.changed + 1) / (median + 1))
-        is_in = low <= line.rows.changed <= high
-        cost = replace(cost, foretold=1, in_band=int(is_in), error=error)
-    if (changed := line.changed) is not None:
-        parts = {str(part): rows for part, rows in enumerate(changed.parts) if rows}
-        cost = replace(cost, compared=changed.compared, columns=_most(changed.columns), parts=parts)
-    return cost
+@dataclass(slots=True)
+class _Sums:
+    """Sums by the names of attributes of `Totals`, while lines are added up."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    held_back_s: float = 0.0
+    bins: dict[str, Counter[int | None]] = field(
+        default_factory=lambda: {name: Counter() for name in _BINS}
+    )
+    failed: Counter[str] = field(default_factory=Counter)
+    columns: Counter[str] = field(default_factory=Counter)
+    parts: Counter[str] = field(default_factory=Counter)
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def add(self, line: HistoryLine) -> None:
+        spent, counts = line.spent, self.counts
+        if spent.copied is not None and spent.bytes is not None:
+            counts["copied"] += spent.copied
+            counts["moved_beside"] += spent.bytes
+        counts["sent"] += spent.sent or 0
+        counts["received"] += spent.received or 0
+        self.seconds += spent.seconds or 0.0
+        self.held_back_s += spent.held_back_s or 0.0
+        for name, seconds in spent.phases.items():
+            self.phases[name] = self.phases.get(name, 0.0) + seconds
+        match line:
+            case FailureLine(is_put_off=True):
+                counts["put_off"] += 1
+            case FailureLine(code=code):
+                self.failed[code] += 1
+            case SuccessLine(is_load=True, rows=rows):
+                counts["refreshes"] += 1
+                counts["loads"] += 1
+                counts["loaded"] += rows.inserted if rows else 0
+            case SuccessLine():
+                counts["refreshes"] += 1
+                self._add_changes(line)
+
+    def _add_changes(self, line: SuccessLine) -> None:
+        """Add what a refresh that was no load took, and what it says of its changes."""
+        counts, bins = self.counts, self.bins
+        bins["took_s"][_bin(line.spent.seconds)] += 1
+        bins["moved"][_bin(line.spent.bytes)] += 1
+        if (rows := line.rows) is not None:
+            counts["inserted"] += rows.inserted
+            counts["updated"] += rows.updated
+            counts["deleted"] += rows.deleted
+            bins["changed"][_bin(rows.changed)] += 1
+            if line.expected is not None and line.counts_changes:
+                low, median, high = line.expected
+                counts["foretold"] += 1
+                counts["in_band"] += low <= rows.changed <= high
+                bins["error"][_bin((rows.changed + 1) / (median + 1))] += 1
+        if (places := line.changed) is not None:
+            counts["compared"] += places.compared
+            self.columns.update(places.columns)
+            for part, number in enumerate(places.parts):
+                if number:
+                    self.parts[str(part)] += number
+
+    @property
+    def totals(self) -> Totals:
+        values: dict[str, Any] = dict(self.counts)
+        values |= {name: _counted_bins(one) for name, one in self.bins.items()}
+        return Totals(
+            **values, seconds=self.seconds, held_back_s=self.held_back_s,
+            failed=dict(self.failed), columns=_most(self.columns), parts=dict(self.parts),
+            phases=self.phases,
+        )  # fmt: skip
+
+
+_ZERO: Final = _BINS_MAX + 1  # stands for amounts of 0 while bins are counted
+
+
+def _bin(amount: float | None) -> int | None:
+    """Return the number of the bin of an amount; None if it is not known."""
+    if amount is None:
+        return None
+    return math.floor(math.log(amount, BIN)) if amount > 0 else _ZERO
+
+
+def _counted_bins(counts: Mapping[int | None, int]) -> Bins:
+    known = {n: count for n, count in counts.items() if n is not None and n != _ZERO}
+    return Bins(counts.get(_ZERO, 0), known)
 
 
 def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,8 +330,15 @@ class OlderTotals:
 
     def plus(self, line: HistoryLine) -> OlderTotals:
         """Return the totals with one line more."""
-        name = OLDER if line.at is None else line.at.astimezone(UTC).date().isoformat()
-        return self.merged(OlderTotals({name: Totals.of(line)}))
+        return self.with_lines([line])
+
+    def with_lines(self, lines: Iterable[HistoryLine]) -> OlderTotals:
+        """Return the totals with more lines."""
+        by_name: dict[str, list[HistoryLine]] = {}
+        for line in lines:
+            name = OLDER if line.at is None else line.at.astimezone(UTC).date().isoformat()
+            by_name.setdefault(name, []).append(line)
+        return self.merged(OlderTotals({name: Totals.of(*of) for name, of in by_name.items()}))
 
     def merged(self, other: OlderTotals) -> OlderTotals:
         """Return the totals of both."""

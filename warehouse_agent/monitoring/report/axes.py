@@ -38,7 +38,8 @@ class Axis:
 
     def at(self, value: float) -> float:
         """Return the position of a value."""
-        return min(max(self.place(value), 0.0), 1.0)
+        place = self.place(value)
+        return place if 0.0 <= place <= 1.0 else 0.0 if place < 0 else 1.0
 
 
 def linear(most: float, words: Words) -> Axis:

@@ -25,12 +25,11 @@ from warehouse_agent.monitoring.report.axes import (
     Axis,
     bytes_text,
     count_text,
-    moment_text,
     span_text,
 )
 from warehouse_agent.monitoring.report.refresh_series import PARTS, RefreshPoint, TableSeries
 
-WIDTH, HEIGHT = 1000, 240  # of a drawing, in its own units
+WIDTH, HEIGHT = 2000, 480  # of a drawing, in its own units: no more is seen of a place
 # That have a colour, by class p0, p1…; `evaluate` and `join` are of views.
 PHASES: Final = ("reduce", "exchange", "apply", "prove", "publish", "evaluate", "join")
 REST: Final = "other"
@@ -110,17 +109,17 @@ def freshness(series: TableSeries, now: float, interval_s: float | None) -> Char
         legend.append(("dash s0", f"longest interval asked for: {span_text(goal[0])}"))
     failed = [one for one in series.failed_at if one >= points[0].at]
     if failed:
-        rises = "".join(f"M{_x(x.at(one))} 0v26" for one in failed)
+        rises = "".join(f"M{_x(x.at(one))} 0v52" for one in failed)
         marks.append(f'<path class="tick bad" d="{rises}"/>')
         legend.append(("tick bad", f"{_refreshes(len(failed))} failed"))
     before = [age for age in (p.age_before_s for p in points) if age is not None]
     said = f"Now {span_text(ages[-1])} old, at most {span_text(max(ages))} since "
-    said += f"{moment_text(points[0].at)}."
+    said += f"{points[0].when}."
     if before:
         said += f" Usually {span_text(statistics.median(before))} old when it is refreshed."
     rows = (
         (
-            moment_text(p.at), _span(p.age_before_s), _span(p.age_s),
+            p.when, _span(p.age_before_s), _span(p.age_s),
             "" if p.version is None else str(p.version),
         )
         for p in reversed(points)
@@ -146,8 +145,8 @@ def changes(series: TableSeries) -> Chart | None:
         lower = [(x.at(p.at), y.at(low)) for p, (low, _, _) in foretold]
         marks.append(f'<path class="area s2" d="{_path([*upper, *lower[::-1]])}Z"/>')
         legend.append(("area s2", "forecast: 8 of 10 lie within"))
-    outside = [p for p, (low, _, high) in foretold if not low <= (p.changed or 0) <= high]
-    within = [point for point in points if point not in outside]
+    within = [point for point in points if point.is_as_forecast]
+    outside = [point for point in points if not point.is_as_forecast]
     for chosen, mark, what in (
         (within, "dot s1", "as forecast" if foretold else "changed rows"),
         (outside, "cross s3", "other than forecast"),
@@ -164,7 +163,7 @@ def changes(series: TableSeries) -> Chart | None:
         said += " number in their band."
     rows = (
         (
-            moment_text(p.at), f"{p.changed:,}", *_rows(p),
+            p.when, f"{p.changed:,}", *_rows(p),
             "" if p.expected is None else f"{p.expected[1]:,} ({p.expected[0]:,} to"
             f" {p.expected[2]:,})",
         )
@@ -201,7 +200,7 @@ def traffic(series: TableSeries) -> Chart | None:
         said += f" moved {bytes_text(whole.copied)}."
     rows = (
         (
-            moment_text(p.at), bytes_text(p.moved or 0),
+            p.when, bytes_text(p.moved or 0),
             "" if p.floor is None else bytes_text(p.floor),
             "" if p.copied is None else bytes_text(p.copied), p.method or "", p.why or "",
         )
@@ -219,7 +218,7 @@ def durations(series: TableSeries) -> Chart | None:
     named = [name for name in PHASES if any(name in point.phases for point in points)]
     spent = [_by_phase(point) for point in points]
     names = [*named, REST] if any(one.get(REST) for one in spent) else named
-    x = axes.slots([_day_text(moment_text(point.at)) for point in points])
+    x = axes.slots([_day_text(point.when) for point in points])
     y = axes.spans(max(sum(one.values()) for one in spent))
     layers = [(f"fill {_phase_class(n)}", n, [one.get(n, 0.0) for one in spent]) for n in names]
     marks, legend = _stacked(x, y, layers)
@@ -232,7 +231,7 @@ def durations(series: TableSeries) -> Chart | None:
         said += f" The source held it back for {span_text(held)} in all, to spare its database."
     rows = (
         (
-            moment_text(p.at), _span(p.seconds), *(_span(one.get(name)) for name in names),
+            p.when, _span(p.seconds), *(_span(one.get(name)) for name in names),
             _span(p.held_back_s),
         )
         for p, one in zip(reversed(points), reversed(spent), strict=True)
@@ -275,7 +274,7 @@ def predictions(series: TableSeries) -> Chart | None:
         said += f" ten at most {high:.2g} times."
     rows = (
         (
-            moment_text(p.at), p.predicted.what,
+            p.when, p.predicted.what,
             "" if p.predicted.bytes is None else bytes_text(p.predicted.bytes),
             "" if p.moved is None else bytes_text(p.moved),
             _span(p.predicted.seconds), _span(p.seconds),
@@ -328,14 +327,18 @@ def key_ranges(series: TableSeries) -> Chart | None:
             if rows:
                 shade = max(math.ceil(math.sqrt(rows / most) * SHADES), 1)
                 left, top = part * WIDTH / PARTS, n * HEIGHT / len(strips)
-                cell = f"M{_n(left + 1)} {_n(top + 1)}h{_n(WIDTH / PARTS - 2)}"
-                cell += f"v{_n(HEIGHT / len(strips) - 2)}H{_n(left + 1)}Z"
+                cell = f"M{_n(left + 2)} {_n(top + 2)}h{_n(WIDTH / PARTS - 4)}"
+                cell += f"v{_n(HEIGHT / len(strips) - 4)}H{_n(left + 2)}Z"
                 shades.setdefault(shade, []).append(cell)
-    marks = [
+    rooms = "".join(
+        f"M0 {_n((n + 0.5) * HEIGHT / len(strips))}H{WIDTH}" for n in range(len(strips))
+    )
+    marks = [f'<path class="grid" d="{rooms}"/>']
+    marks += [
         f'<path class="heat h{shade}" d="{"".join(cells)}"/>'
         for shade, cells in sorted(shades.items())
     ]
-    ends = ((0.06, "least keys"), (0.94, "greatest keys"))
+    ends = ((0.12, "least keys"), (0.88, "greatest keys"))
     x = axes.Axis(lambda share: share, ends)
     y = axes.Axis(
         lambda share: share,
@@ -493,7 +496,8 @@ def _stacked(
 
 
 def _bar(left: float, right: float, y: Axis, low: float, high: float) -> str:
-    return f"M{_x(left)} {_y(y.at(low))}V{_y(y.at(high))}H{_x(right)}V{_y(y.at(low))}Z"
+    bottom = _y(y.at(low))
+    return f"M{_x(left)} {bottom}V{_y(y.at(high))}H{_x(right)}V{bottom}Z"
 
 
 def _x(position: float) -> str:
@@ -505,4 +509,4 @@ def _y(position: float) -> str:
 
 
 def _n(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{value:.0f}"

@@ -7,13 +7,13 @@ A page has its style in itself, no script, and nothing that it would ask anybody
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from driftline.peer_text import visible
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from warehouse_agent.history.totals import Totals
 from warehouse_agent.inspection.published_state import PublishedState
@@ -34,6 +34,7 @@ from warehouse_agent.monitoring.report.index_rows import (
 from warehouse_agent.monitoring.report.refresh_series import TableSeries
 from warehouse_agent.report import release
 
+_BETWEEN = "\0"  # cells of a row while they are escaped; no printable text holds it
 _PACKAGE = "warehouse_agent.monitoring.report"
 
 
@@ -139,6 +140,7 @@ def _environment() -> Environment:
         "moment": axes.moment_text,
         "saving": _saving,
         "code": _with_code,
+        "cells": _cells,
     }
     environment.globals |= {"release": release()}
     return environment
@@ -148,6 +150,16 @@ def _saving(moved: int, copied: int) -> str:
     """Return the share of bytes that was saved, with as many digits as it is sure of."""
     share = 100 * (1 - moved / copied)
     return "nothing" if share <= 0 else f"{share:.1f} %" if share < 99.9 else f"{share:.2f} %"
+
+
+def _cells(rows: Iterable[tuple[str, ...]], tag: str) -> Markup:
+    """Return rows of a table; their texts are escaped row by row, for they are many."""
+    lines = []
+    for row in rows:
+        shown = row if all(map(str.isprintable, row)) else map(visible, row)
+        escaped = str(escape(_BETWEEN.join(shown)))
+        lines.append(f"<tr><{tag}>{escaped.replace(_BETWEEN, f'<{tag}>')}")
+    return Markup("\n".join(lines))  # noqa: S704 - escaped above
 
 
 def _with_code(text: str) -> Markup:

@@ -23,7 +23,7 @@ from warehouse_agent.history.history_lines import (
 from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.history.totals import OLDER, Totals
 
-REFRESHES_SHOWN: Final = 120  # one by one
+REFRESHES_SHOWN: Final = 72  # one by one: three days of every hour
 DAYS_SHOWN: Final = 100
 FAILURES_SHOWN: Final = 50
 HEAT_DAYS: Final = 10  # of which the places of changes are shown apart
@@ -36,13 +36,14 @@ class RefreshPoint:
     """A refresh that went well. Times are in seconds since 1970.
 
     Attributes:
-        at: when it had compared.
+        at: when it had compared; `when` says the same to the minute, in UTC.
         age_before_s, age_s: of the published data directly before it and after it; None: not known.
         floor: bytes that the changed rows alone take, at the price of a copy for each row.
         why: why a view was computed in its way.
     """
 
     at: float
+    when: str
     age_before_s: float | None
     age_s: float | None
     version: int | None
@@ -65,6 +66,14 @@ class RefreshPoint:
     def changed(self) -> int | None:
         """Return the rows that changed; None: not known, or they were loaded."""
         return None if self.rows is None or self.is_load else self.rows.changed
+
+
+    @property
+    def is_as_forecast(self) -> bool:
+        """Return True if the changed rows lie within the forecast, or there was none."""
+        if self.expected is None:
+            return True
+        return self.expected[0] <= (self.changed or 0) <= self.expected[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +160,7 @@ def _point(line: SuccessLine, before: SuccessLine | None) -> RefreshPoint:
         floor = spent.copied / line.total * (rows.inserted + rows.updated)
     return RefreshPoint(
         at=line.at.timestamp(),
+        when=f"{line.at:%Y-%m-%d %H:%M}",
         age_before_s=None if before is None else _age_s(before.as_of, line.at),
         age_s=_age_s(line.as_of, line.at),
         version=line.version,
