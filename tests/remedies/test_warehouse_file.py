@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from unittest import mock
+from urllib.parse import urlsplit
 
 import pytest
 from driftline.errors import ConfigurationError
+from driftline.metrics_server import MetricsServer
 
 from tests.remedies.told import told
+from warehouse_agent.inspection import readiness
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.query import read_query, resolve
 
@@ -25,6 +30,11 @@ IN_HOURS = HEAD + HOURS + '[fragments.orders]\nsource = "erp"\nfreshness = "{}"\
 
 # The remedy, the file that has the fault, and the file after each thing that the remedy names.
 FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
+    (
+        "End its name in .prom.",
+        HEAD + '[metrics]\ntextfile = "driftline.txt"',
+        (HEAD + '[metrics]\ntextfile = "driftline.prom"',),
+    ),
     ("Name a folder whose path has none of ….", '[warehouse]\npath = "a[b]"\n', (HEAD,)),
     (
         "Rename one of them.",
@@ -363,3 +373,39 @@ def test_the_query_is_read(tmp_path: Path, case: tuple[str, str, str]) -> None:
         loaded(file, text.format(fault))
     told(caught.value, remedy)
     loaded(file, text.format(mended))
+
+
+def test_metrics_without_the_package(tmp_path: Path) -> None:
+    file = tmp_path / "warehouse.toml"
+    file.write_text(HEAD + "[metrics]\n")
+    with (
+        mock.patch.dict(sys.modules, {"prometheus_client": None}),
+        pytest.raises(ConfigurationError) as raised,
+    ):
+        load(file)
+    told(raised.value, "Run: pip install 'driftline[metrics]', or remove the table.")
+    file.write_text(HEAD)
+    load(file)
+
+
+def test_a_folder_of_the_textfile_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "collector/driftline.prom"
+    with pytest.raises(ConfigurationError) as raised:
+        readiness._textfile(file)
+    told(
+        raised.value,
+        "Make the folder of node_exporter's textfile collector, and let this login write there.",
+    )
+    file.parent.mkdir()
+    assert readiness._textfile(file)
+
+
+def test_a_port_of_metrics_that_is_taken() -> None:
+    server = MetricsServer("127.0.0.1", 0, lambda: b"")
+    port = urlsplit(server.address).port
+    assert port is not None
+    with pytest.raises(ConfigurationError) as raised:
+        MetricsServer("127.0.0.1", port, lambda: b"")
+    told(raised.value, "End the program that uses this port, or name another address.")
+    server.stop()
+    MetricsServer("127.0.0.1", port, lambda: b"").stop()

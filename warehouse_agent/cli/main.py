@@ -309,7 +309,7 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     """
     from warehouse_agent.cli import commands
     from warehouse_agent.cli.schedule import LoopPrinter
-    from warehouse_agent.monitoring import tellers
+    from warehouse_agent.monitoring import metrics, tellers
     from warehouse_agent.monitoring.after_command import AfterCommand
     from warehouse_agent.refresh.job import Options
     from warehouse_agent.scheduler import loop
@@ -331,7 +331,8 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
         )
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
-    loop.run(config, patterns, refreshed, LoopPrinter(config.file.name))
+    with metrics.listening(config, lambda line: click.echo(line, err=True)):
+        loop.run(config, patterns, refreshed, LoopPrinter(config.file.name))
     return []
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftline.errors import ConfigurationError
+from driftline.metrics_server import check_package
 from driftline.settings.declarations import SettingsTable, read, resolve
 from driftline.settings.kinds import (
+    ADDRESS,
+    PATH,
     TEXT,
     choice,
     duration,
@@ -33,6 +36,7 @@ from warehouse_agent.config.settings import (
     EXECUTORS_WAIT_S,
     SOURCES_AT_ONCE,
     Maintain,
+    MetricsSettings,
     OnFailure,
     View,
     WarehouseConfig,
@@ -42,6 +46,7 @@ from warehouse_agent.config.storage import StorageTable
 from warehouse_agent.config.timing import TimingTable
 
 MAX_LAG_DAYS_MAX = 7  # `gc` keeps what readers are given, and all that was committed since
+_TEXTFILE = ".prom"
 _PATH_REFUSED = "*?[]{}\\%"
 
 
@@ -119,6 +124,22 @@ class ViewTable(TimingTable):
     )
 
 
+class MetricsTable(SettingsTable):
+    """Numbers about refreshes for Prometheus, with the extra `metrics`."""
+
+    textfile = PATH.optional(
+        f"a file `*{_TEXTFILE}` in the folder of node_exporter's textfile collector, which exists;"
+        " written after each refresh command, in one step",
+        unset="none is written",
+    )
+    listen = ADDRESS.optional(
+        "where `driftline run` serves them at `/metrics`, such as `127.0.0.1:9464`; plain HTTP"
+        " without a login, so name another address only on a network that you trust. Port 0 picks a"
+        " free one",
+        unset="nothing listens",
+    )
+
+
 class WarehouseFile(SettingsTable):
     """A warehouse.toml: where sources are, and which copies to keep of their relations."""
 
@@ -128,6 +149,10 @@ class WarehouseFile(SettingsTable):
         {},
         "given to the SparkSession unchanged; quote names and values:"
         ' `"spark.master" = "local[*]"`',
+    )
+    metrics = table_of(MetricsTable).optional(
+        "where numbers for Prometheus go; see [monitoring](operating/monitoring.md)",
+        unset="nowhere",
     )
     sources = map_of(table_of(SourceTable)).by_default({}, "source agents, by name")
     fragments = map_of(table_of(FragmentTable)).by_default({}, "copies to keep, by name")
@@ -160,6 +185,7 @@ def load(path: Path | str) -> WarehouseConfig:
         executors_wait_s=warehouse.executors_wait_s,
         driver_share=warehouse.driver_share,
         storage=storage.parse(top.storage, path),
+        metrics=_metrics(top.metrics),
     )
 
 
@@ -175,6 +201,21 @@ def _view(name: str, table: ViewTable) -> View:
         chunk_rows=table.chunk_rows,
         timing=timing.parse(name, table, zone=""),  # of each fragment: that of its source
     )
+
+
+def _metrics(table: MetricsTable | None) -> MetricsSettings | None:
+    """Return where numbers for Prometheus go. Raises ConfigurationError, with the key."""
+    if table is None:
+        return None
+    check_package(table.place())
+    if (file := table.textfile) is not None and file.suffix != _TEXTFILE:
+        raise table.error(
+            "textfile",
+            f"node_exporter reads only files that end in {_TEXTFILE}.",
+            "End its name in .prom.",
+        )
+    listen = None if table.listen is None else (table.listen.host, table.listen.port)
+    return MetricsSettings(file, listen)
 
 
 def _place(warehouse: WarehouseTable) -> str:

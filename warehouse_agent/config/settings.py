@@ -190,6 +190,17 @@ class StorageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Places of the numbers for Prometheus; None: not there.
+
+    `textfile`: for node_exporter. `listen`: host and port of `driftline run`.
+    """
+
+    textfile: Path | None = None
+    listen: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WarehouseConfig:
     """The contents of warehouse.toml.
 
@@ -203,6 +214,7 @@ class WarehouseConfig:
         ahead: the most fragments of a source that share a snapshot; None: all of a command.
         sources_at_once: sources that are refreshed side by side.
         executors_wait_s: the longest time without an executor of Spark, in seconds.
+        metrics: None: there are none.
     """
 
     file: Path
@@ -217,3 +229,4 @@ class WarehouseConfig:
     executors_wait_s: float = EXECUTORS_WAIT_S
     driver_share: float = DRIVER_SHARE
     storage: StorageSettings = StorageSettings()
+    metrics: MetricsSettings | None = None

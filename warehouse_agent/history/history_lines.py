@@ -116,6 +116,7 @@ class SuccessLine:
         why: why a view was computed in its way; None: a fragment, or not known.
         predicted: before the refresh; None: not known.
         retried: codes of the errors of earlier attempts.
+        consistency: as the report has it.
     """
 
     at: datetime | None
@@ -147,6 +148,7 @@ class SuccessLine:
     why: str | None = None
     predicted: PredictedCost | None = None
     retried: tuple[str, ...] = ()
+    consistency: str | None = None
 
     @property
     def identity(self) -> tuple[int | None, int | None, str | None, str | None]:
@@ -268,6 +270,7 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         why=_text(get("method_why")),
         predicted=_predicted(get("predicted")),
         retried=_retried(get("retried")),
+        consistency=_text(get("consistency")),
     )
 
 

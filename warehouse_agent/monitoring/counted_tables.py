@@ -1,0 +1,127 @@
+"""The counters of all tables, without reading all histories after each command.
+
+`_driftline/metrics.json` has the counters of each table, and the size and time that its history had
+when they were made. A history that is as it was then says nothing new; of one that grew by the line
+of this command, the line is added; of any other the new lines are read, from its end. So counters
+are what the histories give, whatever was killed, lost or done by others meanwhile, and the file may
+be lost. If two commands write it at once, the next one reads again what the other one had read.
+
+A command that knows many tables not yet stops after READ_S, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from driftline.errors import DriftlineError
+
+from warehouse_agent.history import refresh_history
+from warehouse_agent.history.history_lines import DAMAGED, HistoryLine, parse
+from warehouse_agent.monitoring.table_counters import TableCounters, mark_of
+from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
+
+READ_S: Final = 1.0  # of reading histories; all that is told of a command has 2 s
+_PLACE: Final = (PRIVATE, "metrics.json")
+_FORMAT: Final = 1
+_END: Final = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class CountedTable:
+    """A table's counters, and size in bytes and time (seconds since 1970) of its history."""
+
+    size: int
+    modified: float
+    counters: TableCounters
+
+    def is_of(self, file: StoredFile) -> bool:
+        """Return True if the history is as it was."""
+        return (self.size, self.modified) == (file.size, file.modified.timestamp())
+
+
+def counted(
+    store: Store,
+    names: Sequence[str],
+    lines: Mapping[str, str],
+    *,
+    read_s: float = READ_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, TableCounters]:
+    """Return the counters of the tables that have a history and could be read in time.
+
+    Args:
+        names: of all tables that are configured.
+        lines: those that this command appended, by table.
+
+    Raises:
+        WarehouseUnavailable: nothing can be read.
+    """
+    until = clock() + read_s
+    files = {file.place[-1].removesuffix(_END): file for file in store.walk(PRIVATE, "runs")}
+    before = dict(_read(store))
+    now = dict[str, CountedTable]()
+    for name in sorted(names, key=lambda name: name not in lines):  # stable
+        if (file := files.get(name)) is None:
+            continue
+        known = before.get(name)
+        if known is not None and known.is_of(file):
+            now[name] = known
+        elif (counters := _with_line(known, file, lines.get(name))) is not None:
+            now[name] = CountedTable(file.size, file.modified.timestamp(), counters)
+        elif clock() < until:
+            counters = _newest(store, name, known)
+            now[name] = CountedTable(file.size, file.modified.timestamp(), counters)
+        elif known is not None:
+            now[name] = known  # the next command reads what is new
+    if now != before:
+        _write(store, now)
+    return {name: one.counters for name, one in now.items()}
+
+
+def _with_line(
+    known: CountedTable | None, file: StoredFile, line: str | None
+) -> TableCounters | None:
+    """Return the counters with the line of this command, if nothing else is new; else None."""
+    if known is None or line is None or known.size + len(line.encode()) + 1 != file.size:
+        return None
+    parsed = parse(line.encode())
+    return None if parsed is None else known.counters.plus([parsed])
+
+
+def _newest(store: Store, name: str, known: CountedTable | None) -> TableCounters:
+    """Return the counters of a history, of which only the new lines are read if that is enough."""
+    mark = None if known is None else known.counters.mark
+
+    def enough(line: HistoryLine) -> bool:
+        return mark is not None and mark_of(line) == mark
+
+    history = refresh_history.read(store, name, enough)
+    if history.is_whole or known is None:
+        return TableCounters.of(history)
+    return known.counters.plus(reversed(history.lines[:-1]))
+
+
+def _read(store: Store) -> Iterator[tuple[str, CountedTable]]:
+    """Yield what the last command knew; nothing if that is lost, damaged or of another release."""
+    with contextlib.suppress(DriftlineError, *DAMAGED):
+        body: dict[str, Any] = store.read_json(*_PLACE)
+        if body["format"] != _FORMAT:
+            return
+        for name, one in body["tables"].items():
+            counters = TableCounters.from_json(one["counters"])
+            yield name, CountedTable(int(one["size"]), float(one["modified"]), counters)
+
+
+def _write(store: Store, tables: Mapping[str, CountedTable]) -> None:
+    """Keep what is known for the next command, which reads histories if that fails."""
+    kept = {
+        name: {"size": one.size, "modified": one.modified, "counters": one.counters.to_json()}
+        for name, one in tables.items()
+    }
+    with contextlib.suppress(DriftlineError):
+        store.write(json.dumps({"format": _FORMAT, "tables": kept}).encode(), *_PLACE)
