@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,9 +84,18 @@ class AuditEntry:
 class AuditLog:
     """The audit file, or stderr. Thread-safe."""
 
-    def __init__(self, path: Path | None, limit: AuditLimit | None = None) -> None:
-        """Raise ConfigurationError if the file cannot be written."""
-        self._path, self._limit = path, limit or AuditLimit()
+    def __init__(
+        self,
+        path: Path | None,
+        limit: AuditLimit | None = None,
+        *,
+        told: Callable[[AuditEntry], None] = lambda _: None,
+    ) -> None:
+        """Raise ConfigurationError if the file cannot be written.
+
+        told: gets each entry, also one whose line is left out.
+        """
+        self._path, self._limit, self._told = path, limit or AuditLimit(), told
         self._lock = threading.Lock()
         try:
             self._append(b"")
@@ -97,6 +107,7 @@ class AuditLog:
 
     def write(self, entry: AuditEntry) -> None:
         """Append one line with the time of now, or count it; log it if that fails."""
+        self._told(entry)
         line = self._line(entry)
         if not entry.client or self._limit.admits(
             entry.client, len(line), read_rows=entry.rows_read > 0

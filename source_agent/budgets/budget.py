@@ -158,6 +158,15 @@ class Governor:
         self._bytes.adopt(budget.bytes_per_second)
         self.pool.resize(budget.readers - 1)
 
+    @property
+    def is_paused(self) -> bool:
+        """Return True if nothing is read now: the agent is paused, or the hour is quiet."""
+        try:
+            self.check()
+        except NotNow:
+            return True
+        return False
+
     def check(self) -> None:
         """Raise NotNow if the agent is paused or the hour is quiet."""
         pause = self.budget.pause_file

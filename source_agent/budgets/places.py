@@ -87,6 +87,12 @@ class Places:
                     self._given_up -= Counter([client])
                 self._changed.notify_all()
 
+    @property
+    def held(self) -> int:
+        """Return the number of places that are taken."""
+        with self._changed:
+            return self._taken.total()
+
     def claim(self, place: Place, client: str, waited_s: float) -> bool:
         """Return True if a place of this client is to be given up (`Place.is_wanted`)."""
         with self._changed:

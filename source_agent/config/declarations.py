@@ -169,6 +169,15 @@ class LimitsTable(SettingsTable):
     )
 
 
+class MetricsTable(SettingsTable):
+    """Numbers for Prometheus, with the extra `metrics`."""
+
+    listen = ADDRESS.required(
+        "where `serve` serves them at `/metrics`, such as `127.0.0.1:9465`; plain HTTP without a"
+        " login, so name another address only on a network that you trust. Port 0 picks a free one"
+    )
+
+
 class JoinedMarkerTable(SettingsTable):
     """The marker of a table that a query joins."""
 
@@ -310,4 +319,8 @@ class SourceFile(SettingsTable):
     database = table_of(DatabaseTable).required("the database and the limits of a session")
     server = table_of(ServerTable).required("the address to listen on")
     limits = table_of(LimitsTable).by_default({}, "the limits of all exchanges together")
+    metrics = table_of(MetricsTable).optional(
+        "where numbers for Prometheus are served; see [monitoring](operating/monitoring.md)",
+        unset="nowhere",
+    )
     relations = map_of(table_of(RelationTable)).by_default({}, "what is served, by name")

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from driftline.errors import OPEN, ConfigurationError, DerivationRefused
 from driftline.limits import NAME_BYTES_MAX
+from driftline.metrics_server import check_package
 from driftline.relations.derivations import DerivablePart, Derivation
 from driftline.settings.declarations import is_loopback, nearest, password, read, resolve
 from driftline.settings.hours import DAY, Hours, overlapping
@@ -31,6 +32,7 @@ from source_agent.config.declarations import (
     SCANS_AT_ONCE,
     DatabaseTable,
     LimitsTable,
+    MetricsTable,
     RelationTable,
     ServerTable,
     SourceFile,
@@ -156,13 +158,17 @@ class ServedRelation:
 
 @dataclass(frozen=True, slots=True)
 class SourceConfig:
-    """The whole file. `relations`: by published name, in the order of the file."""
+    """The whole file. `relations`: by published name, in the order of the file.
+
+    `metrics`: host and port of the page for Prometheus; None: there is none.
+    """
 
     path: Path
     database: Database
     server: Endpoint
     budget: Budget
     relations: Mapping[str, ServedRelation]
+    metrics: tuple[str, int] | None = None
 
 
 def load(path: Path | str) -> SourceConfig:
@@ -179,6 +185,7 @@ def load(path: Path | str) -> SourceConfig:
         server=_endpoint(top.server),
         budget=_budget(top.limits),
         relations=MappingProxyType(relations),
+        metrics=_metrics(top.metrics),
     )
 
 
@@ -224,6 +231,13 @@ def _endpoint(table: ServerTable) -> Endpoint:
         if table.has(key):
             raise table.error(key, "It has no effect with `insecure = true`.", "Remove one.")
     return Endpoint(host, port, None, table.audit_file)
+
+
+def _metrics(table: MetricsTable | None) -> tuple[str, int] | None:
+    if table is None:
+        return None
+    check_package(table.place())
+    return table.listen.host, table.listen.port
 
 
 def _budget(table: LimitsTable) -> Budget:

@@ -35,6 +35,7 @@ from driftline.limits import (
     EXCHANGE_RPCS_PER_CLIENT_MAX,
     HEARTBEAT_S,
 )
+from driftline.metrics_server import MetricsServer
 from driftline.relations.activity import Activity
 from driftline.relations.activity_messages import to_message
 from driftline.wire.negotiation import FEATURES, PROTOCOLS, check_fields, check_protocol
@@ -68,6 +69,7 @@ from source_agent.server.handlers import (
     neighbour,
     one_message,
 )
+from source_agent.server.metrics import AuditCounters
 from source_agent.server.transport import Transport
 
 STOP_GRACE_S = 30.0
@@ -92,6 +94,11 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()
         self._is_over = threading.Event()
+
+    @property
+    def calls(self) -> int:
+        """Return the number of calls that are answered now."""
+        return self._exchanges.held + self._describes.held
 
     def start(self) -> None:
         """Start the watchdog: gRPC blocks the thread of an RPC while its client takes nothing."""
@@ -311,6 +318,12 @@ class Server:
     _transport: Transport
     _servicer: Servicer
     _vital: health.HealthServicer
+    _metrics: MetricsServer | None = None
+
+    @property
+    def metrics_address(self) -> str | None:
+        """Address of the page for Prometheus; None: there is none."""
+        return None if self._metrics is None else self._metrics.address
 
     @property
     def port(self) -> int:
@@ -329,6 +342,8 @@ class Server:
         self._vital.enter_graceful_shutdown()
         self._transport.stop(grace_s)
         self._servicer.stop(timeout_s=5.0)
+        if self._metrics is not None:
+            self._metrics.stop()
 
 
 def start(
@@ -345,8 +360,10 @@ def start(
         engine = connect_anew(*given, pooler=database.pooler)
     if governor is None:
         governor = Governor(config.budget, is_beside=is_beside(config.database.url))
-    audit = AuditLog(config.server.audit_file)
-    servicer = Servicer(AgentState(config, engine, governor, audit, heartbeat_s))
+    counters = AuditCounters()
+    audit = AuditLog(config.server.audit_file, told=counters.count)
+    state = AgentState(config, engine, governor, audit, heartbeat_s)
+    servicer = Servicer(state)
     vital = health.HealthServicer(experimental_non_blocking=False)
     for name in SERVICES:
         vital.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -356,9 +373,17 @@ def start(
 
     transport = Transport(config.server, config.path.name, add)
     servicer.arrived = transport.establish
+    metrics = None
+    if config.metrics is not None:
+        metrics = MetricsServer(
+            *config.metrics,
+            lambda: counters.page(
+                state.config.relations, is_paused=state.governor.is_paused, calls=servicer.calls
+            ),
+        )
     transport.start()
     servicer.start()
-    return Server(transport, servicer, vital)
+    return Server(transport, servicer, vital, metrics)
 
 
 def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> None:
@@ -390,6 +415,8 @@ def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> N
             beside.replace(port_file)
         host = config.server.address.rpartition(":")[0]
         print(f"listening on {host}:{server.port}", file=sys.stderr, flush=True)
+        if server.metrics_address is not None:
+            print(f"metrics on {server.metrics_address}", file=sys.stderr, flush=True)
         _tell_supervisor("READY=1")
         # The bytes do not say which signals came: the buffer may be too small for all of them.
         while asked.recv(4096) and not is_over:

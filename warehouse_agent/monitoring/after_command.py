@@ -72,7 +72,7 @@ class AfterCommand:
                 teller.tell(ended)
             except Exception as error:
                 _log.debug("%s failed", teller.name, exc_info=error)
-                wrong[teller.name] = str(error) or type(error).__name__
+                wrong[teller.name] = str(error).rstrip(".") or type(error).__name__
 
         for teller in self.tellers(ended.config):
             if (left := self._left.get(teller.name)) is not None and left.is_alive():

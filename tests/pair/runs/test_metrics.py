@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from driftline.errors import ConfigurationError
+from driftline.metrics_server import MetricsServer
 
 from tests import ROOT
 from tests.harness.legacy import SqliteLegacy
@@ -149,3 +153,56 @@ def test_a_killed_command_is_counted_by_the_next_one(pair: Pair) -> None:
     found = written(pair)
     assert of_table(found, "orders", "refresh_errors_total") == {("KILLED",): 1}
     assert of_table(found, "orders", "refresh_failures") == {("KILLED",): 1}
+
+
+def scraped(process: subprocess.Popen[str]) -> str:
+    """Return the address of the page that a process serves."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"metrics on (http://\S+)", line):
+            return found[1]
+    return pytest.fail("it ended")
+
+
+def test_run_serves_the_newest_numbers(pair: Pair) -> None:
+    pair.fragment_lines["orders"] = 'interval_max = "2s"'
+    pair.warehouse_lines = '[metrics]\nlisten = "127.0.0.1:0"\n'
+    assert refresh(pair).startswith("0 ")
+    words = [sys.executable, "-m", "warehouse_agent.cli", "--config", str(pair.warehouse_toml())]
+    with subprocess.Popen(
+        [*words, "run"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT,
+        env=environment(),
+    ) as process:  # fmt: skip
+        try:
+            address, seen = scraped(process), list[float]()
+            deadline = time.monotonic() + 60
+            while len(set(seen)) < 3 and time.monotonic() < deadline:
+                with urllib.request.urlopen(address, timeout=10) as response:
+                    found = numbers(response.read())
+                seen.append(of_table(found, "orders", "refreshes_total")[()])
+                assert of_table(found, "customers", "refreshes_total") == {(): 1}
+                time.sleep(0.3)
+            assert seen == sorted(seen)
+            assert len(set(seen)) >= 3
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_port_that_is_taken_ends_run_at_once(pair: Pair) -> None:
+    taken = MetricsServer("127.0.0.1", 0, lambda: b"")
+    pair.warehouse_lines = f'[metrics]\nlisten = "{taken.address[7:].partition("/")[0]}"\n'
+    ended = CliRunner().invoke(cli, ["--config", str(pair.warehouse_toml()), "run"])
+    assert isinstance(ended.exception, ConfigurationError)
+    assert "Address already in use" in ended.exception.message
+    taken.stop()
+
+
+def test_a_textfile_that_cannot_be_written_fails_no_refresh(pair: Pair) -> None:
+    textfile(pair).parent.rmdir()
+    said = refresh(pair)
+    assert said.startswith("0 ")
+    assert said.count("warning: ") == 1
+    assert "not told of this command: metrics: metrics.textfile: The folder " in said
+    assert not textfile(pair).parent.exists()
