@@ -8,12 +8,13 @@ warehouse's path, tables that are configured, and words of ours.
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from driftline.errors import ConfigurationError
 from driftline.metrics_server import MetricsServer
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
@@ -21,7 +22,7 @@ from warehouse_agent.monitoring.after_command import EndedCommand
 from warehouse_agent.monitoring.counted_tables import READ_S, counted
 from warehouse_agent.monitoring.table_counters import TableCounters
 from warehouse_agent.report import Report
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import Store, file_errors
 from warehouse_agent.views.timings import freshness_limit_s
 
 if TYPE_CHECKING:
@@ -235,19 +236,30 @@ class MetricsTeller:
         """Do it.
 
         Raises:
-            ConfigurationError: the folder of the textfile does not exist.
             WarehouseUnavailable: the warehouse cannot be read, or the file not written.
         """
         settings = ended.config.metrics
         assert settings is not None
         body = page(ended.config, ended.store, ended.reports, ended.now)
         _served.body = body
-        if (file := settings.textfile) is not None:
-            if not file.parent.is_dir():
-                raise ConfigurationError(
-                    f"The folder {file.parent} does not exist.", where="metrics.textfile"
-                )
-            Store(str(file.parent)).write(body, file.name)
+        if settings.textfile is not None:
+            write_textfile(settings.textfile, body)
+
+
+def write_textfile(file: Path, body: bytes) -> None:
+    """Write the textfile in one step; whoever reads it is another login.
+
+    Raises:
+        WarehouseUnavailable: it cannot be written.
+    """
+    beside = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with file_errors("written", str(file), len(body)):
+        try:
+            beside.write_bytes(body)
+            beside.chmod(0o644)  # whatever the umask of the command
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def teller(config: WarehouseConfig) -> MetricsTeller | None:
