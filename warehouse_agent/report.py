@@ -64,6 +64,7 @@ class PublishedVersion:
     updated: int = 0
     deleted: int = 0
     schema_changed: bool = False
+    schema_changes: list[str] = field(default_factory=list)
     bytes_rewritten: int = 0
     audit: dict[str, Any] | None = None
     changed: dict[str, Any] | None = None
@@ -111,6 +112,7 @@ class Report:
     rows_updated: int = 0
     rows_deleted: int = 0
     schema_changed: bool = False  # with this version; the number of changed rows is unknown
+    schema_changes: list[str] = field(default_factory=list)  # of columns and key, a phrase each
     rows_total: int | None = None
     rows_left: int | None = None  # our rows that were not compared, in a part
     updates_left: float | None = None  # rows among them that are expected to have been updated
@@ -190,6 +192,7 @@ class Report:
         self.version, self.rows_total = done.version, done.rows
         self.rows_inserted, self.rows_updated = done.inserted, done.updated
         self.rows_deleted, self.schema_changed = done.deleted, done.schema_changed
+        self.schema_changes = done.schema_changes
         self.bytes_rewritten, self.modelled = done.bytes_rewritten, done.modelled
         self.proof, self.checked_at, self.audit = done.proof, done.checked_at, done.audit
         self.fingerprint, self.miss_probability = done.fingerprint, done.miss_probability

@@ -83,6 +83,7 @@ SINCE = {
     "not_null_checked",
     "nullable",
     "run",
+    "schema_changes",
     "started_at",
     "release",
     "source",

@@ -107,6 +107,9 @@ carriers = { note = "string" }
 [views.open]
 query = "SELECT o.id, o.note FROM orders o WHERE o.id > 3"
 max_lag = "1h"
+[notify]
+webhook = "https://chat.example.com/hook"
+format = "slack"
 """
 
 

@@ -54,7 +54,7 @@ GOOD = (
     '"90s"', '"15m"', "5000", "2.5", "0.5",
     '["id"]', '"native"', '{ a = "int8" }', '"never"', '"UTC"',
     '["02:00-03:00"]', '["Sat,Sun", "Mon 02:00-03:00"]', '"127.0.0.1:1"', '"[::1]:7443"',
-    '["rows"]', '","', '"utf-8"', '{ "Mon-Fri" = 4 }',
+    '["rows"]', '","', '"utf-8"', '{ "Mon-Fri" = 4 }', '"https://chat.example.com/hook"',
 )  # fmt: skip
 
 # Wrong lines, each in place of a line of a good file: an editor marks them, and the agent refuses
@@ -76,6 +76,8 @@ WRONG = {
         incremental = { rows = 40, pause_s = 0.3 } | incremental = { pause_s = "slow" }
         carriers = { note = "string" } | carriers = { note = "text" }
         max_lag = "1h" | max_lag = "an hour" | chunk_rows = 0 | maintain = "never"
+        format = "slack" | format = "irc" | command = [] | command = "mail" | timeout = 2
+        format = "slack" | heartbeat = "ping" | values = 1 | webhok = "https://a.example/"
     """,
     SOURCE: """
         lock_timeout_s = 1 | lock_timeout_s = 0 | lock_timeout = 1 | silence_timeout_s = 3601
@@ -103,6 +105,8 @@ CONTRADICTIONS = {
         require = "fuzzy" | require = "exact"
         freshness = "1h" | refreshes_per_day = 0.1 | weights = { "Mo" = 2 }
         max_lag = "1h" | max_lag = "8d"
+        format = "slack" | heartbeat = "http://a.example/" | heartbeat = "https://u:p@a.example/"
+        format = "slack" | webhook_file = "hook.url"
     """,
     SOURCE: """
         insecure = true | insecure = false

@@ -21,12 +21,13 @@ from warehouse_agent.cli.answers import ReportPrinter
 from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import command_records
+from warehouse_agent.history.command_records import CommandRecord
 from warehouse_agent.inspection import readiness
 from warehouse_agent.inspection.receipt import PublishedTotal, published_total
 from warehouse_agent.monitoring import tellers
 from warehouse_agent.monitoring.after_command import AfterCommand, EndedCommand
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.report import counted, say_error
+from warehouse_agent.report import Report, counted, say_error
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.spark import session
@@ -47,21 +48,27 @@ def refresh(
     as_json: bool,
     spark: session.DeferredSession | None = None,
     after: AfterCommand | None = None,
+    others_failed: bool = False,
 ) -> list[int]:
     """Refresh fragments and views, and print the report of each as soon as it is done.
 
-    Then tell those who watch; `after`: of all commands of this process.
+    Then tell those who watch; `after`: of all commands of this process. `others_failed`: as in
+    `EndedCommand`.
 
     If it is scheduled (`Options.is_scheduled`), what closed hours of a source put off is no
     failure: it is due when they end.
     """
     with ProgressDisplay(len(chosen.fragments) + len(chosen.views)) as display:
         answers = ReportPrinter(display, as_json=as_json)
-        _tell_killed(config, display)
-        runner = Runner(spark or session.DeferredSession.of(config), config, (display, answers))
-        reports = runner.refresh(chosen, options)
-        answers.end()
-        ended = EndedCommand(config, Store.of(config), reports, datetime.now(UTC))
+        killed = _tell_killed(config, display)
+        reports: Sequence[Report] = ()
+        if chosen.fragments or chosen.views:
+            runner = Runner(spark or session.DeferredSession.of(config), config, (display, answers))
+            reports = runner.refresh(chosen, options)
+            answers.end()
+        ended = EndedCommand(
+            config, Store.of(config), reports, datetime.now(UTC), killed, others_failed
+        )
         (after or AfterCommand(tellers.of))(ended, display.note)
     is_put_off = [options.is_scheduled and one.is_put_off(time.time()) for one in reports]
     return [
@@ -69,12 +76,20 @@ def refresh(
     ]
 
 
-def _tell_killed(config: WarehouseConfig, display: ProgressDisplay) -> None:
-    """Say which earlier commands were killed, and note it in the histories of their fragments."""
-    now = datetime.now(UTC)
+def _tell_killed(
+    config: WarehouseConfig, display: ProgressDisplay
+) -> list[tuple[CommandRecord, list[str]]]:
+    """Say which earlier commands were killed, and note it in the histories of their fragments.
+
+    Returns:
+        The commands, and the fragments that each had not ended.
+    """
+    now, killed = datetime.now(UTC), list[tuple[CommandRecord, list[str]]]()
     with contextlib.suppress(DriftlineError):  # the refresh says what is wrong with the storage
-        for record, left in command_records.settle(Store.of(config), now.timestamp()):
+        killed = command_records.settle(Store.of(config), now.timestamp())
+        for record, left in killed:
             display.note(command_records.killed_text(record, left, now))
+    return killed
 
 
 def report(

@@ -277,12 +277,12 @@ def refresh(
         now = datetime.now(UTC)
         selection, decisions = due_now.due(config, selection, without, now)
         failing = say_due(decisions, config.file.name, now)
-        if not selection.fragments:
-            return failing
         names = [fragment.name for fragment in selection.fragments]
         options["gains"] = due_now.gains(config, names, now.timestamp())
     chosen = Options(is_scheduled=due, **options)
-    return failing + commands.refresh(config, selection, chosen, as_json=as_json)
+    return failing + commands.refresh(
+        config, selection, chosen, as_json=as_json, others_failed=bool(failing)
+    )
 
 
 @_on_fragments(

@@ -27,9 +27,10 @@ from driftline.settings.kinds import (
     table_of,
 )
 
-from warehouse_agent.config import fragments, sources, storage, timing
+from warehouse_agent.config import fragments, notify, sources, storage, timing
 from warehouse_agent.config.fragments import FragmentTable
 from warehouse_agent.config.names import check_name
+from warehouse_agent.config.notify import NotifyTable
 from warehouse_agent.config.settings import (
     AHEAD,
     DRIVER_SHARE,
@@ -157,6 +158,7 @@ class WarehouseFile(SettingsTable):
     sources = map_of(table_of(SourceTable)).by_default({}, "source agents, by name")
     fragments = map_of(table_of(FragmentTable)).by_default({}, "copies to keep, by name")
     views = map_of(table_of(ViewTable)).by_default({}, "queries over them, by name")
+    notify = table_of(NotifyTable).by_default({}, "who is told of what happens to tables")
 
 
 def load(path: Path | str) -> WarehouseConfig:
@@ -186,6 +188,7 @@ def load(path: Path | str) -> WarehouseConfig:
         driver_share=warehouse.driver_share,
         storage=storage.parse(top.storage, path),
         metrics=_metrics(top.metrics),
+        notify=notify.parse(top.notify),
     )
 
 

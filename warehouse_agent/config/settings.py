@@ -189,6 +189,45 @@ class StorageSettings:
         return self.endpoint is not None and self.endpoint.startswith("http://")
 
 
+class MessageFormat(Enum):
+    """Forms in which webhooks take messages."""
+
+    JSON = "json"  # our own
+    SLACK = "slack"  # incoming webhooks, also of Mattermost
+    TEAMS = "teams"  # workflows of Microsoft Teams, which take an adaptive card
+
+
+@dataclass(frozen=True, slots=True)
+class SecretAddress:
+    """The address of a receiver: `written` in the configuration, or in a `file` of its own.
+
+    `where`: the setting.
+    """
+
+    written: str | None = field(repr=False)
+    file: Path | None
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotifySettings:
+    """Receivers of messages about what happens to tables; none by default.
+
+    `command`: a program and its arguments.
+    `webhook_secret_file`: holds the key by which messages are signed.
+    `timeout_s`: for an answer.
+    `has_values`: messages carry the texts of errors, which may name keys and values of rows.
+    """
+
+    command: tuple[str, ...] | None = field(default=None, repr=False)
+    webhook: SecretAddress | None = None
+    webhook_secret_file: Path | None = None
+    format: MessageFormat = MessageFormat.JSON
+    heartbeat: SecretAddress | None = None
+    timeout_s: float = 1.5
+    has_values: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     """Places of the numbers for Prometheus; None: not there.
@@ -215,6 +254,7 @@ class WarehouseConfig:
         sources_at_once: sources that are refreshed side by side.
         executors_wait_s: the longest time without an executor of Spark, in seconds.
         metrics: None: there are none.
+        notify: who is told.
     """
 
     file: Path
@@ -230,3 +270,4 @@ class WarehouseConfig:
     driver_share: float = DRIVER_SHARE
     storage: StorageSettings = StorageSettings()
     metrics: MetricsSettings | None = None
+    notify: NotifySettings = NotifySettings()

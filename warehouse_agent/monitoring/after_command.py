@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from warehouse_agent.config import WarehouseConfig
+from warehouse_agent.history.command_records import CommandRecord
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import Store
 
@@ -32,18 +33,32 @@ class EndedCommand:
         store: the warehouse's folder.
         reports: of the fragments and views that it was to refresh, in any order.
         now: with a time zone.
+        killed: commands that were found killed, and the fragments that each had not ended.
+        others_failed: fragments were not tried, because they failed a short while ago.
     """
 
     config: WarehouseConfig
     store: Store
     reports: Sequence[Report]
     now: datetime
+    killed: Sequence[tuple[CommandRecord, Sequence[str]]] = ()
+    others_failed: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Return True if a fragment failed, or was not started; False if its source put it off."""
+        now = self.now.timestamp()
+        return self.others_failed or any(
+            one.exit_code and not one.is_put_off(now) for one in self.reports
+        )
 
 
 class Teller(Protocol):
-    """Somebody who is told. `name`: of its thread and in the warning."""
+    """Somebody who is told."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Return the name of its thread, which the warning has, too."""
 
     def tell(self, ended: EndedCommand) -> None:
         """Tell it. Raises whatever goes wrong: it becomes a part of the warning."""

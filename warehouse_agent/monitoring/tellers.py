@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from warehouse_agent.config import WarehouseConfig
-from warehouse_agent.monitoring import metrics
+from warehouse_agent.monitoring import metrics, notifications
 from warehouse_agent.monitoring.after_command import Teller
 
 
@@ -16,6 +16,10 @@ def of(config: WarehouseConfig) -> Sequence[Teller]:
     return [teller for teller in made if teller is not None]
 
 
-_ALL: Final[Sequence[Callable[[WarehouseConfig], Teller | None]]] = (  # None: it is not set
+# None: it is not set.
+_ALL: Final[Sequence[Callable[[WarehouseConfig], Teller | None]]] = (
     metrics.teller,
+    notifications.program,
+    notifications.webhook,
+    notifications.heartbeat,
 )

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 
 from driftline.errors import WarehouseUnavailable
 
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.notes import (
@@ -36,7 +37,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.recovery import repair, restored
 from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.report import PublishedVersion, fingerprint_kind, miss_probability, utc_now
-from warehouse_agent.storage.table import NewVersion, VersionRecord
+from warehouse_agent.storage.table import NewVersion, Snapshot, VersionRecord
 from warehouse_agent.tasks.proof import VersionTotal
 
 
@@ -102,6 +103,7 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
         updated=updated,
         deleted=deleted,
         schema_changed=is_other,
+        schema_changes=_schema_changes(p.base, p.layout),
         changed=None if (places := proven.changes.places) is None else places.to_json(),
         bytes_rewritten=sum(f.size for f in applied.gone if f not in lost),
     )
@@ -127,6 +129,11 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
         job.write_notes()
         WarehouseFailpoint.NOTES_WRITTEN.reach()
     return done
+
+
+def _schema_changes(base: Snapshot | None, now: Layout) -> list[str]:
+    """Return how columns differ from those that were published, a phrase each."""
+    return [] if base is None else schema_change.phrases(base.layout.recipe, now.recipe)
 
 
 def _result(compared: ComparisonResult, version: int, changed: int) -> PublishedVersion:

@@ -103,13 +103,18 @@ def explained(reply: pb.DescribeReply, base: Snapshot, name: str) -> RecipeChang
     if chosen is not None and chosen.columns is not None:
         known = {c.name for c in old.columns} | {c.name for c in new.key}
         new = replace(new, columns=tuple(c for c in new.columns if c.name in known))
-    changes = [one_line(change, LINE_CHARACTERS_MAX) for change in column_changes(old, new)]
+    changes = phrases(old, new)
     return RecipeChanged(
         f"The relation changed at the source: {'; '.join(changes)}.",
         where=name,
         remedy=f"To go on: driftline refresh {name} --accept-schema",
         details={f"change {i + 1}": text for i, text in enumerate(changes)},
     )
+
+
+def phrases(old: Recipe, new: Recipe) -> list[str]:
+    """Return the changes as `column_changes` has them, a printable line each."""
+    return [one_line(change, LINE_CHARACTERS_MAX) for change in column_changes(old, new)]
 
 
 def column_changes(old: Recipe, new: Recipe) -> Iterator[str]:

@@ -12,6 +12,7 @@
     <path>/_driftline/locks/<name>          held while an agent works on the fragment
     <path>/_driftline/runs/<name>.jsonl     a line for every refresh, also for failed ones
     <path>/_driftline/metrics.json          counters of all tables, which may be lost
+    <path>/_driftline/notified/<channel>.json  what was told, and what waits to be told
 
 How bytes get there is the backend's matter (`backends`). This module does not interpret what it
 stores.

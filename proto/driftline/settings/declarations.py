@@ -154,7 +154,7 @@ class Setting(Generic[T_co]):
         return f"{f'{self.name} = {value}':<35} # {note or self.brief}"
 
     def _value(self, table: SettingsTable) -> T_co:
-        value = table.values.get(self.name, self.default)
+        value = table.written.get(self.name, self.default)
         if value is not None:
             return self.kind.parse(table, self.name, value)
         if self.unset:
@@ -180,7 +180,7 @@ class SettingsTable:
 
     file: Path
     name: str
-    values: Mapping[str, object]
+    written: Mapping[str, object]
 
     def __init_subclass__(cls) -> None:
         settings: dict[str, Setting[object]] = {}
@@ -195,7 +195,7 @@ class SettingsTable:
 
     def __post_init__(self) -> None:
         known = self.declared
-        for key in self.values:
+        for key in self.written:
             if key not in known:
                 raise self.error(key, f"There is no setting {key!r} here.", nearest(key, known))
 
@@ -216,7 +216,7 @@ class SettingsTable:
     def has(self, key: str) -> bool:
         """Return True if the file has the setting."""
         assert key in self.declared, f"{key} is not declared"
-        return key in self.values
+        return key in self.written
 
     def typed(self, key: str, value: object, kind: type[T]) -> T:
         """Return a value of this type of TOML; raise ConfigurationError for one of another."""

@@ -269,7 +269,7 @@ def map_of(kind: SettingKind[T], *, called: str = "NAME") -> SettingKind[dict[st
 
     def parse(table: SettingsTable, key: str, value: object) -> dict[str, T]:
         inner = _FreeTable(table.file, table.below(key), table.typed(key, value, dict))
-        return {name: kind.parse(inner, name, one) for name, one in inner.values.items()}
+        return {name: kind.parse(inner, name, one) for name, one in inner.written.items()}
 
     schema = {"type": "object"}
     return SettingKind("a table", schema, parse, each=kind, called=called, wrong=("yes",))

@@ -151,7 +151,7 @@ def load(path: Path) -> FileFormat:
     """Read a description. Raises ConfigurationError with the file, the key and what to do."""
     top = read(path, FormatTable)
     kind = top.kind
-    if not top.values.get("columns"):
+    if not top.written.get("columns"):
         raise top.error("columns", "No column is named.", 'Write [columns] and id = "int8", ….')
     if kind == "parquet":
         _refuse(top, _TEXT_ONLY, "Parquet says it itself")

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow  # starts a process for many commands
 REPORT = [
     "name", "command", "version", "previous_version",
     "run", "started_at", "release", "source", "source_release", "rows_inserted", "rows_updated",
-    "rows_deleted", "schema_changed", "rows_total", "rows_left", "updates_left",
+    "rows_deleted", "schema_changed", "schema_changes", "rows_total", "rows_left", "updates_left",
     "marker", "audit", "allowed",
     "bytes_sent", "bytes_received", "copy_bytes", "changed",
     "bytes_rewritten", "repaired_files", "repaired_rows",
