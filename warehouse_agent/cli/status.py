@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import alarms
@@ -79,7 +80,7 @@ def status(
         codes = each(chosen, one, as_json=as_json, command="status")
     if check:
         unread = [one.name for one, code in zip(chosen, codes, strict=True) if code]
-        worst, lines = checked_text(shown, unread, now)
+        worst, lines = checked_text(shown, unread, now, _full_disk(config))
         if not as_json:
             print("\n".join(lines))
         sys.exit(worst.value)
@@ -92,6 +93,15 @@ def status(
             lines += _summary(shown)
         print("\n".join(lines))
     return codes
+
+
+def _full_disk(config: WarehouseConfig) -> WarehouseUnavailable | None:
+    """Return why the next refresh may find no room; None: it does, or it is no disk."""
+    try:
+        Store.of(config).refuse_full(0)
+    except WarehouseUnavailable as error:
+        return error
+    return None
 
 
 def has_colour() -> bool:
@@ -126,17 +136,23 @@ def activity_text(activity: ProbedChange) -> str:
 
 
 def checked_text(
-    shown: Sequence[PublishedState], unread: Sequence[str], now: datetime
+    shown: Sequence[PublishedState],
+    unread: Sequence[str],
+    now: datetime,
+    full_disk: WarehouseUnavailable | None = None,
 ) -> tuple[MonitoringState, list[str]]:
     """Return the state of all tables, and it in words: one line, then what to do.
 
     Args:
         unread: names of tables whose state cannot be read, which has been said.
         now: with a time zone.
+        full_disk: why the next refresh may find no room; no history can say so.
     """
     states = [s.state or MonitoringState.OK for s in shown]
+    states += [MonitoringState.CRITICAL] if full_disk else []
     state = alarms.worst([*states, *(MonitoringState.UNKNOWN for _ in unread)])
-    said = [f"{s.name}: {'; '.join(s.alarms)}" for s in shown if s.alarms]
+    said = [full_disk.message] if full_disk else []
+    said += [f"{s.name}: {'; '.join(s.alarms)}" for s in shown if s.alarms]
     said += [f"{name}: its state cannot be read" for name in unread]
     first = f"{state.name}: {counted(len(shown) + len(unread), 'table')}"
     if said:

@@ -7,6 +7,8 @@ killed left behind, and tables that are overdue, which this command did not touc
 
 That a table is overdue is decided by the time in this file. Its history is read only before that is
 told, and only for CONFIRM_S in a command: another configuration may have refreshed it.
+
+If nothing can be written, such as on a full disk, it is told what this command saw, each time.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from driftline.errors import CommandKilled, RecipeChanged, TableShrank
+from driftline.errors import CommandKilled, RecipeChanged, TableShrank, WarehouseUnavailable
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, WarehouseConfig
@@ -49,34 +51,40 @@ class Notifier:
         """Tell what waits, and what a command saw.
 
         Raises:
-            WarehouseUnavailable: what was told before cannot be read or written; nothing is sent.
+            WarehouseUnavailable: what is told cannot be noted; so it was told without.
             NotDelivered, ConfigurationError: it is sent again by the next command.
         """
-        place = (PRIVATE, FOLDER, f"{self.name}.json")
-        store, now = ended.store, ended.now.timestamp()
-        known = Told.of_json(store.read(*place) or b"")
-        seen = [*overdue(ended, known), *seen_by(ended)]
+        place, store = (PRIVATE, FOLDER, f"{self.name}.json"), ended.store
         configured = {*ended.config.fragments, *ended.config.views}
-
+        known = told = Told()
         mine: Sequence[WaitingEvent] = ()
-        left_out = 0
 
-        def add(told: Told) -> Told:
-            nonlocal mine, left_out
-            told, mine = told.seeing(seen, configured).claimed(time.time())
-            left_out = told.left_out
+        def add(before: Told, seen: Sequence[Event]) -> Told:
+            nonlocal told, mine
+            told, mine = before.seeing(seen, configured).claimed(time.time())
             return told
 
-        _change(store, place, add)
-        if not mine:
-            return
-        message = Message(ended.config.path, now, grouped(one.event for one in mine), left_out)
         try:
-            self.send(message)
-        except BaseException:
-            _change(store, place, lambda told: told.released(mine))
+            known = Told.of_json(store.read(*place) or b"")
+            seen = [*overdue(ended, known), *seen_by(ended)]
+            _change(store, place, lambda before: add(before, seen))
+        except WarehouseUnavailable:  # such as of a disk that is full
+            add(known, [*seen_by(ended)])
+            self._send(ended, told, mine)
             raise
-        _change(store, place, lambda told: told.delivered(mine, left_out))
+        try:
+            self._send(ended, told, mine)
+        except BaseException:
+            _change(store, place, lambda now: now.released(mine))
+            raise
+        if mine:
+            _change(store, place, lambda now: now.delivered(mine, told.left_out))
+
+    def _send(self, ended: EndedCommand, told: Told, mine: Sequence[WaitingEvent]) -> None:
+        if mine:
+            groups = grouped(one.event for one in mine)
+            at = ended.now.timestamp()
+            self.send(Message(ended.config.path, at, groups, told.left_out))
 
 
 def _change(store: Store, place: tuple[str, ...], change: Callable[[Told], Told]) -> None:

@@ -381,13 +381,14 @@ def test_a_message_of_a_command_that_was_killed_is_sent_again(
     assert [group.tables for group in sent[0].groups] == [("orders",)]
 
 
-def test_what_cannot_be_noted_is_not_sent(made: Made) -> None:
-    config = made()
+def test_what_cannot_be_noted_is_told_each_time(made: Made, receiver: Receiver) -> None:
+    config = made(f'webhook = "{receiver.url}"')
     Store.of(config).write(b"", PRIVATE, notifications.FOLDER)  # a file where a folder belongs
-    with pytest.raises(DriftlineError):
-        Notifier("webhook", lambda _: pytest.fail("it was sent")).tell(
-            ended(config, failed(down()))
-        )
+    for _ in range(2):
+        (warning,) = tell(ended(config, failed(down())))
+        assert "notified" in warning
+    (warning,) = tell(ended(config, well()))
+    assert receiver.events == [("failed", "orders")] * 2
 
 
 def test_a_failure_that_is_told_never_hides_another(made: Made) -> None:
