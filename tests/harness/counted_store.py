@@ -19,6 +19,7 @@ from unittest import mock
 import pyarrow as pa
 from pyarrow import fs
 
+from warehouse_agent.config.names import FRESHNESS
 from warehouse_agent.storage.backends import known
 from warehouse_agent.storage.backends.disk import Disk
 from warehouse_agent.storage.delta_log import DeltaLog
@@ -28,6 +29,7 @@ from warehouse_agent.storage.store import KEPT, PRIVATE
 _KINDS = {"fragments": "notes", "runs": "history", "schedule": "memory", "warehouse": "versions"}
 _DATA = re.compile(r"data-[0-9a-f]+(-[a-z]+)?")
 RECORDS = ("commands", "locks")  # kinds of the record of a running command, counted apart
+FRESH = "freshness"  # kind of the table of freshness, counted apart
 OPERATIONS = ("read", "head", "list", "write", "remove")
 
 
@@ -38,6 +40,8 @@ def kind_of(root: str, path: str) -> str:
         below = below[2:]
     if below[0] == PRIVATE:
         return _KINDS.get(below[1], below[1]) if len(below) > 1 else "all"
+    if below[0] == FRESHNESS:
+        return FRESH
     if len(below) > 1 and below[1] == DeltaLog.log:
         return "log"
     return "data" if len(below) > 1 and _DATA.fullmatch(below[1]) else "table"

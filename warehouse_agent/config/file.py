@@ -16,6 +16,7 @@ from driftline.metrics_server import check_package
 from driftline.settings.declarations import SettingsTable, read, resolve
 from driftline.settings.kinds import (
     ADDRESS,
+    FLAG,
     PATH,
     TEXT,
     choice,
@@ -88,6 +89,11 @@ class WarehouseTable(SettingsTable):
         "the longest time without an executor; at the start of a session or after all were lost,"
         " before it is an error. A master has as long to answer. See"
         " [Clusters](operating/spark.md#clusters)",
+    )
+    freshness_table = FLAG.by_default(
+        True,
+        "each refresh command also writes [how fresh each table is]"
+        "(operating/reading.md#freshness)",
     )
 
 
@@ -189,6 +195,7 @@ def load(path: Path | str) -> WarehouseConfig:
         storage=storage.parse(top.storage, path),
         metrics=_metrics(top.metrics),
         notify=notify.parse(top.notify),
+        freshness_table=warehouse.freshness_table,
     )
 
 

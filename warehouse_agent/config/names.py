@@ -13,6 +13,7 @@ from driftline.settings.declarations import SettingsTable, nearest
 from warehouse_agent.config.settings import Fragment, WarehouseConfig
 
 RESERVED = "_driftline"  # the names of folders for bookkeeping begin so
+FRESHNESS = "driftline_freshness"  # the table that says how fresh all others are
 NAME_CHARACTERS_MAX = 128  # of a folder, with room for a suffix
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -77,3 +78,9 @@ def check_name(name: str, table: SettingsTable, what: str) -> None:
         )
     if name.lower().startswith(RESERVED):
         raise table.error("", f"Names that begin with {RESERVED} are Driftline's own.")
+    if name.lower() == FRESHNESS:
+        raise table.error(
+            "",
+            f"{name!r} is the name of the table that says how fresh the others are.",
+            f"Give the {what} another name.",
+        )

@@ -255,6 +255,7 @@ class WarehouseConfig:
         executors_wait_s: the longest time without an executor of Spark, in seconds.
         metrics: None: there are none.
         notify: who is told.
+        freshness_table: commands write the table of freshness.
     """
 
     file: Path
@@ -271,3 +272,4 @@ class WarehouseConfig:
     storage: StorageSettings = StorageSettings()
     metrics: MetricsSettings | None = None
     notify: NotifySettings = NotifySettings()
+    freshness_table: bool = True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from warehouse_agent.config import WarehouseConfig
-from warehouse_agent.monitoring import metrics, notifications
+from warehouse_agent.monitoring import freshness, metrics, notifications
 from warehouse_agent.monitoring.after_command import Teller
 
 
@@ -18,6 +18,7 @@ def of(config: WarehouseConfig) -> Sequence[Teller]:
 
 # None: it is not set.
 _ALL: Final[Sequence[Callable[[WarehouseConfig], Teller | None]]] = (
+    freshness.of,
     metrics.teller,
     notifications.program,
     notifications.webhook,

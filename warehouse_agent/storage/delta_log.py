@@ -4,8 +4,8 @@ Tasks write Parquet; delta-rs commits add and remove actions with a `txn` marker
 record as metadata. A commit is made with the pin of its base, so that it fails if somebody else
 committed in between. A head that Driftline did not write is refused.
 
-No other module of the product reads or writes a Delta log, but `warehouse_versions`, whose table is
-one, and `demo`, which checks with independent means.
+No other module of the product reads or writes a Delta log, but `one_file_table`, for tables of its
+own kind, and `demo`, which checks with independent means.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The warehouse's folder, on a disk or in a bucket: places, small files, locks.
 
     <path>/<name>/                          the published Delta table of a fragment or a view
+    <path>/driftline_freshness/             how fresh each table is (`freshness_table`)
     <path>/_driftline/kept/<name>/          the same, of a relation that only views need
     <path>/_driftline/warehouse/            the table of versions (`warehouse_versions`)
     <path>/_driftline/keys/<name>.key       the fragment key, 32 bytes, private

@@ -35,7 +35,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from driftline.errors import UsageError, WarehouseUnavailable
@@ -49,7 +49,7 @@ from warehouse_agent.storage.elapsed import KEEP_HOURS_MIN_REMOTE
 from warehouse_agent.storage.staged_files import FOLDER, NOTE, frames_in
 from warehouse_agent.storage.store import PRIVATE, Store, StoredFile, file_errors
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
-from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions import freshness_table, warehouse_versions
 from warehouse_agent.visible_versions.warehouse_versions import WarehouseVersion
 
 SHARED_KEEP_HOURS = 1  # much longer than a small file is written, or executors are checked
@@ -78,6 +78,11 @@ class Garbage:
     oldest: int | None = None
     staged_bytes: int = 0
 
+    def plus(self, files: Sequence[StoredFile]) -> Garbage:
+        """Return it with these files as well."""
+        places = (*self.places, *(f.place for f in files))
+        return replace(self, places=places, bytes=self.bytes + sum(f.size for f in files))
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -95,7 +100,8 @@ def collector(
 ) -> Callable[[Fragment | View], Garbage]:
     """Return a function that finds the garbage of a table, and if it `removes`, removes it.
 
-    It raises what `unreferenced` raises, and Locked.
+    That of the table of freshness is found with the first one. It raises what `unreferenced`
+    raises, and Locked.
     """
     flips = functools.cache(functools.partial(kept_flips, store, keep_hours))
     begun = list[datetime]()
@@ -108,12 +114,16 @@ def collector(
     def collect(table: Fragment | View) -> Garbage:
         name, is_view = table.name, isinstance(table, View)
         with store.lock(name) as lock, file_errors("locked", name):
-            if not begun:  # a clock of ours that is fast would find too much
+            if is_first := not begun:  # a clock of ours that is fast would find too much
                 begun.append(min(now, lock.stored_at()))
             (at,) = begun
             garbage = unreferenced(
                 store, name, keep_hours=keep_hours, now=at, is_view=is_view, flips=flips(at)
             )
+            fresh, unused = 0, list[StoredFile]()
+            if is_first:
+                fresh, unused = freshness_table.garbage(store, _since(store, keep_hours, at))
+                garbage = garbage.plus(unused)
             if removes:
                 for place in garbage.places:
                     lock.check()
@@ -123,6 +133,7 @@ def collector(
                 if garbage.oldest is not None:
                     formats.shorten(store, name, garbage.oldest)
                 shorten_versions()
+                freshness_table.shorten(store, fresh)
         return garbage
 
     return collect

@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.config import StorageSettings, load
+from warehouse_agent.config.names import FRESHNESS
 from warehouse_agent.config.storage import bucket_path
 from warehouse_agent.report import counted
 from warehouse_agent.storage.backends import known
@@ -38,7 +39,7 @@ from warehouse_agent.storage.formats import head, is_view, view_head
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks.data_frames import ColumnRange, rows_of
-from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions import freshness_table, warehouse_versions
 from warehouse_agent.visible_versions.members import Member, MemberKind
 
 Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
@@ -155,6 +156,8 @@ def read(
 ) -> DataFrame:
     """Return the published table of a fragment or a view, and make a temporary view of this name.
 
+    `driftline_freshness` says how fresh all of them are.
+
     Where the warehouse is on no disk, Spark fetches all that it is not told to leave out: name the
     columns, and conditions of keys, numbers and dates by which most rows are not wanted.
 
@@ -170,8 +173,12 @@ def read(
             column.
         UsageError: a condition has another operator, or no value.
     """
-    store, members, _ = _opened(path, None, storage)
-    rows = _data(spark, _pinned(store, members, name, version), columns, where)
+    if name == FRESHNESS and version is None:
+        file = freshness_table.data_file(open_store(path, storage))
+        rows = _rows(spark, [file], freshness_table.SCHEMA, columns, where)
+    else:
+        store, members, _ = _opened(path, None, storage)
+        rows = _data(spark, _pinned(store, members, name, version), columns, where)
     rows.createOrReplaceTempView(quoted(name))
     return rows
 

@@ -12,40 +12,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
-from warehouse_agent.columns import parquet
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.storage.delta_log import shorten_log
-from warehouse_agent.storage.log_entry import ENTRY_ALONE, checkpoint
-from warehouse_agent.storage.opened_table import OpenedTable, opened, with_keys_of_now
-from warehouse_agent.storage.store import (
-    PRIVATE,
-    Store,
-    StoredFile,
-    file_errors,
-    one_line,
-    why_not_logged,
-)
+from warehouse_agent.storage.log_entry import META
+from warehouse_agent.storage.one_file_table import OneFileTable, files_of
+from warehouse_agent.storage.opened_table import OpenedTable
+from warehouse_agent.storage.store import PRIVATE, Store, StoredFile, file_errors, one_line
 from warehouse_agent.visible_versions.members import Member, MemberKind
 
 FOLDER = "warehouse"  # below PRIVATE
 TABLE = f"{PRIVATE}/{FOLDER}"
 FORMAT = 1  # of the rows; a reader refuses a newer one
 TRIES_MAX = 100  # commits of others that may overtake one flip
-_META = "driftline"
 _INPUTS = pa.map_(pa.string(), pa.int64())
 SCHEMA = pa.schema(
     [
@@ -63,6 +51,14 @@ SCHEMA = pa.schema(
         ("stale_since", pa.string()),
     ]
 )
+_VERSIONS = OneFileTable(
+    (PRIVATE, FOLDER),
+    "driftline_warehouse",
+    SCHEMA,
+    "The warehouse version could not be committed",
+    "Check space and permissions. What was committed of each table stays, readers keep the version"
+    " before, and the next refresh goes on from there.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class WarehouseVersion:
 
 def exists(store: Store) -> bool:
     """Return True if the warehouse has a table of versions."""
-    return bool(store.files(PRIVATE, FOLDER, "_delta_log"))
+    return _VERSIONS.exists(store)
 
 
 def newest(store: Store) -> WarehouseVersion | None:
@@ -170,10 +166,7 @@ def garbage(store: Store, oldest: int, newest: WarehouseVersion) -> list[StoredF
     """
     tables = (_table(store, number) for number in range(oldest, newest.number))
     kept = {_file(table) for table in tables if table is not None}
-    kept.add(_file(newest.pin))
-    files = store.walk(PRIVATE, FOLDER)
-    data = [f for f in files if len(f.place) == 3 and f.place[-1].endswith(".parquet")]
-    return [f for f in data if f.place[-1] not in kept and _number(f) <= newest.number]
+    return _VERSIONS.garbage(store, kept | {_file(newest.pin)}, newest.number)
 
 
 def shorten(oldest: WarehouseVersion) -> None:
@@ -181,18 +174,10 @@ def shorten(oldest: WarehouseVersion) -> None:
     shorten_log(oldest.pin, TABLE)
 
 
-def _number(file: StoredFile) -> int:
-    """Return the number of the version that a file was written for; -1: it is not one of ours."""
-    number = file.place[-1].partition("-")[0]
-    return int(number) if number.isdecimal() else -1
-
-
 def _table(store: Store, number: int | None) -> OpenedTable | None:
     """Return the handle of a version, None for the newest; None if there is no table."""
     try:
-        return opened(store, TABLE, number)
-    except TableNotFoundError:
-        return None
+        return _VERSIONS.opened(store, number)
     except (DeltaError, OSError) as error:
         if number is not None:
             last = _table(store, None)
@@ -202,7 +187,7 @@ def _table(store: Store, number: int | None) -> OpenedTable | None:
                     where=TABLE,
                     remedy="Read that one, or leave the version out.",
                 ) from None
-            if not _is_logged(store, number):
+            if not _VERSIONS.is_logged(store, number):
                 raise _gone(number, "the log does not have it any more") from error
         raise _unreadable(one_line(error)) from error
 
@@ -221,8 +206,7 @@ def _opened(store: Store, number: int | None) -> WarehouseVersion | None:
     name = _file(table)
     try:
         with file_errors("read", name):
-            data = store.read(PRIVATE, FOLDER, name)
-        rows = None if data is None else _rows(data)
+            rows = _VERSIONS.read(store, name)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise _unreadable(f"{name}: {one_line(error)}") from error
     if rows is None:
@@ -235,26 +219,17 @@ def _opened(store: Store, number: int | None) -> WarehouseVersion | None:
     return WarehouseVersion(table.version(), flipped_at, {m.name: m for m in members}, table)
 
 
-def _rows(data: bytes) -> pa.Table:
-    """Return the rows of a file, read in this thread alone.
-
-    `read_table` lets threads of Arrow read, of which one may be the last to drop `data`; if that is
-    while the process ends, it aborts.
-    """
-    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-
-
 def _file(table: DeltaTable) -> str:
     """Return the name of the file of a version. Raises WarehouseUnavailable: there is not one."""
-    files = table.file_uris()
+    files = files_of(table)
     if len(files) != 1:
         raise _foreign(table.version())
-    return files[0].rsplit("/", 1)[-1]
+    return files[0]
 
 
 def _noted(rows: pa.Table, version: int) -> dict[str, Any]:
     """Return what a flip notes in its file. Raises WarehouseUnavailable: another program's."""
-    text = (rows.schema.metadata or {}).get(_META.encode())
+    text = (rows.schema.metadata or {}).get(META.encode())
     if text is None:
         raise _foreign(version)
     noted: dict[str, Any] = json.loads(text)
@@ -269,74 +244,10 @@ def _noted(rows: pa.Table, version: int) -> dict[str, Any]:
 
 def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Member]) -> bool:
     """Commit members as the next version; return False if somebody else was faster."""
-    number = 0 if base is None else base.number + 1
-    noted = {"format": FORMAT, "flipped_at": datetime.now(UTC).isoformat()}
-    schema = SCHEMA.with_metadata({_META: json.dumps(noted).encode()})
-    rows = pa.Table.from_pylist([_row(after[name]) for name in sorted(after)], schema)
-    sink = pa.BufferOutputStream()
-    with parquet.writer(sink, rows.schema) as file:
-        file.write_table(rows)
-    data, name = sink.getvalue().to_pybytes(), f"{number:010d}-{uuid.uuid4().hex[:12]}.parquet"
-    store.write(data, PRIVATE, FOLDER, name)
-    WarehouseFailpoint.FLIP_WRITTEN.reach()
-    statistics = json.dumps({"numRecords": rows.num_rows})
-    now = int(time.time() * 1000)
-    add = AddAction(name, len(data), {}, now, True, statistics)
-    properties = CommitProperties(custom_metadata={_META: json.dumps(noted)}, max_commit_retries=0)
-    delta_schema = Schema.from_arrow(SCHEMA)
-    try:
-        if base is None:
-            create_table_with_add_actions(
-                store.table(TABLE),
-                delta_schema,
-                [add],
-                mode="error",
-                name="driftline_warehouse",
-                storage_options=store.delta_options,
-                commit_properties=properties,
-                post_commithook_properties=ENTRY_ALONE,
-            )
-        else:
-            gone = RemoveAction(_file(base.pin), True, now, 0, {})
-            with_keys_of_now(store, TABLE, base.pin).create_write_transaction(
-                [add, gone],
-                "append",
-                delta_schema,
-                commit_properties=properties,
-                post_commithook_properties=ENTRY_ALONE,
-            )
-            checkpoint(store, TABLE, base.number)
-    except CommitFailedError:
-        return _is_ours(store, number, name)
-    except (DeltaError, OSError) as error:
-        with contextlib.suppress(WarehouseUnavailable):
-            if _is_logged(store, number):
-                return _is_ours(store, number, name)
-        found = store.answer(error)
-        why = found.text if found else why_not_logged(error, store.table(TABLE), len(data))
-        raise WarehouseUnavailable(
-            f"The warehouse version could not be committed: {why}.",
-            where=TABLE,
-            remedy=found.remedy
-            if found
-            else "Check space and permissions. What was committed of each table stays, readers"
-            " keep the version before, and the next refresh goes on from there.",
-        ) from error
-    return True
-
-
-def _is_ours(store: Store, number: int, name: str) -> bool:
-    """Return True if a version is the one of this file; else remove the file.
-
-    A commit may be answered with an error although it was made: a store that repeats a write after
-    a lost answer finds its own, and takes it for somebody else's.
-    """
-    with contextlib.suppress(NotFound):
-        table = _table(store, number)
-        if table is not None and _file(table) == name:
-            return True
-    store.remove_file(PRIVATE, FOLDER, name)
-    return False
+    noted: dict[str, str | int] = {"format": FORMAT, "flipped_at": datetime.now(UTC).isoformat()}
+    rows = pa.Table.from_pylist([_row(after[name]) for name in sorted(after)], SCHEMA)
+    pin = None if base is None else base.pin
+    return _VERSIONS.commit(store, pin, rows, noted, WarehouseFailpoint.FLIP_WRITTEN.reach)
 
 
 def _row(member: Member) -> dict[str, Any]:
@@ -348,14 +259,6 @@ def _member(row: dict[str, Any]) -> Member:
     known: dict[str, Any] = {name: row.get(name) for name in SCHEMA.names}
     known |= {"kind": MemberKind(row["kind"]), "inputs": dict(row["inputs"] or ())}
     return Member(**known)
-
-
-def _is_logged(store: Store, number: int) -> bool:
-    """Return True if the log has all that a version is read from: a checkpoint and what follows."""
-    names = {name for name, _ in store.files(PRIVATE, FOLDER, "_delta_log")}
-    begins = [int(name[:20]) for name in names if ".checkpoint." in name and name[:20].isdecimal()]
-    first = max((at for at in begins if at <= number), default=-1) + 1
-    return all(f"{version:020d}.json" in names for version in range(first, number + 1))
 
 
 def _gone(number: int, why: str) -> NotFound:

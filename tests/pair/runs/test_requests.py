@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests import ROOT
 from tests.harness.counted_requests import RequestCounter
-from tests.harness.counted_store import OPERATIONS, RECORDS, Counted, counted
+from tests.harness.counted_store import FRESH, OPERATIONS, RECORDS, Counted, counted
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.object_stores import Moto
@@ -34,7 +34,8 @@ from warehouse_agent.visible_versions.readers import read
 ROWS = 400
 KINDS = ("notes", "history", "memory", "log", "data")  # whose reads have a column each
 HEADER = ("command", *(f"reads of {kind}" for kind in KINDS), *(f"{one}s" for one in OPERATIONS))
-HEADER = (*HEADER, "of the record")
+HEADER = (*HEADER, "of the record", "of freshness")
+APART = (*RECORDS, FRESH)  # kinds
 EDITS = ("UPDATE t SET note = 'x' WHERE id < 7", "DELETE FROM t WHERE id = 9")
 NOTHING, PLAN = "`refresh`, nothing changed", "`plan`"
 FLIP = "`refresh`, 7 of 399 rows changed, with a flip"
@@ -143,8 +144,9 @@ def line(name: str, one: Counted) -> str:
     """Return a command as a line of the table."""
     cells = [one["read", kind] for kind in KINDS]
     for operation in OPERATIONS:
-        cells.append(sum(n for kind, n in one.of(operation).items() if kind not in RECORDS))
-    cells.append(sum(n for (_, kind), n in one.requests.items() if kind in RECORDS))
+        cells.append(sum(n for kind, n in one.of(operation).items() if kind not in APART))
+    cells.append(sum(one.at(kind) for kind in RECORDS))
+    cells.append(one.at(FRESH))
     return "| " + " | ".join([name, *map(str, cells)]) + " |"
 
 
@@ -169,10 +171,15 @@ def test_the_table_is_what_an_object_store_is_asked_for(
 
         made = asked(pair, ask, None)
     cells = {
-        name: [sum(one.of(what).values()) for what in OPERATIONS] for name, one in made.items()
+        name: [sum(n for kind, n in one.of(what).items() if kind != FRESH) for what in OPERATIONS]
+        for name, one in made.items()
     }
-    counts = ["| " + " | ".join([name, *map(str, some)]) + " |" for name, some in cells.items()]
-    header = " | ".join(("| in an object store", *(f"{one}s" for one in OPERATIONS)))
+    counts = [
+        "| " + " | ".join([name, *map(str, [*some, made[name].at(FRESH)])]) + " |"
+        for name, some in cells.items()
+    ]
+    names = ("| in an object store", *(f"{one}s" for one in OPERATIONS), "of freshness")
+    header = " | ".join(names)
     assert stated(header) == counts, "\n".join(["the table is now:", *counts])
 
 
@@ -180,7 +187,13 @@ def test_the_table_is_what_an_object_store_is_asked_for(
 def test_small_files_are_not_read_again_and_again(found: dict[str, Counted]) -> None:
     counts = {(name, kind): found[name]["read", kind] for name, kind in READS_MAX}
     assert all(counts[one] <= most for one, most in READS_MAX.items()), counts
-    assert found[NOTHING].of("write").items() <= {**WRITES_MAX, "commands": 1}.items()
+    assert (
+        found[NOTHING].of("write").items()
+        <= {
+            **WRITES_MAX,
+            **dict.fromkeys(("commands", FRESH), 1),
+        }.items()
+    )
     assert max(found[name]["head", "log"] for name in (NOTHING, PLAN)) <= 1
     for name in (PLAN, *ONCE[1:], "`history`", "`verify`", "`warehouse_agent.read`"):
         assert not found[name].of("write"), name

@@ -14,6 +14,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from driftline.errors import NotFound, WarehouseUnavailable
 
 from tests.warehouse_agent.visible_versions.test_members import fragment, view
+from warehouse_agent.storage import one_file_table
 from warehouse_agent.storage.store import Store
 from warehouse_agent.visible_versions import warehouse_versions as versions
 from warehouse_agent.visible_versions.members import moved
@@ -91,7 +92,7 @@ def test_a_flip_that_was_made_and_is_answered_with_an_error(
     """As by a store that repeats a write whose answer was lost, and finds its own."""
     for version in range(before):
         put(store, "orders", version)
-    create = vars(versions)["create_table_with_add_actions"]
+    create = vars(one_file_table)["create_table_with_add_actions"]
     write = DeltaTable.create_write_transaction
 
     def created(*args: Any, **options: Any) -> None:
@@ -103,7 +104,7 @@ def test_a_flip_that_was_made_and_is_answered_with_an_error(
         raise error("Transaction failed: version already exists")
 
     with monkeypatch.context() as patched:
-        patched.setattr(versions, "create_table_with_add_actions", created)
+        patched.setattr(one_file_table, "create_table_with_add_actions", created)
         patched.setattr(DeltaTable, "create_write_transaction", written)
         assert put(store, "orders", 7).number == before
     found = versions.newest(store)
