@@ -84,6 +84,7 @@ ACTIVITY_BYTES_MAX = 32  # of an identity or a flag, which are hashes
 MARK_BYTES_MAX = 64 << 10  # of a mark: it names each partition of a table, some 20 bytes each
 BEHIND_ROWS_MAX = 1 << 21  # whose positions are held: 16 MB, and twice that while they are sorted
 UNMARKED_ROWS_MAX = 1 << 15  # named by an audit, 16 bytes each
+GONE_ROWS_MAX = 1 << 15  # deleted rows behind a mark that is claimed, 8 bytes each
 HEALTH_RPCS_MAX = 16  # a probe every few seconds, answered at once
 HEALTH_RPCS_PER_CLIENT_MAX = 2
 WATCH_RPCS_MAX = 8  # of health, for balancers: each lasts, and holds a thread
@@ -133,7 +134,7 @@ assert CONNECTION_RPCS_MAX >= 2 * (
     + WATCH_RPCS_PER_CLIENT_MAX
 )
 assert max(ACTIVITY_RELATIONS_MAX, PART_RANGES_MAX * 2 * 128) <= MESSAGE_PARTS_MAX
-assert UNMARKED_ROWS_MAX * 16 + MARK_BYTES_MAX < MESSAGE_BYTES_MAX
+assert UNMARKED_ROWS_MAX * 16 + GONE_ROWS_MAX * 8 + MARK_BYTES_MAX < MESSAGE_BYTES_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S
 assert NO_ADVANCE_S < EXCHANGE_S_MAX
 assert DATABASE_SILENCE_S <= DATABASE_SILENCE_S_MAX < NO_ADVANCE_S - NO_PROGRESS_S

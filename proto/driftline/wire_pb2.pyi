@@ -789,6 +789,7 @@ class Since(_message.Message):
     HASHES_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
+    CLAIMED_FIELD_NUMBER: _builtins.int
     mark: _builtins.bytes
     """as the source gave it; empty: a mark is wanted, and all rows are compared"""
     sum: _builtins.bytes
@@ -801,6 +802,8 @@ class Since(_message.Message):
     """a mark: name rows that come although they are not behind it; empty: none"""
     checksums: _builtins.bool
     """`keys`, `sum` and `strata` are of keys with the checksums of their rows"""
+    claimed: _builtins.bool
+    """no keys are compared: `keys`, `sum`, `strata` and `hashes` are absent"""
     @_builtins.property
     def keys(self) -> Global___Sketch:
         """of our keys"""
@@ -815,10 +818,11 @@ class Since(_message.Message):
         hashes: _builtins.bytes = ...,
         audited: _builtins.bytes = ...,
         checksums: _builtins.bool = ...,
+        claimed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "checksums", b"checksums", "hashes", b"hashes", "keys", b"keys", "mark", b"mark", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "checksums", b"checksums", "claimed", b"claimed", "hashes", b"hashes", "keys", b"keys", "mark", b"mark", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1370,16 +1374,20 @@ class Deleted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KS_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     ks: _builtins.bytes
     """decoded k for which the source has no row: section 7"""
+    positions: _builtins.bytes
+    """instead, by a claim: of rows behind the mark that are gone; int64, ascending"""
     def __init__(
         self,
         *,
         ks: _builtins.bytes = ...,
+        positions: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ks", b"ks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ks", b"ks", "positions", b"positions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1476,6 +1484,8 @@ class Marked(_message.Message):
     OPEN_S_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
+    CLAIMED_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     mark: _builtins.bytes
     """for the next exchange; empty: there is none"""
     why: _builtins.str
@@ -1504,6 +1514,10 @@ class Marked(_message.Message):
     """the column that has checksums of rows; empty: the marker is another"""
     checksums: _builtins.bytes
     """of the rows in `positions`: the mixed key and checksum, uint64 each"""
+    claimed: _builtins.bool
+    """by a claim: count and sum of `Finished` are of the rows that came"""
+    gone: _builtins.bytes
+    """of an audit of a claim: positions of rows behind the mark that are gone"""
     def __init__(
         self,
         *,
@@ -1521,10 +1535,12 @@ class Marked(_message.Message):
         open_s: _builtins.float = ...,
         checksum: _builtins.str = ...,
         checksums: _builtins.bytes = ...,
+        claimed: _builtins.bool = ...,
+        gone: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "by_marker", b"by_marker", "checksum", b"checksum", "checksums", b"checksums", "counted", b"counted", "future", b"future", "hashes", b"hashes", "mark", b"mark", "open_s", b"open_s", "positions", b"positions", "row_hashes", b"row_hashes", "rows", b"rows", "unmarked", b"unmarked", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "by_marker", b"by_marker", "checksum", b"checksum", "checksums", b"checksums", "claimed", b"claimed", "counted", b"counted", "future", b"future", "gone", b"gone", "hashes", b"hashes", "mark", b"mark", "open_s", b"open_s", "positions", b"positions", "row_hashes", b"row_hashes", "rows", b"rows", "unmarked", b"unmarked", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

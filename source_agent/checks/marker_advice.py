@@ -18,7 +18,15 @@ from typing import Final
 from driftline.errors import DriftlineError
 
 from source_agent.engines.interface import MarkedRead, Session
-from source_agent.engines.relations.markers import AWARE, FLAGS, INTEGERS, TIMES, Marker, MarkerKind
+from source_agent.engines.relations.markers import (
+    AWARE,
+    FLAGS,
+    INTEGERS,
+    TIMES,
+    Deletes,
+    Marker,
+    MarkerKind,
+)
 from source_agent.engines.relations.shapes import Shape
 
 COLUMNS_MAX: Final = 4  # that are suggested, of a table with many likely ones
@@ -74,6 +82,8 @@ def line(marker: Marker) -> str:
         given["zone"] = marker.zone
     if marker.deleted is not None:
         given["deleted"] = marker.deleted
+    if marker.is_kept:
+        given["deletes"] = Deletes.NEVER.value
     parts = [] if is_named else ["versioned = true" if marker.versioned else "xmin = true"]
     parts += [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in given.items()]
     return f"marker = {{ {', '.join(parts)} }}"

@@ -32,6 +32,7 @@ from driftline.settings.kinds import (
 )
 
 from source_agent.engines.interface import Limits
+from source_agent.engines.relations.markers import Deletes
 from source_agent.engines.relations.shapes import Fingerprint
 
 LOGIN: Final = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
@@ -221,6 +222,10 @@ class MarkerTable(JoinedMarkerTable):
     deleted = TEXT.optional(
         "a flag, a truth value or an integer; flagged rows are rows that are gone, however they are"
         " read. NULL deletes nothing"
+    )
+    deletes = choice(Deletes).optional(
+        '`"never"`: no row is ever deleted. It, or `deleted`, allows a warehouse to read the rows'
+        " behind its mark alone ([claims](dba/markers.md#claims))"
     )
 
 

@@ -20,7 +20,7 @@ from source_agent.engines.relations.markers import Marker
 _EXCLUDED = {
     "xmin": ("column", "late", "zone", "versioned", "checksum"),
     "versioned": ("column", "zone", "checksum"),
-    "checksum": ("column", "late", "zone"),
+    "checksum": ("column", "late", "zone", "deletes"),
 }
 
 
@@ -40,11 +40,14 @@ def marker_of(table: RelationTable) -> Marker | None:
     for kind, excluded in _EXCLUDED.items():
         if given[kind] and (both := [key for key in excluded if inner.has(key)]):
             raise inner.error(both[0], f"It has no meaning beside `{kind}`.", "Remove one.")
+    if deleted is not None and inner.deletes is not None:
+        raise inner.error("deletes", "It has no meaning beside `deleted`.", "Remove one.")
+    is_kept = inner.deletes is not None
     if inner.xmin or inner.versioned:
-        return Marker("", inner.late, None, deleted, versioned=inner.versioned)
+        return Marker("", inner.late, None, deleted, versioned=inner.versioned, is_kept=is_kept)
     if checksum is not None:
         return Marker(checksum, deleted=deleted, checksum=True)
-    return replace(_marker_of_column(inner), deleted=deleted)
+    return replace(_marker_of_column(inner), deleted=deleted, is_kept=is_kept)
 
 
 def _marker_of_column(inner: JoinedMarkerTable) -> Marker:

@@ -81,6 +81,22 @@ def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes 
     return pb.Reply(verdict=made)
 
 
+def compare_unmarked(
+    scan: Scan, partition: Partition, theirs: Bytes
+) -> Replies[ExchangeEnd | Handover]:
+    """Compare all rows by their ranges: a mark cannot be used. theirs: the warehouse's strata."""
+    totals = RangeTotals(partition)
+    scan.fill(totals)
+    sums = totals.sums
+    if sums.total == scan.ours:
+        return ExchangeEnd(sums.total, equal=True)
+    differing = differing_slots(theirs, sums.short_digests(), scan.reader.salt)
+    said = verdict(sums.total, differing)
+    said.verdict.unmarked = True
+    yield said
+    return Handover(sums, partition, (yield None))
+
+
 def refine(scan: Scan, at: Handover) -> Replies[ExchangeEnd]:
     """Continue with the warehouse's digests of ranges; send everything if too many rows differ.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from driftline import wire_pb2 as pb
 
+from source_agent.methods.claimed import ClaimRead
 from source_agent.methods.full_copy import EverythingSent, send_again
 from source_agent.methods.groups import GroupsCompared
 from source_agent.methods.interface import Continuing, MethodAnswer
@@ -14,9 +15,10 @@ from source_agent.methods.request_validation import ParsedOpening
 from source_agent.methods.since import SinceRead
 from source_agent.methods.sketch import SketchDecoded
 
-# A mark comes first: its opening has ranges, too. Groups and sketches refuse an opening of no rows,
-# which else is a load. Ranges come last: every opening has ranges.
+# Marks come first: their openings have ranges, too. Groups and sketches refuse an opening of no
+# rows, which else is a load. Ranges come last: every opening has ranges.
 ANSWERS: tuple[type[MethodAnswer], ...] = (
+    ClaimRead,
     SinceRead,
     GroupsCompared,
     SketchDecoded,

@@ -211,6 +211,23 @@ class SinceParameters:
     hashes: int | None
 
 
+def is_claim(opening: pb.Open) -> bool:
+    """Return True if an opening has a mark that is claimed.
+
+    Raises MalformedMessage if it also has what is compared otherwise.
+    """
+    said = opening.since
+    if not (opening.HasField("since") and said.claimed and said.mark):
+        return False
+    others = [
+        name for name in ("within", "between", "grouping", "sketch") if opening.HasField(name)
+    ]
+    is_more = said.HasField("keys") or said.sum or said.strata or said.hashes or said.checksums
+    if others or is_more or said.audited or len(said.mark) > MARK_BYTES_MAX:
+        raise MalformedMessage("A claimed mark is for all rows, and comes with nothing else.")
+    return True
+
+
 def since_of(opening: pb.Open, shape: Shape) -> SinceParameters | None:
     """Return what an opening with a mark compares, or None: it has no mark.
 

@@ -34,7 +34,7 @@ from driftline.rows.key_digests import hash_seed, hashed, mixed_keys
 
 from source_agent.methods import request_validation
 from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
-from source_agent.methods.ranges import differing_slots, verdict
+from source_agent.methods.ranges import compare_unmarked
 from source_agent.methods.request_validation import ParsedOpening, SinceParameters
 from source_agent.methods.sketch import DecodedSketch, SketchDecoded
 from source_agent.scan.accumulators import RangeTotals
@@ -80,12 +80,12 @@ class SinceRead:
         sketch = SketchDecoded(given.keys, _ONE_RANGE, given.strata)
         received = yield from sketch.first_cells()
         if marked.theirs is None:
-            return (yield from self._compare_all(scan))
+            return (yield from compare_unmarked(scan, self.partition, self.strata))
         scan.reader.tally.phase = "read changes"
         behind = marked.behind()
         if behind is None:
             scan.reader.tally.phase = "scan"
-            return (yield from self._compare_all(scan))
+            return (yield from compare_unmarked(scan, self.partition, self.strata))
         if len(behind):
             marked.count_future()
         total = None if given.hashes is None else self._counted(scan, marked, behind)
@@ -101,19 +101,6 @@ class SinceRead:
             differing = self._unexplained(decoded, behind, scan)
         yield from self._send(scan, marked, behind, differing)
         return ExchangeEnd(differing.total, by_marker=True)
-
-    def _compare_all(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
-        """Compare all rows by their ranges: the mark cannot be used."""
-        totals = RangeTotals(self.partition)
-        scan.fill(totals)
-        sums = totals.sums
-        if sums.total == scan.ours:
-            return ExchangeEnd(sums.total, equal=True)
-        differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
-        said = verdict(sums.total, differing)
-        said.verdict.unmarked = True
-        yield said
-        return Handover(sums, self.partition, (yield None))
 
     def _handed_over(self, scan: Scan, request: pb.Request) -> Handover:
         """Add up all rows, for a comparison that goes on without the mark."""

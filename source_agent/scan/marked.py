@@ -23,9 +23,10 @@ from typing import Final
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Positions
-from driftline.errors import DatabaseRefused, DriftlineError
+from driftline.errors import OPEN, DatabaseRefused, DriftlineError, ValueDoesNotFit
 from driftline.limits import (
     BEHIND_ROWS_MAX,
+    GONE_ROWS_MAX,
     MARK_BYTES_MAX,
     ROWS_HELD_BYTES,
     UNMARKED_ROWS_MAX,
@@ -42,9 +43,10 @@ from source_agent.engines.relations.markers import (
     MarkedBy,
     MarkerKind,
     RunningTransactions,
+    check_claimable,
 )
 from source_agent.engines.relations.shapes import Consistency, Shape
-from source_agent.printable import counted
+from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader
 
@@ -87,17 +89,18 @@ def key_reader(session: Session, reader: Reader, shape: Shape | None = None) -> 
 
 
 class TooManyRowsBehind(Exception):
-    """More than BEHIND_ROWS_MAX rows are behind a mark."""
+    """More than BEHIND_ROWS_MAX rows are behind a mark, or more than GONE_ROWS_MAX are gone."""
 
 
 class RowsBehindMark:
     """The rows behind a mark: read once, and held if they fit in ROWS_HELD_BYTES.
 
-    `positions`: of all of them, int64 [rows] ascending. Raises TooManyRowsBehind.
+    `positions`: of all of them, int64 [rows] ascending; `digest`: of the rows. Raises
+    TooManyRowsBehind.
     """
 
     def __init__(self, marked: ExchangeMarker) -> None:
-        self._marked, self._digest = marked, Digest()
+        self._marked, self.digest = marked, Digest()
         self._held: list[Batch] | None = []
         self._size = 0
         self.positions = _gathered(map(self._hold, marked.read()))
@@ -108,7 +111,7 @@ class RowsBehindMark:
             self._held = None
         if self._held is not None:
             self._held.append(batch)
-        self._digest += batch.mixed.digest()
+        self.digest += batch.mixed.digest()
         return batch
 
     def __len__(self) -> int:
@@ -123,7 +126,7 @@ class RowsBehindMark:
         for batch in self._marked.read():
             digest += batch.mixed.digest()
             yield batch
-        self._marked.reader.check_snapshot(digest == self._digest)
+        self._marked.reader.check_snapshot(digest == self.digest)
 
     def holds(self, where: Positions) -> Bools:
         """Return which of these positions, int64 [n], are behind the mark: bool [n]."""
@@ -137,7 +140,8 @@ class ExchangeMarker:
     `theirs`: the mark to read from, None if it does not fit; `why`: then the reason. `next`: for
     the next exchange, empty if there is none. `rows`: read by the marker. `counted`: the database
     compared the keys. `future`: rows with a time that is yet to come. `open_s`: a transaction is
-    open for so long, which is longer than `late` allows; 0: none is known.
+    open for so long, which is longer than `late` allows; 0: none is known. `claimed`: no keys are
+    compared, where the mark fits.
     """
 
     reader: Reader
@@ -149,7 +153,9 @@ class ExchangeMarker:
     counted: bool = False
     future: int = 0
     open_s: float = 0.0
+    claimed: bool = False
     _session: Session | None = None
+    _gone: Positions | None = None  # rows behind the audited mark, int64 ascending
     _behind: Positions | None = None  # the audited mark, int64 ascending
     _generation: int = 0  # of the snapshot in which the rows behind the mark were read
     _unmarked: list[tuple[Positions, U64, U64]] = field(default_factory=list)
@@ -194,6 +200,54 @@ class ExchangeMarker:
             return behind
         except TooManyRowsBehind:
             self.theirs, self.rows, self.why = None, 0, _too_many()
+        return None
+
+    def gone(self, mark: Mark) -> Positions:
+        """Return the positions of the rows behind a mark that the relation has no more, int64 [n]
+        ascending. Raises TooManyRowsBehind; ValueDoesNotFit: a flag among them is wrong."""
+        assert self._session is not None, "a mark that fits is of a session"
+        shape = self.reader.shape.gone()
+        if shape is None:
+            return np.zeros(0, np.int64)
+        keys = key_reader(self._session, self.reader, shape)
+        where = _gathered(keys.batches(self._reads.read_marked(shape, mark)), GONE_ROWS_MAX)
+        if len(where) and (wrong := self.reader.shape.misflagged()) is not None:
+            self._refuse_misflagged(self._reads.read_marked(wrong, mark))
+        return where
+
+    def check_flags(self) -> None:
+        """Raise ValueDoesNotFit, with a key, if the flag of a row is NULL, or neither 0 nor 1."""
+        if self._session is not None and (wrong := self.reader.shape.misflagged()) is not None:
+            self._refuse_misflagged(self._session.scan(wrong))
+
+    def _refuse_misflagged(self, rows: Iterable[Rows]) -> None:
+        shape = self.reader.shape
+        first = None
+        for batch in rows:  # to the end: the session goes on
+            first = first or next(iter(batch), None)
+        if first is None:
+            return
+        assert shape.marker is not None, "a flag is a marker's"
+        flag, keys = shape.marker.marker.deleted, shape.keys().recipe
+        key = printable_row(first, keys)
+        raise ValueDoesNotFit(
+            f"The flag of deleted rows, {flag!r}, is NULL, or neither 0 nor 1, in the row with key"
+            f" {key}.",
+            where=shape.relation.name,
+            remedy="Mend the row, and have the database refuse such values (NOT NULL, CHECK).",
+            abroad=OPEN,
+        )
+
+    def changes(self) -> tuple[RowsBehindMark, Positions] | None:
+        """Return the rows behind the mark, and the positions of those that are gone, int64 [n]
+        ascending; None: the mark cannot be used, and `why`."""
+        if (mark := self.theirs) is None or (behind := self.behind()) is None:
+            return None
+        try:
+            return behind, self.gone(mark)
+        except TooManyRowsBehind:
+            what = counted(GONE_ROWS_MAX, "deleted row")
+            self.theirs, self.rows, self.why = None, 0, f"more than {what} are behind the mark"
         return None
 
     def hash_keys(self, seed: int) -> tuple[int, int] | None:
@@ -273,6 +327,8 @@ class ExchangeMarker:
             open_s=self.open_s,
             checksum=self.checksum if self.next else "",
             checksums=np.concatenate(narrow).astype("<u8").tobytes(),
+            claimed=self.claimed and by_marker,
+            gone=b"" if self._gone is None else self._gone.astype("<i8").tobytes(),
         )
 
     def _is_audited(self) -> bool:
@@ -292,7 +348,12 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
     if why := _unusable(reader.shape):
         bare = replace(reader.shape, marker=None)
         return ExchangeMarker(reader, key_reader(session, reader, bare), why=why)
-    result = ExchangeMarker(reader, key_reader(session, reader), _session=session)
+    if asked.claimed:
+        assert reader.shape.marker is not None, "a relation without a marker is compared"
+        name = reader.shape.relation.name
+        check_claimable(name, reader.shape.marker, vouched=reader.shape.vouched)
+    keys = key_reader(session, reader)
+    result = ExchangeMarker(reader, keys, claimed=asked.claimed, _session=session)
     try:
         now = result._reads.mark(reader.shape)
     except DriftlineError as error:
@@ -324,11 +385,15 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
         rows = result._reads.read_marked(reader.shape.narrow(), fits)
         try:
             result.audit(_gathered(result.keys.batches(rows)))
+            if asked.claimed:
+                result._gone = result.gone(fits)
             result._generation = session.snapshot.generation
         except TooManyRowsBehind:
-            result.why = _too_many()
+            result._behind, result.why = None, _too_many()
     if result.theirs is None:
         result.count_future()  # else once it is known that rows are behind the mark
+        if asked.claimed:
+            result.check_flags()
     return result
 
 
@@ -471,12 +536,12 @@ def _passes(at: str, now: str, marked: MarkedBy) -> bool:
     return int(at) > int(now)
 
 
-def _gathered(batches: Iterable[Batch]) -> Positions:
+def _gathered(batches: Iterable[Batch], rows_max: int = BEHIND_ROWS_MAX) -> Positions:
     """Return the positions of all rows, int64 [rows] ascending. Raises TooManyRowsBehind."""
     parts, rows = [np.zeros(0, np.int64)], 0
     for batch in batches:
         rows += len(batch.positions)
-        if rows > BEHIND_ROWS_MAX:
+        if rows > rows_max:
             raise TooManyRowsBehind
         parts.append(batch.positions)
     every = np.concatenate(parts)

@@ -92,6 +92,7 @@ SINCE = {
     "changed",
     "schema",
     "requests_expected",
+    "wrong_since",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

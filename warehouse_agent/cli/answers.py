@@ -107,6 +107,11 @@ def _on_spark(report: Report) -> str:
     return f", {'; '.join(chosen)}" if chosen else ""
 
 
+def _wrong_since(at: str | None) -> str:
+    """Return since when versions may be wrong, as text; empty: none is."""
+    return f", versions since {at} may be wrong" if at is not None else ""
+
+
 def text_of(report: Report) -> str:
     """Return one line for a person about what a refresh did."""
     if report.not_started is not None:
@@ -127,7 +132,8 @@ def text_of(report: Report) -> str:
         if report.allowed is not None:
             extra += f" (the source allows {report.allowed})"
     if (marker := report.marker) is not None and marker["used"]:
-        extra += f", {counted(marker['rows'], 'row')} behind the mark, and all keys"
+        keys = "no keys" if report.proof == "claimed" else "all keys"
+        extra += f", {counted(marker['rows'], 'row')} behind the mark, and {keys}"
     elif marker is not None:
         extra += f", all rows compared: {marker['why']}"
     if marker is not None:
@@ -136,7 +142,8 @@ def text_of(report: Report) -> str:
     if audit is not None and audit["missed"] and is_new:
         about = "about " if audit["is_sample"] else ""
         extra += f"; the marker had missed {about}{counted(audit['missed'], 'changed row')}"
-        extra += f" ({', '.join(audit['keys'])})"
+        extra += f" ({', '.join(audit['keys'])})" if audit["keys"] else ""
+        extra += _wrong_since(audit.get("wrong_since"))
     elif audit is not None and is_new and audit["is_sample"]:
         extra += "; in a sample of the rows, the marker had missed none"
     if report.repaired_files:
@@ -159,12 +166,19 @@ def text_of(report: Report) -> str:
                 f"source as of {report.as_of}, and its marker shows no update{extra} "
                 f"({', '.join(took)})"
             )
+        if report.proof == "claimed":
+            return (
+                f"{report.name}: the marker shows no change, version {report.version} is claimed, "
+                f"not proven, to be the source's as of {report.as_of}{extra} ({', '.join(took)})"
+            )
         return (
             f"{report.name}: nothing changed, version {report.version} is equal to the source "
             f"as of {report.as_of}{extra} ({', '.join(took)})"
         )
     assert report.rows_total is not None
-    proven = "keys proven equal" if report.proof == "keys" else "proven equal"
+    proven = {"keys": "keys proven equal", "claimed": "claimed, not proven"}.get(
+        report.proof or "", "proven equal"
+    )
     return (
         f"{report.name}: version {report.version}, {counted(report.rows_total, 'row')}, "
         f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "

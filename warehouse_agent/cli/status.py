@@ -296,13 +296,17 @@ def _audit(status: PublishedState, now: datetime) -> list[str]:
             f"{status.name}: all keys were compared, updated rows are those of its marker; all rows"
             f" were compared {age(audit.at, now)}"
         )
+    if status.proof == "claimed":
+        lines.append(f"{status.name}: claimed by its marker, nothing was compared since {audit.at}")
     if audit.missed:
         about = "about " if audit.is_sample else ""
         lines.append(
             f"{status.name}: the marker missed {about}{audit.missed:,} of"
             f" {counted(audit.changes, 'change')} since {(audit.since or '')[:10]}"
-            f" ({', '.join(audit.keys)})"
+            f"{f' ({keys})' if (keys := ', '.join(audit.keys)) else ''}"
         )
+        if audit.wrong_since is not None:
+            lines.append(f"{status.name}: versions since {audit.wrong_since} may be wrong")
     return lines
 
 

@@ -58,9 +58,9 @@ class FragmentTable(TimingTable):
         {}, "types of columns in the table; see [types.md](types.md#carriers)"
     )
     method = choice(Method).optional(
-        'how differences are found; with `proof = "keys"` not `"group"`, and `"since"` with it'
-        " alone. If too much changed for sketches or ranges, the refresh uses another; a first load"
-        " is `full`",
+        'how differences are found; with `proof = "keys"` or `"claimed"` not `"group"`, and'
+        ' `"since"` with them alone. If too much changed for sketches or ranges, the refresh uses'
+        " another; a first load is `full`",
         "the cheapest of sketch, range and full",
     )
     require = choice(Require).by_default(
@@ -69,13 +69,13 @@ class FragmentTable(TimingTable):
     proof = choice(Proof).optional(
         'the weakest [proof](guarantees.md#what-a-proof-covers) that may be published; `"total"`:'
         ' all rows, `"keys"`: all keys and the rows that were read, `"part"`: the rows that were'
-        ' compared. `"part"` needs `require = "fuzzy"`',
+        ' compared, `"claimed"`: none between audits. `"part"` needs `require = "fuzzy"`',
         '`"total"`; `"part"` with `read_at_most`',
     )
     audit = duration().by_default(
         in_units(AUDIT_S),
-        'the longest time between two comparisons of all rows; with `proof = "keys"`'
-        " ([By a marker](operating/partial.md#by-a-marker))",
+        'the longest time between two comparisons of all rows; with `proof = "keys"` or'
+        ' `"claimed"` ([By a marker](operating/partial.md#by-a-marker))',
     )
     read_at_most = integer("rows", least=READ_AT_LEAST).optional(
         "rows of the source that a refresh reads at most, by key; see"
@@ -192,7 +192,7 @@ def _check_proof(table: FragmentTable, fragment: Fragment) -> None:
 
 def _check_keys(table: FragmentTable, fragment: Fragment) -> None:
     """Refuse settings of a marker where all rows are proven, or compared in another way."""
-    if fragment.proof is not Proof.KEYS:
+    if not fragment.proof.accepts_marker:
         for key in ("audit",) if fragment.method is not Method.SINCE else ("audit", "method"):
             if table.has(key):
                 raise table.error(

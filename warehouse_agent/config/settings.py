@@ -73,9 +73,15 @@ class Proof(Enum):
     The table of a version records the value (docs/guarantees.md#what-a-proof-covers).
     """
 
+    CLAIMED = "claimed"  # nothing beside a proven version: changes are those that a marker claims
     PART = "part"  # the rows that were compared; the others are as an earlier refresh left them
     KEYS = "keys"  # all keys, and the rows that were read
     TOTAL = "total"  # all rows
+
+    @property
+    def accepts_marker(self) -> bool:
+        """True if changed rows may be those that a marker of the relation shows."""
+        return self in {Proof.KEYS, Proof.CLAIMED}
 
     def __lt__(self, other: Proof) -> bool:
         ascending = tuple(Proof)
@@ -112,7 +118,7 @@ class Fragment:
     `read_at_most`: rows of the source that a refresh reads by key: those most likely to have
     changed, and some in turn; None: all rows are compared.
     `proof`: the weakest proof that a refresh may publish; PART needs `Require.FUZZY`.
-    `audit_s`: with `Proof.KEYS`, seconds between two comparisons of all rows.
+    `audit_s`: where a marker is accepted, seconds between two comparisons of all rows.
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
     `timing`: when it is to be refreshed; None: as the views over it say, else once a day.

@@ -209,7 +209,7 @@ def marker_of(
         is_trusted: somebody confirms the marker, whatever audits found.
         withdrawn: why the mark is not used, for another reason; empty: there is none.
     """
-    if fragment.proof is not Proof.KEYS:
+    if not fragment.proof.accepts_marker:
         return None
     state = marks.state(
         notes.marking(base),
@@ -217,6 +217,7 @@ def marker_of(
         audit_s=fragment.audit_s,
         features=features,
         is_trusted=is_trusted,
+        claims=fragment.proof is Proof.CLAIMED,
     )
     if withdrawn:
         return replace(state, mark=b"", why=withdrawn)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from driftline.wire.negotiation import CHECKSUM, SINCE
+from driftline.wire.negotiation import CHECKSUM, CLAIMED, SINCE
 
 from warehouse_agent.json_values import number
 from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
@@ -28,7 +28,8 @@ TIME = "time"  # kind of a marker
 class KeptMark:
     """The mark of a version, as it is kept: see `MarkerState`.
 
-    `warnings`: what the exchange found that gave the mark.
+    `warnings`: what the exchange found that gave the mark. Not kept: `gone`, our rows that are gone
+    by a flag behind the mark, and `lied`, the audit if more were deleted.
     """
 
     mark: bytes = b""
@@ -39,6 +40,8 @@ class KeptMark:
     again: int = 0
     warnings: tuple[str, ...] = ()
     checksum: str = ""
+    gone: int = 0
+    lied: MarkerAudit | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return it as JSON."""
@@ -89,6 +92,7 @@ def state(
     audit_s: float,
     features: Collection[str] | None,
     is_trusted: bool = False,
+    claims: bool = False,
 ) -> MarkerState:
     """Return what is known of a fragment's marker.
 
@@ -98,10 +102,11 @@ def state(
         audit_s: seconds between two audits.
         features: of the source; None: they are not known.
         is_trusted: somebody confirms the marker, whatever earlier audits found.
+        claims: the fragment accepts rows that are claimed alone. An older source compares keys.
     """
     audit = marking.audit
     if audit is not None and is_trusted:
-        audit = MarkerAudit(audit.at, audit.since, audit.changes, audit.missed, audit.keys)
+        audit = replace(audit, in_row=0, is_sample=False)
     is_known = features is None or SINCE in features
     if not is_known:
         marking = replace(marking, mark=b"", why="the source's agent is older than markers")
@@ -118,4 +123,5 @@ def state(
         marking.again,
         keys_per_s,
         marking.checksum,
+        claims and features is not None and CLAIMED in features,
     )

@@ -338,11 +338,12 @@ def _marker(known: PlanInputs, chosen: str) -> MarkerForecast | None:
         return None
     is_used = chosen == NAMES[Method.SINCE]
     why = state.refused(known.now) or "comparing all rows is as cheap"
+    proof = Proof.CLAIMED if state.claims else Proof.KEYS
     age_s = state.age_s(known.now)
     return MarkerForecast(
         used=is_used,
         why=None if is_used else why,
-        proof=Proof.KEYS.value if is_used else Proof.TOTAL.value,
+        proof=(proof if is_used else Proof.TOTAL).value,
         audit=state.audit,
         audit_age_s=round(age_s) if math.isfinite(age_s) else None,
         audit_s=state.audit_s,

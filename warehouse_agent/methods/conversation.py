@@ -27,7 +27,7 @@ from driftline.rows.key_digests import checksum_hashes, mixed_keys
 from driftline.rows.key_order import KeyRange
 from driftline.rows.keys import positions, received
 from driftline.values.types import Recipe
-from driftline.wire.negotiation import SINCE, Agreement
+from driftline.wire.negotiation import CLAIMED, SINCE, Agreement
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import warnings
@@ -52,7 +52,7 @@ class ExchangeTerms:
     `agreed` are the protocol and the features that both sides support; `level` is the zstd level of
     the frames; `within` is a tile, by positions or by keys; `derivation` are the columns and rows
     of the relation that `recipe` has, None: all. `marks`: ask for the mark of the relation;
-    `audited` is the mark whose misses the source is to name, empty: none.
+    `audited` is the mark whose misses the source is to name, empty: none. `claims`: of a claim.
     """
 
     relation: str
@@ -65,6 +65,7 @@ class ExchangeTerms:
     derivation: Derivation | None = None
     marks: bool = False
     audited: bytes = b""
+    claims: bool = False
 
     def opening(
         self, ours: Digest, partition: Partition, said: pb.Open | None = None
@@ -79,7 +80,9 @@ class ExchangeTerms:
             key_order.FEATURE: isinstance(self.within, KeyRange),
             derivations.FEATURE: derivation is not None,
             SINCE: self.marks,
+            CLAIMED: self.claims,
         }
+        since = pb.Since(audited=self.audited, claimed=self.claims)
         opening = pb.Open(
             protocol=self.agreed.protocol,
             features=(
@@ -96,7 +99,7 @@ class ExchangeTerms:
             shifts=bytes(partition.shifts),
             level=self.level,
             **_tile(self.within),
-            since=pb.Since(audited=self.audited) if is_wanted else None,
+            since=since if is_wanted else None,
             derivation=None if derivation is None else derivation_messages.to_message(derivation),
         )
         opening.MergeFrom(said)
@@ -227,6 +230,8 @@ def _marker_use(done: pb.Finished, recipe: Recipe) -> MarkerUse | None:
         warnings=warnings(said.future, said.open_s),
         checksum=said.checksum,
         checksums=checksums,
+        claimed=said.claimed,
+        gone=np.frombuffer(said.gone, "<i8").astype(np.int64),
     )
 
 

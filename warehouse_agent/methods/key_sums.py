@@ -166,15 +166,15 @@ def _hashed(layout: Layout, batch: pa.RecordBatch, where: Integers, salt: Salt) 
 
 
 def chosen(
-    where: Integers, positions: Integers, embedding: Embedding, salt: Salt, ks: U64
+    where: Integers, positions: Integers, embedding: Embedding | None, salt: Salt, ks: U64
 ) -> Integers:
     """Return 0 for each position, int64 [n], that is among `positions`, int64 [m] ascending, or
-    below one of `ks`; −1 for the others."""
+    below one of `ks`; −1 for the others. Without an embedding there are no `ks`."""
     is_chosen = np.zeros(len(where), np.bool_)
     if len(positions):
         at = np.minimum(np.searchsorted(positions, where), len(positions) - 1)
         is_chosen |= positions[at] == where
-    if len(ks):
+    if embedding is not None and len(ks):
         k, inside = embedding.embed(where, salt)
         is_chosen |= inside & np.isin(k, ks)
     return np.where(is_chosen, np.int64(0), np.int64(-1))
@@ -190,7 +190,12 @@ class ReplacedRows:
 
 
 def replaced(
-    copy: WorkingCopy, positions: Integers, embedding: Embedding, ks: U64, *, checksum: str = ""
+    copy: WorkingCopy,
+    positions: Integers,
+    embedding: Embedding | None,
+    ks: U64,
+    *,
+    checksum: str = "",
 ) -> ReplacedRows:
     """Return our rows that are replaced; at most two steps.
 

@@ -2,7 +2,7 @@
 
 To add a method, add it to `OPENINGS`, and to `CONTINUATIONS` if other openings may go on with it.
 The first opening that supports a refresh is taken, so one that is only used on request stands
-behind those that always can; the one behind `SinceOpening` is what a refresh by a marker is weighed
+behind those that always can; the one behind those by a marker is what a refresh by it is weighed
 with.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
+from warehouse_agent.methods.claimed import ClaimOpening
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.full_copy import CopyAtOnce, CopySide, FullCopyOpening, WholeCopy
 from warehouse_agent.methods.groups.opening import GroupOpening
@@ -52,6 +53,7 @@ from warehouse_agent.transport.waiting import Requests, Waiting
 OPENINGS: tuple[Opening, ...] = (
     ResumedLoad(),
     FullCopyOpening(),
+    ClaimOpening(),
     SinceOpening(),
     SketchOpening(),
     RangeOpening(),

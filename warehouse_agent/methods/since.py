@@ -66,14 +66,22 @@ class SinceOpening:
         marker = known.marker
         is_wanted = known.forced in {None, Method.SINCE} and isinstance(known.scope, Whole)
         is_sound = bool(known.rows) and not known.rows_lost and known.version is not None
-        return is_sound and is_wanted and marker is not None and not marker.refused(known.now)
+        is_usable = marker is not None and not marker.claims and not marker.refused(known.now)
+        return is_sound and is_wanted and is_usable
 
     def price(
         self, known: PlanInputs, expected: ChangeForecast | None, changed: int, offers: Offers
     ) -> Priced:
         del offers  # it stalls only where it is not a refresh by the marker any more
-        candidates = _priced(known, _marker(known), _sized(known, expected), changed)
-        return candidates, NAMES[self.method]
+        marker, sketch = _marker(known), _sized(known, expected)
+        fixed = REPLY_BYTES + opening_bytes(known.partition, known.partition.ranges)
+        fixed += opening_bytes(known.partition, sketch.cells) + sketch.bytes_sent
+        fixed += SKETCH_BYTES + len(marker.mark) * 2
+        share = HASHED_SHARE if marker.hashes else KEY_SHARE
+        if marker.keys_per_s is not None:
+            share = known.line.rows_per_s / marker.keys_per_s
+        scanned = round(known.theirs * share)
+        return priced_changes(known, marker, fixed, changed, scanned=scanned), NAMES[self.method]
 
     def plan(self, known: PlanInputs, expected: ChangeForecast | None) -> SincePlan:
         sketch = _sized(known, expected)
@@ -94,28 +102,23 @@ def _marker(known: PlanInputs) -> MarkerState:
     return known.marker
 
 
-def _priced(
-    known: PlanInputs, marker: MarkerState, sketch: Sketch, changed: int
+def priced_changes(
+    known: PlanInputs, marker: MarkerState, fixed: int, changed: int, *, scanned: int
 ) -> tuple[Candidate, ...]:
     """Return a refresh by the marker that finds nothing, and one that finds `changed` rows.
 
-    sketch: of our keys.
+    Args:
+        fixed: bytes of the opening and of the answer.
+        scanned: rows that take as long as what the source reads besides the rows that come.
     """
-    strata = opening_bytes(known.partition, sketch.cells)
-    fixed = REPLY_BYTES + opening_bytes(known.partition, known.partition.ranges)
-    fixed += strata + sketch.bytes_sent + SKETCH_BYTES + len(marker.mark) * 2
-    share = HASHED_SHARE if marker.hashes else KEY_SHARE
-    line = known.line
-    if marker.keys_per_s is not None:
-        line, share = replace(line, rows_per_s=marker.keys_per_s), 1.0
     candidates = []
     for method, d in ((None, 0), (Method.SINCE, changed)):
         came = d + marker.again
         size = fixed + int(known.prices.changes(came))
         what = NAMES[method] if method is not None else "nothing changed"
-        work = ExchangeWork(size, 1, 1, known.theirs + came)
+        work = ExchangeWork(size, 1, 1, (known.theirs if scanned else 0) + came)
         spent = priced(known, what, method, work, d)
-        took = round(line.seconds(size, 1, known.theirs * share + came), 2)
+        took = round(known.line.seconds(size, 1, scanned + came), 2)
         candidates.append(replace(spent, exchange_seconds=took))
     return tuple(candidates)
 

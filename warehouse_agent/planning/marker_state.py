@@ -51,6 +51,8 @@ class MarkerAudit:
         missed: changed rows that the marker did not show; `keys` of some, as text.
         in_row: audits in a row, with this one, that found some.
         is_sample: not all rows were looked at that may have been missed; `missed` is an estimate.
+        wrong_since: since when versions may be wrong: the last audit that found nothing missed;
+            None: nothing was missed.
     """
 
     at: str
@@ -60,6 +62,13 @@ class MarkerAudit:
     keys: tuple[str, ...] = ()
     in_row: int = 0
     is_sample: bool = False
+    wrong_since: str | None = None
+
+    @property
+    def wrong_from(self) -> str:
+        """Return since when versions may be wrong, if the next audit finds that some changes were
+        missed."""
+        return (self.wrong_since or self.since or self.at) if self.missed else self.at
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -71,6 +80,7 @@ class MarkerAudit:
             "keys": list(self.keys),
             "in_row": self.in_row,
             "is_sample": self.is_sample,
+            "wrong_since": self.wrong_since,
         }
 
     @classmethod
@@ -87,12 +97,14 @@ class MarkerAudit:
         changes, missed, in_row = (int(count or 0) for count in counts)
         shown = tuple(str(key) for key in keys[:KEYS_SHOWN])
         is_sample = body.get("is_sample") is True
-        return cls(texts[0], since, changes, missed, shown, in_row, is_sample)
+        wrong = body.get("wrong_since")
+        wrong_since = wrong if isinstance(wrong, str) else None
+        return cls(texts[0], since, changes, missed, shown, in_row, is_sample, wrong_since)
 
 
 @dataclass(frozen=True, slots=True)
 class MarkerState:
-    """The marker of a fragment that accepts `proof = "keys"`.
+    """The marker of a fragment that accepts `proof = "keys"` or `"claimed"`.
 
     Attributes:
         mark: the source's, of the published version; empty if there is none, and `why`.
@@ -104,6 +116,7 @@ class MarkerState:
         again: rows that came by the mark the last time although they had not changed.
         keys_per_s: how fast the source found changes by the marker, in rows of the table a second.
         checksum: the column that is the marker; empty: that is another one.
+        claims: rows are taken as the marker claims, and no keys are compared.
     """
 
     mark: bytes
@@ -116,6 +129,7 @@ class MarkerState:
     again: int = 0
     keys_per_s: float | None = None
     checksum: str = ""
+    claims: bool = False
 
     def refused(self, now: datetime) -> str:
         """Return why the marker is not used now; empty: it may be."""

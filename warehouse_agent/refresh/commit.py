@@ -68,7 +68,7 @@ def commit(
             if declaring:
                 layout = proven.compared.prepared.layout
                 version = restored.declared_anew(job, proven.base, layout)
-            return _result(proven.compared, version, 0)
+            return _result(job, proven.compared, version, 0)
         case ProvenVersion():
             with job.phase("publish"):
                 return _publish(job, proven, beside or {})
@@ -80,7 +80,7 @@ def _confirm(job: Job, proven: ProvenEqual) -> int:
     if job.store.is_local or not proven.compared.is_unstaged:  # a disk may have an empty folder
         job.staging.clear()
     job.tidy(())  # of staged rows that were taken up
-    job.notes = _notes(job, proven.compared, version, proven.base.record, changed=0)
+    job.notes = _notes(job, proven.compared, version, proven.base.record, is_same=True)
     job.write_notes()
     return version
 
@@ -95,7 +95,8 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
     is_other = p.base is not None and schema_change.differs(p.layout, p.base.layout)
     changed = shipped if is_other else inserted + updated + deleted
     lost = p.base.lost if p.base else ()
-    done = _result(proven.compared, p.base.version + 1 if p.base else 0, changed)
+    number = p.base.version + 1 if p.base else 0
+    done = _result(job, proven.compared, number, changed, deleted)
     done = replace(
         done,
         modelled=None if is_other else done.modelled,
@@ -124,7 +125,7 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
             is_copy=out.is_copy,
             level=p.known.level(p.compared.count, at_once=p.is_copied_at_once),
         )
-        noted = _notes(job, proven.compared, done.version, record, changed=record.rows_changed)
+        noted = _notes(job, proven.compared, done.version, record)
         job.notes = replace(noted, prices=learnt)
         job.write_notes()
         WarehouseFailpoint.NOTES_WRITTEN.reach()
@@ -136,18 +137,21 @@ def _schema_changes(base: Snapshot | None, now: Layout) -> list[str]:
     return [] if base is None else schema_change.phrases(base.layout.recipe, now.recipe)
 
 
-def _result(compared: ComparisonResult, version: int, changed: int) -> PublishedVersion:
-    """Return the result of a refresh after which readers see `version`; `changed` rows."""
+def _result(
+    job: Job, compared: ComparisonResult, version: int, changed: int, deleted: int = 0
+) -> PublishedVersion:
+    """Return the result of a refresh after which readers see `version`; `changed` rows, with those
+    that were `deleted`."""
     p, out, recipe = compared.prepared, compared.found, compared.prepared.layout.recipe
     differing = changed + (p.base.rows_lost if p.base else 0)
     is_total = proof_of(p, out) is Proof.TOTAL
-    marking = marker_audit.with_changes(compared.marking, out, changed)
+    marking = marker_audit.with_changes(compared.marking, out, changed, deleted)
     model = modelled(p.known, p.expected, differing, out.method, out.theirs.count)
     return PublishedVersion(
         version=version,
         rows=out.theirs.count,
         proof=proof_of(p, out).value,
-        checked_at=out.checked_at,
+        checked_at=_claimed_at(job, compared) or out.checked_at,
         fingerprint=fingerprint_kind(recipe),
         miss_probability=miss_probability(changed, recipe) if is_total else None,
         modelled=None if model is None else asdict(model),
@@ -160,7 +164,7 @@ def _record(job: Job, proven: ProvenVersion, done: PublishedVersion) -> VersionR
     p, out = proven.compared.prepared, proven.compared.found
     last = _checked(job, proven.compared)
     changed = done.inserted + done.updated + done.deleted
-    marking = marker_audit.with_changes(proven.compared.marking, out, changed)
+    marking = marker_audit.with_changes(proven.compared.marking, out, changed, done.deleted)
     return VersionRecord(
         as_of=last.as_of,
         checked_at=last.checked_at,
@@ -187,7 +191,12 @@ def _record(job: Job, proven: ProvenVersion, done: PublishedVersion) -> VersionR
 
 
 def _notes(
-    job: Job, compared: ComparisonResult, version: int, record: VersionRecord, *, changed: int
+    job: Job,
+    compared: ComparisonResult,
+    version: int,
+    record: VersionRecord,
+    *,
+    is_same: bool = False,
 ) -> Notes:
     """Return the notes after a refresh: the last comparison of all rows of this version, damaged
     files, row security, wishes, what a part left and where the next one goes on, the mark, and how
@@ -197,11 +206,15 @@ def _notes(
     if p.part is not None:
         left = UncomparedNote(p.part.rest.count, said.updates_left, said.allowed)
         part = VersionNote(version, left)
-    if (marking := marker_audit.with_changes(compared.marking, out, changed)) is not None:
+    changed, deleted = (0, 0) if is_same else (record.rows_changed, record.rows_deleted)
+    marking = marker_audit.with_changes(compared.marking, out, changed, deleted)
+    if marking is not None:
         mark = MarkNote(version, record.published_at, marking)
     if out.row_security is not None:
         security = VersionNote(version, out.row_security)
     rows_per_s, keys_per_s = notes.rows_per_s, notes.keys_per_s
+    if out.is_claimed:
+        rate = None  # neither all rows nor all keys were read
     if rate is not None and out.by_marker:
         keys_per_s = rate
     elif rate is not None:
@@ -226,14 +239,23 @@ def _checked(job: Job, compared: ComparisonResult) -> ComparisonNote:
 
     A partial refresh does not compare all rows. Where the fragment does not accept the consistency
     of this exchange, the earlier instant stays: only the time of the check is new, and its proof if
-    that is the weaker one.
+    that is the weaker one. Claims compare nothing: they never move the time of the check.
     """
     p, out = compared.prepared, compared.found
     proof = proof_of(p, out).value
     now = ComparisonNote(out.as_of, out.checked_at, out.consistency, out.activity, proof)
+    if (checked_at := _claimed_at(job, compared)) is not None:
+        now = replace(now, checked_at=checked_at)
     if p.base is None or (p.part is None and accepts(job, out)):
         return now
     before = job.notes.comparison(p.base)
     if p.part is not None:
         return before
     return replace(before, checked_at=now.checked_at, proof=weaker(before.proof, proof))
+
+
+def _claimed_at(job: Job, compared: ComparisonResult) -> str | None:
+    """Return when rows were compared last before a refresh by claims; None: it is none."""
+    base = compared.prepared.base
+    is_claimed = base is not None and compared.found.is_claimed
+    return job.notes.comparison(base).checked_at if base is not None and is_claimed else None

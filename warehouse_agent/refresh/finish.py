@@ -159,8 +159,10 @@ def _says_all(p: Prepared, out: Outcome, base: Snapshot) -> bool:
 
 def proof_of(p: Prepared, out: Outcome) -> Proof:
     """Return what a comparison proves of the version that it leads to."""
-    if p.part is not None:
-        return Proof.PART
+    if p.part is not None:  # the others are those of the version, whatever that is worth
+        return min(Proof.PART, Proof(p.base.record.proof)) if p.base else Proof.PART
+    if out.is_claimed:
+        return Proof.CLAIMED
     return Proof.KEYS if out.by_marker else Proof.TOTAL
 
 

@@ -4,7 +4,9 @@ A comparison of all rows is made against the version as it stands. A row that di
 not behind the version's mark was missed by the marker: a refresh by it would have left the row as
 it was. The source names such rows by position and row hash; here those are counted that we have
 with another hash, so rows that are new to us, and equal ones that came by chance, are none. If the
-marker is a checksum of each row, only rows that have the checksum that we have were missed.
+marker is a checksum of each row, only rows that have the checksum that we have were missed. Where
+claims are accepted, a new row that is not behind the mark was missed too, and so was a row that is
+gone although no flag behind the mark says so.
 
 A comparison of all rows for which the source could not use the mark says nothing of the marker:
 what the audit before found stays, and only its time is new.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,12 +61,17 @@ def marking(job: Job, p: PreparedWhole, outcome: Outcome) -> KeptMark | None:
     if outcome.by_marker:
         return replace(mark, audit=state.audit, changes=state.changes)
     with job.phase("audit"):
-        audit = _audited(job, p, outcome, state, used)
-    return replace(mark, audit=audit)
+        audit, lied = _audited(job, p, outcome, state, used)
+        if used is None or lied is None or not state.claims:
+            return replace(mark, audit=audit)
+        return replace(mark, audit=audit, gone=_gone(job, p, used), lied=lied)
 
 
-def with_changes(marking: KeptMark | None, outcome: Outcome, changed: int) -> KeptMark | None:
-    """Return the mark of a version with the number of rows that its comparison found changed."""
+def with_changes(
+    marking: KeptMark | None, outcome: Outcome, changed: int, deleted: int
+) -> KeptMark | None:
+    """Return the mark of a version with the number of rows that its comparison found changed, with
+    those that were `deleted`."""
     if marking is None:
         return None
     if outcome.by_marker:
@@ -72,37 +80,57 @@ def with_changes(marking: KeptMark | None, outcome: Outcome, changed: int) -> Ke
     audit, used = marking.audit, outcome.marker
     if audit is None or used is None or not used.audited:  # nobody knows what was missed
         return marking
+    if marking.lied is not None and deleted > marking.gone:
+        lied = marking.lied
+        audit = replace(lied, missed=lied.missed + deleted - marking.gone)
     return replace(marking, audit=replace(audit, changes=audit.changes + changed))
 
 
 def _audited(
     job: Job, p: PreparedWhole, outcome: Outcome, state: MarkerState, used: MarkerUse | None
-) -> MarkerAudit:
-    """Return the audit that a comparison of all rows is; the one before, if it is none."""
+) -> tuple[MarkerAudit, MarkerAudit | None]:
+    """Return the audit that a comparison of all rows is, the one before if it is none; and what it
+    is if more was missed."""
     before = state.audit
     if before is None:
-        return MarkerAudit(outcome.checked_at)
+        return MarkerAudit(outcome.checked_at), None
     if used is None or not used.audited:
-        return replace(before, at=outcome.checked_at)
-    missed, keys = _missed(job, p, used)
+        return replace(before, at=outcome.checked_at), None
+    missed, keys = _missed(job, p, used, claims=state.claims)
     # Until somebody confirms the marker, or all rows that it may have missed are looked at.
     is_sample = used.unmarked > len(used.positions)
     is_kept = is_sample or before.in_row >= AUDITS_MISSED
-    return MarkerAudit(
+    audit = MarkerAudit(
         at=outcome.checked_at,
         since=before.at,
         changes=state.changes,
         missed=missed,
         keys=keys,
-        in_row=before.in_row + 1 if missed else before.in_row if is_kept else 0,
+        in_row=before.in_row if is_kept else 0,
         is_sample=is_sample,
     )
+    lied = replace(audit, in_row=before.in_row + 1, wrong_since=before.wrong_from)
+    return (lied if missed else audit), lied
 
 
-def _missed(job: Job, p: PreparedWhole, used: MarkerUse) -> tuple[int, tuple[str, ...]]:
+def _gone(job: Job, p: PreparedWhole, used: MarkerUse) -> int:
+    """Return how many of our rows are gone by a flag behind the mark."""
+    if not len(used.gone):
+        return 0
+
+    place = partial(
+        key_sums.chosen, positions=used.gone, embedding=None, salt=p.salt, ks=np.zeros(0, np.uint64)
+    )
+    return len(digests.list_rows(job.steps, p.files, p.layout, RowChoice(place), p.salt).positions)
+
+
+def _missed(
+    job: Job, p: PreparedWhole, used: MarkerUse, *, claims: bool
+) -> tuple[int, tuple[str, ...]]:
     """Return how many of the rows that the source named differ from ours, and some of their keys.
 
-    At most UNMARKED_ROWS_MAX are named; of more, the share among those is taken for all.
+    At most UNMARKED_ROWS_MAX are named; of more, the share among those is taken for all. Where
+    inserts are claimed, those that we do not have count too, unless files of ours are lost.
     """
     if not len(used.positions):
         return 0, ()
@@ -121,7 +149,13 @@ def _missed(job: Job, p: PreparedWhole, used: MarkerUse) -> tuple[int, tuple[str
         differs &= np.isin(listing.positions, ours.positions[same])
     count = int(np.count_nonzero(differs))
     named = _Named(listing.positions[differs][:KEYS_SHOWN], listing.file[differs][:KEYS_SHOWN])
-    return round(count * used.unmarked / len(where)), named.keys(p.files, p.layout)
+    keys = named.keys(p.files, p.layout)
+    if claims and not (p.base is not None and p.base.lost):
+        new = np.setdiff1d(where, listing.positions)
+        count += len(new)
+        if p.layout.recipe.integer_key:
+            keys = (*keys, *map(str, new.tolist()))[:KEYS_SHOWN]
+    return round(count * used.unmarked / len(where)), keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.wire.negotiation import CHUNKS, LATER
 
 from warehouse_agent.columns.layout import Layout
-from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import line_notes
 from warehouse_agent.history.forecast_inputs import (
@@ -333,7 +332,7 @@ def _situation(
         withdrawn = "the proof of another attempt failed"
     elif is_other:
         withdrawn = "the columns or rows of the relation changed"
-    staged = job.staging.frame_bytes() if job.fragment.proof is Proof.KEYS else 0
+    staged = job.staging.frame_bytes() if job.fragment.proof.accepts_marker else 0
     marker = marker_of(
         job.fragment,
         base,

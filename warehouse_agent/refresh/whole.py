@@ -174,6 +174,7 @@ def converse(
             derivation=p.layout.derivation,
             marks=marker is not None and marker.is_known,
             audited=b"" if marker is None or not ours.rows else marker.mark,
+            claims=marker is not None and marker.is_known and marker.claims,
         )
         found = replace(compare(ours, terms, over), snapshot_s=stream.snapshot_s)
         is_done = True

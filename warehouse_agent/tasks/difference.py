@@ -136,7 +136,8 @@ class MarkerUse:
     they are not behind it, some have their positions, int64 [n], and row hashes, uint64 [n], here.
     `warnings`: signs that a promise about the marker is not kept, as text.
     `checksum`: the column that is the marker, empty if that is another one; `checksums`: of the
-    named rows, the mixed key and checksum, uint64 [n].
+    named rows, the mixed key and checksum, uint64 [n]. `claimed`: no keys were compared. `gone`:
+    positions of deleted rows behind an audited mark that is claimed, int64 [n] ascending.
     """
 
     mark: bytes
@@ -152,6 +153,8 @@ class MarkerUse:
     checksum: str
     checksums: U64
     warnings: tuple[str, ...] = ()
+    claimed: bool = False
+    gone: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +193,13 @@ class Outcome:
 
     @property
     def by_marker(self) -> bool:
-        """Return True if updated rows are those that a marker shows, and all keys are proven."""
+        """Return True if updated rows are those that a marker shows."""
         return self.marker is not None and self.marker.by_marker
+
+    @property
+    def is_claimed(self) -> bool:
+        """Return True if inserted and deleted rows are those that a marker shows, too."""
+        return self.marker is not None and self.marker.by_marker and self.marker.claimed
 
     @property
     def is_equal(self) -> bool:

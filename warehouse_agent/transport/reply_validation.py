@@ -22,7 +22,13 @@ from driftline.errors import (
     MalformedMessage,
     from_code,
 )
-from driftline.limits import COLUMNS_MAX, MARK_BYTES_MAX, NAME_BYTES_MAX, UNMARKED_ROWS_MAX
+from driftline.limits import (
+    COLUMNS_MAX,
+    GONE_ROWS_MAX,
+    MARK_BYTES_MAX,
+    NAME_BYTES_MAX,
+    UNMARKED_ROWS_MAX,
+)
 from driftline.peer_text import one_line
 from driftline.relations.activity_messages import from_message
 from driftline.relations.reference_messages import from_description
@@ -175,6 +181,8 @@ def _check_marked(marked: pb.Marked) -> None:
     is_named &= len(marked.checksums) == (named if marked.checksum else 0)
     if not is_named or named > 8 * UNMARKED_ROWS_MAX:
         raise MalformedMessage("The rows that an audit names are malformed.")
+    if len(marked.gone) % 8 or len(marked.gone) > 8 * GONE_ROWS_MAX:
+        raise MalformedMessage("The deleted rows of an audit are malformed.")
     if len(marked.mark) > MARK_BYTES_MAX:
         raise MalformedMessage(f"A mark of {counted(len(marked.mark), 'byte')} came.")
 

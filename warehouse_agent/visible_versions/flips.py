@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from driftline.errors import Locked
 
-from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.config import Fragment, Proof, WarehouseConfig
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage import formats
@@ -179,7 +179,8 @@ def _overtaken(name: str) -> Locked:
     )
 
 
-_WEAKEST_FIRST = ("fuzzy", "exact", "part", "keys", "total")  # consistencies, then proofs
+# Consistencies, then proofs.
+_WEAKEST_FIRST = ("fuzzy", "exact", *(proof.value for proof in Proof))
 
 
 def weakest(what: str, inputs: Iterable[Member]) -> str:

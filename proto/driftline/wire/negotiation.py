@@ -29,6 +29,7 @@ PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
 
 SINCE = "since"
 CHECKSUM = "checksum"
+CLAIMED = "claimed"
 FOLLOWING = "following"
 LATER = "later"
 CHUNKS = "chunks"
@@ -40,6 +41,7 @@ FEATURES: Mapping[str, str] = {
     "derive": "columns and rows that a warehouse chooses, where the DBA lets it",
     SINCE: "rows behind a mark, beside the keys of all rows",
     CHECKSUM: "rows compared by a checksum that the source maintains",
+    CLAIMED: "rows behind a mark alone, where the DBA says how rows are deleted",
     "references": "foreign keys between published relations, said by every description",
     "keys": "parts of a relation whose rows are named by their keys",
     FOLLOWING: "relations that are to follow in a stream, locked before its snapshot",

@@ -394,12 +394,13 @@ def _marked(shape: Shape) -> list[str]:
     """List the SQL texts by which changes are found by a marker."""
     if shape.marker is None:
         return []
-    narrow = shape.narrow()
-    pages = [page_sql(narrow, is_first=first) for first in (True, False)]
+    narrow, others = shape.narrow(), shape.unmarked
+    pages = [page_sql(one, is_first=it) for one in (narrow, *others) for it in (True, False)]
     statements = [
         marked_sql(shape),
         marked_sql(shape.keys()),
         scan_sql(narrow),
+        *(sql for other in others for sql in (marked_sql(other), scan_sql(other))),
         *(pages if plan_of(shape).pages else ()),
     ]
     statements += [EXPLAIN + marked_sql(shape)] if shape.marker.kind in ORDERED else []

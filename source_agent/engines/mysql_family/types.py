@@ -360,6 +360,7 @@ def _describe(
         pages=() if is_exact or not engine else pages,
         consistency=Consistency.EXACT if is_exact else Consistency.FUZZY,
         kept=_kept(relation.marker),
+        misflagged=_misflagged(relation.marker),
         marker=_marked(relation, kind, described, order.names),
         marking=marked,
     )
@@ -401,6 +402,14 @@ def _kept(marker: Marker | None) -> str:
     """Return the condition of rows that the flag of a marker does not delete; NULL deletes none."""
     flag = None if marker is None else marker.deleted
     return "" if flag is None else f"({quote(flag, MARK)} IS NOT TRUE)"
+
+
+def _misflagged(marker: Marker | None) -> str:
+    """Return the condition of rows whose flag is NULL, or neither 0 nor 1; empty: no flag."""
+    if marker is None or marker.deleted is None:
+        return ""
+    flag = quote(marker.deleted, MARK)
+    return f"({flag} IS NULL OR {flag} NOT IN (0, 1))"
 
 
 def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:

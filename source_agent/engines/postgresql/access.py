@@ -466,7 +466,8 @@ def _marked(shape: Shape) -> list[str]:
     if shape.marker is None:
         return []
     keys = shape.keys()
-    read = (marked_sql(shape), marked_sql(keys), scan_sql(shape.narrow()))
+    read = [marked_sql(shape), marked_sql(keys), scan_sql(shape.narrow())]
+    read += [sql for other in shape.unmarked for sql in (marked_sql(other), scan_sql(other))]
     statements = [copy_of(sql) for sql in read]
     statements += [copy_of(greatest_sql(shape, name)) for name in shape.marker.versions]
     if shape.marker.is_time:

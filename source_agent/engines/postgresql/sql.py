@@ -291,6 +291,16 @@ def kept_sql(marker: Marker | None) -> str:
     return f"(COALESCE({flag}, 0) OPERATOR(pg_catalog.=) 0)"
 
 
+def misflagged_sql(marker: Marker | None) -> str:
+    """Return the condition of rows whose flag is NULL, or neither 0 nor 1; empty: no flag."""
+    if marker is None or marker.deleted is None:
+        return ""
+    flag = quote(marker.deleted)
+    number = f"({flag})::pg_catalog.int4"
+    among = f"{number} OPERATOR(pg_catalog.<) 0 OR {number} OPERATOR(pg_catalog.>) 1"
+    return f"({flag} IS NULL OR {among})"
+
+
 def greatest_sql(shape: Shape, name: str) -> str:
     """Return the SELECT of the greatest version in a column of a relation, as text."""
     plan = plan_of(shape)

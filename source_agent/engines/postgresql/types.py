@@ -21,7 +21,14 @@ from driftline.relations.references import OnDelete, Reference
 from source_agent.engines.interface import MarkedRead
 from source_agent.engines.postgresql import hashes, settings, values
 from source_agent.engines.postgresql.replaced import replaced
-from source_agent.engines.postgresql.sql import EXPLAIN, LEAVES, ONLY, kept_sql, range_sql
+from source_agent.engines.postgresql.sql import (
+    EXPLAIN,
+    LEAVES,
+    ONLY,
+    kept_sql,
+    misflagged_sql,
+    range_sql,
+)
 from source_agent.engines.postgresql.values import NATIVE, is_output, read_columns, sorting
 from source_agent.engines.relations import select
 from source_agent.engines.relations.foreign_keys import ForeignKey, references
@@ -258,6 +265,7 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
         row_hash=row_hash,
         key_hash=hashes.key_hash(session.ask, columns[: len(order.key)]) if _counts(marked) else "",
         kept=kept_sql(relation.marker),
+        misflagged=_misflagged(relation, source),
         marker=marked,
         marking=source.marking,
     )
@@ -322,6 +330,13 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
     is_named = relation.marker.column or relation.marker.versioned or relation.marker.joined
     no_xmin = "" if is_named else _no_xmin(session, relation, source)
     return marked_by(relation.name, relation.marker, columns, no_xmin=no_xmin)
+
+
+def _misflagged(relation: Relation, source: _Source) -> str:
+    """Return the condition of rows with a wrong flag; a truth value that is NOT NULL is none."""
+    marker = relation.marker
+    flag = None if marker is None or marker.deleted is None else source.marking[marker.deleted]
+    return "" if flag == ("bool", False) else misflagged_sql(marker)
 
 
 def _counts(marked: MarkedBy | None) -> bool:

@@ -70,6 +70,12 @@ class MarkerKind(Enum):
     JOINED = "joined"
 
 
+class Deletes(Enum):
+    """What a DBA may say of the deletes of a relation."""
+
+    NEVER = "never"
+
+
 ORDERED: Final = frozenset({MarkerKind.TIME, MarkerKind.VERSION})  # by a column that has an index
 
 
@@ -81,7 +87,7 @@ class Marker:
     system-versioned table takes its place. `late_s`: longer than any transaction; for times alone.
     `zone`: of times that carry none. `deleted`: a flag of rows that count as deleted. `checksum`:
     the column has a checksum of each row. `joined`: the markers of the tables of a query, each with
-    its table's name there; then nothing else is set.
+    its table's name there; then nothing else is set. `is_kept`: no row is ever deleted.
     """
 
     column: str
@@ -91,6 +97,7 @@ class Marker:
     versioned: bool = False
     checksum: bool = False
     joined: tuple[tuple[str, Marker], ...] = ()
+    is_kept: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -130,6 +137,16 @@ class MarkedBy:
         if self.joined:
             return [self.kind.value, [one.identity for one in self.joined]]
         return [self.kind.value, self.marker.column, self.marker.zone, self.marker.late_s]
+
+    @property
+    def unclaimable(self) -> str:
+        """Why its rows cannot be read without comparing keys, as text; empty: they can."""
+        marker = self.marker
+        if self.kind in {MarkerKind.CHECKSUM, MarkerKind.JOINED}:
+            return f"its marker is {self}, by which the keys of all rows are read"
+        if marker.deleted is None and not marker.is_kept:
+            return "its marker says neither which rows are deleted nor that none is"
+        return ""
 
     @property
     def is_time(self) -> bool:
@@ -423,6 +440,25 @@ def offsets(zone: str, at: datetime) -> list[timedelta]:
     clock, day = ZoneInfo(zone), timedelta(days=1)
     sampled = ((at + n * day).astimezone(clock).utcoffset() for n in range(-366, 367, 7))
     return [offset for offset in sampled if offset is not None]
+
+
+def check_claimable(shape_name: str, marked: MarkedBy, *, vouched: bool) -> None:
+    """Raise ConfigurationError if a relation cannot be read by its marker alone.
+
+    vouched: a NOT NULL unique constraint covers its key. Without one, a deleted row may have the
+    key of another one that is still there.
+    """
+    why = marked.unclaimable
+    if not why and not vouched:
+        why = "no unique constraint covers its key, so that a deleted row may share it"
+    if why:
+        raise ConfigurationError(
+            f'The relation cannot be refreshed with `proof = "claimed"`: {why}.',
+            remedy='Ask the DBA for `deleted = "FLAG"` or `deletes = "never"` in the marker of a'
+            ' table with a unique key, or write `proof = "keys"` in the fragment.',
+            where=shape_name,
+            abroad=OPEN,
+        )
 
 
 def behind(column: str, bound: str, marked: MarkedBy, greater: str = ">=") -> str:

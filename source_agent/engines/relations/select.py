@@ -59,7 +59,8 @@ class Access:
 
     `key_indexed`: an index begins with the columns of the key, in their order.
     `row_hash` is None if the engine has no hash that the warehouse can compute too; `key_hash` is
-    empty then. `kept` is the condition of rows that the flag of the marker does not delete.
+    empty then. `kept` is the condition of rows that the flag of the marker does not delete, and
+    `misflagged` that of rows whose flag is NULL, or neither 0 nor 1.
     `marking` are all columns of the relation, as `markers` sees them.
     """
 
@@ -75,6 +76,7 @@ class Access:
     row_hash: str | None = None
     key_hash: str = ""
     kept: str = ""
+    misflagged: str = ""
     marker: MarkedBy | None = None
     marking: Mapping[str, MarkingColumn] = field(default_factory=dict)
     key_index: str = ""
@@ -334,6 +336,7 @@ def shape(
             row_hash=access.row_hash or "",
             key_hash=access.key_hash,
             key_index=access.key_index,
+            misflagged=access.misflagged,
         ),
         marker=access.marker,
         marking=tuple(access.marking.items()),

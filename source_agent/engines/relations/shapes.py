@@ -98,7 +98,8 @@ class Plan:
     has them in `where`, an engine without SQL evaluates them itself. `locators` are expressions
     that say where a row lies, selected behind the columns or, if `located_first`, before them;
     `tables` the numbers of the tables that it may lie in, in each of which a locator is looked for;
-    empty: there is one.
+    empty: there is one. `misflagged` is the condition of rows whose flag of deleted rows is NULL,
+    or neither 0 nor 1; empty: none can be.
     """
 
     source: str
@@ -116,6 +117,7 @@ class Plan:
     locators: tuple[str, ...] = ()
     tables: tuple[int, ...] = ()
     located_first: bool = False
+    misflagged: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,39 @@ class Shape:
             comparable=self.comparable[:keys],
             plan=replace(plan, reads=plan.reads[:keys], forms=plan.forms[:keys], row_hash=""),
         )
+
+    @property
+    def unmarked(self) -> list[Shape]:
+        """Return what is read of other rows than the relation's, where claims are accepted."""
+        if self.marker is None or self.marker.unclaimable:
+            return []
+        return [shape for shape in (self.gone(), self.misflagged()) if shape is not None]
+
+    def gone(self) -> Shape | None:
+        """Return the keys of the rows that the table has and the relation has not, and of those
+        whose flag is wrong; None: there can be none."""
+        plan = self.plan
+        assert plan is not None, "a relation is read by the engine that described it"
+        if not plan.where:
+            return None
+        other = f"({plan.where}) IS NOT TRUE"
+        return self._where(f"({other} OR {plan.misflagged})" if plan.misflagged else other)
+
+    def misflagged(self) -> Shape | None:
+        """Return the keys of the rows whose flag is NULL, or neither 0 nor 1; None: none can be."""
+        plan = self.plan
+        assert plan is not None, "a relation is read by the engine that described it"
+        if not plan.misflagged:
+            return None
+        keys = self._where(plan.misflagged)
+        assert keys.plan is not None
+        return replace(keys, plan=replace(keys.plan, values=()))
+
+    def _where(self, condition: str) -> Shape:
+        """Return the keys of the rows for which another condition holds."""
+        keys = self.keys()
+        assert keys.plan is not None, "keys are read by the engine that described them"
+        return replace(keys, plan=replace(keys.plan, where=condition))
 
     def narrow(self) -> Shape:
         """Return the relation with what a comparison by its marker reads of all rows: the key, and

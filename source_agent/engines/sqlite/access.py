@@ -253,6 +253,8 @@ def templates(shape: Shape) -> list[str]:
     if shape.marker is not None:
         narrow = shape.narrow()
         texts += [marked_sql(shape), marked_sql(shape.keys()), scan_sql(narrow)]
+        for other in shape.unmarked:
+            texts += [marked_sql(other), scan_sql(other), *(_pages(other) if plan.pages else ())]
         texts += [EXPLAIN_PLAN + marked_sql(shape)] if shape.marker.kind in ORDERED else []
         if shape.marker.is_time:
             texts.append(later_sql(shape))

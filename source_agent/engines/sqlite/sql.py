@@ -50,6 +50,14 @@ def kept_sql(marker: Marker | None) -> str:
     return "" if flag is None else f"({quote(flag, MARK)} IS NOT TRUE)"
 
 
+def misflagged_sql(marker: Marker | None) -> str:
+    """Return the condition of rows whose flag is NULL, or neither 0 nor 1; empty: no flag."""
+    if marker is None or marker.deleted is None:
+        return ""
+    flag = quote(marker.deleted, MARK)
+    return f"({flag} IS NULL OR {flag} NOT IN (0, 1))"
+
+
 def marked_sql(shape: Shape) -> str:
     """Return the SELECT of the rows behind a mark.
 

@@ -58,6 +58,7 @@ from source_agent.engines.sqlite.sql import (
     XINFO,
     between_sql,
     kept_sql,
+    misflagged_sql,
     named,
 )
 from source_agent.engines.sqlite.values import MARK, read_sql
@@ -213,9 +214,9 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
     readings = [replace(f, read=read_sql(f.read, f.form, session.encoding)) for f in readings]
     marking = {n: _marking(written, n not in not_null) for n, written in columns.items()}
     marked = marked_by(relation.name, relation.marker, marking)
-    kept = kept_sql(relation.marker)
+    kept, misflagged = kept_sql(relation.marker), misflagged_sql(relation.marker)
     if table is None:
-        access = Access(source, kept=kept, marker=marked, marking=marking)
+        access = Access(source, kept=kept, misflagged=misflagged, marker=marked, marking=marking)
         return shape(relation, known, order, readings, access)
     first = order.key[0]
     is_rowid = (*order.key,) == (table.alias,)  # then the table is the index
@@ -230,6 +231,7 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         rows_expected=table.rows,
         pages=table.pages if table.rowid or not set(table.primary) & set(relation.as_text) else (),
         kept=kept,
+        misflagged=misflagged,
         marker=marked,
         marking=marking,
     )

@@ -84,9 +84,12 @@ class Rig:
     The relation has the fragment's name. Its rows begin with an integer that is never repeated.
     """
 
-    def __init__(self, legacy: Legacy, folder: Path, name: str, lines: str) -> None:
-        """`lines`: the TOML of the relation in source.toml, with its marker."""
-        self.legacy, self.name = legacy, name
+    def __init__(
+        self, legacy: Legacy, folder: Path, name: str, lines: str, proof: str = "keys"
+    ) -> None:
+        """`lines`: the TOML of the relation in source.toml, with its marker; `proof`: the weakest
+        that the fragment accepts."""
+        self.legacy, self.name, self.proof = legacy, name, proof
         self.pair = Pair(NoSpark(), legacy, folder, {name: lines})
         if legacy.engine == "mariadb":
             self.await_next_second()
@@ -100,7 +103,7 @@ class Rig:
 
     def fragment(self, lines: str = "") -> None:
         """Configure a refresh by the marker, with further lines of TOML."""
-        self.pair.fragment_lines[self.name] = f'proof = "keys"\nmethod = "since"\n{lines}'
+        self.pair.fragment_lines[self.name] = f'proof = "{self.proof}"\nmethod = "since"\n{lines}'
 
     def refresh(self, options: Options | None = None) -> Report:
         return self.pair.refresh(self.name, options=options)
@@ -168,7 +171,14 @@ class Stock(Rig):
     """A pair over the table `stock`, without Spark."""
 
     def __init__(
-        self, legacy: Legacy, folder: Path, marker: str, *, options: str = "", rows: int = ROWS
+        self,
+        legacy: Legacy,
+        folder: Path,
+        marker: str,
+        *,
+        options: str = "",
+        rows: int = ROWS,
+        proof: str = "keys",
     ) -> None:
         """`options`: of the table, in SQL."""
         legacy.execute(f"{STOCK.format(**TYPES[legacy.engine])} {options}")
@@ -176,7 +186,7 @@ class Stock(Rig):
         old = of(legacy, OLD)
         made = [(i * 3, i % 100, f"note {i}", old, i, False) for i in range(rows)]
         legacy.many("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", made)
-        super().__init__(legacy, folder, "stock", f'table = "stock"\nmarker = {marker}')
+        super().__init__(legacy, folder, "stock", f'table = "stock"\nmarker = {marker}', proof)
 
     def mark(self, marker: str, more: str = "") -> None:
         """Have the DBA name another marker, with further lines of TOML."""
