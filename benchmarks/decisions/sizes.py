@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -40,6 +41,7 @@ from benchmarks.replay.commits import Warehouse
 from benchmarks.replay.results import Record
 from benchmarks.replay.sides import Source, line_of
 from tests.harness.histories import Commit, History, Row
+from warehouse_agent.change_models import operational_time
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import PlanInputs
@@ -112,18 +114,42 @@ def daily(changes: Sequence[int], rows: int = ROWS) -> list[RefreshOutcome]:
     return [RefreshOutcome(DAY_S, rows, 0, changed, 0) for changed in changes]
 
 
-def simulated(history: Sequence[RefreshOutcome], line: Line) -> list[Refresh]:
-    """Return what each refresh takes by the model of costs, from the second on."""
-    runs = []
+def simulated(
+    history: Sequence[RefreshOutcome],
+    line: Line,
+    *,
+    start: datetime = START,
+    has_model: bool = True,
+) -> list[Refresh]:
+    """Return what each refresh takes by the model of costs, from the second on.
+
+    Args:
+        start: of the first interval.
+        has_model: forecast by the model of change; else by elapsed time.
+    """
+    runs, ends = [], ends_of(history, start)
     for at in range(1, len(history)):
-        now, before = history[at], history[max(at - HISTORY_MAX, 0) : at]
-        expected = expect(before, rows=now.rows, elapsed_s=now.elapsed_s)
-        candidates, chosen = refreshes(_known(now.rows, line), expected, max(now.changed, 1))
+        now, recent = history[at], slice(max(at - HISTORY_MAX, 0), at)
+        before, last = history[recent], ends[at - 1]
+        if has_model:
+            expected = operational_time.expect(
+                before, ends[recent], rows=now.rows, last=last, now=ends[at], zone="UTC"
+            )
+        else:
+            expected = expect(before, rows=now.rows, elapsed_s=now.elapsed_s)
+        known = _known(now.rows, line)
+        candidates, chosen = refreshes(known, expected, max(now.changed, 1), with_rivals=False)
         taken = next(c for c in candidates if c.what == chosen) if now.changed else candidates[0]
         assert taken.bytes is not None
         floor = choice.floor_bytes(now.rows, now.changed, FLOOR_ROW_BYTES)
         runs.append(Refresh(expected, now.changed, taken.bytes, floor, taken.round_trips))
     return runs
+
+
+def ends_of(history: Sequence[RefreshOutcome], start: datetime) -> list[datetime]:
+    """Return when each refresh is, in UTC, [n]."""
+    elapsed_s = accumulate(one.elapsed_s for one in history)
+    return [start + timedelta(seconds=s) for s in elapsed_s]
 
 
 def _known(rows: int, line: Line) -> PlanInputs:

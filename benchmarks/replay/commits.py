@@ -46,12 +46,13 @@ from benchmarks.replay.sides import KEY, Copy, Recorded, Source, Wire
 from source_agent.engines.interface import Session
 from source_agent.engines.relations.shapes import Shape
 from tests.harness.histories import DATA, History, available
+from warehouse_agent.change_models.operational_time import changes_expected
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.registry import compare, modelled
 from warehouse_agent.methods.sketch import SketchSide
-from warehouse_agent.planning import change_forecast, choice, prices, sketch_size
+from warehouse_agent.planning import choice, prices, sketch_size
 from warehouse_agent.planning.candidates import PlanInputs
 from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
 from warehouse_agent.planning.choice import Costs, Method
@@ -94,7 +95,7 @@ class Warehouse:
         copy, came = self.copy, list[bytes]()
         rows = len(copy.rows)
         # None before the first refresh after the load.
-        expected = change_forecast.changes_expected(self.earlier, rows, at)
+        expected = changes_expected(self.earlier, rows, at)
         known = self._known(shape, at)
         salt = _salt(number)
         wire = Wire(session, shape)

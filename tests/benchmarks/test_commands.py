@@ -404,6 +404,14 @@ COMMANDS = {
         ),
         (POSTGRESQL,),
     ),
+    "decisions.rhythms": Command(
+        "--days 60 --seeds 1 --history few",
+        (
+            r"\| history \| forecast by \| bytes ÷ floor: median, 90 % \| one round trip \|",
+            rf"\| few \| elapsed time \| {N}, {N} \| {N}% \| {N} \| {N}% \|",
+            rf"\| few \| the model \| {N}, {N} \| {N}% \| {N} \| {N}% \|",
+        ),
+    ),
     "decisions.sizes": Command(
         "--refreshes 12 --seeds 1",
         (

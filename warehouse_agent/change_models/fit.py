@@ -132,6 +132,24 @@ def fit(memory: Memory, zone: str, structures: Mapping[str, Integers] = STRUCTUR
         structures: those to choose from, by name: the segment of each hour of the week, [168].
     """
     memory = memory.in_zone(zone)
+    fitted = _fitted(memory, zone, structures)
+    if fitted is None:
+        return None
+    best, apart = fitted
+    return _with_kinds(best, memory.recent, _untold(apart, memory))
+
+
+def fit_rates(memory: Memory, zone: str) -> Model | None:
+    """Fit as `fit` does, without kinds of change and reasons, which take as long again."""
+    fitted = _fitted(memory.in_zone(zone), zone, STRUCTURES)
+    return None if fitted is None else fitted[0]
+
+
+def _fitted(
+    memory: Memory, zone: str, structures: Mapping[str, Integers]
+) -> tuple[Model, dict[str, Integers]] | None:
+    """Return the best model, and the segments of each structure that are told apart; None without
+    an interval."""
     if not memory.recent:
         return None
     exposures = Week(zone).exposures(
@@ -143,8 +161,7 @@ def fit(memory: Memory, zone: str, structures: Mapping[str, Integers] = STRUCTUR
     asked = {name: STRUCTURES[name] for name in (HOUR_OF_DAY, DAY)} | dict(structures)
     apart = {n: told_apart(segments, exposures, information) for n, segments in asked.items()}
     best = _best([data.fitted(name, apart[name]) for name in structures], data)
-    best = replace(best, batch=data.batch(best))
-    return _with_kinds(best, memory.recent, _untold(apart, memory))
+    return replace(best, batch=data.batch(best)), apart
 
 
 @dataclass(frozen=True, slots=True, eq=False)

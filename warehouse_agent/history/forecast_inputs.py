@@ -25,11 +25,12 @@ from datetime import datetime
 from driftline.reconciliation.ranges import Partition
 from driftline.values.types import Recipe
 
+from warehouse_agent.change_models import operational_time
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import marks
 from warehouse_agent.history.notes import Notes, Quantiles
-from warehouse_agent.planning import change_forecast, choice, group_selection, prices, sketch_size
+from warehouse_agent.planning import choice, group_selection, prices, sketch_size
 from warehouse_agent.planning.candidates import Allowance, PlanInputs
 from warehouse_agent.planning.change_forecast import (
     ChangeForecast,
@@ -149,6 +150,7 @@ class Situation:
             marker=self.marker,
             is_resumed=base is not None and tiled is None and tuple(files) != base.sound,
             days=self.days,
+            zone=self.fragment.time_zone,
             is_load=is_load,
         )
 
@@ -156,8 +158,9 @@ class Situation:
 def forecasts(known: PlanInputs) -> tuple[ChangeForecast | None, ChangeForecast | None]:
     """Return the forecast of changed rows, and that of rows that differ, changed and lost ones;
     None: nothing is known."""
-    earlier, days = list(known.earlier), known.days
-    changes = change_forecast.changes_expected(earlier, known.ours, known.now, days)
+    changes = operational_time.changes_expected(
+        known.earlier, known.ours, known.now, known.days, zone=known.zone
+    )
     return changes, with_lost(changes, known.rows_lost, known.ours)
 
 

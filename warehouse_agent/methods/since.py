@@ -29,13 +29,13 @@ from driftline.rows.digests import Digest
 from driftline.rows.key_digests import HASH_BYTES
 from driftline.wire.negotiation import CHECKSUM
 
+from warehouse_agent.change_models.operational_time import changes_expected
 from warehouse_agent.methods import key_sums
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.key_sums import KeySums
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.sketch import NO_CELLS, CellSide, sized
-from warehouse_agent.planning import change_forecast
 from warehouse_agent.planning.candidates import Candidate, ExchangeWork, PlanInputs, Whole, priced
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
@@ -93,7 +93,7 @@ def _sized(known: PlanInputs, expected: ChangeForecast | None) -> Sketch:
     have checksums, for all rows that are expected to change."""
     if expected is not None and not _marker(known).checksum:
         moved = [replace(one, updated=0) for one in known.earlier]
-        expected = change_forecast.changes_expected(moved, known.ours, known.now)
+        expected = changes_expected(moved, known.ours, known.now, zone=known.zone)
     return sized(known, expected)
 
 

@@ -193,8 +193,8 @@ class PlanInputs:
     did not say what it allows; `marker` is None if all rows must be proven; `is_resumed`: rows that
     an unfinished exchange staged are among ours; `unstaged`: those of an unfinished load or copy
     are listed by chunks, and not among ours; `days` are the totals of changes by day, oldest first,
-    none if they are not needed; `is_load`: no row of a version is compared, so all rows are
-    expected to come, or the rest of those that cut exchanges staged.
+    none if they are not needed; `zone` is the source's time zone; `is_load`: no row of a version is
+    compared, so all rows are expected to come, or the rest of those that cut exchanges staged.
     """
 
     name: str
@@ -219,6 +219,7 @@ class PlanInputs:
     is_resumed: bool = False
     unstaged: Unstaged | None = None
     days: tuple[DayOfChanges, ...] = ()
+    zone: str = "UTC"
     is_load: bool = False
 
     @property

@@ -5,11 +5,13 @@ because too small a sketch costs a round trip and real tables sometimes change i
 forecast by analogues: every earlier refresh predicts its own d, weighted by its resemblance.
 
     resemblance = 1 / (1 + age / 10)         age in refreshes: forgetting by a power law
-                · 1 / (1 + gap²)             gap = ln of the ratio of the elapsed times
+                · 1 / (1 + (gap / 0.7)²)     gap = ln of the ratio of the elapsed times
                 · 1 / (1 + (step / ½)²)      step = difference of the levels before, at least 1/50
 
 (a conditional density by kernels: Hyndman, Bashtannyk and Grunwald, J. Comput. Graph. Stat. 5(4),
-1996). The level, a moving average of ln(1 + d), lets a forecast follow a busy season and return.
+1996). The level, a moving average of ln(1 + d) − γ·ln elapsed, lets a forecast follow a busy season
+and return. Elapsed times are what the caller says: by the clock, or in operational time
+(`change_models.operational_time`), in which a quiet weekend is short.
 
  1. P(d = 0) is the weighted share of the refreshes that found nothing. The others are smoothed by
     log-logistic kernels on d ≥ 1, so that every d is possible and the tail is a power.
@@ -47,18 +49,18 @@ from datetime import date, datetime
 from itertools import pairwise
 
 import numpy as np
-from driftline.arrays import Floats
+from driftline.arrays import Bools, Floats
 
 HISTORY_MAX = 200  # refreshes looked at; 400 gain 0.002 nats
 AGE = 10.0  # refreshes, at which one counts half
-GAP = 1.0  # of ln elapsed, where the resemblance is half
+GAP = 0.7  # of ln elapsed, where the resemblance is half
 STEP, STEP_FLOOR = 0.5, 0.02  # of the level; the floor is for changes without a precedent
 LEVEL_GAIN = 0.3  # of the moving average
 PRIOR_WEIGHT = 0.3  # in refreshes
 PRIOR_UNCHANGED = 0.2  # P(d = 0)
 PRIOR_LOCATION, PRIOR_SCALE = 0.4, 0.12  # of ln d, times ln rows
 EXPONENT, EXPONENT_WEIGHT = 0.5, 0.1  # γ before it is fitted, and the sum of squares it stands for
-BANDWIDTH = 0.4  # a kernel's scale over the median deviation of ln d from its median
+BANDWIDTH = 0.3  # a kernel's scale over the median deviation of ln d from its median
 POISSON = 3 / math.pi**2  # a logistic of this squared scale over d has the variance 1/d
 # Probabilities: of the interval `low` to `high`, of each tail if they are equal, of a tail at most.
 INTERVAL, TAIL, TAIL_MAX = 0.8, 0.1, 0.18
@@ -241,8 +243,8 @@ def expect(history: Sequence[RefreshOutcome], *, rows: int, elapsed_s: float) ->
     gaps = math.log(max(elapsed_s, TIME_MIN_S)) - np.log(
         np.array([max(past.elapsed_s, TIME_MIN_S) for past in recent], np.float64)
     )
-    weights = _resemblance(d, gaps)
     changed = d > 0
+    weights = _resemblance(d, gaps, changed)
     log_d, w = np.log(d[changed]), weights[changed]
     exponent = _exponent(log_d, gaps[changed], w)
 
@@ -262,21 +264,6 @@ def expect(history: Sequence[RefreshOutcome], *, rows: int, elapsed_s: float) ->
         np.append(scales, PRIOR_SCALE * log_rows),
         w / w.sum(),
     )
-
-
-def changes_expected(
-    earlier: list[EarlierRefresh], rows: int, now: datetime, days: Sequence[DayOfChanges] = ()
-) -> ChangeForecast | None:
-    """Return the forecast of changes at the time `now`, from the refreshes since a load, for `rows`
-    rows of ours; None before the first refresh after the load.
-
-    Args:
-        days: since the load, oldest first; used after a pause.
-    """
-    history = after_pause(earlier, rows, now, days) or outcomes(earlier)
-    if not history:
-        return None
-    return expect(history, rows=rows, elapsed_s=(now - earlier[-1].at).total_seconds())
 
 
 def share_since(
@@ -307,7 +294,8 @@ def after_pause(
     earlier: list[EarlierRefresh], rows: int, now: datetime, days: Sequence[DayOfChanges]
 ) -> list[RefreshOutcome]:
     """Return totals of days as long as the pause since the last refresh; none: there is no pause,
-    or too few days are known. Arguments as of `changes_expected`."""
+    or too few days are known. Arguments as of
+    `change_models.operational_time.changes_expected`."""
     if not is_after_pause(earlier, now):
         return []
     return spans(days, rows, (now - earlier[-1].at).total_seconds())
@@ -396,17 +384,19 @@ def with_lost(expected: ChangeForecast | None, lost: int, rows: int) -> ChangeFo
     )
 
 
-def _resemblance(d: Floats, gaps: Floats) -> Floats:
+def _resemblance(d: Floats, gaps: Floats, changed: Bools) -> Floats:
     """Return the resemblance of each earlier refresh to the present, in 0..1, float64 [n]."""
     if not len(d):
         return d
-    levels = [math.log1p(d[0])]
-    for log_d in np.log1p(d):
-        levels.append(levels[-1] + LEVEL_GAIN * (log_d - levels[-1]))
+    recent = 1 / (1 + np.arange(len(d), 0, -1) / AGE)
+    exponent = _exponent(np.log(d[changed]), gaps[changed], recent[changed])
+    found = np.log1p(d) + exponent * gaps
+    levels = [found[0]]
+    for one in found:
+        levels.append(levels[-1] + LEVEL_GAIN * (one - levels[-1]))
     steps = levels[-1] - np.array(levels[:-1])
     alike = STEP_FLOOR + (1 - STEP_FLOOR) / (1 + (steps / STEP) ** 2)
-    ages = np.arange(len(d), 0, -1)
-    weights: Floats = alike / (1 + ages / AGE) / (1 + (gaps / GAP) ** 2)
+    weights: Floats = recent * alike / (1 + (gaps / GAP) ** 2)
     return weights
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from warehouse_agent.change_models.operational_time import changes_expected
 from warehouse_agent.history import history_lines as lines_
 from warehouse_agent.history.refresh_history import RefreshHistory, read
 from warehouse_agent.planning.change_forecast import (
     EarlierRefresh,
-    changes_expected,
     needed_spark,
     outcomes,
     reduces_first,

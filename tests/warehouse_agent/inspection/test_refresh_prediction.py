@@ -26,6 +26,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from tests.samples.prices import flat
 from tests.warehouse_agent.change_models.weeks import THREE, every, remembered
+from warehouse_agent.change_models import operational_time
 from warehouse_agent.change_models.fit import fit
 from warehouse_agent.change_models.memory import Interval
 from warehouse_agent.config import load, select
@@ -40,7 +41,7 @@ from warehouse_agent.inspection.refresh_prediction import (
     rows_forecast,
 )
 from warehouse_agent.methods.registry import modelled
-from warehouse_agent.planning import change_forecast, prices
+from warehouse_agent.planning import prices
 from warehouse_agent.planning.candidates import PlanInputs, expected_slots
 from warehouse_agent.planning.change_forecast import (
     ChangeForecast,
@@ -299,15 +300,20 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert after.changes_expected[0] <= 40 <= after.changes_expected[2]
     assert after.change_share_from == "after the last refresh"
     # More changes are expected the longer ago the last refresh: predict at the refresh's moment.
-    asked, changes_expected = [], change_forecast.changes_expected
+    asked, changes_expected = [], operational_time.changes_expected
 
     def noted(
-        earlier: list[EarlierRefresh], rows: int, now: datetime, days: Sequence[DayOfChanges] = ()
+        earlier: Sequence[EarlierRefresh],
+        rows: int,
+        now: datetime,
+        days: Sequence[DayOfChanges] = (),
+        *,
+        zone: str = "UTC",
     ) -> ChangeForecast | None:
         asked.append(now)
-        return changes_expected(earlier, rows, now, days)
+        return changes_expected(earlier, rows, now, days, zone=zone)
 
-    monkeypatch.setattr(change_forecast, "changes_expected", noted)
+    monkeypatch.setattr(operational_time, "changes_expected", noted)
     known, _ = know(store, fragment, read(store, "orders"), None)
     quiet = pair.refresh()
     now = predict(dataclasses.replace(known, now=asked[0]))

@@ -26,6 +26,7 @@ from benchmarks.decisions.expect import (
 )
 from benchmarks.decisions.pauses import Commits, losses
 from tests.harness.histories import DATA, available
+from warehouse_agent.change_models.operational_time import changes_expected
 from warehouse_agent.planning.change_forecast import (
     DAY_S,
     DAYS_MIN,
@@ -35,7 +36,6 @@ from warehouse_agent.planning.change_forecast import (
     EarlierRefresh,
     RefreshOutcome,
     after_pause,
-    changes_expected,
     expect,
     is_pause,
     spans,

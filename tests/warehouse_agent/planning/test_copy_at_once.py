@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from warehouse_agent.change_models.operational_time import changes_expected
 from warehouse_agent.history.forecast_inputs import forecasts
 from warehouse_agent.inspection.refresh_prediction import predict
 from warehouse_agent.methods.full_copy import CopyAtOnce
@@ -29,7 +30,6 @@ from warehouse_agent.planning.candidates import CopyReason, PlanInputs, Unstaged
 from warehouse_agent.planning.change_forecast import (
     DayOfChanges,
     EarlierRefresh,
-    changes_expected,
 )
 from warehouse_agent.planning.choice import NAMES, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, REFRESH_LEVEL, Line, Objective
