@@ -4,8 +4,8 @@ d = inserted + updated + deleted. Sketches are sized and methods compared by the
 because too small a sketch costs a round trip and real tables sometimes change in bulk. This is a
 forecast by analogues: every earlier refresh predicts its own d, weighted by its resemblance.
 
-    resemblance = 1 / (1 + age / 10)         age in refreshes: forgetting by a power law
-                · 1 / (1 + (gap / 0.7)²)     gap = ln of the ratio of the elapsed times
+    resemblance = 1 / (1 + age / 10)         age in refreshes, each counted by the next factor
+                · 1 / (1 + (gap / ½)²)       gap = ln of the ratio of the elapsed times
                 · 1 / (1 + (step / ½)²)      step = difference of the levels before, at least 1/50
 
 (a conditional density by kernels: Hyndman, Bashtannyk and Grunwald, J. Comput. Graph. Stat. 5(4),
@@ -52,8 +52,8 @@ import numpy as np
 from driftline.arrays import Bools, Floats
 
 HISTORY_MAX = 200  # refreshes looked at; 400 gain 0.002 nats
-AGE = 10.0  # refreshes, at which one counts half
-GAP = 0.7  # of ln elapsed, where the resemblance is half
+AGE = 10.0  # refreshes after elapsed times alike, at which one counts half
+GAP = 0.5  # of ln elapsed, where the resemblance is half
 STEP, STEP_FLOOR = 0.5, 0.02  # of the level; the floor is for changes without a precedent
 LEVEL_GAIN = 0.3  # of the moving average
 PRIOR_WEIGHT = 0.3  # in refreshes
@@ -388,7 +388,8 @@ def _resemblance(d: Floats, gaps: Floats, changed: Bools) -> Floats:
     """Return the resemblance of each earlier refresh to the present, in 0..1, float64 [n]."""
     if not len(d):
         return d
-    recent = 1 / (1 + np.arange(len(d), 0, -1) / AGE)
+    alike_time = 1 / (1 + (gaps / GAP) ** 2)
+    recent = 1 / (1 + np.cumsum(alike_time[::-1])[::-1] / AGE)
     exponent = _exponent(np.log(d[changed]), gaps[changed], recent[changed])
     found = np.log1p(d) + exponent * gaps
     levels = [found[0]]
@@ -396,7 +397,7 @@ def _resemblance(d: Floats, gaps: Floats, changed: Bools) -> Floats:
         levels.append(levels[-1] + LEVEL_GAIN * (one - levels[-1]))
     steps = levels[-1] - np.array(levels[:-1])
     alike = STEP_FLOOR + (1 - STEP_FLOOR) / (1 + (steps / STEP) ** 2)
-    weights: Floats = recent * alike / (1 + (gaps / GAP) ** 2)
+    weights: Floats = recent * alike * alike_time
     return weights
 
 
