@@ -154,14 +154,16 @@ COMMANDS = {
         ),
     ),
     "source.carnes": Command(
-        "--rows 2000 --columns 30 --changed 10 --copied 10",
+        "--rows 2000 --columns 30 --changed 10 --copied 10 --view-rows 400 --statements",
         (
-            r"\| columns published \| full read \| MDS \| ID/RCS \|",
-            rf"\| 30 %, neighbours \| {N} / \*\*{N}\*\* \|",
-            rf"\| 10 %, scattered \| {N} / \*\*{N}\*\* \|",
-            r"\| rows in the older copy \|",
+            rf"-- ID/RCS: {N} pages\n--   execute .*: COPY \( SELECT \"id\", \"f0\", \"f1\", ",
+            r"\| Figure 9: columns published \| RSBC \| P/SWC \| MDS \| TLCS \| ID/RCS \|",
+            rf"\| 30 %, neighbours \| {N} \| {N} \| {N} / \*\*{N}\*\* \|",
+            r"\| Figure 10: rows in the older copy \|",
+            rf"\| 10 %, scattered \| {N} \| {N} \| {N} / \*\*{N}\*\* \|",
+            rf"\| time stamps; marker \| 0\.152 \| {N} \| \*\*{N}\*\* \|.* \*\*{N}\*\* \|$",
         ),
-        (POSTGRESQL,),
+        (POSTGRESQL, SPARK),
     ),
     "views.derived": Command(
         "--scale 0.001 --refreshes 1 --share 10",
