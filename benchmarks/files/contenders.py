@@ -1,12 +1,15 @@
 """The contenders of a differential of two files, and what one run of each takes.
 
 Each runs in a process of its own (`taken`): the window, the whole command, `sort` with `comm`,
-DuckDB's outer join, reading alone, and nothing.
+DuckDB's outer join, reading alone, and nothing; and the paper's two joins of uncompressed records,
+in plain Python, by lines whose key has a fixed width. These keep what the paper's keep for the next
+run: the sorted file (SM), the buckets (PH).
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import io
 import multiprocessing
 import os
@@ -15,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.files.generator import snapshots
@@ -24,16 +28,20 @@ from warehouse_agent.differential.records import RecordHashing, in_blocks
 
 SECRET = bytes(32)
 OUTPUT = "changes.parquet"
+PARTS = 16  # runs, or buckets, of a file
+BLOCK_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One run: seconds, the peak of the process's own memory, and its answer."""
+    """One run: seconds, the peak of the process's own memory, its answer, and the bytes that the
+    process itself read and wrote, its output not counted."""
 
     cpu_s: float
     wall_s: float
     mib: float
     answer: str
+    io_bytes: int
 
 
 class Opened:
@@ -60,6 +68,10 @@ class Opened:
 
 def _read_bytes() -> int:
     return _kept("io", "rchar")
+
+
+def _moved_bytes() -> int:
+    return _read_bytes() + _kept("io", "wchar")
 
 
 def _peak_mib() -> float:
@@ -146,15 +158,76 @@ def by_duckdb(folder: Path) -> str:
     return f"{row[0] if row else 0:,} changes"
 
 
+def by_merging(folder: Path) -> str:
+    """The paper's SM: runs of the new file are merged with the old one, which is sorted already."""
+    runs, changes = [folder / f"run{number}" for number in range(PARTS)], 0
+    with (folder / "new.csv").open("rb", BLOCK_BYTES) as file:
+        next(file)
+        size = -(-(folder / "new.csv").stat().st_size // _line_bytes(folder) // PARTS)
+        for run in runs:
+            with run.open("wb", BLOCK_BYTES) as sorted_lines:
+                sorted_lines.writelines(sorted(islice(file, size)))
+        assert not next(file, b"")
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context((folder / "old.sorted").open("rb", BLOCK_BYTES))
+        new = heapq.merge(*(stack.enter_context(run.open("rb", BLOCK_BYTES)) for run in runs))
+        kept = stack.enter_context((folder / "new.sorted").open("wb", BLOCK_BYTES))
+        r_1, r_2 = next(old, b""), next(new, b"")
+        while r_1 or r_2:
+            k_1, k_2 = _key(r_1), _key(r_2)
+            changes += r_1 != r_2
+            if r_2 and (not r_1 or k_2 <= k_1):
+                kept.write(r_2)
+                r_2 = next(new, b"")
+            if r_1 and (not k_2 or k_1 <= k_2):
+                r_1 = next(old, b"")
+    return f"{changes:,} changes"
+
+
+def by_hashing(folder: Path) -> str:
+    """The paper's PH: buckets of the new file are compared with the old one's, which are there."""
+    partition(folder, "new")
+    changes = 0
+    for number in range(PARTS):
+        with (folder / f"old{number}").open("rb", BLOCK_BYTES) as bucket:
+            left = {_key(line): line for line in bucket}
+        with (folder / f"new{number}").open("rb", BLOCK_BYTES) as bucket:
+            changes += sum(left.pop(_key(line), None) != line for line in bucket)
+        changes += len(left)
+    return f"{changes:,} changes"
+
+
+def partition(folder: Path, name: str) -> None:
+    """Write the buckets of a file."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context((folder / f"{name}.csv").open("rb", BLOCK_BYTES))
+        next(file)
+        paths = [folder / f"{name}{number}" for number in range(PARTS)]
+        buckets = [stack.enter_context(path.open("wb", BLOCK_BYTES)) for path in paths]
+        for line in file:
+            buckets[int(_key(line)) % PARTS].write(line)
+
+
+def _key(line: bytes) -> bytes:
+    return line.partition(b",")[0]
+
+
+def _line_bytes(folder: Path) -> int:
+    with (folder / "old.sorted").open("rb") as file:
+        return len(next(file))
+
+
 def nothing(_: Path) -> str:
     return ""
 
 
 def _child(run: Callable[[Path], str], folder: Path, answers: multiprocessing.Queue) -> None:
-    begun = time.perf_counter()
+    begun, moved = time.perf_counter(), _moved_bytes()
     answer = run(folder)
-    wall = time.perf_counter() - begun
-    answers.put(Taken(sum(os.times()[:4]), wall, _peak_mib(), answer))
+    wall, moved = time.perf_counter() - begun, _moved_bytes() - moved
+    output = folder / OUTPUT
+    moved -= output.stat().st_size if output.exists() else 0
+    answers.put(Taken(sum(os.times()[:4]), wall, _peak_mib(), answer, moved))
 
 
 def taken(run: Callable[[Path], str], folder: Path) -> Taken:

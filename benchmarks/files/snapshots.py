@@ -1,7 +1,7 @@
 """Differentials of two files: the window beside the joins, `sort` and DuckDB.
 
     python -m benchmarks.files.snapshots --rows 3000000
-    python -m benchmarks.files.snapshots --rows 100000 --figures
+    python -m benchmarks.files.snapshots --rows 100000 --distance 0 --figures
 
 For each distance, each contender is a process of its own, several times in turn; the time of the
 least CPU counts. CPU seconds are those of the process and all below it, less those of a process
@@ -10,7 +10,7 @@ files once, makes row bytes and hashes them. What the window opens and reads is 
 output is checked against what the generator changed. "driftline diff" is the whole command: where
 the window gives up, it joins by Spark.
 
-`--figures` prints the figures of Labio and Garcia-Molina in shape (`figures`).
+`--figures` prints the figures of Labio and Garcia-Molina in shape, too (`figures`).
 """
 
 from __future__ import annotations
@@ -88,9 +88,6 @@ def compare(folder: Path, runs: int, changed: Changed) -> None:
 @click.option("--runs", default=3, show_default=True)
 @click.option("--figures", "with_figures", is_flag=True)
 def main(rows: int, distances: tuple[float, ...], runs: int, with_figures: bool) -> None:
-    if with_figures:
-        figures(rows, runs)
-        return
     for distance in distances:
         folder = Path(tempfile.mkdtemp())
         try:
@@ -98,6 +95,8 @@ def main(rows: int, distances: tuple[float, ...], runs: int, with_figures: bool)
             compare(folder, runs, make(folder, rows, distance, CHANGED))
         finally:
             shutil.rmtree(folder)
+    if with_figures:
+        figures(rows, runs)
 
 
 if __name__ == "__main__":

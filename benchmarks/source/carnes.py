@@ -36,7 +36,6 @@ from typing import Any, Final
 import click
 import psycopg
 
-from benchmarks.views.staleness import SETTINGS
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
@@ -65,6 +64,11 @@ PAPERS_VIEW: Final = (
     ("checksums; ranges", "range", 4.1),
     ("time stamps; marker", "since", 0.152),
 )
+SPARK: Final = {
+    "spark.master": "local[2]",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +364,7 @@ class View:
         first, *others = _parts()
         joined = " ".join(f"JOIN {name} ON {name}.id = {first}.id" for name in others)
         self._sites = Sites(
-            DeferredSession(SETTINGS),
+            DeferredSession(SPARK),
             folder,
             {"m": dict.fromkeys(_parts(), f"id int PRIMARY KEY, {columns}, ts timestamptz")},
             {"v": f"SELECT {first}.id, {shown} FROM {first} {joined}"},
@@ -398,7 +402,7 @@ class View:
     def change(self) -> None:
         """Change one row in a hundred of each relation: the last ones."""
         self._execute(
-            "UPDATE {} SET f0 = 'changed', ts = clock_timestamp()"
+            "UPDATE {} SET f0 = left(reverse(f0) || 'x', 16), ts = clock_timestamp()"
             f" WHERE id >= {round(self._rows * 0.99)}",
             "VACUUM (ANALYZE) {}",
         )

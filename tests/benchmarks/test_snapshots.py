@@ -5,6 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from benchmarks.files.contenders import by_hashing, by_merging, partition, sort_old, taken
 from benchmarks.files.figures import (
     critical_distance,
     figure_2,
@@ -26,6 +29,19 @@ def test_the_generator_knows_what_it_changed(tmp_path: Path) -> None:
     assert 0.03 < counts.distance < 0.07
     lines = (tmp_path / "old.csv").read_bytes().splitlines(keepends=True)
     assert {len(line) for line in lines[1:]} == {RECORD_BYTES}
+
+
+@pytest.mark.slow
+@pytest.mark.starts
+def test_uncompressed_joins_find_all_changes_at_the_papers_cost(tmp_path: Path) -> None:
+    changed = make(tmp_path, ROWS, 0.05, Changed(0.1, 0.02, 0.03))
+    sort_old(tmp_path)
+    partition(tmp_path, "old")
+    size = (tmp_path / "new.csv").stat().st_size
+    for run, files in ((by_merging, 5), (by_hashing, 4)):
+        done = taken(run, tmp_path)
+        assert done.answer == f"{sum(changed):,} changes"
+        assert abs(done.io_bytes / size - files) < 0.05 * files
 
 
 def test_figure_14_pairs_are_missed_beyond_a_critical_distance() -> None:
