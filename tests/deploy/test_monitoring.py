@@ -199,7 +199,8 @@ def test_each_panel_shows_metrics_that_there_are_in_a_unit(tmp_path: Path) -> No
     )
     assert set(cells.values()) == {1}  # no two panels overlap
     assert {x for x, _ in cells} == set(range(24))
-    known, rules = {one["name"] for one in dashboard["templating"]["list"]}, []
+    known = {one["name"] for one in dashboard["templating"]["list"]}
+    rules: list[str] = []
     for panel in panels:
         assert panel["type"] in ("stat", "timeseries")
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS

@@ -30,7 +30,10 @@ def chromium() -> Iterator[Browser]:
 
     with sync_playwright() as playwright:
         # Its own log of a bus that containers do not have is of no use.
-        environment = {**os.environ, "DBUS_SESSION_BUS_ADDRESS": "disabled:"}
+        environment: dict[str, str | float | bool] = {
+            **os.environ,
+            "DBUS_SESSION_BUS_ADDRESS": "disabled:",
+        }
         browser = playwright.chromium.launch(
             executable_path=program, args=list(QUIET), env=environment
         )

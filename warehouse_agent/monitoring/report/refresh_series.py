@@ -67,7 +67,6 @@ class RefreshPoint:
         """Return the rows that changed; None: not known, or they were loaded."""
         return None if self.rows is None or self.is_load else self.rows.changed
 
-
     @property
     def is_as_forecast(self) -> bool:
         """Return True if the changed rows lie within the forecast, or there was none."""
