@@ -200,7 +200,7 @@ def test_each_panel_shows_metrics_that_there_are_in_a_unit(tmp_path: Path) -> No
     assert set(cells.values()) == {1}  # no two panels overlap
     assert {x for x, _ in cells} == set(range(24))
     known = {one["name"] for one in dashboard["templating"]["list"]}
-    rules: list[str] = []
+    rules: list[dict[str, Any]] = []
     for panel in panels:
         assert panel["type"] in ("stat", "timeseries")
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
