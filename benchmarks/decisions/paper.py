@@ -129,10 +129,11 @@ def by_policies(made: Stream, m: float) -> dict[str, ReplayCost]:
     probability = processes.alteration(m)
     start, end = MONDAY + TAUGHT_H * HOUR_S, MONDAY + (TAUGHT_H + PAID_H) * HOUR_S
     weighted = replay.hours_of(Week(), WEIGHTS)
+    table = policies.obsolescence_table(rates, WEIGHTS, HOURS)
     plans = {
-        "threshold": policies.threshold(rates, WEIGHTS, price, HOURS),
+        "threshold": policies.threshold(table, price),
         "first alteration": policies.first_alteration(rates, probability, HOURS),
-        "optimal": policies.optimal(rates, WEIGHTS, price, least=1, most=HOURS),
+        "optimal": policies.optimal(table, price, least=1),
     }
     rows = np.ones(len(made.paid))
     costs = {"uniform": replay.fixed(interval, made.paid, rows, start, end, weighted)}
@@ -146,7 +147,8 @@ def figures_6_7_9(seeds: int) -> None:
     """Transcriptions and obsolescence by M, and total costs by α over those of the uniform one."""
     made = [stream(seed) for seed in range(seeds)]
     rates = learned(made[0].taught, SEGMENTS)
-    plan = policies.threshold(rates, WEIGHTS, float(rates.mean() * WEIGHTS.mean()) * 13, HOURS)
+    table = policies.obsolescence_table(rates, WEIGHTS, HOURS)
+    plan = policies.threshold(table, float(rates.mean() * WEIGHTS.mean()) * 13)
     moments = replay.by_plan(plan, Week(), MONDAY, MONDAY + HOURS * HOUR_S)
     share = np.mean([OFFICE[Week().hour_of(at - 1)] for at in moments])
     print(
@@ -213,9 +215,10 @@ def recurrent_load(seeds: int) -> list[tuple[float, float]]:
             replay.fixed(24.0 * g, paid, rows, start, end, weighted).total(price)
             for g in (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
         )
+        table = policies.obsolescence_table(model.hourly, ones, 4 * 24)
         plans = (
-            policies.optimal(model.hourly, ones, price, least=2, most=4 * 24),
-            policies.threshold(model.hourly, ones, price, 4 * 24),
+            policies.optimal(table, price, least=2),
+            policies.threshold(table, price),
         )
         optimum, threshold = (
             replay.cost(

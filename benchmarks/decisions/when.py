@@ -39,6 +39,7 @@ INTERVAL_MAX_S = 28 * 86_400
 POLICIES = (
     "fixed",
     "threshold",
+    "first alteration",
     "optimal",
     "auto",
     "auto / same phase",
@@ -145,6 +146,7 @@ def costs(history: History, hours: float, zone: str) -> dict[str, tuple[float, f
     ways = {
         "fixed": lambda: replay.fixed(hours, history.paid_at, history.paid_rows, *span),
         "threshold": of(TimingPolicy.THRESHOLD),
+        "first alteration": of(TimingPolicy.FIRST_ALTERATION),
         "optimal": of(TimingPolicy.OPTIMAL),
         "auto": of(TimingPolicy.AUTO),
         "hourly probe": of(TimingPolicy.AUTO, probes=True),

@@ -480,7 +480,7 @@ COMMANDS = {
     "decisions.when": Command(
         "{folder}",
         (
-            r"\| history, best fixed interval \| fixed \| threshold \|",
+            r"\| history, best fixed interval \| fixed \| threshold \| first alteration \|",
             *(rf"\| {name}, a week \| {N} \({N}\) \| {N} \({N}\) \|" for name in HISTORIES),
         ),
         prepare=write_changes,

@@ -460,6 +460,7 @@ interval_max = "2d"
 interval_min = "15m"
 policy = "optimal"
 weights = { "Mon-Fri 09:00-18:00" = 4, "Sat,Sun" = 0.5 }
+weights_by_change = { update = 0.2, delete = 5 }
 time_zone = "Asia/Tokyo"
 """
     view = '[views.v]\nquery = "SELECT 1"\nfreshness = "1h"\n'
@@ -474,6 +475,7 @@ time_zone = "Asia/Tokyo"
     assert [(str(span), w) for span, w in timing.weights] == [
         ("Mon,Tue,Wed,Thu,Fri 09:00-18:00", 4), ("Sat,Sun", 0.5),
     ]  # fmt: skip
+    assert timing.by_change == (1.0, 0.2, 5.0)
     assert (timing.by, timing.zone, timing.refreshes_per_day) == ("orders", "Asia/Tokyo", 2)
     assert (timing.interval_min_s, timing.interval_max_s) == (900, 172_800)
     assert config.fragments["orders"].time_zone == "Asia/Tokyo"
@@ -504,6 +506,15 @@ time_zone = "Asia/Tokyo"
         ('weights = { "Mon-Fri" = 4, "Fri 09:00-10:00" = 2 }', "weights", "overlap"),
         ('weights = { "weekdays" = 4 }', "weights", "no hours of the week"),
         ('weights = { "Mon" = "x" }', "weights.Mon", "a number"),
+        ("weights_by_change = { update = -0.2 }", "weights_by_change.update", "more than 0"),
+        ("weights_by_change = { delete = 0 }", "weights_by_change.delete", "more than 0"),
+        ('weights_by_change = { insert = "1" }', "weights_by_change.insert", "a number"),
+        (
+            "weights_by_change = { upsert = 1 }",
+            "weights_by_change.upsert",
+            "insert, update, delete",
+        ),
+        ("weights_by_change = 5", "weights_by_change", "a table"),
         ('time_zone = "Mars/Olympus"', "time_zone", "no time zone"),
         ('time_zone = "../x"', "time_zone", "no time zone"),
         ('event_time = "created_at"', "event_time", "without `event_kind`"),

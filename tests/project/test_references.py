@@ -72,6 +72,7 @@ WRONG = {
         method = "range" | method = "rang" | proof = "parts" | read_at_most = 10 | priority = 1.5
         freshness = "1h" | freshness = "1x" | freshness = 3600 | policy = "optimum"
         freshness = "1h" | weights = { "Mon" = "x" } | weights = { "Mon" = 0 }
+        freshness = "1h" | weights_by_change = { update = 0 } | weights_by_change = { updte = 1 }
         incremental = { rows = 40, pause_s = 0.3 } | incremental = { row = 40 }
         incremental = { rows = 40, pause_s = 0.3 } | incremental = { pause_s = "slow" }
         carriers = { note = "string" } | carriers = { note = "text" }

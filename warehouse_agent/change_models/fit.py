@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from driftline.arrays import Floats, Integers
 
+from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.memory import (
     PRIOR_HOURS,
     TAIL,
@@ -72,6 +73,7 @@ class Model:
         batch: rows that one event changes, a mean.
         shares: of inserted, updated and deleted rows; they sum to 1, or are 0.
         updated_per_row, deleted_per_row: γ and μ, for each row and hour.
+        born: inserted rows over those that refreshes find: others were deleted before (Prop. 1).
         intervals: J, folded ones among them.
         shortest_h: hours of the shortest interval seen.
         untold: what these intervals cannot tell, and why.
@@ -92,6 +94,7 @@ class Model:
     intervals: int
     shortest_h: float
     untold: tuple[str, ...] = ()
+    born: float = 1.0
     is_claimed: bool = False
     seen_h: float = math.inf
 
@@ -107,6 +110,12 @@ class Model:
         """Changed rows in each hour of the week, [168]."""
         rates: Floats = self.rates[self.segments]
         return rates
+
+    @property
+    def inserted(self) -> Floats:
+        """Rows inserted in each hour of the week, [168], also those that refreshes never see."""
+        inserted: Floats = self.hourly * self.shares[0] * self.born
+        return inserted
 
     @property
     def mean(self) -> float:
@@ -269,12 +278,14 @@ def _with_kinds(model: Model, recent: Sequence[Interval], untold: tuple[str, ...
     """Return the model with the shares of kinds of change, and the rates of a row."""
     kinds = np.array([(one.inserted, one.updated, one.deleted) for one in recent])
     updated_per_row, deleted_per_row = rates_per_row(recent)
+    died = deleted_per_row * float(np.mean([one.hours for one in recent]))
     inserted, updated, deleted = (kinds.sum(axis=0) / max(kinds.sum(), 1.0)).tolist()
     return replace(
         model,
         shares=(inserted, updated, deleted),
         updated_per_row=updated_per_row,
         deleted_per_row=deleted_per_row,
+        born=1 / float(processes.mean_survival(np.array(died))),
         untold=untold,
     )
 

@@ -212,6 +212,30 @@ class Memory:
             recent = recent[1:]
         return replace(self, recent=recent, folded=folded)
 
+    def weighed(self, weights: tuple[float, float, float]) -> Memory:
+        """Return the memory with each change counted by its weight; folded intervals, whose kinds
+        are not known, by the mean weight of the recent ones.
+
+        Args:
+            weights: of an inserted, an updated and a deleted row.
+        """
+        if weights == (1.0, 1.0, 1.0):
+            return self
+        inserted, updated, deleted = weights
+        recent = tuple(
+            replace(
+                one,
+                inserted=one.inserted * inserted,
+                updated=one.updated * updated,
+                deleted=one.deleted * deleted,
+            )
+            for one in self.recent
+        )
+        found = sum(one.changed for one in self.recent)
+        mean = sum(one.changed for one in recent) / found if found else 1.0
+        folded = replace(self.folded, rows=self.folded.rows * mean)
+        return replace(self, recent=recent, folded=folded)
+
     def in_zone(self, zone: str) -> Memory:
         """Return the memory for a time zone; sums of hours of another zone are forgotten."""
         if zone == self.folded.zone:

@@ -4,12 +4,17 @@
 modeling approach, J. ACM 48(6), 2001.) A rate is an array of 168 numbers, one for each hour of the
 week, per hour; it repeats every week. Times are hours since some Monday at midnight, s <= f.
 Insertions are a compound Poisson process, deletions and modifications processes of each tuple.
+All rates are constant within an hour, so every integral here is exact.
+
+Rejected: what refreshes cannot tell, as they count rows and see no value and no single life: the
+chain of an attribute's values (Prop. 5), life spans with a memory (Prop. 3), and survival by the
+parents of each tuple (Lemma 3), which `dependencies` has for counts of rows. The density of the
+next event (Lemma 1) is the derivative of `alteration`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from driftline.arrays import Floats, Integers
@@ -17,7 +22,6 @@ from driftline.arrays import Floats, Integers
 from warehouse_agent.change_models.week import HOURS
 
 NET_MIN = 1e-4  # changes of a row, below which digits would be lost
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # exact where rates and weights are constant
 
 
 def integral(rates: Floats, s: float, f: float) -> float:
@@ -57,38 +61,9 @@ def inverse(rates: Floats, s: float, amount: float) -> float:
     return weeks * HOURS + at - s
 
 
-def first_event_density(rates: Floats, s: float, x: float) -> float:
-    """Return the density at x of the time from s to the next event, per hour (Lemma 1).
-
-    Args:
-        rates: [168], events per hour.
-    """
-    return float(rates[int((s + x) % HOURS)]) * math.exp(-integral(rates, s, s + x))
-
-
 def alteration(exposure: float) -> float:
     """Return the probability of any event where Ξ = `exposure` are expected (Prop. 4)."""
     return -math.expm1(-exposure)
-
-
-def survival(multiplicities: Floats, deaths: Floats) -> float:
-    """Return the probability that a tuple survives, a mean over tuples (Lemmas 3 and 4).
-
-    Args:
-        multiplicities: w_S(r), [tuples, relations] or [relations]: how many tuples of each relation
-            S a tuple depends on.
-        deaths: M_S(s, f), the integrated deletion rate of each relation, [relations].
-    """
-    return float(np.mean(np.exp(-np.atleast_2d(multiplicities) @ deaths)))
-
-
-def life_span_survival(life: Callable[[float], float], born: float, s: float, f: float) -> float:
-    """Return the probability that a tuple born at `born` and alive at s is alive at f (Prop. 3).
-
-    Args:
-        life: G, the distribution function of life spans in hours.
-    """
-    return (1 - life(f - born)) / (1 - life(s - born))
 
 
 def inserted(rates: Floats, deaths: Floats, s: float, f: float, batch: float = 1.0) -> float:
@@ -99,7 +74,10 @@ def inserted(rates: Floats, deaths: Floats, s: float, f: float, batch: float = 1
         deaths: deletions per tuple and hour, [168].
         batch: E[Δ], the mean number of tuples of an event.
     """
-    return batch * _integrate(s, f, lambda t: _at(rates, t) * math.exp(-integral(deaths, t, f)))
+    hours, lengths = _pieces(s, f)
+    dying = deaths[hours] * lengths
+    alive = np.exp(np.cumsum(dying) - dying.sum()) * mean_survival(dying)
+    return batch * float((rates[hours] * lengths * alive).sum())
 
 
 def cardinality(rows: float, rates: Floats, deaths: Floats, s: float, f: float) -> float:
@@ -110,34 +88,6 @@ def cardinality(rows: float, rates: Floats, deaths: Floats, s: float, f: float) 
         deaths: deletions per tuple and hour, [168].
     """
     return rows * math.exp(-integral(deaths, s, f)) + inserted(rates, deaths, s, f)
-
-
-def transition(generator: Floats, exposure: float) -> Floats:
-    """Return P = exp(Γ·Q), the probabilities of values of an attribute after Γ = `exposure`
-    expected modifications (Prop. 5), [values, values], by uniformization.
-
-    Args:
-        generator: Q, [values, values]; each row sums to 0.
-    """
-    pace = float(-generator.diagonal().min())
-    matrix: Floats = np.eye(len(generator))
-    if pace * exposure <= 0:
-        return matrix
-    halvings = max(0, math.ceil(math.log2(pace * exposure)))  # so that e^-pace does not vanish
-    part = pace * exposure / 2**halvings
-    step = matrix + generator / pace
-    term, matrix = matrix * math.exp(-part), matrix * math.exp(-part)
-    for n in range(1, 40):
-        term = term @ step * (part / n)
-        matrix = matrix + term
-    return np.linalg.matrix_power(matrix, 2**halvings)
-
-
-def random_walk(exposure: float, mean: float, variance: float) -> tuple[float, float]:
-    """Return the mean and the mean square of the change of a number after Γ = `exposure` expected
-    modifications, each a step of this mean and variance (Section 3.2.2, Prop. 7)."""
-    drift = exposure * mean
-    return drift, exposure * (variance + mean**2) + drift**2
 
 
 def obsolescence(
@@ -152,17 +102,32 @@ def obsolescence(
         weights: c, the weight of each hour, [168].
         deaths: deletions per tuple and hour, [168]; None: what changed stays.
     """
-    if deaths is not None:
-
-        def cost(t: float) -> float:
-            lives = math.exp(-integral(deaths, t, f))
-            return _at(rates, t) * lives * integral(weights, t, f)
-
-        return _integrate(s, f, cost)
     hours, lengths = _pieces(s, f)
     weight, rows = weights[hours] * lengths, rates[hours] * lengths
     after = weight.sum() - np.cumsum(weight)
-    return float((rows * (after + weight / 2)).sum())
+    if deaths is None:
+        return float((rows * (after + weight / 2)).sum())
+    dying = deaths[hours] * lengths
+    alive = np.exp(np.cumsum(dying) - dying.sum())
+    waits = after * mean_survival(dying) + weight * mean_wait(dying)
+    return float((rows * alive * waits).sum())
+
+
+def mean_survival(dying: Floats) -> Floats:
+    """Return the share of tuples, inserted evenly over some time, that live at its end:
+    (1 − e^−x)/x, where x = `dying` deaths of each are expected in all of it."""
+    safe = np.maximum(dying, NET_MIN)
+    exact: Floats = np.where(dying > NET_MIN, -np.expm1(-safe) / safe, 1 - dying / 2)
+    return exact
+
+
+def mean_wait(dying: Floats) -> Floats:
+    """Return the mean of the times from insertion to the end, over all of it, of those tuples,
+    where 0 counts for one that has died: (1 − (1 + x)·e^−x)/x²."""
+    safe = np.maximum(dying, NET_MIN)
+    exact = (-np.expm1(-safe) / safe - np.exp(-safe)) / safe
+    wait: Floats = np.where(dying > NET_MIN, exact, 0.5 - dying / 3)
+    return wait
 
 
 def stale(events: Floats, s: float, f: float) -> float:
@@ -197,19 +162,3 @@ def _pieces(s: float, f: float) -> tuple[Integers, Floats]:
     """Return the hour of the week and the length of each part of an hour in (s, f], [n] each."""
     edges = np.unique(np.clip(np.arange(math.floor(s), math.ceil(f) + 1), s, f))
     return np.floor(edges[:-1]).astype(np.int64) % HOURS, np.diff(edges)
-
-
-def _at(rates: Floats, t: float) -> float:
-    return float(rates[int(t % HOURS)])
-
-
-def _integrate(s: float, f: float, integrand: Callable[[float], float]) -> float:
-    """Return the integral over (s, f], by Gauss's formula within each hour."""
-    total, at = 0.0, s
-    while at < f:
-        end = min(math.floor(at) + 1.0, f)
-        half = (end - at) / 2
-        at_nodes = (integrand(at + half * (1 + node)) for node in _NODES)
-        total += half * sum(w * y for w, y in zip(_WEIGHTS, at_nodes, strict=True))
-        at = end
-    return total

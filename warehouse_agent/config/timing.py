@@ -7,7 +7,7 @@ from itertools import combinations
 
 from driftline.settings.declarations import SettingsTable, in_units
 from driftline.settings.hours import WeekSpan
-from driftline.settings.kinds import ZONE, choice, duration, map_of, number, written
+from driftline.settings.kinds import ZONE, choice, duration, map_of, number, table_of, written
 
 from warehouse_agent.timetable.timing import INTERVAL_MAX_S, Timing, TimingPolicy, closed_s
 
@@ -43,6 +43,14 @@ def _weights(
     return tuple(zip(spans, weights.values(), strict=True))
 
 
+class ChangeWeightsTable(SettingsTable):
+    """Weights of kinds of change."""
+
+    insert = number("weight").by_default(1.0, "of an inserted row")
+    update = number("weight").by_default(1.0, "of an updated row")
+    delete = number("weight").by_default(1.0, "of a deleted row")
+
+
 class TimingTable(SettingsTable):
     """The timing of a fragment, or of what a view reads."""
 
@@ -71,6 +79,9 @@ class TimingTable(SettingsTable):
             {}, 'weights of hours of the week, 1 for all others: `{ "Mon-Fri 09:00-18:00" = 4 }`'
         )
     )
+    weights_by_change = table_of(ChangeWeightsTable).by_default(
+        {}, "weights of changes that a refresh has not shown yet"
+    )
     time_zone = ZONE.optional("the time zone of these hours", "that of the source")
 
 
@@ -93,6 +104,7 @@ def parse(
         raise table.error(
             goals[1], f"It stands beside `{goals[0]}`.", "Remove one of the two: each is a goal."
         )
+    by_change = table.weights_by_change
     timing = Timing(
         by=name,
         freshness_s=table.freshness,
@@ -102,6 +114,7 @@ def parse(
         interval_max_s=table.interval_max or INTERVAL_MAX_S,
         policy=table.policy,
         weights=table.weights,
+        by_change=(by_change.insert, by_change.update, by_change.delete),
         zone=table.time_zone or zone,
         is_asked=bool(goals) or table.has("interval_max"),
     )

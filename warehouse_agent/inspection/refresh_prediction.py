@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -191,10 +190,8 @@ def rows_forecast(
         return None
     deaths = np.full(HOURS, model.deleted_per_row)
     begin = float(Week(model.zone).hour_of(memory.last))
-    # Refreshes count the insertions that survived until then (Prop. 1): there were more.
-    died = model.deleted_per_row * statistics.fmean(one.hours for one in memory.recent)
-    inserted = model.hourly * model.shares[0] * (died / -math.expm1(-died) if died > 0 else 1.0)
-    return processes.cardinality(float(rows), inserted, deaths, begin, begin + min(hours, MOST_H))
+    end = begin + min(hours, MOST_H)
+    return processes.cardinality(float(rows), model.inserted, deaths, begin, end)
 
 
 def know(

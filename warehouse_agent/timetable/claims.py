@@ -158,6 +158,7 @@ def _leveled(by_times: Model | None, by_counts: Model | None, claims: Claims) ->
         shares=by_counts.shares,
         updated_per_row=by_counts.updated_per_row,
         deleted_per_row=by_counts.deleted_per_row,
+        born=by_counts.born,
     )
 
 

@@ -25,7 +25,7 @@ from driftline.settings.hours import WeekSpan, next_open
 from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.fit import FINER, Model
 from warehouse_agent.change_models.memory import Memory
-from warehouse_agent.change_models.week import HOUR_S, Week
+from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
 from warehouse_agent.timetable import claims, policies, replay
 from warehouse_agent.timetable.claims import Claims
 from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult, pending, pending_enough
@@ -209,18 +209,25 @@ def _moment(
         and _may_wait(timing, given, wait_s)
     ):
         return now + wait_s, given.probe.why or "its source may be asked again then", "probe"
-    note = ""
+    is_any = timing.policy is TimingPolicy.FIRST_ALTERATION  # one change is as good as another
+    weighed, note = memory if is_any else _weighed(memory, timing.by_change), ""
     if given.probe.answer is ProbeAnswer.CONTRADICTED:
         note = "; its source said that nothing changed when something had, so it is not believed"
     known = (
-        None if timing.refresh_worth is None else claims.model(memory, timing.zone, given.claims)
+        None if timing.refresh_worth is None else claims.model(weighed, timing.zone, given.claims)
     )
     interval = timing.interval_h(known, given.duration_s)
-    if (planned := _plan(memory, timing, given, interval)) is not None:
+    if (planned := _plan(weighed, timing, given, interval)) is not None:
         plan, why, policy = planned
         return given.last + float(plan[Week(timing.zone).hour_of(given.last)]) * HOUR_S, why, policy
     at = given.last + _less_behind(timing, given, interval * HOUR_S)
     return at, f"every {_hours(interval)}{note}", TimingPolicy.FIXED.value
+
+
+@functools.lru_cache(maxsize=CACHED)
+def _weighed(memory: Memory, by_change: tuple[float, float, float]) -> Memory:
+    """Return the memory with changes counted by their weights: one object for each memory."""
+    return memory.weighed(by_change)
 
 
 def _may_wait(timing: Timing, given: Circumstances, wait_s: float) -> bool:
@@ -253,13 +260,18 @@ def _by_probe(
         return at, "its source says that it changed"
     model = claims.model(memory, timing.zone, given.claims)
     rows = pending(given.probe, (now - given.last) / HOUR_S, model)
-    weight = float(timing.hourly_weights().mean())
-    enough = pending_enough(timing.price(model), weight, model) if model is not None else 1.0
+    weighed = claims.model(_weighed(memory, timing.by_change), timing.zone, given.claims)
+    enough = 1.0
+    if model is not None and weighed is not None and model.mean > 0:
+        hour_weight = float(timing.hourly_weights().mean())
+        enough = pending_enough(timing.price(weighed), hour_weight, weighed)
+        enough = max(enough * model.mean / weighed.mean, 1.0)  # in rows of any weight
     told = "" if given.probe.rows is not None else "about "
     why = f"{told}{rows:,.0f} rows changed, and {enough:,.0f} are worth a refresh"
     if rows >= enough or model is None or model.mean <= 0:
         return now, why
-    return now + (enough - rows) / model.mean * HOUR_S, why
+    hour = Week(timing.zone).hour_of(now) + (now % HOUR_S) / HOUR_S
+    return now + processes.inverse(model.hourly, hour, enough - rows) * HOUR_S, why
 
 
 def _plan(
@@ -316,20 +328,18 @@ def _planned(timing: Timing, allowed: tuple[WeekSpan, ...], model: Model) -> tup
     price, weights = timing.price(model), timing.hourly_weights()
     most = max(1, int(timing.interval_max_s / HOUR_S))
     least = min(max(1, math.ceil(timing.interval_min_s / HOUR_S), _finest(model)), most)
-    if timing.policy is TimingPolicy.THRESHOLD:
-        plan = policies.threshold(model.hourly, weights, price, most)
-    elif timing.policy is TimingPolicy.FIRST_ALTERATION:
+    if timing.policy is TimingPolicy.FIRST_ALTERATION:
         expected = float(model.events.mean()) * timing.interval_h(model)
         plan = policies.first_alteration(model.events, processes.alteration(expected), most)
+        return np.maximum(plan, least), price
+    others = model.hourly * (1 - model.shares[0])
+    table = policies.obsolescence_table(
+        others, weights, most, model.inserted, model.deleted_per_row
+    )
+    if timing.policy is TimingPolicy.THRESHOLD:
+        plan = policies.threshold(table, price)
     else:
-        plan = policies.optimal(
-            model.hourly,
-            weights,
-            price,
-            least=least,
-            most=most,
-            allowed=hours_allowed(allowed),
-        )
+        plan = policies.optimal(table, price, least=least, allowed=hours_allowed(allowed))
     return np.maximum(plan, least), price
 
 
@@ -348,18 +358,25 @@ def _expected(
     week, weights = Week(timing.zone), timing.hourly_weights()
     hours = (decision.at - last) / HOUR_S
     start = float(week.hour_of(last)) + (last % HOUR_S) / HOUR_S
-    rows = processes.integral(model.hourly, start, start + hours)
-    row_hours = processes.obsolescence(model.hourly, weights, start, start + hours)
-    late, new = given.duration_s / HOUR_S, model.shares[0]
-    of_rows, of_row_hours = processes.net(rows * sum(model.shares[1:]), size)
-    unseen = rows * (new + (1 - new) * of_rows)
+    end, deaths = start + hours, np.full(HOURS, model.deleted_per_row)
+    born = processes.inserted(model.inserted, deaths, start, end)
+    born_hours = processes.obsolescence(model.inserted, weights, start, end, deaths)
+    # A row that changes again counts once.
+    others = model.hourly * (1 - model.shares[0])
+    changed = processes.integral(others, start, end)
+    changed_hours = processes.obsolescence(others, weights, start, end)
+    of_rows, of_row_hours = processes.net(changed, size)
+    unseen, late = born + changed * of_rows, given.duration_s / HOUR_S
+    # Until the refresh is published, what it found is unseen still.
+    late_hours = late * float(weights.mean())
+    weight, other_weight = timing.change_weights(model)
     return replace(
         decision,
         rows=unseen,
-        row_hours=row_hours * (new + (1 - new) * of_row_hours)
-        + unseen * late * float(weights.mean()),
-        stale_hours=processes.stale(model.events, start, start + hours)
-        + late * processes.alteration(rows / model.batch),
+        row_hours=weight * (born_hours + born * late_hours)
+        + other_weight * (changed_hours * of_row_hours + changed * of_rows * late_hours),
+        stale_hours=processes.stale(model.events, start, end)
+        + late * processes.alteration((born + changed) / model.batch),
     )
 
 

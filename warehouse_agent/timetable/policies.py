@@ -16,6 +16,7 @@ import math
 import numpy as np
 from driftline.arrays import Bools, Floats, Integers
 
+from warehouse_agent.change_models.processes import mean_survival, mean_wait
 from warehouse_agent.change_models.week import HOURS
 
 HORIZON = 8 * HOURS  # of the dynamic programming; the plan is that of its first week
@@ -32,13 +33,17 @@ def fixed_interval(price: float, rate: float) -> float:
     return math.sqrt(2 * price / rate) if rate > 0 else math.inf
 
 
-def obsolescence_table(rates: Floats, weights: Floats, most: int) -> Floats:
+def obsolescence_table(
+    rates: Floats, weights: Floats, most: int, inserted: Floats | None = None, deaths: float = 0.0
+) -> Floats:
     """Return the expected obsolescence of an interval that begins at each hour of the week and
     lasts 0 to `most` hours, in weighted row-hours, [168, most + 1].
 
     Args:
-        rates: changed rows per hour, [168].
+        rates: changed rows per hour that stay changed, [168].
         weights: of each hour, [168].
+        inserted: rows per hour that may be deleted before they are seen, [168]; None: none.
+        deaths: deletions of such a row per hour.
     """
     hours = np.arange(HOURS + most)
     rate, weight = rates[hours % HOURS], weights[hours % HOURS]
@@ -49,17 +54,26 @@ def obsolescence_table(rates: Floats, weights: Floats, most: int) -> Floats:
     start = np.arange(HOURS)[:, None]
     end = start + np.arange(most + 1)
     obsolescence: Floats = upto[end] * (rows[end] - rows[start]) - (moments[end] - moments[start])
+    if inserted is None:
+        return obsolescence
+    dying = np.array(deaths)
+    lives, survive, waits = np.exp(-dying), mean_survival(dying), mean_wait(dying)
+    living, waited = np.zeros(HOURS), np.zeros(HOURS)  # rows, and their weighted row-hours
+    for after in range(most):
+        hour = (np.arange(HOURS) + after) % HOURS
+        waited = lives * (waited + living * weights[hour]) + inserted[hour] * weights[hour] * waits
+        living = lives * living + inserted[hour] * survive
+        obsolescence[:, after + 1] += waited
     return obsolescence
 
 
-def threshold(rates: Floats, weights: Floats, price: float, most: int) -> Integers:
+def threshold(table: Floats, price: float) -> Integers:
     """Return the plan that refreshes when the expected obsolescence exceeds the price, [168].
 
     Args:
-        rates: changed rows per hour, [168].
-        weights: of each hour, [168].
+        table: as of `obsolescence_table`, [168, hours + 1].
     """
-    return _first(obsolescence_table(rates, weights, most) >= price)
+    return _first(table >= price)
 
 
 def first_alteration(events: Floats, probability: float, most: int) -> Integers:
@@ -85,20 +99,18 @@ def _first(reached: Bools) -> Integers:
     return first
 
 
-def optimal(
-    rates: Floats, weights: Floats, price: float, *, least: int, most: int, allowed: Bools = ALWAYS
-) -> Integers:
+def optimal(table: Floats, price: float, *, least: int, allowed: Bools = ALWAYS) -> Integers:
     """Return the plan of least expected cost, by dynamic programming over eight weeks, [168].
 
     Args:
-        rates: changed rows per hour, [168].
-        weights: of each hour, [168].
+        table: as of `obsolescence_table`, up to the most hours of an interval, [168, most + 1].
         price: m of a refresh, in weighted row-hours.
-        least, most: hours of an interval.
+        least: hours of an interval.
         allowed: hours of the week in which a refresh may begin, [168].
     """
+    most = table.shape[1] - 1
     steps = np.arange(least, most + 1)
-    table = obsolescence_table(rates, weights, most) + price
+    table = table + price
     longest, costs = table[:, -1].copy(), table[:, least:]
     costs[~allowed[(np.arange(HOURS)[:, None] + steps) % HOURS]] = np.inf
     least_cost = np.zeros(HORIZON + most + 1)

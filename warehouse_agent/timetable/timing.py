@@ -40,6 +40,7 @@ class Timing:
         refresh_worth: m, the weighted row-hours that a refresh has to save.
         interval_min_s, interval_max_s: seconds from one refresh to the next.
         weights: of hours of the week; all others weigh 1.
+        by_change: weights of an inserted, an updated and a deleted row.
         zone: the time zone of these hours, and of the model's.
         is_asked: a goal or the longest interval was written, so it makes something due.
     """
@@ -52,6 +53,7 @@ class Timing:
     interval_max_s: int = INTERVAL_MAX_S
     policy: TimingPolicy = TimingPolicy.AUTO
     weights: tuple[tuple[WeekSpan, float], ...] = ()
+    by_change: tuple[float, float, float] = (1.0, 1.0, 1.0)
     zone: str = "UTC"
     is_asked: bool = True
 
@@ -68,10 +70,19 @@ class Timing:
         """Return the mean weight of each hour of the week, [168]."""
         return _hourly(self.weights)
 
+    def change_weights(self, model: Model) -> tuple[float, float]:
+        """Return the weight of an inserted row, and the mean one of the other changes."""
+        inserted, updated, deleted = self.by_change
+        others = model.shares[1] + model.shares[2]
+        if not others:
+            return inserted, (updated + deleted) / 2
+        return inserted, (updated * model.shares[1] + deleted * model.shares[2]) / others
+
     def interval_h(self, model: Model | None, duration_s: float = 0.0) -> float:
         """Return the fixed interval of this timing in hours.
 
         Args:
+            model: of changes counted by their weight.
             duration_s: seconds from a snapshot until its version is published.
         """
         most = self.interval_max_s / HOUR_S

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from driftline.arrays import Floats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,6 +172,16 @@ def deaths() -> np.ndarray:
     return np.array([processes.integral(rate, 3.0, 3.0 + HOURS) for rate in rates])
 
 
+def survival(multiplicities: Floats, deaths: Floats) -> float:
+    """Return the probability that a tuple survives, a mean over tuples (Lemmas 3 and 4).
+
+    Args:
+        multiplicities: how many tuples of each relation a tuple depends on, [tuples, relations].
+        deaths: the integrated deletion rate of each relation, [relations].
+    """
+    return float(np.mean(np.exp(-np.atleast_2d(multiplicities) @ deaths)))
+
+
 @pytest.mark.slow
 def test_a_cascade_matches_lemma_4() -> None:
     """Every order has one customer, and through it one region: fixed multiplicities."""
@@ -181,7 +192,7 @@ def test_a_cascade_matches_lemma_4() -> None:
     known = multiplicities(graph, "orders")
     assert all(one.is_fixed for one in known.values())
     fixed = np.array([known["regions"].least, known["customers"].least, 1.0])
-    expected = processes.survival(fixed, deaths())
+    expected = survival(fixed, deaths())
     found = [cascaded(np.random.default_rng(seed), nullable=False)[0] for seed in range(4)]
     # Orders of one customer die together: 4 * 500 regions are the sample. 5 standard errors.
     error = 5 * math.sqrt(expected * (1 - expected) / (4 * ROWS["regions"]))
@@ -214,7 +225,7 @@ def test_a_cascade_matches_lemma_3() -> None:
         assert known["regions"].least <= each[:, 0].min() <= each[:, 0].max() <= 3
         assert known["customers"].least <= each[:, 1].min() <= each[:, 1].max() <= 2
         alive.append(share)
-        expected.append(processes.survival(np.c_[each, np.ones(len(each))], deaths()))
+        expected.append(survival(np.c_[each, np.ones(len(each))], deaths()))
     mean = float(np.mean(expected))
     error = 5 * math.sqrt(mean * (1 - mean) / (4 * ROWS["regions"]))
     assert float(np.mean(alive)) == pytest.approx(mean, abs=error)

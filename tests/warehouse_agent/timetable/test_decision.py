@@ -349,6 +349,64 @@ def test_weights_move_a_refresh_before_the_hours_that_count() -> None:
     assert 6 <= (5 + at) % 24 <= 9, found
 
 
+def kinds(inserted: float, updated: float, deleted: float, days: int = 60) -> Memory:
+    """What daily refreshes told that found so many rows of each kind."""
+    memory = Memory()
+    for day in range(days):
+        start = LAST + (day - days) * DAY_S
+        found = (inserted, updated, deleted)
+        memory = memory.plus(Interval(start, start + DAY_S, *found, 10_000))
+    return replace(memory, until=LAST)
+
+
+def test_changes_count_by_their_weight() -> None:
+    """A flow of λ rows that weigh w is refreshed every √(2m/wλ), and costs w as many row-hours."""
+    worth = Timing(refresh_worth=2_400, interval_max_s=9 * DAY_S)
+    memory = kinds(10, 80, 10)
+    plain, hours = decided(1, worth, memory)
+    assert hours == pytest.approx(math.sqrt(2 * 2_400 * 24 / 100), rel=0.02)
+    by_change = (1.0, 0.2, 5.0)
+    mean = (10 * 1 + 80 * 0.2 + 10 * 5) / 100
+    weighed, sooner = decided(1, replace(worth, by_change=by_change), memory)
+    assert sooner == pytest.approx(hours / math.sqrt(mean), rel=0.02)
+    daily, counted = (
+        decided(1, replace(DAILY, by_change=each), memory)[0]
+        for each in (by_change, (1.0, 1.0, 1.0))
+    )
+    assert daily.at == counted.at
+    assert counted.row_hours is not None
+    assert daily.rows == pytest.approx(counted.rows)
+    assert daily.row_hours == pytest.approx(counted.row_hours * mean, rel=0.02)
+    assert plain.policy == weighed.policy
+
+
+def test_rows_that_are_deleted_weigh_where_they_are_deleted() -> None:
+    """Insertions by day, deletions by night: weights move a plan towards what weighs most."""
+    memory, day = Memory(), 0
+    for day in range(120):
+        start = LAST + (day - 120) * DAY_S / 2 - 5 * HOUR_S
+        found = (100, 0, 0) if day % 2 else (0, 0, 100)
+        memory = memory.plus(Interval(start, start + DAY_S / 2, *found, 10_000))
+    weighed = memory.weighed((1.0, 1.0, 50.0))
+    model = fit(weighed, "UTC")
+    assert model is not None
+    rates = model.hourly.reshape(7, 24).mean(axis=0)
+    assert max(rates[:12].mean(), rates[12:].mean()) > 20 * min(
+        rates[:12].mean(), rates[12:].mean()
+    )
+
+
+def test_a_probe_counts_rows_and_their_mean_weight() -> None:
+    memory, weights = kinds(0, 100, 0), (1.0, 0.25, 1.0)
+    worth = Timing(refresh_worth=2_400, interval_max_s=90 * DAY_S)
+    for by_change, enough in (((1.0, 1.0, 1.0), 1.0), (weights, 4.0)):
+        timing = replace(worth, by_change=by_change)
+        found = decided(1, timing, memory, probe=ProbeResult(ProbeAnswer.CHANGED, 1.0))[0]
+        expected = math.sqrt(2 * 2_400 * 100 / 24 / enough) * enough
+        said = float(found.why.split(", and ")[1].split()[0].replace(",", ""))
+        assert said == pytest.approx(expected, rel=0.05)
+
+
 def test_a_heartbeat_waits_for_the_longest_interval() -> None:
     """A source that says "changed" each minute while refreshes find nothing, for a week."""
     silent, timing = Memory(), replace(DAILY, refreshes_per_day=24, interval_max_s=2 * DAY_S)

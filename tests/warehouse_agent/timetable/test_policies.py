@@ -27,6 +27,15 @@ def test_the_table_is_the_obsolescence(hour: int, length: int) -> None:
     assert table[hour, length] == pytest.approx(expected)
 
 
+@given(st.integers(0, HOURS - 1), st.integers(0, 300), st.sampled_from([0.0, 1e-9, 1e-3, 0.2, 5.0]))
+def test_the_table_has_rows_that_are_deleted_again(hour: int, length: int, deaths: float) -> None:
+    table = policies.obsolescence_table(THREE, WEIGHTS, 300, THREE[::-1], deaths)
+    dying = np.full(HOURS, deaths)
+    expected = processes.obsolescence(THREE, WEIGHTS, hour, hour + length)
+    expected += processes.obsolescence(THREE[::-1], WEIGHTS, hour, hour + length, dying)
+    assert table[hour, length] == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
 @pytest.mark.parametrize("price", [50.0, 500.0, 5000.0])
 def test_a_constant_rate_has_one_optimum(price: float) -> None:
     """All policies are the fixed interval √(2m/λ), here to the hour."""
@@ -34,8 +43,8 @@ def test_a_constant_rate_has_one_optimum(price: float) -> None:
     interval = policies.fixed_interval(price, 3.0)
     most = 10 * HOURS
     found = [
-        policies.threshold(rates, ONES, price, most),
-        policies.optimal(rates, ONES, price, least=1, most=most),
+        policies.threshold(policies.obsolescence_table(rates, ONES, most), price),
+        policies.optimal(policies.obsolescence_table(rates, ONES, most), price, least=1),
         policies.first_alteration(rates / 1e4, -math.expm1(-interval * 3e-4), most),
     ]
     for plan in found:
@@ -65,7 +74,7 @@ def expected_cost(plan: Integers, rates: Floats, weights: Floats) -> tuple[float
 def test_the_optimum_is_below_all_others() -> None:
     """No weekly cycle of one to three refreshes, and neither policy, costs less."""
     price, paid = 3000.0, []
-    best = policies.optimal(THREE, WEIGHTS, price, least=1, most=HOURS)
+    best = policies.optimal(policies.obsolescence_table(THREE, WEIGHTS, HOURS), price, least=1)
     refreshes, unseen = expected_cost(best, THREE, WEIGHTS)
     table = policies.obsolescence_table(THREE, WEIGHTS, HOURS)
     for n in (1, 2, 3):
@@ -73,16 +82,18 @@ def test_the_optimum_is_below_all_others() -> None:
             gaps = [(b - a) % HOURS or HOURS for a, b in itertools.pairwise([*times, times[0]])]
             paid.append(n * price + sum(table[t, g] for t, g in zip(times, gaps, strict=True)))
     assert (refreshes * price + unseen) * HOURS <= min(paid) * 1.001
-    for plan in (policies.threshold(THREE, WEIGHTS, price, 600), np.full(HOURS, 24)):
+    longer = policies.obsolescence_table(THREE, WEIGHTS, 600)
+    for plan in (policies.threshold(longer, price), np.full(HOURS, 24)):
         other, cost = expected_cost(plan, THREE, WEIGHTS)
         assert refreshes * price + unseen <= (other * price + cost) * 1.001
 
 
 def test_only_allowed_hours() -> None:
     allowed = HOUR % 24 >= 20
-    plan = policies.optimal(THREE, ONES, 200.0, least=1, most=48, allowed=allowed)
+    table = policies.obsolescence_table(THREE, ONES, 48)
+    plan = policies.optimal(table, 200.0, least=1, allowed=allowed)
     assert allowed[(HOUR + plan) % HOURS].all()
-    never = policies.optimal(THREE, ONES, 200.0, least=1, most=5, allowed=HOUR < 0)
+    never = policies.optimal(table[:, :6], 200.0, least=1, allowed=HOUR < 0)
     assert (never == 5).all()
 
 
@@ -117,7 +128,7 @@ def test_a_replay_believes_no_model_whose_gain_depends_on_where_changes_lay() ->
     def planned(model: object) -> tuple[np.ndarray, float]:
         rates = model.hourly  # type: ignore[attr-defined]
         price = float(rates.mean()) * 24**2 / 2
-        return policies.optimal(rates, ONES, price, least=1, most=96), price
+        return policies.optimal(policies.obsolescence_table(rates, ONES, 96), price, least=1), price
 
     found = replay.gain(hourly, "UTC", ONES, planned, 24.0)
     assert found is not None
