@@ -112,6 +112,7 @@ SAMPLES_MAX = 10  # keys shown in an error
 ROWS_COMPARED = 1_000  # rows of `check --reads`: some 50 statements by index, under a second
 ROWS_COMPARED_MAX = 1_000_000  # that a DBA may ask for: keys of the sample are in memory
 REPEATED_BATCHES_MAX = 100  # batches in which a repeatable key comes again: more has no end
+JOIN_STEPS_MAX = 4  # foreign keys from a relation to another one that chooses its rows
 REFERENCES_MAX = 256  # foreign keys in a description: few tables have ten
 POLICIES_MAX = 100  # row security policies that are named; the digest covers all
 ERROR_CHARACTERS_MAX = 1 << 16  # of one text of an error, in which names of any length may be

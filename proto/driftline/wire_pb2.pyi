@@ -246,6 +246,7 @@ class Predicate(_message.Message):
     EVERY_FIELD_NUMBER: _builtins.int
     SOME_FIELD_NUMBER: _builtins.int
     NEGATED_FIELD_NUMBER: _builtins.int
+    REFERENCED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def comparison(self) -> Global___Comparison: ...
     @_builtins.property
@@ -258,6 +259,10 @@ class Predicate(_message.Message):
 
     @_builtins.property
     def negated(self) -> Global___Predicate: ...
+    @_builtins.property
+    def referenced(self) -> Global___Referenced:
+        """never below `negated`"""
+
     def __init__(
         self,
         *,
@@ -265,16 +270,66 @@ class Predicate(_message.Message):
         every: Global___Predicates | None = ...,
         some: Global___Predicates | None = ...,
         negated: Global___Predicate | None = ...,
+        referenced: Global___Referenced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["comparison", b"comparison", "every", b"every", "negated", b"negated", "node", b"node", "some", b"some"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["comparison", b"comparison", "every", b"every", "negated", b"negated", "node", b"node", "referenced", b"referenced", "some", b"some"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparison", b"comparison", "every", b"every", "negated", b"negated", "node", b"node", "some", b"some"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparison", b"comparison", "every", b"every", "negated", b"negated", "node", b"node", "referenced", b"referenced", "some", b"some"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_node: _TypeAlias = _typing.Literal["comparison", "every", "some", "negated"]  # noqa: Y015
+    _WhichOneofReturnType_node: _TypeAlias = _typing.Literal["comparison", "every", "some", "negated", "referenced"]  # noqa: Y015
     _WhichOneofArgType_node: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_node) -> _WhichOneofReturnType_node | None: ...
 
 Global___Predicate: _TypeAlias = Predicate  # noqa: Y015
+
+@_typing.final
+class Referenced(_message.Message):
+    """the row that a row references is there, and fulfils a predicate"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    RELATION_FIELD_NUMBER: _builtins.int
+    REFERENCED_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    TYPES_FIELD_NUMBER: _builtins.int
+    relation: _builtins.str
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """a foreign key, as in Reference"""
+
+    @_builtins.property
+    def referenced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def rows(self) -> Global___Predicate:
+        """on the columns of `relation`"""
+
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the columns that `rows` compares,"""
+
+    @_builtins.property
+    def types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """and their declared types"""
+
+    def __init__(
+        self,
+        *,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        relation: _builtins.str = ...,
+        referenced: _abc.Iterable[_builtins.str] | None = ...,
+        rows: Global___Predicate | None = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        types: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "names", b"names", "referenced", b"referenced", "relation", b"relation", "rows", b"rows", "types", b"types"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Referenced: _TypeAlias = Referenced  # noqa: Y015
 
 @_typing.final
 class Predicates(_message.Message):
@@ -361,7 +416,7 @@ class Description(_message.Message):
 
     @_builtins.property
     def derive(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what a warehouse may choose: "columns", "rows" """
+        """what a warehouse may choose: "columns", "rows", "joins" """
 
     @_builtins.property
     def marker(self) -> Global___Marker:
@@ -435,6 +490,7 @@ class Reference(_message.Message):
     RELATION_FIELD_NUMBER: _builtins.int
     REFERENCED_FIELD_NUMBER: _builtins.int
     ON_DELETE_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
     relation: _builtins.str
     """the other, by its published name"""
     on_delete: _builtins.str
@@ -447,6 +503,10 @@ class Reference(_message.Message):
     def referenced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """columns of the other, in the order of `columns`"""
 
+    @_builtins.property
+    def joined(self) -> Global___Description:
+        """columns and references of the other; absent: no join goes there"""
+
     def __init__(
         self,
         *,
@@ -454,10 +514,11 @@ class Reference(_message.Message):
         relation: _builtins.str = ...,
         referenced: _abc.Iterable[_builtins.str] | None = ...,
         on_delete: _builtins.str = ...,
+        joined: Global___Description | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "on_delete", b"on_delete", "referenced", b"referenced", "relation", b"relation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "joined", b"joined", "on_delete", b"on_delete", "referenced", b"referenced", "relation", b"relation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,6 +51,7 @@ from source_agent.engines.interface import (
     TimeLimit,
     Unlocated,
 )
+from source_agent.engines.relations.predicates import JoinedRelation
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
@@ -288,9 +289,11 @@ class GovernedSession:
         with self.watch.waiting():
             return self._session.describe(relation)
 
-    def derive(self, shape: Shape, derivation: Derivation) -> Shape:
+    def derive(
+        self, shape: Shape, derivation: Derivation, joins: Sequence[JoinedRelation] = ()
+    ) -> Shape:
         with self.watch.waiting():
-            return self._session.derive(shape, derivation)
+            return self._session.derive(shape, derivation, joins)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         brakes = self._brakes("scan", shape, rows=shape.rows_expected)

@@ -19,6 +19,7 @@ from driftline.relations.derivations import DerivablePart
 
 from source_agent.checks import marker_advice
 from source_agent.config.file import SourceConfig
+from source_agent.config.site_joins import site_joins
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.own_values.reading import own_values_of
 from source_agent.engines.relations.predicates import (
@@ -26,7 +27,9 @@ from source_agent.engines.relations.predicates import (
     EQUALITY,
     OPERATOR,
     ROWS,
+    JoinedRelation,
     comparison_forms,
+    join_forms,
     slotted,
 )
 from source_agent.engines.relations.select import plan_of
@@ -78,10 +81,11 @@ def explain(config: SourceConfig, engine: Engine) -> list[StatementSection]:
             texts += _advised(engine, session, shapes[0])
             if (own := own_values_of(engine, session)) is not None:
                 texts += own.statements(shapes[0])
-            for parts in (published.derive - {DerivablePart.ROWS}, published.derive):
+            for parts in (published.derive & {DerivablePart.COLUMNS}, published.derive):
                 if parts:  # all columns are some of them, but all rows are without a condition
                     texts += engine.templates([slotted(shapes[0], parts)])
-            slots = _slots(session, shapes[0], published.derive)
+            joins = site_joins(session, published, shapes[0], config.relations)
+            slots = _slots(session, shapes[0], published.derive, joins)
             sections.append(StatementSection(heading, _own(texts, common), slots=slots))
     finally:
         session.close()
@@ -99,7 +103,12 @@ def _advised(engine: Engine, session: Session, shape: Shape) -> list[str]:
     return texts
 
 
-def _slots(session: Session, shape: Shape, derive: Collection[DerivablePart]) -> tuple[str, ...]:
+def _slots(
+    session: Session,
+    shape: Shape,
+    derive: Collection[DerivablePart],
+    joins: Sequence[JoinedRelation],
+) -> tuple[str, ...]:
     """Return lines that say what may fill the slots of a relation's templates."""
     lines = []
     if DerivablePart.COLUMNS in derive:
@@ -114,7 +123,9 @@ def _slots(session: Session, shape: Shape, derive: Collection[DerivablePart]) ->
             f"{DERIVATION_VALUES_MAX:,} bound literals of the column's own type;"
             f" {OPERATOR} is = <> < <= > or >=, {EQUALITY} is = or <>"
         )
-        forms = comparison_forms(shape, session.capabilities.compare)
+        own = session.capabilities
+        forms = comparison_forms(shape, own.compare)
+        forms += join_forms(shape, joins, own.compare, own.within)
         lines += [f"  {form}" for form in forms]
     return tuple(lines)
 

@@ -229,6 +229,7 @@ class MarkerTable(JoinedMarkerTable):
     )
 
 
+_PARTS: Final = ", ".join(f'`"{part.value}"`' for part in DerivablePart)
 _ONE_OF_THREE: Final = "one of `table`, `query` and `files` is required"
 _ONE_OF_TWO: Final = "one of `complete` and `settle_s` is required with `files`"
 
@@ -285,7 +286,7 @@ class RelationTable(SettingsTable):
         "URIs and DNS names of the client certificates that may have it, letter for letter",
         "every certificate",
     )
-    derive = list_of(choice(DerivablePart), 'a list of `"columns"`, `"rows"`').by_default(
+    derive = list_of(choice(DerivablePart), f"a list of {_PARTS}").by_default(
         [],
         "what a warehouse may choose of it"
         " ([choosing columns and rows](dba/offers.md#let-a-warehouse-choose-columns-and-rows))",

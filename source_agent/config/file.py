@@ -334,4 +334,10 @@ def _derive(table: RelationTable) -> frozenset[DerivablePart]:
             'The database makes fingerprints over all columns (fingerprint = "database").',
             'Write derive = ["rows"], or remove `fingerprint`.',
         )
+    if DerivablePart.JOINS in table.derive and DerivablePart.ROWS not in table.derive:
+        raise table.error(
+            "derive",
+            "Joins choose rows, and the rows may not be chosen.",
+            'Write derive = ["rows", "joins"].',
+        )
     return frozenset(table.derive)

@@ -27,7 +27,7 @@ from driftline.relations.references import Reference
 from driftline.rows.key_order import Key, KeyRange
 
 from source_agent.engines.relations.markers import Mark, RunningTransactions
-from source_agent.engines.relations.predicates import Compare
+from source_agent.engines.relations.predicates import Compare, JoinedRelation, Within
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 
 # A batch is closed at whichever limit is reached first.
@@ -306,6 +306,7 @@ class Capabilities:
     (`Engine.open`); empty: none is known. `running`: return the transactions that are open in this
     snapshot. `references`: return the foreign keys of a described relation to relations of a list,
     and name nothing else (`foreign_keys`). `compare`: return a comparison of a derivation as SQL.
+    `within`: return a join of a derivation as SQL.
     """
 
     activities: Mapping[str, Activity] = field(default_factory=dict)
@@ -317,6 +318,7 @@ class Capabilities:
     split: SplitScan | None = None
     references: Callable[[Shape, Sequence[Relation]], tuple[Reference, ...]] | None = None
     compare: Compare | None = None
+    within: Within | None = None
     locators: LocatorReads | None = None
 
 
@@ -360,8 +362,12 @@ class Session(Protocol):
             DatabaseRefused: SELECT is not granted.
         """
 
-    def derive(self, shape: Shape, derivation: Derivation) -> Shape:
+    def derive(
+        self, shape: Shape, derivation: Derivation, joins: Sequence[JoinedRelation] = ()
+    ) -> Shape:
         """Return the columns and rows of a described relation that a derivation chooses.
+
+        joins: the relations whose rows may choose its rows, described in this session.
 
         Raises:
             DerivationRefused: a column that it lacks, or does not compare so.

@@ -32,7 +32,7 @@ from source_agent.engines.interface import (
     SnapshotState,
     TimeLimit,
 )
-from source_agent.engines.relations.predicates import derived
+from source_agent.engines.relations.predicates import JoinedRelation, derived
 from source_agent.engines.relations.select import plan_of
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 
@@ -123,9 +123,12 @@ class SnapshotSession:
         """Return none but the activities."""
         return Capabilities(self.activities)
 
-    def derive(self, shape: Shape, derivation: Derivation) -> Shape:
+    def derive(
+        self, shape: Shape, derivation: Derivation, joins: Sequence[JoinedRelation] = ()
+    ) -> Shape:
         """Return the shape of a derivation, without asking the database."""
-        return derived(shape, derivation, self.capabilities.compare)
+        own = self.capabilities
+        return derived(shape, derivation, own.compare, own.within, joins)
 
     def pause(self) -> None:
         """Do nothing: readers block no writer."""

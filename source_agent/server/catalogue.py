@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from driftline import wire_pb2 as pb
@@ -26,8 +26,10 @@ from driftline.wire.negotiation import check_protocol
 from source_agent.budgets.audit import NOT_RELOADED, RELOADED, AuditEntry, AuditLog
 from source_agent.budgets.budget import Governor
 from source_agent.config.file import Budget, ServedRelation, SourceConfig, load
+from source_agent.config.site_joins import site_joins
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.relations.markers import MarkedBy
+from source_agent.engines.relations.predicates import JoinedRelation
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.printable import counted
 
@@ -84,9 +86,10 @@ class AgentState:
         served = (self.config.relations.get(name) for name in dict.fromkeys(names))
         return [s.relation for s in served if s is not None and s.admits(client.names)]
 
-    def published(self, client: Client) -> list[Relation]:
-        """Return the relations that this client may have."""
-        return [s.relation for s in self.config.relations.values() if s.admits(client.names)]
+    def published(self, client: Client) -> dict[str, ServedRelation]:
+        """Return the relations that this client may have, by name."""
+        served = self.config.relations.items()
+        return {name: one for name, one in served if one.admits(client.names)}
 
     def unprobed(self, name: str, client: Client) -> UnknownActivity:
         """Return why nothing is known of the activity of a relation that no session probed.
@@ -165,14 +168,23 @@ def derivation_of(
     return derivation
 
 
-def described(session: Session, served: ServedRelation, derivation: Derivation | None) -> Shape:
+def described(
+    session: Session,
+    served: ServedRelation,
+    derivation: Derivation | None,
+    published: Mapping[str, ServedRelation],
+) -> Shape:
     """Return a relation as the database describes it now, or what is derived from it.
 
     Raises as `Session.describe`, `ServedRelation.check_key` and `Session.derive`.
     """
     shape = session.describe(served.relation)
     served.check_key(shape)
-    return shape if derivation is None else session.derive(shape, derivation)
+    if derivation is None:
+        return shape
+    is_joined = DerivablePart.JOINS in derivation.parts
+    joins = site_joins(session, served, shape, published) if is_joined else ()
+    return session.derive(shape, derivation, joins)
 
 
 def referenced(
@@ -195,25 +207,18 @@ def describe(
     budget: Budget,
     derive: Collection[DerivablePart] = (),
     references: Iterable[Reference] = (),
+    joins: Iterable[JoinedRelation] = (),
 ) -> pb.Description:
     """Return the relation as a message, with the rates that a warehouse plans with.
 
     Args:
         derive: what a warehouse may choose of it.
         references: its foreign keys to relations that the client may have.
+        joins: those of them along which its rows may be chosen.
     """
     recipe, marked = shape.recipe, shape.marker
     return pb.Description(
-        columns=[
-            pb.ColumnDescription(
-                name=c.name,
-                type=str(c.type),
-                nullable=c.nullable,
-                ordinal=c.ordinal,
-                comparable=comparable.value,
-            )
-            for c, comparable in zip(recipe.columns, shape.comparable, strict=True)
-        ],
+        columns=_columns(shape),
         key_columns=recipe.key_columns,
         fingerprint_version=recipe.fingerprint_version,
         vouched=shape.vouched,
@@ -222,10 +227,37 @@ def describe(
         rows_per_second=budget.rows_per_second or 0.0,
         bytes_per_second=budget.bytes_per_second or 0.0,
         derive=sorted(part.value for part in derive),
-        references=to_messages(references),
+        references=_references(references, joins),
         row_security=None if shape.row_security is None else shape.row_security.message(),
         marker=None if marked is None else _marker(marked, recipe),
     )
+
+
+def _columns(shape: Shape) -> list[pb.ColumnDescription]:
+    return [
+        pb.ColumnDescription(
+            name=c.name,
+            type=str(c.type),
+            nullable=c.nullable,
+            ordinal=c.ordinal,
+            comparable=comparable.value,
+        )
+        for c, comparable in zip(shape.recipe.columns, shape.comparable, strict=True)
+    ]
+
+
+def _references(
+    references: Iterable[Reference], joins: Iterable[JoinedRelation]
+) -> list[pb.Reference]:
+    """Return foreign keys as messages, those of joins with what is there."""
+    by_reference, told = {one.reference: one for one in joins}, list(references)
+    messages = to_messages(told)
+    for message, reference in zip(messages, told, strict=False):
+        if (joined := by_reference.get(reference)) is not None:
+            then = _references([one.reference for one in joined.joins], joined.joins)
+            there = pb.Description(columns=_columns(joined.shape), references=then)
+            message.joined.CopyFrom(there)
+    return messages
 
 
 def _marker(marked: MarkedBy, recipe: Recipe) -> pb.Marker:

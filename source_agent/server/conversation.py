@@ -44,7 +44,7 @@ from driftline.limits import (
     PIECE_S_MAX,
 )
 from driftline.peer_text import one_line
-from driftline.relations.derivations import DerivablePart, Derivation
+from driftline.relations.derivations import DerivablePart, Derivation, relations_in
 from driftline.wire import pieces
 
 from source_agent.budgets.allowance import check_by_key, check_scan
@@ -110,6 +110,7 @@ class Conversation:
         self._shape: Shape | None = None  # of the relation that is answered
         self._derive: frozenset[DerivablePart] = frozenset()  # what may be chosen of it
         self._following: tuple[str, ...] = ()  # relations that were announced for this stream
+        self._joined: tuple[str, ...] = ()  # relations whose rows choose those of the one compared
         self._idle_s = state.config.database.limits.idle_s
         self._sharded = ("", b"", b"")  # the newest comparison: relation, fragment key and salt
         self._read_by_key = 0  # rows that its parts had
@@ -292,6 +293,8 @@ class Conversation:
         self._is_accepted, self._derive = True, served.derive
         self._following = tuple(opening.following) or self._following
         derivation = derivation_of(opening, served, entry)
+        rows = None if derivation is None else derivation.rows
+        self._joined = () if rows is None else tuple(relations_in(rows))
         governor, label = self._state.governor, self._client.label
         governor.check()
         check_scan(opening, served, governor.wall())
@@ -335,7 +338,7 @@ class Conversation:
             if self._stopping.is_set():
                 raise ExchangeStopped
             state, client = self._state, self._client
-            named = state.named((served.relation.name, *self._following), client)
+            named = state.named((served.relation.name, *self._joined, *self._following), client)
             session = GovernedSession(
                 state.engine.open(state.probed(client), named),
                 self._state.governor,
@@ -356,16 +359,16 @@ class Conversation:
         self, served: ServedRelation, derivation: Derivation | None
     ) -> tuple[GovernedSession, Shape]:
         """Return session and shape; renew a session that died, or does not cover the relation."""
-        was_open = self._session is not None
+        was_open, published = self._session is not None, self._state.published(self._client)
         session = self._open_session(served)
         try:
-            return session, described(session, served, derivation)
+            return session, described(session, served, derivation, published)
         except (DatabaseUnavailable, SnapshotLost):
             if not was_open:
                 raise
         self._close_session()
         session = self._open_session(served)
-        return session, described(session, served, derivation)
+        return session, described(session, served, derivation, published)
 
     def _close_session(self) -> None:
         with self._lock:

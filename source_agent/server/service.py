@@ -46,6 +46,7 @@ from source_agent.budgets.audit import AuditEntry, AuditLog
 from source_agent.budgets.budget import ExchangeStopped, Governor
 from source_agent.budgets.places import fixed_places
 from source_agent.config.file import ServedRelation, SourceConfig
+from source_agent.config.site_joins import site_joins
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.registry import connect_anew, is_beside
 from source_agent.engines.relations.shapes import Relation
@@ -169,10 +170,13 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S),
             self._session(context, served.relation.name) as session,
         ):
-            shape = described(session, served, derivation)
-            references = referenced(session, shape, state.published(client))
+            known = state.published(client)
+            shape = described(session, served, derivation, known)
+            references = referenced(session, shape, [one.relation for one in known.values()])
+            joins = site_joins(session, served, shape, known)
         self._name(reply, request.relation, served)
-        reply.description.CopyFrom(describe(shape, state.config.budget, served.derive, references))
+        budget = state.config.budget
+        reply.description.CopyFrom(describe(shape, budget, served.derive, references, joins))
         return reply
 
     def _name(self, reply: pb.DescribeReply, name: str, served: ServedRelation) -> None:

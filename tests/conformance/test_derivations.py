@@ -24,6 +24,7 @@ from driftline.relations.derivations import (
     Operator,
     OrPredicate,
     Predicate,
+    ReferencePredicate,
 )
 from driftline.values.types import DeclaredType
 
@@ -84,6 +85,7 @@ def spark_literal(type: DeclaredType, text: str) -> str:
 
 def spark_sql(predicate: Predicate, types: dict[str, DeclaredType]) -> str:
     """A predicate in Spark's SQL."""
+    assert not isinstance(predicate, ReferencePredicate), "one relation joins nothing"
     match predicate:
         case ColumnPredicate(column, Operator.IS_NULL, _):
             return f"`{column}` IS NULL"

@@ -14,6 +14,7 @@ from driftline.relations.derivations import (
     Operator,
     OrPredicate,
     Predicate,
+    ReferencePredicate,
 )
 from driftline.values.types import DeclaredType
 
@@ -59,6 +60,7 @@ def truth(predicate: Predicate, row: Row, types: Mapping[str, DeclaredType]) -> 
     if isinstance(predicate, NotPredicate):
         inner = truth(predicate.part, row, types)
         return None if inner is None else not inner
+    assert not isinstance(predicate, ReferencePredicate), "one relation joins nothing"
     found = [truth(part, row, types) for part in predicate.parts]
     decisive = isinstance(predicate, OrPredicate)
     if decisive in found:
@@ -81,6 +83,7 @@ def shuffled(predicate: Predicate, draw: Any) -> Predicate:
         return predicate
     if isinstance(predicate, NotPredicate):
         return NotPredicate(shuffled(predicate.part, draw))
+    assert not isinstance(predicate, ReferencePredicate), "one relation joins nothing"
     kind = AndPredicate if isinstance(predicate, AndPredicate) else OrPredicate
     parts = [shuffled(part, draw) for part in predicate.parts]
     parts.append(shuffled(draw.choice(predicate.parts), draw))

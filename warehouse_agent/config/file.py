@@ -109,6 +109,11 @@ class ViewTable(TimingTable):
         ' wherever that is possible; or `"auto"`, the cheaper of both by learned prices'
         " ([maintenance](views.md#maintenance))",
     )
+    site_joins = FLAG.by_default(
+        True,
+        "leave rows at a source that join with none which fulfils the view's conditions; where its"
+        " DBA allows it ([joins at a site](views.md#joins-at-a-site))",
+    )
     on_failure = choice(OnFailure).by_default(
         OnFailure.STALE.value,
         'what moves if the view cannot be computed; `"stale"`: its fragments, and the view stays'
@@ -209,6 +214,7 @@ def _view(name: str, table: ViewTable) -> View:
         on_failure=table.on_failure,
         max_lag_s=table.max_lag,
         chunk_rows=table.chunk_rows,
+        site_joins=table.site_joins,
         timing=timing.parse(name, table, zone=""),  # of each fragment: that of its source
     )
 

@@ -159,6 +159,7 @@ class View:
     `max_lag_s`: seconds for which changes of its fragments may wait for it; 0: for no refresh.
     `timing`: when what it reads is to be refreshed; without a zone: by those of its sources.
     `chunk_rows`: changed rows that are gathered before they are propagated; None: the optimum.
+    `site_joins`: rows of kept relations are chosen by those that they reference, where possible.
     """
 
     name: str
@@ -169,6 +170,7 @@ class View:
     max_lag_s: int = 0
     chunk_rows: int | None = None
     timing: Timing | None = None
+    site_joins: bool = True
 
 
 @dataclass(frozen=True, slots=True)

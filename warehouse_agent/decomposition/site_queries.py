@@ -25,8 +25,9 @@ from driftline.relations.derivations import (
     Operator,
     OrPredicate,
     Predicate,
+    ReferencePredicate,
 )
-from driftline.values.types import Column, Recipe
+from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.decomposition.view_needs import DerivationOffer, NeedShare
 
@@ -100,6 +101,7 @@ def predicate_text(
 ) -> str:
     """Return a predicate as SQL; `alias` qualifies its columns."""
     columns = {column.name: column for column in recipe.columns}
+    prefix = "" if alias is None else f"{dialect.name(alias)}."
 
     def text(node: Predicate) -> str:
         match node:
@@ -109,6 +111,12 @@ def predicate_text(
                 literals = [dialect.literal(columns[name], value) for value in values]
                 right = f"({', '.join(literals)})" if operator is Operator.IN else literals[0]
                 return f"{dialect.operand(columns[name], alias)} {operator.value} {right}"
+            case ReferencePredicate(own, relation, referenced, rows, types):
+                names = ", ".join(f"{prefix}{dialect.name(name)}" for name in own)
+                there = tuple(Column(name, parse_type(type), True, 0) for name, type in types)
+                keys = ", ".join(map(dialect.name, referenced))
+                where = predicate_text(rows, Recipe(there, 0), dialect)
+                return f"({names}) IN (SELECT {keys} FROM {relation} WHERE {where})"
             case NotPredicate(part):
                 return f"NOT ({text(part)})"
             case AndPredicate(parts):

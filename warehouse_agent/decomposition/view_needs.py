@@ -15,8 +15,9 @@ such a derivation for each wish; `lacks` proves it anew, from the version alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from blake3 import blake3
@@ -28,14 +29,19 @@ from driftline.relations.derivations import (
     Comparable,
     DerivablePart,
     Derivation,
+    JoinableReference,
     OrPredicate,
     Predicate,
+    ReferencePath,
+    ReferencePredicate,
     canonical,
     check,
     check_size,
+    comparisons,
+    references_in,
     text_of,
 )
-from driftline.values.types import Recipe
+from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.decomposition.conditions import (
     ComparedColumn,
@@ -45,6 +51,7 @@ from warehouse_agent.decomposition.conditions import (
     pushed,
 )
 
+_PLAIN = re.compile(r"\w+")  # a name that is published as it is
 RULES = 2  # changes when the same views get another derivation
 
 
@@ -57,6 +64,24 @@ class Conjunct:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinNeed:
+    """The rows of another table of the same source that an occurrence joins with.
+
+    Attributes:
+        equal: pairs of columns that are equal, of the occurrence and of the other table, as names
+            in lower case.
+        relation: the other table, as its source publishes it.
+        conjuncts: conditions on the other one.
+        joins: the tables with which that one joins.
+    """
+
+    equal: frozenset[tuple[str, str]]
+    relation: str
+    conjuncts: tuple[Conjunct, ...]
+    joins: tuple[JoinNeed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OccurrenceNeed:
     """The need that one occurrence in a view's query has of its table.
 
@@ -65,6 +90,7 @@ class OccurrenceNeed:
         columns: names that the query uses with this alias, in lower case.
         unqualified: names without an alias, in lower case; they may be of other tables.
         conjuncts: conditions on this occurrence, or on it and others.
+        joins: tables of the same source by whose conditions its rows may be chosen.
     """
 
     view: str
@@ -72,6 +98,7 @@ class OccurrenceNeed:
     columns: frozenset[str]
     unqualified: frozenset[str] = frozenset()
     conjuncts: tuple[Conjunct, ...] = ()
+    joins: tuple[JoinNeed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +110,14 @@ class DerivationOffer:
         names: published names of its columns, in tuple order.
         comparable: by name of column at the source.
         allowed: parts that the DBA lets a warehouse choose.
+        references: foreign keys along which its rows may be chosen.
     """
 
     recipe: Recipe
     names: tuple[str, ...]
     comparable: Mapping[str, Comparable] = field(default_factory=dict)
     allowed: frozenset[DerivablePart] = frozenset()
+    references: tuple[JoinableReference, ...] = ()
 
     @property
     def compares(self) -> dict[str, ComparedColumn]:
@@ -101,13 +130,14 @@ class DerivationOffer:
 
 @dataclass(frozen=True, slots=True)
 class NeedShare:
-    """The share of one wish: the rows that it needs, None: all; and what becomes of each
-    conjunct."""
+    """The share of one wish: the rows that it needs, None: all; what becomes of each conjunct; and
+    the joins that choose rows."""
 
     wish: OccurrenceNeed
     columns: tuple[str, ...]
     rows: Predicate | None
     conjuncts: tuple[tuple[Conjunct, PushedCondition], ...]
+    joins: tuple[ReferencePredicate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +191,9 @@ def lacks(
     if derivation.rows is None:
         return None
     every = dict.fromkeys((c.name for c in offer.recipe.columns), Comparable.ORDER)
-    needs = _share(wish, DerivationOffer(offer.recipe, offer.names, every)).rows
+    references = tuple(_known_of(one) for one in _every_reference(derivation.rows))
+    free = DerivationOffer(offer.recipe, offer.names, every, references=references)
+    needs = _share(wish, free).rows
     if needs is not None and implies(needs, canonical(derivation.rows)):
         return None
     return f"has only the rows where {text_of(derivation.rows)}"
@@ -183,14 +215,102 @@ def implies(strong: Predicate, weak: Predicate) -> bool:
             return all(proven(part, b) for part in a.parts)
         if isinstance(b, OrPredicate) and any(proven(a, part) for part in b.parts):
             return True
+        if isinstance(a, ReferencePredicate) and isinstance(b, ReferencePredicate):
+            return a.path == b.path and proven(a.rows, b.rows)
         return isinstance(a, AndPredicate) and any(proven(part, b) for part in a.parts)
 
     return proven(strong, weak)
 
 
-def _signature(wish: OccurrenceNeed) -> tuple[list[str], list[str], list[str]]:
+def _every_reference(rows: Predicate) -> list[ReferencePredicate]:
+    """Return the joins of a predicate; those along one foreign key are united."""
+    by_path: dict[ReferencePath, ReferencePredicate] = {}
+    for one in references_in(rows):
+        if (known := by_path.get(one.path)) is not None:
+            types = tuple(dict((*known.types, *one.types)).items())
+            by_path[one.path] = replace(
+                known, rows=OrPredicate((known.rows, one.rows)), types=types
+            )
+        else:
+            by_path[one.path] = one
+    return list(by_path.values())
+
+
+def _known_of(joined: ReferencePredicate) -> JoinableReference:
+    """Return what a join of a published version tells of the relation that it asks."""
+    columns = tuple(
+        Column(name, parse_type(type), nullable=True, ordinal=at)
+        for at, (name, type) in enumerate(joined.types)
+    )
+    return JoinableReference(
+        joined.columns,
+        joined.relation,
+        joined.referenced,
+        columns,
+        {column.name: Comparable.ORDER for column in columns},
+        tuple(_known_of(one) for one in _every_reference(joined.rows)),
+    )
+
+
+def _joined(
+    needs: Iterable[JoinNeed],
+    own: Mapping[str, ComparedColumn],
+    references: Sequence[JoinableReference],
+) -> tuple[ReferencePredicate, ...]:
+    """Return the joins along foreign keys, with the conditions on what is referenced.
+
+    A join without a condition chooses nothing, and is left out.
+
+    Args:
+        own: columns of the relation, by published name in lower case.
+    """
+    found = []
+    for need in needs:
+        equal = {(own[a].column.name.lower() if a in own else a, b) for a, b in need.equal}
+        for one in references:
+            names = zip(one.columns, one.referenced, strict=True)
+            is_along = {(a.lower(), b.lower()) for a, b in names} <= equal
+            there = _plainly_named(one)
+            if one.relation != need.relation or not is_along or there is None:
+                continue
+            conditions = [pushed(conjunct.condition, there) for conjunct in need.conjuncts]
+            parts: list[Predicate] = [p.predicate for p in conditions if p.predicate is not None]
+            parts += _joined(need.joins, there, one.references)
+            if not parts:
+                continue
+            rows = canonical(AndPredicate(tuple(parts)))
+            compared = {comparison.column for comparison in comparisons(rows)}
+            types = tuple((c.name, str(c.type)) for c in one.known if c.name in compared)
+            made = ReferencePredicate(one.columns, one.relation, one.referenced, rows, types)
+            if _within_limits(PushedCondition(made)).predicate is not None:
+                found.append(made)
+    return tuple(found)
+
+
+def _plainly_named(joined: JoinableReference) -> dict[str, ComparedColumn] | None:
+    """Return the columns of a referenced relation by name in lower case; None if some might be
+    published under another name than they have at the source."""
+    named = {
+        column.name.lower(): ComparedColumn(
+            column, joined.comparable.get(column.name, Comparable.NOTHING)
+        )
+        for column in joined.known
+    }
+    is_plain = len(named) == len(joined.known) and all(map(_PLAIN.fullmatch, named))
+    return named if is_plain else None
+
+
+def _signature(wish: OccurrenceNeed) -> tuple[object, ...]:
     conditions = sorted(form_of(conjunct.condition) for conjunct in wish.conjuncts)
-    return sorted(wish.columns), sorted(wish.unqualified), conditions
+    joins = sorted(map(_join_form, wish.joins))
+    said = sorted(wish.columns), sorted(wish.unqualified), conditions
+    return (*said, joins) if joins else said
+
+
+def _join_form(join: JoinNeed) -> str:
+    conditions = sorted(form_of(conjunct.condition) for conjunct in join.conjuncts)
+    then = sorted(map(_join_form, join.joins))
+    return repr((sorted(join.equal), join.relation, conditions, then))
 
 
 def _share(wish: OccurrenceNeed, offer: DerivationOffer) -> NeedShare:
@@ -198,8 +318,10 @@ def _share(wish: OccurrenceNeed, offer: DerivationOffer) -> NeedShare:
     used = {known[name].column.name for name in wish.columns | wish.unqualified if name in known}
     columns = tuple(c.name for c in offer.recipe.columns if c.name in used)
     conjuncts = tuple((c, _within_limits(pushed(c.condition, known))) for c in wish.conjuncts)
-    kept = tuple(p.predicate for _, p in conjuncts if p.predicate is not None)
-    return NeedShare(wish, columns, canonical(AndPredicate(kept)) if kept else None, conjuncts)
+    joins = _joined(wish.joins, known, offer.references)
+    kept = (*(p.predicate for _, p in conjuncts if p.predicate is not None), *joins)
+    rows = canonical(AndPredicate(kept)) if kept else None
+    return NeedShare(wish, columns, rows, conjuncts, joins)
 
 
 def _within_limits(implied: PushedCondition) -> PushedCondition:
@@ -239,7 +361,7 @@ def _rows(shares: Sequence[NeedShare], offer: DerivationOffer) -> tuple[Predicat
     rows = canonical(OrPredicate(tuple(weakest)))
     derivation = Derivation(rows=rows)
     try:
-        check(derivation, offer.recipe.columns, offer.comparable)
+        check(derivation, offer.recipe.columns, offer.comparable, offer.references)
         if to_message(derivation).ByteSize() > DERIVATION_BYTES_MAX:
             raise LimitExceeded(f"A derivation has at most {DERIVATION_BYTES_MAX:,} bytes.")
     except LimitExceeded as error:

@@ -25,14 +25,19 @@ from warehouse_agent.decomposition.site_queries import (
     proposed,
     share_query,
 )
-from warehouse_agent.decomposition.view_needs import Decomposition, DerivationOffer, united
+from warehouse_agent.decomposition.view_needs import (
+    Decomposition,
+    DerivationOffer,
+    NeedShare,
+    united,
+)
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.preflight import reach
-from warehouse_agent.views.conditions import wish_of
+from warehouse_agent.views.conditions import Site, site_of, wish_of
 from warehouse_agent.views.inputs import query_of
 from warehouse_agent.views.query import ColumnUse, Query
 
@@ -146,6 +151,8 @@ def _site(
     databases = [k.reply.database for k in known.values() if k.reply is not None]
     dialect = dialect_of(databases[0] if databases else "")
     tables, joined = [], []
+    kept = [(f := config.fragments.get(name)) is not None and f.is_kept for name in view.inputs]
+    sites = [site_of(name) if k else None for name, k in zip(view.inputs, kept, strict=True)]
     for number in numbers:
         name, alias = view.inputs[number], query.occurrences[number].alias
         if (one := known.get(name)) is None:
@@ -153,7 +160,7 @@ def _site(
             version = None if head is None else head.version
             tables.append(TableShare(name, alias, version, notes=("a view, which is kept here",)))
             continue
-        allowed = _allowed(one, view, query, number)
+        allowed = _allowed(one, view, query, number, sites)
         tables.append(_table(one, alias, allowed, dialect))
         if allowed is not None and one.offer is not None:
             joined.append(JoinedOccurrence(one.fragment.relation, one.offer, allowed.shares[0]))
@@ -180,12 +187,14 @@ def _named(use: ColumnUse) -> tuple[str, str]:
     return use.qualifier or "", use.name
 
 
-def _allowed(one: _Known, view: View, query: Query, number: int) -> Decomposition | None:
+def _allowed(
+    one: _Known, view: View, query: Query, number: int, sites: Sequence[Site | None]
+) -> Decomposition | None:
     """Return what this occurrence alone would have pushed, were everything allowed."""
     if one.offer is None:
         return None
     free = replace(one.offer, allowed=frozenset(DerivablePart))
-    return united([wish_of(view.name, query, number)], free)
+    return united([wish_of(view.name, query, number, sites if view.site_joins else ())], free)
 
 
 def _saving(one: _Known, dialect: Dialect) -> str | None:
@@ -206,6 +215,36 @@ def _saving(one: _Known, dialect: Dialect) -> str | None:
     )
     columns = f"{len(layout.names)} of {len(offer.names)} columns"
     return f"with derive = [{parts}] in source.toml it would read {columns}: {query}"
+
+
+def _pairs(reference: pb.Reference) -> set[tuple[str, str]]:
+    names = zip(reference.columns, reference.referenced, strict=True)
+    return {(own.lower(), other.lower()) for own, other in names}
+
+
+def _unjoined(one: _Known, share: NeedShare) -> list[str]:
+    """Return why rows are not chosen by those of other tables of the site, and what to declare."""
+    assert one.reply is not None, "what a source offers is said by a description"
+    told = one.reply.description.references
+    joined = {predicate.relation for predicate in share.joins}
+    notes = []
+    for need in share.wish.joins:
+        if need.relation in joined:
+            continue
+        pairs = ", ".join(f"{own} = {need.relation}.{other}" for own, other in sorted(need.equal))
+        along = [
+            reference
+            for reference in told
+            if reference.relation == need.relation and _pairs(reference) <= need.equal
+        ]
+        if not along:
+            why = "no foreign key that is told: declare FOREIGN KEY … REFERENCES"
+        elif not any(reference.HasField("joined") for reference in along):
+            why = 'not allowed: derive = ["rows", "joins"] here, "rows" there without `scan`'
+        else:
+            continue  # no condition behind it means the same there
+        notes.append(f"rows are not chosen by those of {need.relation} ({pairs}), {why}")
+    return notes
 
 
 def _table(one: _Known, alias: str, allowed: Decomposition | None, dialect: Dialect) -> TableShare:
@@ -230,6 +269,13 @@ def _table(one: _Known, alias: str, allowed: Decomposition | None, dialect: Dial
             if implied.predicate is None or implied.why or not is_row_choice:
                 why = "; ".join(implied.why) or "every row is read"
                 stays.append((conjunct.text, why))
+    if share is not None and offer is not None:
+        chosen = fragment.is_kept and is_row_choice
+        for joined in share.joins:
+            text = predicate_text(joined, offer.recipe, dialect)
+            pushed += [text] if chosen else []
+            stays += [] if chosen else [(text, "every row is read")]
+        notes += _unjoined(one, share)
     if allowed is not None and (saving := _saving(one, dialect)) is not None:
         notes.append(saving)
     rows = None if layout is None or layout.derivation is None else layout.derivation.rows

@@ -21,6 +21,7 @@ from driftline import wire_pb2 as pb
 from driftline.errors import DerivationRefused, DriftlineError, MalformedMessage, RecipeChanged
 from driftline.relations import derivations
 from driftline.relations.derivations import Comparable, DerivablePart, text_of
+from driftline.relations.reference_messages import joinable
 from driftline.values.types import Recipe
 from google.protobuf import json_format
 
@@ -46,6 +47,7 @@ def offer_of(reply: pb.DescribeReply, layout: Layout) -> DerivationOffer:
         layout.names,
         {column.name: Comparable(column.comparable) for column in description.columns},
         frozenset(part for part in allowed if part is not None),
+        joinable(description),
     )
 
 
@@ -111,7 +113,7 @@ def check(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot) -> None:
         what = f"The DBA no longer allows a choice of {' and '.join(withdrawn)}."
         raise refused(DerivationRefused(what), fragment.name)
     try:
-        derivations.check(chosen, whole.recipe.columns, offer.comparable)
+        derivations.check(chosen, whole.recipe.columns, offer.comparable, offer.references)
     except DerivationRefused as error:
         raise refused(error, fragment.name) from None
 

@@ -31,7 +31,7 @@ from driftline.limits import (
 )
 from driftline.peer_text import one_line
 from driftline.relations.activity_messages import from_message
-from driftline.relations.reference_messages import from_description
+from driftline.relations.reference_messages import joinable
 
 from warehouse_agent.report import counted
 
@@ -114,7 +114,7 @@ def check_description(reply: pb.DescribeReply) -> None:
         marker.column = one_line(marker.column, WORD_CHARACTERS_MAX)
         if not math.isfinite(marker.late_s) or marker.late_s < 0:
             raise MalformedMessage(f"The source describes late_s = {marker.late_s:g}.")
-    from_description(description)
+    joinable(description)
     notes = [one_line(note, LINE_CHARACTERS_MAX) for note in description.notes[:COLUMNS_MAX]]
     del description.notes[:]
     description.notes.extend(notes)

@@ -10,9 +10,9 @@ Text literals that Spark may change before it reads them stay here: escapes, dou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from driftline.limits import DERIVATION_DEPTH_MAX
+from driftline.limits import DERIVATION_DEPTH_MAX, JOIN_STEPS_MAX
 from driftline.relations.derivations import Operator
 from sqlglot import exp
 
@@ -26,7 +26,7 @@ from warehouse_agent.decomposition.conditions import (
     Negation,
     WarehouseCondition,
 )
-from warehouse_agent.decomposition.view_needs import Conjunct, OccurrenceNeed
+from warehouse_agent.decomposition.view_needs import Conjunct, JoinNeed, OccurrenceNeed
 from warehouse_agent.views.query import Query
 
 _DIALECT = "spark"
@@ -55,8 +55,22 @@ _CHANGED = frozenset("\\'\"$")  # in a text, or, the first, anywhere in the quer
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe)
 
 
-def wish_of(view: str, query: Query, number: int) -> OccurrenceNeed:
-    """Return what an occurrence in a query, counted from 0, needs of its table."""
+Site = tuple[str, str]  # a source, and a relation that is kept of it
+
+
+def site_of(name: str) -> Site | None:
+    """Return source and relation of a kept relation's name; None where a dot in it hides them."""
+    source, _, relation = name.partition(".")
+    return (source, relation) if relation and "." not in relation else None
+
+
+def wish_of(
+    view: str, query: Query, number: int, sites: Sequence[Site | None] = ()
+) -> OccurrenceNeed:
+    """Return what an occurrence in a query, counted from 0, needs of its table.
+
+    sites: of each occurrence, None for one that is not kept for views; none: nothing is joined.
+    """
     alias, is_alone = query.occurrences[number].alias, len(query.occurrences) == 1
     ours = {u.name.lower() for u in query.uses if (u.qualifier or "").lower() == alias.lower()}
     free = {use.name.lower() for use in query.uses if use.qualifier is None}
@@ -67,7 +81,39 @@ def wish_of(view: str, query: Query, number: int) -> OccurrenceNeed:
         frozenset(ours | free if is_alone else ours),
         frozenset() if is_alone else frozenset(free),
         tuple(reader.conjuncts()),
+        tuple(_joins(query, sites, (number,))) if sites else (),
     )
+
+
+def _joins(query: Query, sites: Sequence[Site | None], path: tuple[int, ...]) -> Iterator[JoinNeed]:
+    """Yield the tables of the same source that the last one of a path of occurrences equals.
+
+    Only names with an alias count, and only what leads to a condition.
+    """
+    own, alias = sites[path[-1]], query.occurrences[path[-1]].alias.lower()
+    if own is None or len(path) > JOIN_STEPS_MAX:
+        return
+    for number, occurrence in enumerate(query.occurrences):
+        there = sites[number]
+        if number in path or there is None or there[0] != own[0]:
+            continue
+        ends = (alias, occurrence.alias.lower())
+        sides = [(one, other) for pair in query.equalities for one, other in (pair, pair[::-1])]
+        equal = frozenset(
+            (one.name.lower(), other.name.lower())
+            for one, other in sides
+            if ((one.qualifier or "").lower(), (other.qualifier or "").lower()) == ends
+        )
+        if not equal:
+            continue
+        conjuncts = tuple(
+            conjunct
+            for conjunct in _Reader(query, occurrence.alias).conjuncts()
+            if not isinstance(conjunct.condition, WarehouseCondition)
+        )
+        then = tuple(_joins(query, sites, (*path, number)))
+        if conjuncts or then:
+            yield JoinNeed(equal, there[1], conjuncts, then)
 
 
 class _Reader:

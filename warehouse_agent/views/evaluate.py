@@ -38,7 +38,7 @@ from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.tasks.data_frames import RowFunction, rows_of
 from warehouse_agent.tasks.semi_join import CHANGED, LINEAGE_PART
 from warehouse_agent.views.common_types import rounded
-from warehouse_agent.views.conditions import wish_of
+from warehouse_agent.views.conditions import site_of, wish_of
 from warehouse_agent.views.query import Query, ResolvedColumns, resolve
 
 if TYPE_CHECKING:
@@ -187,14 +187,14 @@ def lacking(
     Args:
         relations: by input, the columns of the whole relation, in lower case, where known.
     """
-    derived = False
+    derived, sites = False, [site_of(one.name) for one in inputs]
     for number, one in enumerate(inputs):
         if isinstance(one.layout, ViewLayout) or one.layout.derivation is None:
             continue
         derived |= one.layout.derivation.columns is not None
         offer = DerivationOffer(one.layout.recipe, one.layout.names)
         chosen, whole = one.layout.derivation, relations.get(one.name)
-        if why := lacks(wish_of(view, query, number), chosen, offer, whole):
+        if why := lacks(wish_of(view, query, number, sites), chosen, offer, whole):
             return f"its input {one.name} {why}, and the view needs more"
     known = {name.lower() for one in inputs for name in one.layout.data_names}
     missing = {use.name.lower() for use in query.uses if use.qualifier is None} - known

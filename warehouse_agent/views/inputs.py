@@ -9,7 +9,7 @@ every relation that a view reads is a fragment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from warehouse_agent.views import component_graph
 
 if TYPE_CHECKING:
     from warehouse_agent.decomposition.view_needs import OccurrenceNeed
+    from warehouse_agent.views.conditions import Site
     from warehouse_agent.views.query import Query
 
 
@@ -42,16 +43,18 @@ def load(file: Path | str) -> WarehouseConfig:
     for view in config.views.values():
         where = f"{config.file.name}: views.{view.name}.query"
         names, query = [], query_of(view, where)
-        for number, occurrence in enumerate(query.occurrences):
-            one = _meant(occurrence.reference, config, where, view.name)
+        meant = [_meant(one.reference, config, where, view.name) for one in query.occurrences]
+        sites = _sites(meant) if view.site_joins else ()
+        for number, one in enumerate(meant):
             if isinstance(one, Fragment):
                 known = fragments.get(one.name, one)
                 if not known.is_kept:  # of another relation, and called like this one
                     raise _twin(config, one.name, known.name)
-                wishes = (*known.wishes, _wish_of(view, query, number))
+                wishes = (*known.wishes, _wish_of(view, query, number, sites))
                 fragments[one.name] = replace(known, wishes=wishes)
-                one = one.name
-            names.append(one)
+                names.append(one.name)
+            else:
+                names.append(one)
         views[view.name] = replace(view, inputs=tuple(names))
     _refuse_twins(config, fragments)
     component_graph.in_order(inputs_of(views))
@@ -69,10 +72,16 @@ def query_of(view: View, where: str = "") -> Query:
     return read_query(view.query, where=where or f"views.{view.name}.query")
 
 
-def _wish_of(view: View, query: Query, number: int) -> OccurrenceNeed:
+def _sites(meant: Sequence[str | Fragment]) -> list[Site | None]:
+    from warehouse_agent.views.conditions import site_of  # sqlglot, where there are views
+
+    return [site_of(one.name) if isinstance(one, Fragment) else None for one in meant]
+
+
+def _wish_of(view: View, query: Query, number: int, sites: Sequence[Site | None]) -> OccurrenceNeed:
     from warehouse_agent.views.conditions import wish_of  # sqlglot, where there are views
 
-    return wish_of(view.name, query, number)
+    return wish_of(view.name, query, number, sites)
 
 
 def inputs_of(views: Mapping[str, View]) -> dict[str, tuple[str, ...]]:

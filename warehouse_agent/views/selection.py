@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from driftline.errors import ConfigurationError, UsageError
 from driftline.settings.declarations import nearest
@@ -12,6 +13,9 @@ from warehouse_agent.config import Fragment, View, WarehouseConfig, named
 from warehouse_agent.views import component_graph
 from warehouse_agent.views.component_graph import Component
 from warehouse_agent.views.inputs import inputs_of
+
+if TYPE_CHECKING:
+    from warehouse_agent.decomposition.view_needs import JoinNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ def _moving(
     inputs = inputs_of(config.views)
     views = [name for name in asked if name in inputs]
     fragments = {*asked, *component_graph.below(views, inputs)} - inputs.keys()
+    fragments = _joined(config, fragments)
     moving = component_graph.above(fragments, inputs)
     order = component_graph.in_order(inputs)
     touched = [c for c in component_graph.components(inputs) if fragments & {*c.fragments}]
@@ -107,3 +112,24 @@ def _moving(
         tuple(touched),
         frozenset() if is_all else frozenset(views) - left_out,
     )
+
+
+def _joined(config: WarehouseConfig, names: Collection[str]) -> set[str]:
+    """Return names with those of kept relations whose rows choose each other's: rows are chosen as
+    they are now, so all of them are brought to one time."""
+    groups = [
+        {name, *(f"{fragment.source.name}.{other}" for other in _relations(wish.joins))}
+        for name, fragment in config.fragments.items()
+        for wish in fragment.wishes
+    ]
+    found, before = {*names}, 0
+    while len(found) > before:
+        before = len(found)
+        found = found.union(*(group for group in groups if group & found))
+    return found
+
+
+def _relations(joins: Iterable[JoinNeed]) -> Iterator[str]:
+    for join in joins:
+        yield join.relation
+        yield from _relations(join.joins)

@@ -19,6 +19,7 @@ from driftline.relations.derivations import (
     Operator,
     OrPredicate,
     Predicate,
+    ReferencePredicate,
     too_deep,
 )
 
@@ -60,6 +61,15 @@ def _facts(predicate: Predicate) -> Facts:
             return {"some": {"parts": [_facts(part) for part in parts]}}
         case NotPredicate(part):
             return {"negated": _facts(part)}
+        case ReferencePredicate(columns, relation, referenced, rows, types):
+            said = {
+                "columns": list(columns),
+                "relation": relation,
+                "referenced": list(referenced),
+                "rows": _facts(rows),
+            }
+            names, kinds = ([pair[i] for pair in types] for i in range(2))
+            return {"referenced": said | ({"names": names, "types": kinds} if types else {})}
 
 
 def _predicate(facts: object, level: int) -> Predicate:
@@ -93,10 +103,23 @@ def _parts(facts: object, level: int) -> tuple[Predicate, ...]:
     return tuple(_predicate(part, level + 1) for part in parts)
 
 
+def _referenced(facts: object, level: int) -> Predicate:
+    members = _members(facts, "columns", "relation", "referenced", "rows", "names", "types")
+    columns, relation, referenced, rows, names, types = members
+    own, other = _texts(columns), _texts(referenced)
+    typed = [_texts([] if some is None else some) for some in (names, types)]
+    if not 0 < len(own) == len(other) or len(typed[0]) != len(typed[1]):
+        raise _unknown()
+    (name,) = _texts([relation])
+    pairs = tuple(zip(*typed, strict=True))
+    return ReferencePredicate(own, name, other, _predicate(rows, level + 1), pairs)
+
+
 _NODES: Final[dict[str, Callable[[object, int], Predicate]]] = {
     "comparison": _comparison,
     "every": lambda facts, level: AndPredicate(_parts(facts, level)),
     "some": lambda facts, level: OrPredicate(_parts(facts, level)),
+    "referenced": _referenced,
     "negated": lambda facts, level: NotPredicate(_predicate(facts, level + 1)),
 }
 

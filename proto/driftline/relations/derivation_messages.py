@@ -16,6 +16,7 @@ from driftline.relations.derivations import (
     Operator,
     OrPredicate,
     Predicate,
+    ReferencePredicate,
     too_deep,
 )
 
@@ -52,6 +53,18 @@ def _message(predicate: Predicate) -> pb.Predicate:
             return pb.Predicate(some=pb.Predicates(parts=map(_message, parts)))
         case NotPredicate(part):
             return pb.Predicate(negated=_message(part))
+        case ReferencePredicate(columns, relation, referenced, rows, types):
+            names, kinds = zip(*types, strict=True) if types else ((), ())
+            return pb.Predicate(
+                referenced=pb.Referenced(
+                    columns=columns,
+                    relation=relation,
+                    referenced=referenced,
+                    rows=_message(rows),
+                    names=names,
+                    types=kinds,
+                )
+            )
 
 
 def _predicate(message: pb.Predicate, level: int) -> Predicate:
@@ -62,6 +75,8 @@ def _predicate(message: pb.Predicate, level: int) -> Predicate:
             return _comparison(message.comparison)
         case "negated":
             return NotPredicate(_predicate(message.negated, level + 1))
+        case "referenced":
+            return _referenced(message.referenced, level)
         case "every":
             return AndPredicate(_parts(message.every, level))
         case "some":
@@ -74,6 +89,20 @@ def _parts(message: pb.Predicates, level: int) -> tuple[Predicate, ...]:
     if not message.parts:
         raise MalformedMessage("AND or OR of a predicate has no operand.")
     return tuple(_predicate(part, level + 1) for part in message.parts)
+
+
+def _referenced(message: pb.Referenced, level: int) -> ReferencePredicate:
+    if not 0 < len(message.columns) == len(message.referenced):
+        raise MalformedMessage("A join of a predicate pairs no columns.")
+    if len(message.names) != len(message.types):
+        raise MalformedMessage("A join of a predicate does not say a type for each name.")
+    return ReferencePredicate(
+        tuple(message.columns),
+        message.relation,
+        tuple(message.referenced),
+        _predicate(message.rows, level + 1),
+        tuple(zip(message.names, message.types, strict=True)),
+    )
 
 
 def _comparison(message: pb.Comparison) -> ColumnPredicate:

@@ -5,6 +5,9 @@ and literals, never as SQL. A literal is written in the string form of its colum
 (`send_format`), so it has that type and one spelling. The columns of the key and those of the
 predicate are always part of the projection: the recipe then has the types that its literals have.
 
+A predicate may ask for the row that a row references by a foreign key (`ReferencePredicate`), so
+that of relations of one site only rows are left that join. Such a semi-join multiplies no row.
+
 A predicate has the three truth values of SQL: a comparison with NULL is neither true nor false, and
 a row belongs to the derivation if the predicate is true. Numbers, dates and timestamps are compared
 by value, text by its bytes in UTF-8. `canonical` gives equal predicates that are written in another
@@ -87,6 +90,7 @@ class DerivablePart(Enum):
 
     COLUMNS = "columns"
     ROWS = "rows"
+    JOINS = "joins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,57 @@ class NotPredicate:
     part: Predicate
 
 
-Predicate: TypeAlias = ColumnPredicate | AndPredicate | OrPredicate | NotPredicate
+ReferencePath: TypeAlias = tuple[str, frozenset[tuple[str, str]]]  # a relation, pairs of columns
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePredicate:
+    """True if the row that a row references by a foreign key is there, and fulfils a predicate.
+
+    A row with a NULL in the foreign key references none. It never stands below NOT.
+
+    Attributes:
+        columns, relation, referenced: the foreign key, as in `references.Reference`.
+        rows: a predicate on the columns of `relation`.
+        types: name and declared type of each column that `rows` compares, by name.
+    """
+
+    columns: tuple[str, ...]
+    relation: str
+    referenced: tuple[str, ...]
+    rows: Predicate
+    types: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def path(self) -> ReferencePath:
+        """Return the foreign key, in whatever order its columns are."""
+        return self.relation, frozenset(zip(self.columns, self.referenced, strict=True))
+
+
+Predicate: TypeAlias = (
+    ColumnPredicate | AndPredicate | OrPredicate | NotPredicate | ReferencePredicate
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinableReference:
+    """A foreign key along which a `ReferencePredicate` may go, and what is there.
+
+    `known`, `comparable`: the columns of the referenced relation, as `check` takes them.
+    `references`: the foreign keys along which it may go on.
+    """
+
+    columns: tuple[str, ...]
+    relation: str
+    referenced: tuple[str, ...]
+    known: tuple[Column, ...]
+    comparable: Mapping[str, Comparable]
+    references: tuple[JoinableReference, ...] = ()
+
+    @property
+    def path(self) -> ReferencePath:
+        """Return the foreign key, in whatever order its columns are."""
+        return self.relation, frozenset(zip(self.columns, self.referenced, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +197,7 @@ class Derivation:
         chosen = {
             DerivablePart.COLUMNS: self.columns is not None,
             DerivablePart.ROWS: self.rows is not None,
+            DerivablePart.JOINS: self.rows is not None and any(references_in(self.rows)),
         }
         return frozenset(part for part, is_chosen in chosen.items() if is_chosen)
 
@@ -151,20 +206,46 @@ class Derivation:
         """Return the columns that it wants beside those of the key; None: all."""
         if self.columns is None:
             return None
-        compared = comparisons(self.rows) if self.rows is not None else ()
-        return frozenset(self.columns) | {comparison.column for comparison in compared}
+        return frozenset(self.columns) | (columns_in(self.rows) if self.rows else frozenset())
 
 
 def comparisons(predicate: Predicate) -> Iterator[ColumnPredicate]:
-    """Yield every comparison of a predicate, from left to right."""
+    """Yield every comparison of a predicate with a column of the relation itself."""
+    for leaf in _leaves(predicate):
+        if isinstance(leaf, ColumnPredicate):
+            yield leaf
+
+
+def references_in(predicate: Predicate) -> Iterator[ReferencePredicate]:
+    """Yield every foreign key of the relation itself along which a predicate goes."""
+    for leaf in _leaves(predicate):
+        if isinstance(leaf, ReferencePredicate):
+            yield leaf
+
+
+def relations_in(predicate: Predicate) -> Iterator[str]:
+    """Yield the name of every relation with which a predicate joins."""
+    for one in references_in(predicate):
+        yield one.relation
+        yield from relations_in(one.rows)
+
+
+def columns_in(predicate: Predicate) -> frozenset[str]:
+    """Return the columns of the relation itself that a predicate names."""
+    compared = {comparison.column for comparison in comparisons(predicate)}
+    return frozenset(compared.union(*(one.columns for one in references_in(predicate))))
+
+
+def _leaves(predicate: Predicate) -> Iterator[ColumnPredicate | ReferencePredicate]:
+    """Yield what AND, OR and NOT connect, from left to right."""
     match predicate:
-        case ColumnPredicate():
+        case ColumnPredicate() | ReferencePredicate():
             yield predicate
         case AndPredicate(parts) | OrPredicate(parts):
             for part in parts:
-                yield from comparisons(part)
+                yield from _leaves(part)
         case NotPredicate(part):
-            yield from comparisons(part)
+            yield from _leaves(part)
 
 
 def canonical(predicate: Predicate) -> Predicate:
@@ -176,6 +257,9 @@ def canonical(predicate: Predicate) -> Predicate:
                 if len(values) == 1:
                     operator = Operator.EQUAL
             return ColumnPredicate(column, operator, values)
+        case ReferencePredicate(columns, relation, referenced, rows, types):
+            own, other = zip(*sorted(zip(columns, referenced, strict=True)), strict=True)
+            return ReferencePredicate(own, relation, other, canonical(rows), tuple(sorted(types)))
         case NotPredicate(part):
             inner = canonical(part)
             return inner.part if isinstance(inner, NotPredicate) else NotPredicate(inner)
@@ -199,6 +283,11 @@ def text_of(predicate: Predicate) -> str:
             return f"{_quoted(column)} IN ({', '.join(map(_literal, values))})"
         case ColumnPredicate(column, operator, values):
             return f"{_quoted(column)} {operator.value} {', '.join(map(_literal, values))}"
+        case ReferencePredicate(columns, relation, referenced, rows, types):
+            own, other = (", ".join(map(_quoted, names)) for names in (columns, referenced))
+            typed = ", ".join(f"{_quoted(name)} {type}" for name, type in types)
+            there = f"SELECT {other} FROM {_quoted(relation)} ({typed}) WHERE {text_of(rows)}"
+            return f"({own}) IN ({there})"
         case NotPredicate(part):
             return f"NOT ({text_of(part)})"
         case AndPredicate(parts):
@@ -211,6 +300,7 @@ def check(
     derivation: Derivation,
     columns: Iterable[Column],
     comparable: Mapping[str, Comparable],
+    references: Iterable[JoinableReference] = (),
     *,
     where: str = "",
 ) -> None:
@@ -219,13 +309,15 @@ def check(
     Args:
         columns: of the relation.
         comparable: by name of column; a column that is missing compares with nothing.
+        references: along which its rows may be chosen by others.
         where: the place for errors, such as the relation's name.
 
     Raises:
         LimitExceeded: it has too many comparisons, levels or literals.
-        DerivationRefused: a column that the relation lacks, or an operator that has not one meaning
-            for its column.
-        MalformedMessage: a literal, or a number of literals, that its operator cannot have.
+        DerivationRefused: a column that the relation lacks, an operator that has not one meaning
+            for its column, or a join that is none of `references`.
+        MalformedMessage: a literal, or a number of literals, that its operator cannot have; a join
+            below NOT.
     """
     known = {column.name: column for column in columns}
     for name in derivation.columns or ():
@@ -236,7 +328,20 @@ def check(
     if derivation.rows is None:
         return
     check_size(derivation.rows, where)
-    for comparison in comparisons(derivation.rows):
+    if any(any(references_in(part)) for part in _negated(derivation.rows)):
+        raise MalformedMessage("A join of a derivation stands below NOT.", where=where)
+    _check_rows(derivation.rows, known, comparable, references, where)
+
+
+def _check_rows(
+    rows: Predicate,
+    known: Mapping[str, Column],
+    comparable: Mapping[str, Comparable],
+    references: Iterable[JoinableReference],
+    where: str,
+) -> None:
+    """Check the comparisons of a predicate, and the joins of it."""
+    for comparison in comparisons(rows):
         if comparison.column not in known:
             raise _no_column(comparison.column, where)
         if not comparable.get(comparison.column, Comparable.NOTHING).allows(comparison.operator):
@@ -246,6 +351,48 @@ def check(
                 where=where,
             )
         _check_values(comparison, known[comparison.column], where)
+    offered = {one.path: one for one in references}
+    for wanted in references_in(rows):
+        if (joined := offered.get(wanted.path)) is None:
+            own = ", ".join(map(_shown, wanted.columns))
+            raise DerivationRefused(
+                f"No foreign key of the relation leads from {own} to a relation"
+                f" {_shown(wanted.relation)} whose rows this warehouse may choose.",
+                where=where,
+                remedy="Declare FOREIGN KEY … REFERENCES in the database: at most one row matches"
+                ' then. The other relation needs derive = ["rows"], and no `scan`.',
+            )
+        there = {column.name: column for column in joined.known}
+        _check_types(wanted, there, where)
+        _check_rows(wanted.rows, there, joined.comparable, joined.references, where)
+
+
+def _check_types(wanted: ReferencePredicate, there: Mapping[str, Column], where: str) -> None:
+    """Check that a join says the types that the compared columns of the other relation have."""
+    said = dict(wanted.types)
+    if len(said) < len(wanted.types) or said.keys() != {c.column for c in comparisons(wanted.rows)}:
+        raise MalformedMessage("A join of a derivation needs the type of each column.", where=where)
+    for name, type in wanted.types:
+        if name not in there:
+            raise _no_column(name, f"{where}: {wanted.relation}")
+        if str(there[name].type) != type:
+            raise DerivationRefused(
+                f"The column {_shown(name)} of {_shown(wanted.relation)} is"
+                f" {there[name].type}, not {_shown(type)}.",
+                where=where,
+            )
+
+
+def _negated(predicate: Predicate) -> Iterator[Predicate]:
+    """Yield what stands below NOT, on each side of a join."""
+    match predicate:
+        case NotPredicate(part):
+            yield part
+        case AndPredicate(parts) | OrPredicate(parts):
+            for part in parts:
+                yield from _negated(part)
+        case ReferencePredicate(rows=rows):
+            yield from _negated(rows)
 
 
 def is_literal(type: DeclaredType, text: str) -> bool:
@@ -284,7 +431,7 @@ def check_size(predicate: Predicate, where: str = "") -> None:
     """Raise LimitExceeded if a predicate has too many levels, comparisons or literals."""
     if depth(predicate) > DERIVATION_DEPTH_MAX:
         raise too_deep(where)
-    leaves = list(comparisons(predicate))
+    leaves = list(_every_comparison(predicate))
     if len(leaves) > DERIVATION_COMPARISONS_MAX:
         raise LimitExceeded(
             f"A predicate has at most {DERIVATION_COMPARISONS_MAX} comparisons.", where=where
@@ -295,12 +442,19 @@ def check_size(predicate: Predicate, where: str = "") -> None:
         )
 
 
+def _every_comparison(predicate: Predicate) -> Iterator[ColumnPredicate]:
+    """Yield every comparison of a predicate, also with columns of other relations."""
+    yield from comparisons(predicate)
+    for one in references_in(predicate):
+        yield from _every_comparison(one.rows)
+
+
 def depth(predicate: Predicate) -> int:
     """Return the number of levels of a predicate; 1: a comparison."""
     match predicate:
         case ColumnPredicate():
             return 1
-        case NotPredicate(part):
+        case NotPredicate(part) | ReferencePredicate(rows=part):
             return 1 + depth(part)
         case AndPredicate(parts) | OrPredicate(parts):
             return 1 + max(map(depth, parts))

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
-from driftline.limits import COLUMNS_MAX, NAME_BYTES_MAX, REFERENCES_MAX
+from driftline.limits import COLUMNS_MAX, JOIN_STEPS_MAX, NAME_BYTES_MAX, REFERENCES_MAX
+from driftline.relations.derivations import Comparable, JoinableReference
 from driftline.relations.references import OnDelete, Reference
+from driftline.values.types import Column, parse_type
 
 FEATURE = "references"  # of a source that tells them, so that none means that there is none
 _RULES = {rule.value: rule for rule in OnDelete}
@@ -56,3 +58,39 @@ def from_description(description: pb.Description) -> tuple[Reference, ...]:
                 Reference(tuple(sent.columns), sent.relation, tuple(sent.referenced), rule)
             )
     return tuple(references)
+
+
+def joinable(description: pb.Description, steps: int = 0) -> tuple[JoinableReference, ...]:
+    """Return the foreign keys of a description along which rows may be chosen.
+
+    Raises:
+        MalformedMessage: as `from_description`, also of a referenced relation; or a path of more
+            than JOIN_STEPS_MAX foreign keys, a type that is none, too many columns, or columns of
+            one name.
+    """
+    from_description(description)
+    found = []
+    for sent in description.references:
+        if not sent.HasField("joined"):
+            continue
+        there = sent.joined
+        names = {column.name for column in there.columns}
+        if steps == JOIN_STEPS_MAX or not len(names) == len(there.columns) <= COLUMNS_MAX:
+            raise MalformedMessage("A description has a join that no source offers.")
+        columns = tuple(
+            Column(column.name, parse_type(column.type), column.nullable, column.ordinal)
+            for column in there.columns
+        )
+        if not names.issuperset(sent.referenced):
+            raise MalformedMessage("A description has a join with columns that are not there.")
+        found.append(
+            JoinableReference(
+                tuple(sent.columns),
+                sent.relation,
+                tuple(sent.referenced),
+                columns,
+                {column.name: Comparable(column.comparable) for column in there.columns},
+                joinable(there, steps + 1),
+            )
+        )
+    return tuple(found)

@@ -25,6 +25,7 @@ from driftline.relations.derivations import (
     Operator,
     OrPredicate,
     Predicate,
+    ReferencePredicate,
     comparisons,
 )
 from driftline.rows.columns import Block, gather, integers_at, value_spans
@@ -73,7 +74,10 @@ class _Column:
 
 
 class RowSelection:
-    """The rows for which a predicate is true; `recipe` has every column that it compares."""
+    """The rows for which a predicate is true; `recipe` has every column that it compares.
+
+    Files have no foreign keys, so it joins nothing.
+    """
 
     def __init__(self, predicate: Predicate, recipe: Recipe) -> None:
         self._predicate = predicate
@@ -90,6 +94,7 @@ class RowSelection:
         return [rows[i] for i in np.flatnonzero(is_chosen).tolist()]
 
     def _truth(self, predicate: Predicate, columns: Mapping[int, _Column]) -> _Truth:
+        assert not isinstance(predicate, ReferencePredicate), "files have no foreign keys"
         match predicate:
             case ColumnPredicate(name, operator, literals):
                 at = self._places[name]

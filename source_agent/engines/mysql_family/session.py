@@ -70,7 +70,14 @@ from source_agent.engines.mysql_family.sql import (
     range_sql,
     source_of,
 )
-from source_agent.engines.mysql_family.values import BINDERS, ENCODERS, bound, bound_value, compare
+from source_agent.engines.mysql_family.values import (
+    BINDERS,
+    ENCODERS,
+    bound,
+    bound_value,
+    compare,
+    within,
+)
 from source_agent.engines.mysql_family.waits import (
     ANSWER_S,
     DRIVER,
@@ -127,6 +134,7 @@ class FamilySession(SnapshotSession):
             read_keys=self.read_keys,
             references=self.references,
             compare=compare,
+            within=within,
         )
 
     @property

@@ -19,7 +19,7 @@ Rejected: CAST(… AS DOUBLE) for FLOAT. MySQL has it only since 8.0.17; `* 1e0`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Final, NamedTuple
@@ -288,6 +288,19 @@ def compare(comparison: ColumnPredicate, column: Column, place: str) -> Conditio
     if operator is Operator.IN:
         return Condition(f"{operand} IN ({', '.join([value] * len(values))})", bindings)
     return Condition(f"{operand} {operator.value} {value}", bindings)
+
+
+def within(own: Sequence[Column], other: Sequence[Column], source: str) -> str:
+    """Return columns IN a SELECT of others; text is compared by its bytes."""
+    left, right = (
+        ", ".join(
+            as_bytes(name) if column.type.kind == "text" else name
+            for column in columns
+            for name in [quote(column.name, MARK)]
+        )
+        for columns in (own, other)
+    )
+    return f"({left}) IN (SELECT {right} {source})"
 
 
 _KEY_BOUNDS: Final = {  # constants, so that the optimizer takes ranges of an index

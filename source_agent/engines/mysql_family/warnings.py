@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from driftline.errors import DatabaseRefused, DriftlineError, ValueDoesNotFit
-from driftline.relations.derivations import ColumnPredicate, NotPredicate, Predicate
+from driftline.relations.derivations import comparisons
 
 from source_agent.engines.encoding.rows import printable_value
 from source_agent.engines.mysql_family.product import Product
@@ -112,7 +112,7 @@ def _searches(shape: Shape) -> Iterator[tuple[str, str]]:
     """Yield columns, and the search of each: for what is read, and for what may be compared."""
     plan, seen = plan_of(shape), set[str]()
     names = [column.name for column in shape.recipe.columns]
-    chosen = [] if plan.chosen is None else list(_columns(plan.chosen))
+    chosen = [] if plan.chosen is None else [c.column for c in comparisons(plan.chosen)]
     compared = [c.name for c in shape.recipe.columns if shape.comparable_by_name[c.name].value]
     pairs = list(zip(names, plan.reads, strict=False))
     pairs += [(name, as_bytes(quote(name, MARK))) for name in (*chosen, *compared)]
@@ -121,17 +121,6 @@ def _searches(shape: Shape) -> Iterator[tuple[str, str]]:
         if read not in {quoted, COLUMNS} and (sql := lost_sql(shape, quoted, read)) not in seen:
             seen.add(sql)
             yield name, sql
-
-
-def _columns(predicate: Predicate) -> Iterator[str]:
-    match predicate:
-        case ColumnPredicate(column):
-            yield column
-        case NotPredicate(part):
-            yield from _columns(part)
-        case _:
-            for part in predicate.parts:
-                yield from _columns(part)
 
 
 def _lost(session: WarningSession, shape: Shape, lost: list[Warned]) -> DriftlineError:

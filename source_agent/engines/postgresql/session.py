@@ -57,7 +57,7 @@ from source_agent.engines.postgresql.copy import copy_rows
 from source_agent.engines.postgresql.replaced import read_by, refuse_replaced
 from source_agent.engines.postgresql.settings import refuse_changed
 from source_agent.engines.postgresql.split import SEES, BlockRanges, choose, import_sql, part_sql
-from source_agent.engines.postgresql.values import compare
+from source_agent.engines.postgresql.values import compare, within
 from source_agent.engines.postgresql.waits import ResultSocket
 from source_agent.engines.relations.markers import (
     ORDERED,
@@ -68,6 +68,7 @@ from source_agent.engines.relations.markers import (
     latest,
     mark_of,
 )
+from source_agent.engines.relations.predicates import JoinedRelation
 from source_agent.engines.relations.select import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.engines.sessions import SnapshotSession
@@ -171,6 +172,7 @@ class PostgresqlSession(SnapshotSession):
             split=None if self.server.pooler else self.split,  # readers would wait for its places
             references=self.references,
             compare=compare,
+            within=within,
             locators=self,
         )
 
@@ -237,8 +239,10 @@ class PostgresqlSession(SnapshotSession):
             security = policies.policies(session.ask, relation)
         return policies.noted(shape, security, is_query=is_query)
 
-    def derive(self, shape: Shape, derivation: Derivation) -> Shape:
-        made = super().derive(shape, derivation)
+    def derive(
+        self, shape: Shape, derivation: Derivation, joins: Sequence[JoinedRelation] = ()
+    ) -> Shape:
+        made = super().derive(shape, derivation, joins)
         if derivation.rows is None:
             return made
         with self._reading(shape.relation):

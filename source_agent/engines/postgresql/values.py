@@ -261,11 +261,9 @@ def literal(column: Column, value: str) -> str:
 
 def compare(comparison: ColumnPredicate, column: Column, place: str) -> Condition:
     """Return a comparison whose literals are the value of the setting `place`; see `sql.VALUES`."""
-    operand, kind, values = quote(column.name), column.type.kind, comparison.values
+    operand, kind, values = _operand(column), column.type.kind, comparison.values
     if comparison.operator is Operator.IS_NULL:
-        return Condition(f"{operand} IS NULL")
-    if kind == "text":
-        operand = f'{operand}::pg_catalog.text COLLATE pg_catalog."C"'
+        return Condition(f"{quote(column.name)} IS NULL")
     many = comparison.operator is Operator.IN
     type = f"pg_catalog.{kind}{'[]' if many else ''}"
     read = f"(SELECT pg_catalog.current_setting('driftline.value{place}')::{type})"
@@ -273,6 +271,20 @@ def compare(comparison: ColumnPredicate, column: Column, place: str) -> Conditio
         array = "{" + ",".join(map(_element, values)) + "}"
         return Condition(f"{operand} OPERATOR(pg_catalog.=) ANY ({read}::{type})", (array,))
     return Condition(f"{operand} OPERATOR(pg_catalog.{comparison.operator.value}) {read}", values)
+
+
+def within(own: Sequence[Column], other: Sequence[Column], source: str) -> str:
+    """Return columns that equal those of a row of a SELECT of others."""
+    left, right = (", ".join(map(_operand, columns)) for columns in (own, other))
+    row = f"ROW({left})" if len(own) > 1 else f"({left})"
+    return f"{row} OPERATOR(pg_catalog.=) ANY (SELECT {right} {source})"
+
+
+def _operand(column: Column) -> str:
+    """Return a column as an operand; text is compared by its bytes."""
+    name = quote(column.name)
+    is_text = column.type.kind == "text"
+    return f'{name}::pg_catalog.text COLLATE pg_catalog."C"' if is_text else name
 
 
 def _element(value: str) -> str:

@@ -5,13 +5,17 @@ A predicate becomes a condition beside the DBA's own `where`: an engine writes e
 
 Invariants: names are quoted from the catalogue's columns; literals are bound, never in the text.
 Text is compared by its bytes, whatever collation its column has, as Spark does.
+
+A join is `foreign key IN (SELECT key FROM other relation WHERE …)` with the other relation's own
+`where`. The operand stands outside, so that no name of one relation is taken for one of the other.
+Rejected: EXISTS, whose condition has to name the outer relation, which engines read in many ways.
 Rejected: SQLAlchemy's Core. Four operators and three connectives are shorter than its dialects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from driftline.errors import DerivationRefused
@@ -21,18 +25,22 @@ from driftline.relations.derivations import (
     Comparable,
     DerivablePart,
     Derivation,
+    JoinableReference,
     NotPredicate,
     Operator,
     OrPredicate,
     Predicate,
+    ReferencePredicate,
     canonical,
     check,
+    references_in,
     text_of,
 )
+from driftline.relations.references import Reference
 from driftline.values.types import Column
 
 from source_agent.engines.relations.select import plan_of
-from source_agent.engines.relations.shapes import Condition, Shape
+from source_agent.engines.relations.shapes import Condition, Consistency, Shape
 
 COLUMNS: Final = "{columns}"  # slots of a template
 ROWS: Final = "{rows}"
@@ -44,11 +52,44 @@ ANY: Final = "…"  # any number
 # derivation, from 1; an engine whose placeholders have no numbers ignores it.
 Compare = Callable[[ColumnPredicate, Column, str], Condition]
 
+# Returns columns that are IN the rows of a SELECT of others, whose text from FROM on is given.
+Within = Callable[[Sequence[Column], Sequence[Column], str], str]
 
-def derived(shape: Shape, derivation: Derivation, compare: Compare | None) -> Shape:
+
+@dataclass(frozen=True, slots=True)
+class JoinedRelation:
+    """A foreign key of a relation, the relation that it references, and where that leads."""
+
+    reference: Reference
+    shape: Shape
+    joins: tuple[JoinedRelation, ...] = ()
+
+    @property
+    def joinable(self) -> JoinableReference:
+        """Return what a warehouse may know of it."""
+        return JoinableReference(
+            self.reference.columns,
+            self.reference.relation,
+            self.reference.referenced,
+            self.shape.recipe.columns,
+            self.shape.comparable_by_name,
+            tuple(one.joinable for one in self.joins),
+        )
+
+
+def derived(
+    shape: Shape,
+    derivation: Derivation,
+    compare: Compare | None,
+    within: Within | None = None,
+    joins: Sequence[JoinedRelation] = (),
+) -> Shape:
     """Return the shape of a derivation: fewer columns, and a condition of its own.
 
+    Rows that are chosen by those of other relations are read in scans, not in pages.
+
     compare: None only for a shape that compares no column.
+    within: None only without joins.
 
     Raises:
         DerivationRefused: the relation lacks a column, does not compare one, or its database makes
@@ -56,7 +97,9 @@ def derived(shape: Shape, derivation: Derivation, compare: Compare | None) -> Sh
         LimitExceeded, MalformedMessage: see `driftline.relations.derivations.check`.
     """
     recipe, plan = shape.recipe, plan_of(shape)
-    check(derivation, recipe.columns, shape.comparable_by_name, where=shape.relation.name)
+    joinable = [one.joinable for one in joins]
+    where = shape.relation.name
+    check(derivation, recipe.columns, shape.comparable_by_name, joinable, where=where)
     names = derivation.names
     if names is not None and plan.row_hash:
         raise DerivationRefused(
@@ -87,8 +130,27 @@ def derived(shape: Shape, derivation: Derivation, compare: Compare | None) -> Sh
     )
     if rows is None:
         return made
-    assert compare is not None, "a column that is compared has a comparison"
-    return _restricted(made, condition(rows, {c.name: c for c in recipe.columns}, compare))
+    if DerivablePart.JOINS in derivation.parts:
+        assert within is not None, "an engine that joins nothing offers no join"
+        is_fuzzy = any(_is_fuzzy(one) for one in _followed(rows, joins))
+        consistency = Consistency.FUZZY if is_fuzzy else plan.consistency
+        made = replace(made, plan=replace(plan_of(made), pages=(), consistency=consistency))
+    writer = _Writer(compare, within)
+    return _restricted(made, writer.condition(rows, shape, joins))
+
+
+def _followed(rows: Predicate, joins: Sequence[JoinedRelation]) -> list[JoinedRelation]:
+    """Return the relations that a predicate asks, each with those behind it."""
+    by_path = {one.joinable.path: one for one in joins}
+    found = []
+    for wanted in references_in(rows):
+        one = by_path[wanted.path]
+        found += [one, *_followed(wanted.rows, one.joins)]
+    return found
+
+
+def _is_fuzzy(joined: JoinedRelation) -> bool:
+    return plan_of(joined.shape).consistency is Consistency.FUZZY
 
 
 def slotted(shape: Shape, parts: Collection[DerivablePart]) -> Shape:
@@ -128,30 +190,78 @@ def comparison_forms(shape: Shape, compare: Compare | None) -> list[str]:
     return forms
 
 
-def condition(
-    predicate: Predicate, columns: Mapping[str, Column], compare: Compare, bound: int = 0
-) -> Condition:
-    """Return a predicate as SQL with its values, in the order in which the text needs them.
+def join_forms(
+    shape: Shape,
+    joins: Sequence[JoinedRelation],
+    compare: Compare | None,
+    within: Within | None,
+) -> list[str]:
+    """Return what may stand in ROWS to choose rows by those of other relations.
 
-    Args:
-        columns: by name, of every comparison of the predicate.
-        bound: the number of values that are bound before it.
+    Below each form, indented, is what may stand in its own ROWS.
     """
-    match predicate:
-        case ColumnPredicate(column):
-            return compare(predicate, columns[column], str(bound + 1))
-        case NotPredicate(part):
-            inner = condition(part, columns, compare, bound)
-            return Condition(f"NOT ({inner.sql})", inner.values)
-        case AndPredicate(parts) | OrPredicate(parts):
-            texts: list[str] = []
-            values: tuple[object, ...] = ()
-            for part in parts:
-                inner = condition(part, columns, compare, bound + len(values))
-                texts.append(f"({inner.sql})")
-                values += inner.values
-            word = " AND " if isinstance(predicate, AndPredicate) else " OR "
-            return Condition(word.join(texts), values)
+    forms = []
+    for one in joins:
+        forms.append(join_sql(within, shape, one, ROWS).replace("\0", "%s"))
+        there = comparison_forms(one.shape, compare)
+        forms += [
+            f"  {form}" for form in (*there, *join_forms(one.shape, one.joins, compare, within))
+        ]
+    return forms
+
+
+def join_sql(within: Within | None, shape: Shape, joined: JoinedRelation, rows: str) -> str:
+    """Return SQL that is true for rows of a relation that reference a row of another one.
+
+    rows: SQL of a condition on the other one, beside its own `where`.
+    """
+    assert within is not None, "an engine that joins nothing offers no join"
+    own = {column.name: column for column in shape.recipe.columns}
+    there = {column.name: column for column in joined.shape.recipe.columns}
+    plan, reference = plan_of(joined.shape), joined.reference
+    where = f"{plan.where} AND ({rows})" if plan.where else f"({rows})"
+    return within(
+        [own[name] for name in reference.columns],
+        [there[name] for name in reference.referenced],
+        f"FROM {plan.source} WHERE {where}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes predicates as SQL, with the functions of an engine."""
+
+    compare: Compare | None
+    within: Within | None
+
+    def condition(
+        self, predicate: Predicate, shape: Shape, joins: Sequence[JoinedRelation], bound: int = 0
+    ) -> Condition:
+        """Return a predicate as SQL with its values, in the order in which the text needs them.
+
+        bound: the number of values that are bound before it.
+        """
+        match predicate:
+            case ColumnPredicate(column):
+                assert self.compare is not None, "a column that is compared has a comparison"
+                known = {c.name: c for c in shape.recipe.columns}
+                return self.compare(predicate, known[column], str(bound + 1))
+            case ReferencePredicate(rows=rows):
+                joined = next(one for one in joins if one.joinable.path == predicate.path)
+                inner = self.condition(rows, joined.shape, joined.joins, bound)
+                return Condition(join_sql(self.within, shape, joined, inner.sql), inner.values)
+            case NotPredicate(part):
+                inner = self.condition(part, shape, joins, bound)
+                return Condition(f"NOT ({inner.sql})", inner.values)
+            case AndPredicate(parts) | OrPredicate(parts):
+                texts: list[str] = []
+                values: tuple[object, ...] = ()
+                for part in parts:
+                    inner = self.condition(part, shape, joins, bound + len(values))
+                    texts.append(f"({inner.sql})")
+                    values += inner.values
+                word = " AND " if isinstance(predicate, AndPredicate) else " OR "
+                return Condition(word.join(texts), values)
 
 
 def _restricted(shape: Shape, extra: Condition) -> Shape:

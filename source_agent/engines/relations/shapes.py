@@ -135,6 +135,7 @@ class Shape:
     `row_security`: None if the engine has none.
     `as_of`: the time of the relation's rows, if each relation of a session has its own; else empty.
     `marker`: by which its changed rows are found; None: the DBA names none.
+    `is_joined`: rows of other relations choose its rows.
     `marking`: every column, published or not, by which a marker could be made, with its kind and
     whether it may be NULL; empty if the engine has no markers.
     """
@@ -154,6 +155,7 @@ class Shape:
     marker: MarkedBy | None = None
     marking: tuple[tuple[str, MarkingColumn], ...] = ()
     notes_local: tuple[str, ...] = ()
+    is_joined: bool = False
 
     @property
     def not_by_key(self) -> str:

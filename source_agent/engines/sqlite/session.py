@@ -22,6 +22,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,7 @@ from driftline.errors import DriftlineError
 from driftline.limits import ROW_BYTES_MAX
 from driftline.reconciliation.ranges import POSITION_MAX, POSITION_MIN
 from driftline.relations.activity import Activity, UnknownActivity
+from driftline.relations.derivations import DerivablePart, Derivation
 from driftline.relations.references import Reference
 from driftline.rows.key_order import Key, KeyRange
 
@@ -56,6 +58,7 @@ from source_agent.engines.relations.markers import (
     latest,
     mark_of,
 )
+from source_agent.engines.relations.predicates import JoinedRelation
 from source_agent.engines.relations.select import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
 from source_agent.engines.sessions import SnapshotSession, driven, foreseen
@@ -75,7 +78,14 @@ from source_agent.engines.sqlite.sql import (
     range_sql,
     view_sql,
 )
-from source_agent.engines.sqlite.values import ENCODERS, MARK, bound_value, compare, restored
+from source_agent.engines.sqlite.values import (
+    ENCODERS,
+    MARK,
+    bound_value,
+    compare,
+    restored,
+    within,
+)
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
 _INSTRUCTIONS_PER_TICK: Final = 100_000  # of SQLite's machine: about a millisecond
@@ -201,6 +211,7 @@ class SqliteSession(SnapshotSession):
             read_keys=self.read_keys,
             references=self.references,
             compare=compare,
+            within=within,
             locators=self,
         )
 
@@ -256,6 +267,16 @@ class SqliteSession(SnapshotSession):
             self._execute(f"EXPLAIN {scan_sql(shape)}", ())  # compiles it: `where`, functions
         return shape
 
+    def derive(
+        self, shape: Shape, derivation: Derivation, joins: Sequence[JoinedRelation] = ()
+    ) -> Shape:
+        made = super().derive(shape, derivation, joins)
+        if DerivablePart.JOINS not in derivation.parts:
+            return made
+        # Each statement reads the other relations anew: one by key would cost as much as a scan.
+        why = "its rows are chosen by those of other relations"
+        return replace(made, indexed=False, unordered=why, is_joined=True)
+
     def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
         self._begin()
         with self._errors(shape.relation):
@@ -278,6 +299,8 @@ class SqliteSession(SnapshotSession):
         return self._read(shape, _between(shape, within), rows_max)
 
     def locate(self, shape: Shape) -> Shape | Unlocated:
+        if shape.is_joined:
+            return Unlocated(shape.unordered)
         self._begin()
         with self._errors(shape.relation):
             return types.located(self, shape)

@@ -174,3 +174,12 @@ def compare(comparison: ColumnPredicate, column: Column, place: str) -> Conditio
     if operator is Operator.IN:
         return Condition(f"{operand} IN ({', '.join('?' * len(values))})", bindings)
     return Condition(f"{operand} {operator.value} ?", bindings)
+
+
+def within(own: Sequence[Column], other: Sequence[Column], source: str) -> str:
+    """Return columns IN a SELECT of others; the operands on the left say how to compare."""
+    names = [quote(column.name, MARK) for column in own]
+    is_text = [column.type.kind not in INTEGER_WIDTHS for column in own]
+    left = [f"{n} COLLATE BINARY" if t else n for n, t in zip(names, is_text, strict=True)]
+    right = ", ".join(quote(column.name, MARK) for column in other)
+    return f"({', '.join(left)}) IN (SELECT {right} {source})"

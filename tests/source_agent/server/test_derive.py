@@ -241,9 +241,10 @@ def test_the_audit_says_what_was_chosen(agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ('derive = ["column"]', "'column' is not one of columns, rows. Did you mean"),
+        ('derive = ["column"]', "'column' is not one of columns, rows, joins. Did"),
         ('derive = "columns"', "derive"),
         ("derive = true", "derive"),
+        ('derive = ["columns", "joins"]', "Joins choose rows"),
         ('derive = ["columns"]\nfingerprint = "database"', "over all columns"),
     ],
 )

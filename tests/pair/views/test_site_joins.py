@@ -1,0 +1,228 @@
+"""Rows of kept relations that are chosen by rows that they reference, at their site."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driftline.relations.derivations import text_of
+from pyspark.sql import SparkSession
+
+from tests.harness.legacy import LEGACIES
+from tests.harness.views import Sites
+from warehouse_agent.storage.formats import head
+
+pytestmark = pytest.mark.spark
+
+ALL = ("columns", "rows", "joins")
+TABLES = {
+    "customer": "id INTEGER NOT NULL PRIMARY KEY, t VARCHAR(20), n INT",
+    "orders": "id INTEGER NOT NULL PRIMARY KEY, customer INT, t VARCHAR(20), n INT",
+    "product": "code VARCHAR(20) NOT NULL PRIMARY KEY, t VARCHAR(20), n INT",
+    "line": "id INTEGER NOT NULL PRIMARY KEY, ord INT, product VARCHAR(20), t VARCHAR(20), n INT",
+}
+KEYS = {
+    "orders": ", FOREIGN KEY (customer) REFERENCES customer (id)",
+    "line": ", FOREIGN KEY (ord) REFERENCES orders (id)"
+    ", FOREIGN KEY (product) REFERENCES product (code)",
+}
+# Pairs of tables that join: the first with a foreign key, but for the last.
+EDGES = [
+    ("line", "ord", "orders", "id"),
+    ("line", "product", "product", "code"),
+    ("orders", "customer", "customer", "id"),
+    ("line", "n", "customer", "n"),
+]
+TEXTS = ("x", "y", "Ä", "", "x ")
+LINES = (
+    "SELECT l.id, l.n, o.t FROM shop.line l JOIN shop.orders o ON o.id = l.ord"
+    " JOIN shop.customer c ON c.id = o.customer WHERE c.t = 'x' AND o.n < 3"
+)
+
+
+class Shop(Sites):
+    """One site with foreign keys, and another one with a copy of its customers.
+
+    The oracle's tables have no foreign keys: it reads rows that reference nothing.
+    """
+
+    def __init__(
+        self,
+        request: pytest.FixtureRequest,
+        spark: SparkSession,
+        folder: Path,
+        views: dict[str, str],
+        *,
+        engine: str = "sqlite",
+        derive: tuple[str, ...] = ALL,
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "files").mkdir()
+        self._legacies = {
+            "shop": LEGACIES[engine](request, folder / "files"),
+            "crm": LEGACIES["sqlite"](request, folder),
+        }
+        tables = {n: f"{ddl}{KEYS.get(n, '')}" for n, ddl in TABLES.items()}
+        all_ = {"shop": tables, "crm": {"customer": TABLES["customer"]}}
+        super().__init__(spark, folder / "sites", all_, views, self._legacies, derive)
+        self.tables = {"shop": TABLES, "crm": {"customer": TABLES["customer"]}}
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for legacy in self._legacies.values():
+            legacy.close()
+
+    def where(self, name: str) -> str:
+        found = head(self.store, name)
+        assert found is not None
+        chosen = found.layout.derivation
+        return "" if chosen is None or chosen.rows is None else text_of(chosen.rows)
+
+
+def fill(shop: Shop, rng: random.Random, rows: int) -> None:
+    """Fill the tables; foreign keys may be NULL, and all others reference a row."""
+
+    def text() -> str | None:
+        return rng.choice([None, *TEXTS])
+
+    def number() -> int | None:
+        return rng.choice([None, *range(5)])
+
+    values: dict[str, list[tuple[object, ...]]] = {
+        "customer": [(i, text(), number()) for i in range(rows // 3)],
+        "product": [(f"p{i}", text(), number()) for i in range(5)],
+    }
+    keys = [None, *range(rows // 3)]
+    values["orders"] = [(i, rng.choice(keys), text(), number()) for i in range(rows)]
+    codes = [None, *(f"p{i}" for i in range(5))]
+    values["line"] = [
+        (i, rng.choice([None, *range(rows)]), rng.choice(codes), text(), number())
+        for i in range(2 * rows)
+    ]
+    for source, names in {"shop": TABLES, "crm": {"customer": ""}}.items():
+        for name in names:
+            marks = ", ".join("?" * len(values[name][0]))
+            sql = f"INSERT INTO {name} VALUES ({marks})"
+            shop.pairs[source].legacy.many(sql, values[name])
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Shop]:
+    with Shop(request, spark, tmp_path, {"lines": LINES}) as made:
+        fill(made, random.Random(7), 30)
+        made.well()
+        yield made
+
+
+def test_rows_that_join_with_nothing_stay_at_the_site(shop: Shop) -> None:
+    customer = """("customer") IN (SELECT "id" FROM "customer" ("t" text) WHERE "t" = 'x')"""
+    there = f"""SELECT "id" FROM "orders" ("n" int8) WHERE ("n" < '3') AND ({customer})"""
+    assert shop.where("shop.line") == f'("ord") IN ({there})'
+    shop.check()
+    kept = head(shop.store, "shop.line")
+    assert kept is not None
+    assert kept.rows == sum(shop.expected("lines").values())
+    # A customer that is none any more takes its orders' lines along, and no line changed.
+    shop.sql("shop", "UPDATE customer SET t = CASE t WHEN 'x' THEN 'y' ELSE 'x' END")
+    reports = shop.well()
+    assert reports["shop.line"].rows_deleted
+    assert reports["shop.line"].rows_inserted
+    shop.check()
+    shop.sql("shop", "UPDATE orders SET n = 0 WHERE id % 3 = 0")
+    shop.well("shop.orders")  # brings those along whose rows it chooses
+    shop.check()
+    reports = shop.well()
+    assert {report.version for report in reports.values() if report.rows_inserted} == set()
+
+
+def test_the_view_decides(shop: Shop) -> None:
+    shop.view_lines["lines"] = "site_joins = false"
+    shop.well()
+    assert shop.where("shop.line") == ""
+    shop.check()
+
+
+def random_view(rng: random.Random) -> str:
+    start = rng.choice(["line", "line", "orders"])
+    tables = [("o0", start)]
+    text = f"FROM shop.{start} o0"
+    for i in range(1, rng.randint(2, 5)):
+        alias, table = rng.choice(tables)
+        options = [e for e in EDGES if e[0] == table] + [
+            (d, dc, c, cc) for c, cc, d, dc in EDGES if d == table and rng.random() < 0.4
+        ]
+        if not options:
+            continue
+        _, own, other, column = rng.choice(options)
+        site = "crm" if other == "customer" and rng.random() < 0.15 else "shop"
+        sides = [f"{alias}.{own}", f"o{i}.{column}"]
+        rng.shuffle(sides)
+        text += f" JOIN {site}.{other} o{i} ON {' = '.join(sides)}"
+        tables.append((f"o{i}", other))
+
+    def predicate() -> str:
+        alias = rng.choice(tables)[0]
+        return rng.choice(
+            [
+                f"{alias}.n < {rng.randint(1, 4)}",
+                f"{alias}.n IN (0, {rng.randint(1, 4)})",
+                f"{alias}.n IS NULL",
+                f"{alias}.t = '{rng.choice(TEXTS)}'",
+                f"NOT ({alias}.t = '{rng.choice(TEXTS)}' OR {alias}.n = 2)",
+                f"({alias}.t = 'x' OR {rng.choice(tables)[0]}.n > 2)",
+                f"upper({alias}.t) = 'X'",
+            ]
+        )
+
+    where = " AND ".join(predicate() for _ in range(rng.randint(1, 3)))
+    outputs = [f"{alias}.n AS n{alias}, {alias}.t AS t{alias}" for alias, _ in tables]
+    return f"SELECT {', '.join(outputs)} {text} WHERE {where}"
+
+
+def edit(rng: random.Random, shop: Shop, rows: int) -> None:
+    """Change values and foreign keys; delete lines, and orders that have none."""
+    for _ in range(rng.randint(1, 8)):
+        key, number = rng.randrange(2 * rows), rng.randrange(5)
+        changes: list[tuple[str, *tuple[object, ...]]] = [
+            ("UPDATE line SET ord = ? WHERE id = ?", rng.randrange(rows), key),
+            ("UPDATE line SET product = ? WHERE id = ?", f"p{number}", key),
+            ("DELETE FROM line WHERE id = ?", key),
+            ("UPDATE orders SET customer = NULL WHERE id = ?", key % rows),
+            ("UPDATE orders SET n = ? WHERE id = ?", number, key % rows),
+            ("UPDATE customer SET t = ? WHERE id = ?", rng.choice(TEXTS), key % 10),
+            ("UPDATE product SET n = ? WHERE code = ?", number, f"p{key % 5}"),
+        ]
+        sql, *values = rng.choice(changes)
+        shop.sql("shop", sql, *values)
+
+
+@pytest.mark.slow
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+@pytest.mark.parametrize(
+    "seed", [*range(9), *(pytest.param(s, marks=pytest.mark.soak) for s in range(9, 1000))]
+)
+def test_random_views(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    """Views with joins at their site, and then without, equal what DuckDB computes.
+
+    There are few in each warehouse: what many need together is often every row.
+    """
+    rng = random.Random(seed)
+    engine = ("sqlite", "postgresql", "mariadb")[seed % 3]
+    views = {f"v{i}": random_view(rng) for i in range(rng.choice([1, 2, 3]))}
+    with Shop(request, spark, tmp_path / "shop", views, engine=engine) as shop:
+        fill(shop, rng, 30)
+        shop.well()
+        shop.check()
+        for _ in range(2):
+            edit(rng, shop, 30)
+            shop.well()
+            shop.check()
+        shop.view_lines = dict.fromkeys(views, "site_joins = false")
+        edit(rng, shop, 30)
+        shop.well()
+        shop.check()
