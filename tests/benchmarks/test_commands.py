@@ -153,6 +153,10 @@ COMMANDS = {
             rf"lines of a history: 30 {N} s  60 {N} s  ratio {N}",
         ),
     ),
+    "refreshes.told": Command(
+        "--fragments 3",
+        (rf"3 fragments: first {N} s, nothing new {N} s, all fail {N} s, all overdue {N} s",),
+    ),
     "source.carnes": Command(
         "--rows 2000 --columns 30 --changed 10 --copied 10 --view-rows 400 --statements",
         (

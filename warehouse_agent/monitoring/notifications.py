@@ -16,15 +16,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from driftline.errors import CommandKilled, RecipeChanged, TableShrank, WarehouseUnavailable
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, WarehouseConfig
-from warehouse_agent.config.settings import MessageFormat, SecretAddress
+from warehouse_agent.config.settings import MessageFormat, NotifySettings, SecretAddress
 from warehouse_agent.history import alarms, failures, refresh_history
-from warehouse_agent.monitoring import delivery
 from warehouse_agent.monitoring.after_command import EndedCommand, Teller
 from warehouse_agent.monitoring.messages import Message, grouped
 from warehouse_agent.monitoring.told_states import Event, TableState, Told, ToldKind, WaitingEvent
@@ -194,32 +194,32 @@ def overdue(ended: EndedCommand, known: Told) -> Iterator[Event]:
             yield Event(ToldKind.STALE, name, now.timestamp(), source)
 
 
-def program(config: WarehouseConfig) -> Teller | None:
-    """Return the program that is told; None: none is set."""
-    told = config.notify
-    if (argv := told.command) is None:
-        return None
+def of(config: WarehouseConfig) -> Sequence[Teller]:
+    """Return who is told by the configuration."""
+    settings, made = config.notify, list[Teller]()
+    if settings.command is not None:
+        made.append(Notifier("command", partial(_to_program, config, settings.command)))
+    if settings.webhook is not None:
+        made.append(Notifier("webhook", partial(_to_webhook, settings, settings.webhook)))
+    if settings.heartbeat is not None:
+        made.append(Heartbeat(settings.heartbeat, settings.timeout_s))
+    return made
 
-    def send(message: Message) -> str:
-        body = message.body(MessageFormat.JSON)
-        return delivery.to_program(argv, body, told.timeout_s, config.file.parent)
 
-    return Notifier("command", send)
+def _to_program(config: WarehouseConfig, argv: Sequence[str], message: Message) -> str:
+    from warehouse_agent.monitoring import delivery  # which most commands do not need
+
+    body = message.body(MessageFormat.JSON)
+    return delivery.to_program(argv, body, config.notify.timeout_s, config.file.parent)
 
 
-def webhook(config: WarehouseConfig) -> Teller | None:
-    """Return the webhook that is told; None: none is set."""
-    told = config.notify
-    if (where := told.webhook) is None:
-        return None
+def _to_webhook(settings: NotifySettings, where: SecretAddress, message: Message) -> str:
+    from warehouse_agent.monitoring import delivery
 
-    def send(message: Message) -> str:
-        body, file, headers = message.body(told.format), told.webhook_secret_file, {}
-        if file is not None:
-            headers = delivery.signature(file, "notify.webhook_secret_file", body, time.time())
-        return delivery.to_address(delivery.read_address(where), body, told.timeout_s, headers)
-
-    return Notifier("webhook", send)
+    body, key, headers = message.body(settings.format), settings.webhook_secret_file, {}
+    if key is not None:
+        headers = delivery.signature(key, "notify.webhook_secret_file", body, time.time())
+    return delivery.to_address(delivery.read_address(where), body, settings.timeout_s, headers)
 
 
 @dataclass(frozen=True)
@@ -233,10 +233,6 @@ class Heartbeat:
     def tell(self, ended: EndedCommand) -> None:
         """Fetch it. Raises NotDelivered, ConfigurationError."""
         if not ended.has_failed:
+            from warehouse_agent.monitoring import delivery
+
             delivery.to_address(delivery.read_address(self.where), None, self.timeout_s)
-
-
-def heartbeat(config: WarehouseConfig) -> Teller | None:
-    """Return the heartbeat; None: none is set."""
-    told = config.notify
-    return None if told.heartbeat is None else Heartbeat(told.heartbeat, told.timeout_s)
