@@ -19,6 +19,8 @@ from tests.harness.object_stores import Bucket, Moto
 from tests.harness.pair import Pair
 from warehouse_agent import at
 
+pytestmark = pytest.mark.starts
+
 ROW = re.compile(r"^\| (?P<actions>`s3:[^|]*) \| (?P<on>[^|]*) \|", re.MULTILINE)
 
 
