@@ -254,6 +254,13 @@ COMMANDS = {
         ),
         (POSTGRESQL, PGBENCH),
     ),
+    "refreshes.report_pages": Command(
+        "--tables 10 --refreshes 30",
+        (
+            rf"10 tables, 30 refreshes each: {N} s, processor {N} s, {N} MB; ",
+            rf"; index {N} kB, pages {N} MB",
+        ),
+    ),
     "refreshes.many": Command(
         "--tables 1 --rows 60 --changed 3 --rounds 1",
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,14 +28,7 @@ def chromium() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Its own log of a bus that containers do not have is of no use.
-        environment: dict[str, str | float | bool] = {
-            **os.environ,
-            "DBUS_SESSION_BUS_ADDRESS": "disabled:",
-        }
-        browser = playwright.chromium.launch(
-            executable_path=program, args=list(QUIET), env=environment
-        )
+        browser = playwright.chromium.launch(executable_path=program, args=list(QUIET))
         try:
             yield browser
         finally:

@@ -116,7 +116,13 @@ def slots(labels: Sequence[str]) -> Axis:
     """Return an axis of bars in equal slots; a value is the number of a slot, or a part of one."""
     width = max(len(labels), 1)
     every = max(math.ceil(width / _TICKS), 1)
-    ticks = tuple(((n + 0.5) / width, labels[n]) for n in range(0, len(labels), every))
+    shown = [(n, labels[n]) for n in range(0, len(labels), every)]
+    before = [None, *(label for _, label in shown)]
+    ticks = tuple(
+        ((n + 0.5) / width, label)
+        for (n, label), last in zip(shown, before, strict=False)
+        if label != last
+    )
     return Axis(lambda value: value / width, ticks)
 
 

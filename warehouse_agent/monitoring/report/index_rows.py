@@ -7,7 +7,7 @@ one of VALUE_FREE, or on asking; of any other error it shows what its code means
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -69,6 +69,15 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """A thing to look at that is no failure: in a word, in words, and what to do."""
+
+    word: str
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class IndexRow:
     """A table in the index.
 
@@ -80,7 +89,7 @@ class IndexRow:
         due: when it is refreshed next, in words.
         failure: since the last refresh that went well.
         recovered: failures of the last day, after which a refresh went well.
-        wrong: what else needs a look, in words, with what to do.
+        wrong: what else needs a look.
     """
 
     name: str
@@ -99,7 +108,7 @@ class IndexRow:
     due: str = ""
     failure: Failure | None = None
     recovered: tuple[Failure, ...] = ()
-    wrong: tuple[tuple[str, str], ...] = ()
+    wrong: tuple[Remark, ...] = ()
 
     @property
     def needs_a_look(self) -> bool:
@@ -176,9 +185,9 @@ def row_of(
 def state_counts(rows: Sequence[IndexRow]) -> list[str]:
     """Return how many tables fail, how many cannot be read, and how many need a look else."""
     failed = sum(row.failure is not None for row in rows)
-    others = Counter(what for row in rows for what, _ in row.wrong)
+    others = Counter(one.word for row in rows for one in row.wrong)
     said = [f"{failed:,} failed"] if failed else []
-    return said + [f"{number:,} {what.partition(':')[0]}" for what, number in others.items()]
+    return said + [f"{number:,} {word}" for word, number in others.items()]
 
 
 def unread(name: str, kind: str, error: DriftlineError) -> IndexRow:
@@ -223,8 +232,8 @@ def troubles(rows: Sequence[IndexRow], now: datetime, *, values: bool) -> list[T
         if (failure := row.failure) is not None:
             remedy = failure.remedy.replace(row.name, "NAME")
             by_cause.setdefault((row.urgency, failure.code, remedy), []).append(row)
-        for what, remedy in row.wrong:
-            by_cause.setdefault((row.urgency, what, remedy), []).append(row)
+        for one in row.wrong:
+            by_cause.setdefault((row.urgency, one.text, one.remedy), []).append(row)
     return [_trouble(key, like, now, values=values) for key, like in by_cause.items()]
 
 
@@ -288,19 +297,17 @@ def _command(record: CommandRecord) -> CommandRow:
     return CommandRow(record.who, began, False, f"was killed after {last} UTC, {said}")
 
 
-def _wrong(table: PublishedState) -> Iterable[tuple[str, str]]:
-    """Yield what needs a look beside a failure, and what to do."""
+def _wrong(table: PublishedState) -> Iterator[Remark]:
+    """Yield what needs a look beside a failure."""
     if table.failed is None and table.version is None:
-        yield "nothing published yet", f"Run `driftline refresh {table.name}`."
+        yield Remark("not published", "nothing published yet", "Run `driftline refresh`.")
     if table.damaged:
-        yield "data files damaged", "The next refresh pulls the rows again."
+        yield Remark("damaged", "data files damaged", "The next refresh pulls the rows again.")
     if table.stale is not None:
-        yield "stays behind its inputs", f"{table.stale}."
+        yield Remark("behind", "stays behind its inputs", f"{table.stale}.")
     if table.late_s is not None and table.failed is None:
-        yield (
-            "late: no refresh went well in the time that is asked for",
-            "See whether `driftline run`, or a timer, runs.",
-        )
+        late = "late: no refresh went well in the time that is asked for"
+        yield Remark("late", late, "See whether `driftline run`, or a timer, runs.")
 
 
 def _seconds(at: str | None) -> float:

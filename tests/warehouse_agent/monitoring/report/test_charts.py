@@ -97,6 +97,8 @@ def test_the_age_of_data_falls_with_a_refresh() -> None:
     first, second = series_of(history(*bodies)).points
     assert (first.age_before_s, first.age_s) == (None, 600)
     assert (second.age_before_s, second.age_s) == (3 * 3600 + 600, 600)
+    chart = drawn(series_of(history(*bodies)))["freshness"]
+    assert chart.description.startswith("Now 2 h old, at most 3.2 h since 2026-11-30 01:10.")
 
 
 def test_changed_rows_alone_cost_their_share_of_a_copy() -> None:
