@@ -261,6 +261,14 @@ COMMANDS = {
             rf"; index {N} kB, pages {N} MB",
         ),
     ),
+    "refreshes.metrics": Command(
+        "--tables 3 --lines 4 --rounds 1",
+        (
+            r"4 lines a history, 1 rounds",
+            rf"3 tables: without {N} s, with {N} s, more -?{N} s; textfile {N} kB; 1 first",
+        ),
+        is_process=True,
+    ),
     "refreshes.many": Command(
         "--tables 1 --rows 60 --changed 3 --rounds 1",
         (

@@ -196,11 +196,11 @@ def page(
     Raises:
         WarehouseUnavailable: the warehouse cannot be read.
     """
-    from prometheus_client import generate_latest
-
     names = [one.name for one in _configured(config)]
     lines = {one.name: one.to_json() for one in reports if one.not_started is None}
     tables = counted(store, names, lines, read_s=read_s)
+    from prometheus_client import generate_latest  # now: what was read is kept, come what may
+
     return generate_latest(_Collected([*numbers(config, tables, now)]))
 
 

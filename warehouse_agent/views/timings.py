@@ -38,16 +38,16 @@ def freshness_limit_s(config: WarehouseConfig, table: Fragment | View) -> float 
     else LIMIT_INTERVALS times `interval_max` and the longest time in which no refresh may begin;
     None: neither is asked for."""
     if isinstance(table, Fragment):
-        timings, below = timings_of(config, table), [table]
+        timings, hours = timings_of(config, table), [table.source.refresh_hours]
     else:
         timings = [one for one in (table.timing,) if one is not None and one.is_asked]
         inputs = inputs_of(config.views)
-        below = [
-            one
+        hours = [
+            one.source.refresh_hours
             for one in config.fragments.values()
-            if timings and table.name in component_graph.above([one.name], inputs)
+            if one.source.refresh_hours and table.name in component_graph.above([one.name], inputs)
         ]
-    closed = max((closed_s(one.source.refresh_hours) for one in below), default=0)
+    closed = max((closed_s(one) for one in hours), default=0)
     limits = [
         LIMIT_INTERVALS * one.interval_max_s + closed
         if one.freshness_s is None
