@@ -8,6 +8,7 @@ hide the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from driftline.errors import DatabaseRefused, DriftlineError
@@ -16,7 +17,7 @@ from sqlalchemy.engine import URL, make_url
 
 from source_agent.budgets.audit import recent_snapshots
 from source_agent.checks.endpoint import EndpointReport, examine
-from source_agent.checks.relations import RelationReport, examine_relation
+from source_agent.checks.relations import RelationReport, examine_relation, refuse_unknown
 from source_agent.config.file import SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
@@ -84,20 +85,28 @@ class CheckReport:
         return sum(relation.error is None for relation in self.relations)
 
 
-def check(config: SourceConfig, engine: Engine) -> CheckReport:
+def check(config: SourceConfig, engine: Engine, names: Sequence[str] = ()) -> CheckReport:
     """Examine [server] and the catalogues.
 
-    Raises DatabaseUnavailable or DatabaseRefused, with the problems of [server] as details.
+    Args:
+        names: of the relations to examine; none: all.
+
+    Raises:
+        NotFound: no relation has this name.
+        DatabaseUnavailable, DatabaseRefused: with the problems of [server] as details.
     """
+    refuse_unknown(config, names)
     server = examine(config)
     try:
-        return _check(config, engine, server)
+        return _check(config, engine, server, list(dict.fromkeys(names)) or [*config.relations])
     except DriftlineError as error:
         error.details |= {f"server.{entry.what}": entry.text for entry in server if entry.problem}
         raise
 
 
-def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -> CheckReport:
+def _check(
+    config: SourceConfig, engine: Engine, server: list[EndpointReport], names: Sequence[str]
+) -> CheckReport:
     relations = [published.relation for published in config.relations.values()]
     session = engine.open()
     try:
@@ -107,7 +116,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         snapshot = _snapshot(config, session)
         release, pooler = session.server.release, session.server.pooler
         reports = []
-        for name in config.relations:
+        for name in names:
             reports.append(examine_relation(config, engine, session, name))
             if reports[-1].error is not None:  # the failed statement may have ended the transaction
                 session.close()

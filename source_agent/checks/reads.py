@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from driftline.errors import NotFound
-from driftline.settings.declarations import nearest
-
+from source_agent.checks.relations import refuse_unknown
 from source_agent.config.file import SourceConfig
 from source_agent.engines.interface import Engine
 from source_agent.engines.own_values.comparison import ValueComparison, compare, not_compared
@@ -24,12 +22,7 @@ def check_reads(
 
     Raises NotFound without such a relation, and what describing or scanning it raises.
     """
-    for name in names:
-        if name not in config.relations:
-            raise NotFound(
-                f"{config.path.name} does not publish {name!r}.",
-                remedy=nearest(name, tuple(config.relations)),
-            )
+    refuse_unknown(config, names)
     comparisons = {}
     for name in names:
         session = engine.open()

@@ -5,10 +5,12 @@ It reads catalogues and plans; it scans no table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from driftline.errors import ConfigurationError, DriftlineError
+from driftline.errors import ConfigurationError, DriftlineError, NotFound
+from driftline.settings.declarations import nearest
 
 from source_agent.budgets.budget import local_now
 from source_agent.checks import marker_advice
@@ -61,6 +63,16 @@ class RelationReport:
     flags: list[str] = field(default_factory=list)
     again: str = ""
     again_note: str = ""
+
+
+def refuse_unknown(config: SourceConfig, names: Sequence[str]) -> None:
+    """Raise NotFound if a name is that of no relation, with the nearest one."""
+    for name in names:
+        if name not in config.relations:
+            raise NotFound(
+                f"{config.path.name} does not publish {name!r}.",
+                remedy=nearest(name, tuple(config.relations)),
+            )
 
 
 def examine_relation(

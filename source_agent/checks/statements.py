@@ -18,6 +18,7 @@ from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
 from driftline.relations.derivations import DerivablePart
 
 from source_agent.checks import marker_advice
+from source_agent.checks.relations import refuse_unknown
 from source_agent.config.file import SourceConfig
 from source_agent.config.site_joins import site_joins
 from source_agent.engines.interface import Engine, Session
@@ -36,6 +37,7 @@ from source_agent.engines.relations.select import plan_of
 from source_agent.engines.relations.shapes import Fingerprint, Shape
 
 EVERY_SESSION = "every session"
+RELATION = "relation "  # before the name, in a heading
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,27 @@ class StatementSection:
     slots: tuple[str, ...] = ()
 
 
-def explain(config: SourceConfig, engine: Engine) -> list[StatementSection]:
+def explain(
+    config: SourceConfig, engine: Engine, names: Sequence[str] = ()
+) -> list[StatementSection]:
     """Return the statements of every session, and those of each relation of source.toml.
 
     It contacts the database to describe the relations; one that fails does not hide the others.
-    Raises DatabaseRefused or DatabaseUnavailable if no session can be opened.
+
+    Args:
+        names: of relations; none: all.
+
+    Raises:
+        NotFound: no relation has this name.
+        DatabaseRefused, DatabaseUnavailable: no session can be opened.
     """
+    refuse_unknown(config, names)
     common = tuple(engine.templates([]))
     sections = [StatementSection(EVERY_SESSION, common)]
     session = engine.open()
     try:
-        for name, published in config.relations.items():
-            heading = f"relation {name}"
+        for name in dict.fromkeys(names or config.relations):
+            published, heading = config.relations[name], f"{RELATION}{name}"
             try:
                 shapes = [session.describe(published.relation)]
             except DriftlineError as error:

@@ -1,18 +1,30 @@
-"""`check`: print to the DBA what the agent would do, before it runs."""
+"""`check`: print to the DBA what the agent would do, before it runs.
+
+Of several relations a line for each, those first that cannot be served; details of one that is
+named, or of all.
+"""
 
 from __future__ import annotations
 
 import json
+import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 
+from driftline.peer_text import one_line
 from driftline.relations.derivations import Comparable, DerivablePart
+from driftline.text_tables import table
 
 from source_agent.checks.configuration import CheckReport, SnapshotReport
 from source_agent.checks.relations import RelationReport
 from source_agent.engines.interface import Privilege
 from source_agent.printable import counted
 
+HEADINGS = ("relation", "rows", "scan now", "changes", "state")
 _TILES = "by the index of its key"
+_ERROR_CHARACTERS_MAX = 400
+_NEEDED = "needed"
+_TEXT_AT = 11  # characters before the text of most lines
 
 
 def as_json(report: CheckReport) -> str:
@@ -21,14 +33,48 @@ def as_json(report: CheckReport) -> str:
     return json.dumps(facts, ensure_ascii=False)
 
 
-def as_text(report: CheckReport) -> str:
-    """Return the report for people."""
+def as_text(report: CheckReport, *, verbose: bool, width: int = 80, colours: bool = False) -> str:
+    """Return the report for people.
+
+    Args:
+        verbose: details of each relation; always of one alone.
+        width: characters in a line of the table of relations.
+        colours: mark its states by colours of a terminal.
+    """
+    verbose |= len(report.relations) <= 1
+    if verbose:
+        about = [line for one in report.relations for line in ("", *_relation_lines(one))]
+        return "\n".join([*_database_lines(report), *about, *_end_lines(report, verbose=True)])
+    failed = [one for one in report.relations if one.error is not None]
+    ends = [f"{one.name}: {_why(one)}" for one in failed] + _end_lines(report, verbose=False)
+    if report.relations:
+        name = _failing_first(report.relations)[0].name
+        ends.append(f"Details: driftline-source check {name}, or --verbose.")
+    begins = [*_database_lines(report), ""]
+    relations = table_of(report.relations, width, colours)
+    return "\n".join([*_wrapped(begins, width), *relations, *_wrapped(ends, width)])
+
+
+def _wrapped(lines: Sequence[str], width: int) -> list[str]:
+    """Return lines of at most `width` characters; what is longer goes on below its text."""
+    within = " " * _TEXT_AT
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(line, width, subsequent_indent=within, break_on_hyphens=False)
+        or [""]
+    ]
+
+
+def _database_lines(report: CheckReport) -> list[str]:
+    """Return what is known of the server of the agent, and of the database."""
     lines = ["server"]
     lines += [
         f"  {'FAILED  ' if entry.problem else 'ok      '} {entry.what:<12} {entry.text}"
         for entry in report.server
     ]
-    lines += [
+    return [
+        *lines,
         "",
         "database",
         f"  engine   {report.database}, reached at {report.as_of}",
@@ -42,11 +88,18 @@ def as_text(report: CheckReport) -> str:
         *(f"  note     {text}" for text in report.notes),
         *(f"  note     {text}" for text in report.plug_ins),
     ]
-    for relation in report.relations:
-        lines += ["", *_relation_lines(relation)]
+
+
+def _end_lines(report: CheckReport, *, verbose: bool) -> list[str]:
+    """Return the privileges and the verdict; several rights that are needed in one line."""
     excess = sum(p.excess for p in report.privileges)
-    lines += ["", "privileges"]
-    lines += [f"  {_weight(p):<8} {p.what}" for p in report.privileges]
+    lines = ["", "privileges"]
+    needed = [p for p in report.privileges if _weight(p) == _NEEDED]
+    if is_short := not verbose and len(needed) > 1:
+        lines.append(f"  {_NEEDED:<8} {counted(len(needed), 'right')}")
+    for privilege in report.privileges:
+        if not (is_short and privilege in needed):
+            lines.append(f"  {_weight(privilege):<8} {privilege.what}")
     if excess:
         lines.append(
             f"  The login may do more than it needs ({excess}). "
@@ -54,8 +107,40 @@ def as_text(report: CheckReport) -> str:
         )
     elif not report.privileges:
         lines += ["  none known to this database"]
-    lines += ["", *_verdict(report)]
-    return "\n".join(lines)
+    return [*lines, "", *_verdict(report)]
+
+
+def table_of(relations: Sequence[RelationReport], width: int, colours: bool) -> list[str]:
+    """Return a line for each relation under HEADINGS, those first that cannot be served."""
+    ordered = _failing_first(relations)
+    marked = [_colour(one) for one in ordered] if colours else []
+    return table(HEADINGS, [_cells(one) for one in ordered], width, numbers="rows", colours=marked)
+
+
+def _failing_first(relations: Sequence[RelationReport]) -> list[RelationReport]:
+    return sorted(relations, key=lambda one: (one.error is None, not one.notes))
+
+
+def _colour(relation: RelationReport) -> str:
+    if relation.error is not None:
+        return "red"
+    return "yellow" if relation.notes else "green"
+
+
+def _why(relation: RelationReport) -> str:
+    """Return why a relation cannot be served, as one line."""
+    why = one_line(relation.error or "", _ERROR_CHARACTERS_MAX)
+    return why.removeprefix(f"{relation.name}: ")
+
+
+def _cells(relation: RelationReport) -> tuple[str, ...]:
+    if relation.error is not None:
+        return (relation.name, "", "", "", f"FAILED: {relation.error_code}")
+    rows = f"{relation.rows_expected:,}" if relation.rows_expected > 0 else "unknown"
+    scan = "yes" if relation.scan_now.startswith("now") else "no"
+    changes = "by marker" if relation.marker is not None else "by a scan"
+    notes = counted(len(relation.notes), "note")
+    return (relation.name, rows, scan, changes, f"ok, {notes}" if relation.notes else "ok")
 
 
 def _snapshot_lines(report: SnapshotReport) -> list[str]:
@@ -78,7 +163,7 @@ def _weight(privilege: Privilege) -> str:
         return "unknown"
     if privilege.is_note:
         return "note"
-    return "EXCESS" if privilege.excess else "needed"
+    return "EXCESS" if privilege.excess else _NEEDED
 
 
 def _verdict(report: CheckReport) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -22,13 +23,13 @@ from driftline.debug_option import DebugGroup
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 from driftline.limits import ROWS_COMPARED, ROWS_COMPARED_MAX
 from driftline.peer_text import escape_in
+from driftline.text_tables import has_colour
 
 from source_agent.failpoints import SourceFailpoint
 
 if TYPE_CHECKING:
     from driftline.rows.digests import Digest
 
-    from source_agent.checks.statements import StatementSection
     from source_agent.checks.total import SourceTotal
     from source_agent.config.file import SourceConfig
     from source_agent.engines.interface import Engine
@@ -38,10 +39,11 @@ INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 # of every block: 6 % of a scan of SQLite. Rows are in no cycle.
 GC_OBJECTS = 10_000
 _SILENT = "NONE"  # of GRPC_VERBOSITY
-_ASKED = "-- The agent issues these statements to describe it:"
 _DEBUG_HELP = "Log more and show tracebacks."
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_all_of = click.option("--verbose", is_flag=True, help="Print all that is known of each relation.")
+_relations = click.argument("names", nargs=-1, metavar="[RELATIONS]...")
 
 
 def _connected(path: Path) -> tuple[SourceConfig, Engine]:
@@ -53,6 +55,11 @@ def _connected(path: Path) -> tuple[SourceConfig, Engine]:
     database = config.database
     given = database.url, database.password, database.limits
     return config, connect(*given, pooler=database.pooler)
+
+
+def _width() -> int:
+    """Return the characters in a line of the terminal; 80 without one."""
+    return shutil.get_terminal_size().columns
 
 
 def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -178,9 +185,20 @@ def serve(config: Path, port_file: Path | None) -> None:
     "--rows", type=click.IntRange(1, ROWS_COMPARED_MAX), default=ROWS_COMPARED,
     show_default=True, help="Rows that --reads compares of each, about.",
 )  # fmt: skip
+@_all_of
+@_relations
 @click.pass_obj
-def check(config: Path, as_json: bool, compared: tuple[str, ...], rows: int) -> None:
+def check(
+    config: Path,
+    as_json: bool,
+    compared: tuple[str, ...],
+    rows: int,
+    verbose: bool,
+    names: tuple[str, ...],
+) -> None:
     """Check the address, the relations, scan costs and privileges.
+
+    A line for each relation; all that is known of those that are named, which alone are checked.
 
     Reads catalogues only. Exit code: 0 if the agent can listen and serve all relations, 1 if not, 2
     if the configuration is wrong, 4 if the database is not available.
@@ -195,8 +213,13 @@ def check(config: Path, as_json: bool, compared: tuple[str, ...], rows: int) -> 
     from source_agent.checks.configuration import check as examine
     from source_agent.cli import check as printing
 
-    report = examine(*_connected(config))
-    click.echo(printing.as_json(report) if as_json else printing.as_text(report))
+    report = examine(*_connected(config), names)
+    if as_json:
+        click.echo(printing.as_json(report))
+    else:
+        verbose |= bool(names)
+        shown = printing.as_text(report, verbose=verbose, width=_width(), colours=has_colour())
+        click.echo(shown)
     _end(failed=report.failed)
 
 
@@ -220,35 +243,27 @@ def grants(config: Path, login: str | None) -> None:
 
 
 @cli.command()
+@_all_of
+@_relations
 @click.pass_obj
-def explain(config: Path) -> None:
-    """Print every SQL text that the agent can issue."""
-    from source_agent.checks.statements import explain as sections_of
+def explain(config: Path, verbose: bool, names: tuple[str, ...]) -> None:
+    """Print every SQL text that the agent can issue.
 
-    sections = sections_of(*_connected(config))
-    click.echo(_statements_text(sections))
+    A line for each relation; all texts of those that are named, or with --verbose of all.
+    """
+    from source_agent.checks.statements import explain as sections_of
+    from source_agent.cli import explain as printing
+
+    loaded, engine = _connected(config)
+    sections = sections_of(loaded, engine, names)
+    if verbose or names or len(loaded.relations) == 1:
+        click.echo(printing.as_text(sections))
+    else:
+        click.echo(printing.table_of(sections, _width(), has_colour()))
     failed = [section for section in sections if section.error is not None]
     for section in failed:
         click.echo(f"{section.heading} cannot be served: {section.error}", err=True)
     _end(failed=bool(failed))
-
-
-def _statements_text(sections: list[StatementSection]) -> str:
-    """Return the statements as text; headings are SQL comments."""
-    lines: list[str] = []
-    for section in sections:
-        lines.append(f"-- {section.heading}")
-        if section.error is not None:
-            reason = " ".join(section.error.split())
-            lines += [f"-- cannot be served: {reason}", _ASKED, ""]
-        if section.slots:
-            lines += ["-- A warehouse may fill these slots (derive):"]
-            lines += [f"-- {line}" for slot in section.slots for line in slot.splitlines()]
-            lines.append("")
-        for sql in section.statements:
-            lines += [sql.strip().removesuffix(";") + ";", ""]
-        lines.append("")
-    return "\n".join(lines).rstrip()
 
 
 @cli.command()

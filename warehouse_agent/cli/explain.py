@@ -1,27 +1,85 @@
-"""`explain`: print what each site contributes to a view, and what is evaluated there."""
+"""`explain`: print what each site contributes to a view, and what is evaluated there.
+
+Of all views a line for each table in them; details of views that are named.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+
+from driftline.text_tables import has_colour, table
 
 from warehouse_agent.config import View, WarehouseConfig
 from warehouse_agent.inspection.site_shares import SiteShare, TableShare, decomposed
 from warehouse_agent.report import counted
 
+HEADINGS = ("table", "view", "site", "columns", "rows", "state")
+_GOOD, _BAD = "green", "red"  # colours
 
-def explain(config: WarehouseConfig, view: View, *, ask: bool, as_json: bool) -> None:
-    """Print the decomposition of a view.
+
+def explain(
+    config: WarehouseConfig, views: Sequence[View], *, ask: bool, as_json: bool, verbose: bool
+) -> None:
+    """Print the decomposition of views; `verbose`: all of it, always of one alone.
 
     Raises:
-        ConfigurationError: the query is refused.
+        ConfigurationError: a query is refused.
         WarehouseUnavailable: a table cannot be read.
     """
-    sites = decomposed(config, view, ask=ask)
-    if as_json:
-        print(json.dumps({"view": view.name, "sites": [asdict(site) for site in sites]}))
-        return
+    verbose |= len(views) == 1
+    shares = list[tuple[View, SiteShare]]()
+    for view in views:
+        sites = decomposed(config, view, ask=ask)
+        if as_json:
+            print(json.dumps({"view": view.name, "sites": [asdict(site) for site in sites]}))
+        elif verbose:
+            _print_view(view, sites)
+        else:
+            shares += [(view, site) for site in sites]
+    if shares:
+        width = shutil.get_terminal_size().columns
+        print("\n".join(table_of(shares, width, colours=has_colour())))
+        print(f"Details: driftline explain {views[0].name}, or --verbose.")
+
+
+def table_of(
+    shares: Sequence[tuple[View, SiteShare]], width: int, *, colours: bool = False
+) -> list[str]:
+    """Return a line for each table of views under HEADINGS, those first that cannot be asked for.
+
+    Args:
+        width: characters in a line.
+        colours: mark what cannot be asked for by colours of a terminal.
+    """
+    rows = [
+        (site.unknown is None, _cells(view, site, share))
+        for view, site in shares
+        for share in site.tables
+    ]
+    rows.sort(key=lambda one: one[0])
+    marked = [_GOOD if is_known else _BAD for is_known, _ in rows] if colours else []
+    cells = [cell for _, cell in rows]
+    return table(HEADINGS, cells, width, numbers=("columns", "rows"), colours=marked)
+
+
+def _cells(view: View, site: SiteShare, share: TableShare) -> tuple[str, ...]:
+    of = "" if share.columns is None or share.columns_of is None else f"/{share.columns_of}"
+    columns = "" if share.columns is None else f"{share.columns}{of}"
+    rows = "" if share.rows is None else f"{share.rows:,}"
+    if share.rows is not None and share.rows_of:
+        rows += f" ({min(share.rows / share.rows_of, 1.0):.0%})"
+    if site.unknown is not None:
+        state = f"not known: {site.unknown}"
+    else:
+        state = f"{counted(len(share.pushed), 'condition')} there, {len(share.stays)} here"
+    return share.name, view.name, site.site, columns, rows, state
+
+
+def _print_view(view: View, sites: Sequence[SiteShare]) -> None:
     print(f"{view.name}: {counted(len(view.inputs), 'table')} of {counted(len(sites), 'site')}")
     for number, site in enumerate(sites):
         _print(_lines(site), is_last=number == len(sites) - 1)

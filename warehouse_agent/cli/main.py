@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from driftline.debug_option import DebugGroup
+from driftline.errors import UsageError
 from driftline.peer_text import escape_in
 from driftline.settings.declarations import duration_s
 
@@ -354,18 +355,26 @@ def fit(config: Path, name: str, plot: Path | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("name", metavar="VIEW")
+@click.argument("names", nargs=-1, metavar="[VIEWS]...")
 @click.option("--ask", is_flag=True, help="Ask the sources, also if what they offer is noted.")
 @_json
+@_verbose
 @click.pass_obj
-def explain(config: Path, name: str, ask: bool, as_json: bool) -> None:
-    """Show what each site contributes to a view, what is evaluated there, and what is not."""
+def explain(config: Path, names: Sequence[str], ask: bool, as_json: bool, verbose: bool) -> None:
+    """Show what each site contributes to views, what is evaluated there, and what is not.
+
+    A line for each table of every view; all that is known of views that are named.
+    """
     from warehouse_agent.cli import explain as decomposition
     from warehouse_agent.views.inputs import load
     from warehouse_agent.views.selection import view_called
 
     loaded = load(config)
-    decomposition.explain(loaded, view_called(loaded, name), ask=ask, as_json=as_json)
+    views = [view_called(loaded, name) for name in dict.fromkeys(names or loaded.views)]
+    if not views:
+        raise UsageError(f"{loaded.file.name} has no [views.NAME].", remedy="Add one.")
+    verbose |= bool(names)
+    decomposition.explain(loaded, views, ask=ask, as_json=as_json, verbose=verbose)
 
 
 @_on_fragments(

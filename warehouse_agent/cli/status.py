@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import click
+from driftline import text_tables
 from driftline.errors import WarehouseUnavailable
+from driftline.text_tables import has_colour
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import alarms
@@ -41,11 +41,10 @@ ALARMS_SHOWN = 5  # in the first line of `--check`
 # Fields of a version for Driftline alone.
 _OURS = ("layout", "clock", "changes_files", "report", "total")
 HEADINGS = ("table", "version", "rows", "as of", "proof", "state")
-NAME_CHARACTERS_MIN = 8
+NEVER = "nothing published yet"
 _COLOURS = {"ok": "green", "warning": "yellow", "critical": "red", "unknown": "cyan"}
 _BRAKES = ("held_back_s", "snapshot_s")  # of the report of a version
 _NUMBERS = ("version", "rows")
-_GAP = "  "
 
 
 def status(
@@ -102,11 +101,6 @@ def _full_disk(config: WarehouseConfig) -> WarehouseUnavailable | None:
     except WarehouseUnavailable as error:
         return error
     return None
-
-
-def has_colour() -> bool:
-    """Return True if stdout is a terminal that shows colours."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def json_of(table: PublishedState) -> str:
@@ -175,26 +169,8 @@ def table_of(
     """
     tables = urgent_first(shown)
     rows = [_cells(table, now) for table in tables]
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
-    left = width - sum(widths[1:-1]) - len(_GAP) * (len(widths) - 1)
-    if widths[0] + widths[-1] > left:
-        widths[-1] = min(widths[-1], max(left // 2, left - widths[0]))
-        widths[0] = max(left - widths[-1], NAME_CHARACTERS_MIN)
-    lines = [_line(HEADINGS, widths, width)]
-    for table, row in zip(tables, rows, strict=True):
-        line, state = _line(row, widths, width), row[-1]
-        if colours and line.endswith(state):
-            line = f"{line.removesuffix(state)}{click.style(state, fg=_COLOURS[urgency(table)])}"
-        lines.append(line)
-    return lines
-
-
-def shortened(name: str, width: int) -> str:
-    """Return a name of at most `width` characters, at least 2: its begin and its end."""
-    if len(name) <= width:
-        return name
-    end = (width - 1) // 2
-    return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
+    marked = [_COLOURS[urgency(table)] for table in tables] if colours else []
+    return text_tables.table(HEADINGS, rows, width, numbers=_NUMBERS, colours=marked)
 
 
 def _summary(shown: Sequence[PublishedState]) -> list[str]:
@@ -335,17 +311,6 @@ def _stale(body: Mapping[str, Any] | None) -> str:
         f"{body['vs_s']:,.1f} s stale (S1 {body['s1_s']:,.1f} s, S2 {body['s2_s']:,.1f} s, "
         f"average of {counted(body['rows'], 'changed row')})"
     )
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], width: int) -> str:
-    """Return cells that are aligned, in at most `width` characters."""
-    named = (shortened(cells[0], widths[0]), *cells[1:])
-    aligned = [
-        cell.rjust(size) if heading in _NUMBERS else cell.ljust(size)
-        for cell, size, heading in zip(named, widths, HEADINGS, strict=True)
-    ]
-    line = _GAP.join(aligned).rstrip()
-    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) -> None:

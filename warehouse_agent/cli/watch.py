@@ -10,11 +10,11 @@ import shutil
 import sys
 import time
 
+from driftline.text_tables import clipped, shortened
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from warehouse_agent.cli.status import shortened
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.history import command_records
 from warehouse_agent.history.command_records import (
@@ -75,7 +75,7 @@ def lines_of(record: CommandRecord, now: float, width: int) -> list[str]:
     shown.sort(key=lambda one: order[one[1].state])
     size = min(max((len(name) for name, _ in shown), default=0), max(width // 3, 8))
     lines = [f"  {shortened(n, size).ljust(size)}  {_doing(work, now)}" for n, work in shown]
-    return [_clipped(line, width) for line in (head, *lines)]
+    return [clipped(line, width) for line in (head, *lines)]
 
 
 def _doing(work: FragmentWork, now: float) -> str:
@@ -98,7 +98,3 @@ def _seconds(seconds: float) -> str:
         return f"{whole} s"
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _clipped(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 1]}…"

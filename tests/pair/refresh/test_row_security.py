@@ -113,7 +113,7 @@ def plan(pair: Pair) -> str:
 
 def test_what_is_hidden_is_said_by_everybody(pair: Pair) -> None:
     assert pair.refresh("rows").rows_total == 6
-    text = source_command(pair.source_toml(), "check").stdout
+    text = source_command(pair.source_toml(), "check", "--verbose").stdout
     said = "the relation is what the login may see (policies that apply: own of public.rows)"
     assert said in text
     assert said in doctor(pair)

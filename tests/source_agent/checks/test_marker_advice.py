@@ -115,7 +115,7 @@ def test_markers_are_suggested_with_the_way_they_are_read(
         (slow, "by a scan of the table")
     ]
     assert "an index that begins with it" in bare.markers[-1].note
-    text = source_command(tmp_path / "source.toml", "check").stdout
+    text = source_command(tmp_path / "source.toml", "check", "--verbose").stdout
     for line in (*lines, slow):
         assert f"\n  possible {line}\n" in text
     assert "\n  flags    is_deleted: " in text
@@ -145,7 +145,7 @@ def test_the_identity_of_the_database_is_what_marks_carry(
         mark = markers_of(session).mark(session.describe(relation))
     # A table of PostgreSQL has a number besides.
     assert mark.source.split(" ")[0] == ":".join(report.identity.values())
-    assert "\n  identity " in source_command(tmp_path / "source.toml", "check").stdout
+    assert "\n  identity " in source_command(tmp_path / "source.toml", "check", "--verbose").stdout
     body = json.loads(source_command(tmp_path / "source.toml", "check", "--json").stdout)
     assert body["identity"] == report.identity
     assert [m["line"] for m in body["relations"][0]["markers"]]

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pymysql
 import pytest
+from driftline.errors import NotFound
 
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
@@ -43,7 +44,7 @@ def test_explain_goes_on_past_a_relation_that_cannot_be_served(folder: Path) -> 
     with (folder / "source.toml").open("a") as file:
         file.write('[relations.a]\nquery = "SELECT nope FROM orders"\nkey = ["nope"]\n')
         file.write('[relations.z]\ntable = "orders"\n')
-    done = command(folder, "explain")
+    done = command(folder, "explain", "--verbose")
     assert done.returncode == 1, done
     headings = [line for line in done.stdout.splitlines() if line.startswith("-- ")]
     assert headings[:3] == ["-- every session", "-- relation orders", "-- relation a"]
@@ -223,7 +224,7 @@ def test_tiles(folder: Path) -> None:
         "shops": "the database sorts its column name by the collation NOCASE, not by bytes",
         "loose": "its key has no index",
     }
-    text = command(folder, "check").stdout
+    text = command(folder, "check", "--verbose").stdout
     assert text.count("  in tiles by the index of its key\n") == 2
     assert "  in tiles no: its key has no index\n" in text
 
@@ -236,13 +237,13 @@ def test_how_changed_rows_are_read_again(folder: Path) -> None:
         connection.execute("CREATE TABLE packed (code TEXT PRIMARY KEY) WITHOUT ROWID")
     with (folder / "source.toml").open("a") as file:
         file.write('[relations.codes]\ntable = "codes"\n[relations.packed]\ntable = "packed"\n')
-    text = command(folder, "check").stdout
+    text = command(folder, "check", "--verbose").stdout
     assert "  changed  rows are read by the index of the key\n" in text
     assert "  changed  rows are read where they lie, if the places of all rows fit in" in text
     assert "  changed  rows are read by a second scan: the table is WITHOUT ROWID" in text
     with (folder / "source.toml").open("a") as file:
         file.write("[limits]\nmemory_at_most = 0\n")
-    assert "limits.memory_at_most is 0" in command(folder, "check").stdout
+    assert "limits.memory_at_most is 0" in command(folder, "check", "--verbose").stdout
 
 
 @pytest.mark.starts
@@ -269,7 +270,76 @@ def test_hours_for_scans(folder: Path) -> None:
     assert found[3]["error"].startswith("relations.loose.rows_by_key: ")
     assert found[4]["error"].startswith("relations.twice.rows_by_key: ")
     assert "unique index of the key (id), and they cannot: no constraint" in found[4]["error"]
-    text = command(folder, "check").stdout
+    text = command(folder, "check", "--verbose").stdout
     assert "  scanned  at 00:00-12:00, 13:00-24:00 (local time): no" in text
     assert "  scanned  never\n  by key   at most 50,000 rows in an exchange\n" in text
     assert "3 of 5 relations can be served" in text
+
+
+LONG = "a_long_name_of_a_table_in_an_old_system_that_has_many_of_them"
+
+
+@pytest.fixture
+def many(folder: Path) -> Path:
+    """Six relations, one of which cannot be served."""
+    with closing(sqlite3.connect(folder / "erp.db")) as connection:
+        for name in ("items", "shops", LONG):
+            connection.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY NOT NULL)")
+    with (folder / "source.toml").open("a") as file:
+        for name in ("items", "shops", LONG, "gone"):
+            file.write(f'[relations.{name}]\ntable = "{name}"\n')
+    return folder
+
+
+@pytest.mark.starts
+def test_a_line_for_each_relation(many: Path) -> None:
+    done = command(many, "check")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    begin = next(i for i, line in enumerate(lines) if line.startswith("relation "))
+    names = [line.split()[0] for line in lines[begin + 1 : begin + 6]]
+    assert names[0] == "gone", "the failing first"
+    assert {"orders", "items", "shops"} < set(names)
+    assert any("…" in name for name in names)
+    assert "FAILED: CONFIGURATION" in lines[begin + 1]
+    assert "The table 'gone' does not exist." in done.stdout
+    assert lines[-2:] == [
+        "4 of 5 relations can be served", "Details: driftline-source check gone, or --verbose.",
+    ]  # fmt: skip
+    assert len(lines) < 40
+    assert len(command(many, "check", "--verbose").stdout.splitlines()) > 1.5 * len(lines)
+
+
+@pytest.mark.starts
+def test_details_of_a_relation_that_is_named(many: Path) -> None:
+    done = command(many, "check", "items", LONG)
+    assert done.returncode == 0, "the one that cannot be served was not asked for"
+    assert "relation     items" in done.stdout
+    assert f"relation     {LONG}" in done.stdout
+    assert "orders, for" not in done.stdout
+    assert "2 of 2 relations can be served" in done.stdout
+    report = json.loads(command(many, "check", "items", "--json").stdout)
+    assert [one["name"] for one in report["relations"]] == ["items"]
+    wrong = command(many, "check", "itmes")
+    assert wrong.returncode == NotFound.exit_code
+    assert "Did you mean 'items'?" in wrong.stderr
+
+
+@pytest.mark.starts
+def test_texts_are_counted_and_shown_of_what_is_named(many: Path) -> None:
+    done = command(many, "explain")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1 + 6 + 1
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("gone")
+    assert lines[1].endswith("FAILED")
+    assert lines[-1] == "All texts: driftline-source explain gone, or --verbose."
+    whole = command(many, "explain", "--verbose").stdout
+    found = {line.split()[0]: int(line.split()[1]) for line in lines[3:6]}
+    named = command(many, "explain", "items").stdout
+    assert named.count(";\n") + named.endswith(";") >= found["items"]
+    assert named.split("-- relation items")[1].strip() in whole
+    assert "relation orders" not in named
+    wrong = command(many, "explain", "itmes")
+    assert "Did you mean 'items'?" in wrong.stderr

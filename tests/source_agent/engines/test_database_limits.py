@@ -185,7 +185,7 @@ def test_check_shows_the_limits_in_force(
         '[relations.few]\ntable = "few"\nkey = ["id"]\n'
     )
     try:
-        text = source_command(file, "check").stdout
+        text = source_command(file, "check", "--verbose").stdout
     finally:
         with postgresql.superuser() as connection:
             connection.execute("DROP TABLE few")

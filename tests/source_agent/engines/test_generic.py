@@ -139,7 +139,7 @@ def test_check_does_not_say_that_sessions_are_read_only(tmp_path: Path) -> None:
         f'[database]\nurl = "{made.url}"\n'
         '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n[relations.orders]\ntable = "orders"\n'
     )
-    said = source_command(tmp_path / "source.toml", "check").stdout
+    said = source_command(tmp_path / "source.toml", "check", "--verbose").stdout
     assert "reads    fuzzy; sessions are not opened read-only" in said
     assert "unknown  the generic engine cannot read privileges" in said
     assert "1 of 1 relation can be served" in said

@@ -156,7 +156,7 @@ def test_hostile_strings_leave_the_statements_of_harmless_ones(
         'listen = "127.0.0.1:0"\ninsecure = true\n[relations.hostile]\ntable = "hostile"\n'
         'derive = ["columns", "rows"]\n'
     )
-    explained = command(tmp_path, "explain")
+    explained = command(tmp_path, "explain", "--verbose")
     assert explained.returncode == 0, explained
     assert len(asked.logged) > COUNT / 20
     assert strangers(asked.logged, explained.stdout) == []

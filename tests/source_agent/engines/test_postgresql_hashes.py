@@ -455,7 +455,7 @@ def test_check_says_who_makes_them_and_who_could(legacy: OfPostgreSQL, tmp_path:
         )
         report = check(load_file(file), connect(url, None, Limits()))
         said.append(report.relations[0].fingerprint)
-        assert f"fingerprints {said[-1]}" in source_command(file, "check").stdout
+        assert f"fingerprints {said[-1]}" in source_command(file, "check", "--verbose").stdout
     assert said[0].startswith("made by the database: 64 bits")
     assert said[1] == 'made by the agent; fingerprint = "database" is possible'
     assert said[2].startswith("made by the agent. Only PostgreSQL")

@@ -331,7 +331,7 @@ def test_every_statement_of_the_log_is_a_template(
         'statement_timeout_s = 60\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
         f"{RELATIONS}{server.more}"
     )
-    explained = command(tmp_path, "explain")
+    explained = command(tmp_path, "explain", "--verbose")
     assert explained.returncode == 1, explained
     assert "relation absent cannot be served" in explained.stderr
     checked = command(tmp_path, "check")

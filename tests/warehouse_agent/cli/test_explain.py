@@ -71,6 +71,24 @@ def test_explain(spark: SparkSession, tmp_path: Path) -> None:
         asked = command("explain", "v", "--ask", config=toml)
         assert asked.code == 0
         assert "the source cannot be asked" in asked.out
+        # Of several views a line for each table, those first of which nothing is known.
+        sites.views["w"] = VIEW.replace("'X'", "'Y'")
+        lines = command("explain", config=sites.toml()).out.splitlines()
+        assert lines[0].split() == ["table", "view", "site", "columns", "rows", "state"]
+        assert len(lines) == 1 + 2 * 3 + 1
+        assert max(map(len, lines)) <= 80
+        assert [line.split()[:3] for line in lines[1:4]] == [
+            ["erp.orders", "v", "erp"], ["erp.lines", "v", "erp"], ["crm.customer", "v", "crm"],
+        ]  # fmt: skip
+        assert "1 condition there" in lines[1]
+        assert lines[-1] == "Details: driftline explain v, or --verbose."
+        asked = command("explain", "--ask", config=sites.toml())
+        assert asked.out.splitlines()[1].startswith("erp.orders")
+        assert "not known: " in asked.out.splitlines()[4], "those of a source that is down first"
+        whole = command("explain", "--verbose", config=sites.toml()).out
+        assert whole.startswith(ended.out)
+        assert "w: 3 tables of 2 sites" in whole
+        del sites.views["w"]
         # Views change: it says what comes.
         sites.views["v"] = VIEW.replace("o.state = 1", "o.state = 2")
         (orders, *_), *_ = (site.tables for site in decomposed(

@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import click
 import pytest
+from driftline.text_tables import shortened
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.cli.status import remarks_on, shortened, table_of
+from warehouse_agent.cli.status import remarks_on, table_of
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.failures import Failure
 from warehouse_agent.inspection.published_state import PublishedState

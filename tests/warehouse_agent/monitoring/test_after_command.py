@@ -82,3 +82,13 @@ def test_who_still_hangs_is_not_asked_again(ended: EndedCommand, hangs: threadin
     after._left["notify"].join()
     after(ended, said.append)
     assert (slow.times, len(said)) == (2, 3)
+
+
+def test_all_share_the_time(ended: EndedCommand, hangs: threading.Event) -> None:
+    """Each hangs, and the command waits once."""
+    began = time.monotonic()
+    slow = [Told(name, hangs.wait) for name in ("a", "b", "c")]
+    said: list[str] = []
+    AfterCommand(lambda _: slow, WAIT_S)(ended, said.append)
+    assert time.monotonic() - began < 2 * WAIT_S
+    assert said[0].count("it takes more than") == len(slow)

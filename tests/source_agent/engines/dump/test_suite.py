@@ -34,7 +34,7 @@ def checked(folder: Path, lines: str) -> str:
         f'files = "a-*.csv"\nformat = "{accounts.format}"\nsettle_s = 0.000001\nkey = ["id"]\n'
         f"{lines}\n"
     )
-    return source_command(folder / "source.toml", "check").stdout
+    return source_command(folder / "source.toml", "check", "--verbose").stdout
 
 
 def test_check_speaks_of_files(tmp_path: Path) -> None:
