@@ -16,7 +16,7 @@ event of a fragment carries the finished report.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from driftline.errors import DriftlineError
@@ -30,6 +30,14 @@ class RefreshStarted:
 
     name: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhasesExpected:
+    """By its history, the steps of the refresh take `seconds` (`planning.time_left.usual`)."""
+
+    name: str
+    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class RefreshNotStarted:
 
 
 RefreshEnded = RefreshCommitted | RefreshFailed | RefreshNotStarted
-Event = RefreshStarted | PhaseStarted | RowsRead | RefreshRetried | RefreshEnded
+Event = RefreshStarted | PhasesExpected | PhaseStarted | RowsRead | RefreshRetried | RefreshEnded
 Listener = Callable[[Event], None]
 
 

@@ -1,8 +1,9 @@
 """Progress of a command: a bar on a terminal, elsewhere a line every ten seconds at most.
 
 There is one bar. It shows the fragment of which something happened last, the step, and the rows
-where they are counted; fragments of several sources take turns in it. Rate and remaining time
-follow from the rows that the source reports and those that it expects. Answers and notes stay; they
+where they are counted; fragments of several sources take turns in it. The rate follows from the
+rows that the source reports; the remaining time also from earlier refreshes of the fragment
+(`planning.time_left`). Answers and notes stay; they
 are printed above the bar.
 
 Everything but the answer goes to stderr. Only a terminal gets control characters, even if
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from driftline.peer_text import one_line
 from rich.console import Console
@@ -21,6 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from warehouse_agent.events import (
     Event,
+    PhasesExpected,
     PhaseStarted,
     RefreshCommitted,
     RefreshFailed,
@@ -28,11 +30,11 @@ from warehouse_agent.events import (
     RefreshRetried,
     RowsRead,
 )
+from warehouse_agent.planning.time_left import STEPS, RowsSoFar, TimeLeft, words
 from warehouse_agent.report import counted, is_held_back_for_long
 
 LINE_EVERY_S = 10.0
 PHASE_CHARACTERS_MAX = 20  # of the source's word for its work
-STEPS = ("reduce", "exchange", "apply", "prove", "publish")
 
 
 @dataclass(slots=True)
@@ -44,8 +46,10 @@ class _Work:
 
     began: float
     step: str = ""
+    step_began: float = 0.0
     phase: str = ""
     phase_began: float = 0.0
+    left: TimeLeft = field(default_factory=TimeLeft)
     bar: TaskID | None = None
 
 
@@ -100,6 +104,11 @@ class ProgressDisplay:
     def __call__(self, event: Event) -> None:
         """Show an event. A phase that is not one of STEPS is part of a step and is not shown."""
         match event:
+            case PhasesExpected(name, seconds):
+                work = self._works.setdefault(name, _Work(time.monotonic()))
+                work.left = TimeLeft(seconds)
+                if work.step:
+                    self._show(name, work.step, work.phase)
             case PhaseStarted(name, phase) if phase in STEPS:
                 self._show(name, phase, phase)
             case RowsRead(name, phase):
@@ -120,9 +129,15 @@ class ProgressDisplay:
         now = time.monotonic()
         work = self._works.setdefault(name, _Work(now))
         is_new = (step, phase) != (work.step, work.phase)
+        if step != work.step:
+            work.step, work.step_began = step, now
         if is_new:
-            work.step, work.phase, work.phase_began = step, phase, now
-        amount = "" if rows is None else _amount(rows, now - work.phase_began)
+            work.phase, work.phase_began = phase, now
+        read_s = now - work.phase_began
+        read = None if rows is None else RowsSoFar.of(rows, read_s)
+        left = words(work.left.at(step, now - work.step_began, read))
+        said = [] if rows is None else [_amount(rows, read_s)]
+        amount = ", ".join([*said, left] if left else said)
         if self._progress is not None:
             self._draw(self._progress, name, rows, amount, is_new=is_new)
         elif now - max(self._said, work.began) >= LINE_EVERY_S:
@@ -170,7 +185,4 @@ def _amount(rows: RowsRead, seconds: float) -> str:
     if is_held_back_for_long(rows.held_back_s):
         text += f", held back by the source for {rows.held_back_s:,.0f} s"
     rate = (read - rows.rows_before) / seconds if seconds > 0 else 0.0
-    if rate <= 0:
-        return text
-    left = f", about {(expected - read) / rate:,.0f} s left" if expected > read else ""
-    return f"{text}, {rate:,.0f} rows/s{left}"
+    return f"{text}, {rate:,.0f} rows/s" if rate > 0 else text

@@ -24,6 +24,7 @@ from warehouse_agent.history.command_records import (
     CommandRecord,
     FragmentWork,
 )
+from warehouse_agent.planning.time_left import words
 from warehouse_agent.report import counted, is_held_back_for_long
 from warehouse_agent.storage.store import Store
 
@@ -74,21 +75,26 @@ def lines_of(record: CommandRecord, now: float, width: int) -> list[str]:
     shown = [(name, work) for name, work in record.works.items() if work.state in order]
     shown.sort(key=lambda one: order[one[1].state])
     size = min(max((len(name) for name, _ in shown), default=0), max(width // 3, 8))
-    lines = [f"  {shortened(n, size).ljust(size)}  {_doing(work, now)}" for n, work in shown]
+    lines = [
+        f"  {shortened(n, size).ljust(size)}  {_doing(work, now, record.said)}" for n, work in shown
+    ]
     return [clipped(line, width) for line in (head, *lines)]
 
 
-def _doing(work: FragmentWork, now: float) -> str:
+def _doing(work: FragmentWork, now: float, said: float) -> str:
+    """Return what a command does with a fragment; `said`: when it wrote that."""
     if work.state == FAILED:
         return f"failed: {work.code}"
-    said = [f"{work.step or 'begins'} for {_seconds(now - work.since)}"]
+    doing = [f"{work.step or 'begins'} for {_seconds(now - work.since)}"]
+    if work.left_s is not None:
+        doing.append(words(max(work.left_s - max(now - said, 0.0), 0.0)))
     if work.rows_expected:
-        said.append(f"{work.doing} {work.rows:,} of about {work.rows_expected:,} rows")
+        doing.append(f"{work.doing} {work.rows:,} of about {work.rows_expected:,} rows")
     elif work.rows:
-        said.append(f"{work.doing} {counted(work.rows, 'row')}")
+        doing.append(f"{work.doing} {counted(work.rows, 'row')}")
     if is_held_back_for_long(work.held_back_s):
-        said.append(f"held back by the source for {_seconds(work.held_back_s)}")
-    return ", ".join(said)
+        doing.append(f"held back by the source for {_seconds(work.held_back_s)}")
+    return ", ".join(doing)
 
 
 def _seconds(seconds: float) -> str:

@@ -17,7 +17,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,6 +27,7 @@ from driftline.peer_text import one_line
 
 from warehouse_agent.events import (
     Event,
+    PhasesExpected,
     PhaseStarted,
     RefreshCommitted,
     RefreshEnded,
@@ -43,6 +44,7 @@ from warehouse_agent.history.history_lines import (
     parse,
 )
 from warehouse_agent.history.refresh_history import RefreshHistory
+from warehouse_agent.planning.time_left import RowsSoFar, TimeLeft
 from warehouse_agent.report import Report, age, utc_at
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.locks import this_process
@@ -68,6 +70,7 @@ class FragmentWork:
         rows, rows_expected: as it says; 0: not known.
         held_back_s: for which it read more slowly.
         code: of the error of a failure.
+        left_s: for which it will still work, as it said then; None: not known.
     """
 
     state: str
@@ -78,6 +81,7 @@ class FragmentWork:
     rows_expected: int = 0
     held_back_s: float = 0.0
     code: str = ""
+    left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,7 @@ class CommandJournal:
     names: Sequence[str]
     clock: Callable[[], float] = time.time
     _works: dict[str, FragmentWork] = field(default_factory=dict)
+    _left: dict[str, TimeLeft] = field(default_factory=dict)
     _said: float = 0.0
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -243,12 +248,24 @@ class CommandJournal:
         match event:
             case RefreshStarted(name):
                 self._works[name] = FragmentWork(WORKING, since=now)
+                self._left[name] = TimeLeft()
+            case PhasesExpected(name, seconds):
+                self._left[name] = left = TimeLeft(seconds)
+                if (work := self._works.get(name)) is None:
+                    return
+                left_s = left.at(work.step, now - work.since)
+                self._works[name] = replace(work, left_s=left_s)
             case PhaseStarted(name, phase):
-                self._works[name] = FragmentWork(WORKING, phase, now)
+                left_s = self._left.setdefault(name, TimeLeft()).at(phase, 0.0)
+                self._works[name] = FragmentWork(WORKING, phase, now, left_s=left_s)
             case RowsRead(name, doing, rows, expected, held_s):
                 before = self._works.get(name, FragmentWork(WORKING, since=now))
+                spent_s = now - before.since
+                read = RowsSoFar.of(event, spent_s)
+                left_s = self._left.setdefault(name, TimeLeft()).at(before.step, spent_s, read)
                 self._works[name] = FragmentWork(
-                    WORKING, before.step, before.since, doing, rows, expected, held_s
+                    *(WORKING, before.step, before.since, doing, rows, expected, held_s),
+                    left_s=left_s,
                 )
             case RefreshCommitted() | RefreshFailed() | RefreshNotStarted():
                 self._works[event.report.name] = _ended(event, now)
@@ -299,7 +316,7 @@ def _ended(event: RefreshEnded, now: float) -> FragmentWork:
 
 def _to_json(work: FragmentWork) -> dict[str, object]:
     body = {name: getattr(work, name) for name in FragmentWork.__slots__}
-    return {name: value for name, value in body.items() if value}
+    return {name: value for name, value in body.items() if value or (name, value) == ("left_s", 0)}
 
 
 def _read(store: Store, run: str, now: float) -> CommandRecord | None:
@@ -336,6 +353,7 @@ def _works(body: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Fragmen
                 int(work.get("rows_expected", 0)),
                 float(work.get("held_back_s", 0.0)),
                 one_line(str(work.get("code", "")), _WORD_CHARACTERS_MAX),
+                float(work["left_s"]) if "left_s" in work else None,
             ),
         )
 

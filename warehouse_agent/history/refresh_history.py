@@ -159,6 +159,12 @@ class RefreshHistory:
         later = [seconds for seconds, is_load in timed if not is_load]
         return (later or [seconds for seconds, _ in timed])[:most]
 
+    def phases_s(self, most: int) -> list[Mapping[str, float]]:
+        """Return the seconds of each phase of the refreshes of `durations_s`."""
+        timed = [(line.spent.phases, line.is_load) for line in self.since_load if line.spent.phases]
+        later = [phases for phases, is_load in timed if not is_load]
+        return (later or [phases for phases, _ in timed])[:most]
+
     @property
     def held_back_s(self) -> tuple[float, float] | None:
         """Return for how many seconds the source held the last successful refresh back, and all

@@ -30,6 +30,7 @@ from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.wire.negotiation import CHUNKS, LATER
 
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.events import PhasesExpected
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import line_notes
 from warehouse_agent.history.forecast_inputs import (
@@ -43,7 +44,7 @@ from warehouse_agent.history.notes import NextPartNote, Quantiles
 from warehouse_agent.history.refresh_history import Histories, RefreshHistory
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import goes_on, is_copied_at_once, opening_for
-from warehouse_agent.planning import change_forecast, choice
+from warehouse_agent.planning import change_forecast, choice, time_left
 from warehouse_agent.planning.candidates import Allowance, CopyReason, PlanInputs, Unstaged
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.step_places import UNPACKED, StepKind, StepWork, written
@@ -196,6 +197,8 @@ def prepare(
     base = repair.published(job)
     job.base = -1 if base is None else base.version
     history = job.histories.completed(job.store, job.name, base)
+    if base is not None:  # its history may be that of an earlier table of the same name
+        job.emit(PhasesExpected(job.name, time_left.usual(history.phases_s(time_left.REFRESHES))))
     layout, told = _layout(job, base, describe)
     if job.fragment.incremental is not None:
         _check_key(layout, job.name)

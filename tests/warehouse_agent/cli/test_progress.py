@@ -13,8 +13,15 @@ from driftline.errors import Locked
 
 from warehouse_agent.cli import progress
 from warehouse_agent.cli.answers import total_of
-from warehouse_agent.cli.progress import STEPS, ProgressDisplay
-from warehouse_agent.events import PhaseStarted, RefreshCommitted, RefreshRetried, RowsRead
+from warehouse_agent.cli.progress import ProgressDisplay
+from warehouse_agent.events import (
+    PhasesExpected,
+    PhaseStarted,
+    RefreshCommitted,
+    RefreshRetried,
+    RowsRead,
+)
+from warehouse_agent.planning.time_left import STEPS, RowsSoFar
 from warehouse_agent.report import Report
 
 LONG = '{"name": "orders", "note": "' + "[red]x[/red] " * 40 + '"}'
@@ -95,8 +102,10 @@ def test_a_load_goes_on_where_it_stood() -> None:
     at_first = RowsRead("orders", "ship", 6_200, 10_000, 0.0, 6_200)
     assert progress._amount(at_first, 1.0) == "6,200 of about 10,000 rows"
     later = replace(at_first, rows=7_200)
-    said = "7,200 of about 10,000 rows, 100 rows/s, about 28 s left"
-    assert progress._amount(later, 10.0) == said
+    assert progress._amount(later, 10.0) == "7,200 of about 10,000 rows, 100 rows/s"
+    read = RowsSoFar.of(later, 10.0)
+    assert read is not None
+    assert read.left_s == pytest.approx(28.0)
 
 
 def test_an_answer_on_the_terminal_of_the_bar_stays_whole(
@@ -170,3 +179,20 @@ def test_the_total_of_all_fragments() -> None:
     )
     many = total_of([bad] * 12, 1)
     assert many.endswith("12 failed (" + "items, " * 10 + "…)")
+
+
+def test_a_line_says_how_long_it_will_take_by_its_history(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with ProgressDisplay() as display:
+        display(PhasesExpected("orders", {"reduce": 60.0, "exchange": 30.0, "apply": 40.0}))
+        for step in STEPS[:4]:
+            display(PhaseStarted("orders", step))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "orders: reduce, step 1 of 5, about 2 min left",
+        "orders: exchange, step 2 of 5, about 70 s left",
+        "orders: apply, step 3 of 5, about 40 s left",
+        "orders: prove, step 4 of 5, less than 10 s left",
+    ]

@@ -28,15 +28,17 @@ def record(works: dict[str, FragmentWork]) -> CommandRecord:
 def test_a_running_command() -> None:
     works = {
         "orders": FragmentWork(DONE, since=NOW - 90),
-        "items": FragmentWork(WORKING, "exchange", NOW - 42, "scan", 5_000, 20_000, 7.0),
+        "items": FragmentWork(
+            WORKING, "exchange", NOW - 42, "scan", 5_000, 20_000, 7.0, left_s=203.0
+        ),
         "sites": FragmentWork(WORKING, since=NOW - 1),
         "ledger": FragmentWork(FAILED, since=NOW - 50, code="LOCKED"),
         "docks": FragmentWork(LEFT, since=NOW - 50),
     }
-    assert lines_of(record(works), NOW, 100) == [
+    assert lines_of(record(works), NOW, 120) == [
         f"{WHO}, for 1 h 1 min: 1 of 6 fragments done, 1 failed",
         "  ledger  failed: LOCKED",
-        f"  items   exchange for 42 s, scan 5,000 of about 20,000 rows, {HELD}",
+        "  items   exchange for 42 s, about 3 min left, scan 5,000 of about 20,000 rows, " + HELD,
         "  sites   begins for 1 s",
     ]
 
@@ -48,3 +50,10 @@ def test_any_width(states: dict[str, str], width: int) -> None:
     lines = lines_of(record(works), NOW, width)
     assert len(lines) == 1 + len(works)
     assert max(map(len, lines)) <= width
+
+
+def test_what_is_left_gets_less_between_two_lines() -> None:
+    """A record has a line each ten seconds; what it said is older when it is read."""
+    works = {"orders": FragmentWork(WORKING, "apply", NOW - 9, left_s=33.0)}
+    shown = [lines_of(record(works), NOW + later, 100)[1].split(", ")[1] for later in (0, 20, 99)]
+    assert shown == ["about 30 s left", "about 10 s left", "less than 10 s left"]
