@@ -435,6 +435,7 @@ class GovernedMarkers:
         self.identity = session.waited(markers.identity)
         self.mark = session.waited(markers.mark)
         self.marked_read = session.waited(markers.marked_read)
+        self.keys_read = session.waited(markers.keys_read)
         self.read_marked = session._read("marked", markers.read_marked)
         # With a rate there is a warning less: the database would read all rows at once.
         count = (lambda _: 0) if session.counts_rows else session._noted(markers.count_future)

@@ -60,12 +60,16 @@ class MarkerReport:
         read: how the rows behind a mark would be found, a value of `MarkedRead`.
         promise: what has to be true.
         note: what would make it cheaper, or why it cannot be read; empty: nothing.
+        keys: how the keys of all rows would be read, a value of `MarkedRead`; empty: not told.
+        keys_note: what would have an index do that alone; empty: one does.
     """
 
     line: str
     read: str
     promise: str
     note: str = ""
+    keys: str = ""
+    keys_note: str = ""
 
 
 def line(marker: Marker) -> str:
@@ -163,4 +167,9 @@ def read(session: Session, shape: Shape) -> MarkerReport | None:
     note = "" if is_scan else _CHEAPER.get(way, "")
     if way is MarkedRead.INDEX and marked.nullable:
         note += ", and the column has to be NOT NULL"
-    return MarkerReport(text, way.value, promise, note)
+    report = MarkerReport(text, way.value, promise, note)
+    keys = markers.keys_read(shape)
+    if keys is None:
+        return report
+    remedy = f"`{keys.remedy}` would have an index do alone" if keys.remedy else ""
+    return replace(report, keys=keys.way.value, keys_note=remedy)

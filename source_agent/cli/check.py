@@ -198,6 +198,8 @@ def _marker_lines(relation: RelationReport) -> list[str]:
         lines.append(f"  changes  by {relation.marker}, where a warehouse accepts it")
         lines.append(f"           read {named.read}; {named.promise}")
         lines += [f"           {named.note}"] if named.note else []
+        lines += [f"           its keys are read {named.keys}"] if named.keys else []
+        lines += [f"           {named.keys_note}"] if named.keys_note else []
     for marker in relation.markers:
         lines.append(f"  possible {marker.line}")
         lines.append(f"           read {marker.read}; {marker.promise}")

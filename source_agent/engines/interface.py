@@ -149,6 +149,15 @@ class MarkedRead(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class KeysRead:
+    """The way in which a database reads the keys of all rows, and the statement by which its owner
+    makes an index do alone; empty: one does, or none can be named."""
+
+    way: MarkedRead
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """Facts about the server of a session; empty and 0: not known, or there is none.
 
@@ -198,6 +207,12 @@ class MarkerReads(Protocol):
 
     def marked_read(self, shape: Shape) -> MarkedRead | None:
         """Return how the rows behind a recent mark would be found, from EXPLAIN, for `check`.
+
+        None: the database does not tell. Raises DatabaseRefused: a column is not granted.
+        """
+
+    def keys_read(self, shape: Shape) -> KeysRead | None:
+        """Return how the keys of all rows would be read, from EXPLAIN, for `check`.
 
         None: the database does not tell. Raises DatabaseRefused: a column is not granted.
         """

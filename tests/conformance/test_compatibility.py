@@ -25,7 +25,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import VersionMismatch
 from driftline.relations.reference_messages import FEATURE
-from driftline.wire.negotiation import CHECKSUM, LATER, SINCE
+from driftline.wire.negotiation import CHECKSUM, CLAIMED, LATER, SINCE
 from pyspark.sql import SparkSession
 
 from source_agent.engines.sqlite.activity import WAL
@@ -39,7 +39,7 @@ from warehouse_agent.scheduler.parent_deletions import parents
 from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.reply_validation import refusal
 
-LATEST = "93f1f45b30fecf4cf5e3468c446ee4484a648c4e"
+LATEST = "5762206b61689be46cb4579f5ec78ff05d36f1e6"
 BASE = "00d938a352968ee54b996c61315e48e46daf722f"
 OLDER = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
 FIELD = "d5146057dbfa90ee8da1a9a36df9842adc154a90"
@@ -178,13 +178,45 @@ def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
                 raise refusal(stream.receive().refused)
 
 
-def test_a_source_before_the_newest_messages_is_asked_for_none(
-    latest: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+def test_a_source_before_the_newest_messages_compares_keys(latest: Path, pair: Pair) -> None:
+    """It cannot trust a marker alone; where the source is upgraded, no mark has to be made anew."""
+    pair.legacy.execute("ALTER TABLE orders ADD COLUMN version INTEGER")
+    pair.legacy.execute("ALTER TABLE orders ADD COLUMN gone BOOLEAN DEFAULT FALSE")
+    pair.legacy.execute("UPDATE orders SET version = id")
+    pair.publish("orders", 'table = "orders"\nmarker = { column = "version", deleted = "gone" }')
+    pair.fragment_lines["orders"] = 'proof = "claimed"\nmethod = "since"'
+
+    def changed(first: int) -> str | None:
+        pair.legacy.execute(
+            f"UPDATE orders SET note = 'other', version = {first} + id WHERE id % 100 = 3"
+        )
+        report = pair.refresh("orders")
+        assert report.rows_changed == 20
+        return report.proof
+
+    pair.stop()
+    with SourceProcess(pair.source_toml(), tree=latest) as source:
+        pair.address = source.address
+        pair.refresh("orders")
+        assert changed(ROWS) == "keys"
+        with SourceChannel(pair.config().sources["erp"]) as link, link.stream() as stream:
+            opening = pb.Open(protocol=1, relation="orders", features=[CLAIMED])
+            stream.send(pb.Request(open=opening))
+            with pytest.raises(VersionMismatch, match=CLAIMED):
+                raise refusal(stream.receive().refused)
+    pair.restart()
+    assert changed(2 * ROWS) == "claimed"
+    pair.check("orders")
+
+
+def test_a_source_before_later_sums_is_asked_for_none(
+    base: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the history says that our sums would be ready before its scan ends."""
     monkeypatch.setattr(prepare, "_is_later", lambda *_: True)
     pair.stop()
-    with SourceProcess(pair.source_toml(), tree=latest) as source:
+    pair.limits = ""  # an older one does not know feedback
+    with SourceProcess(pair.source_toml(), tree=base) as source:
         pair.address = source.address
 
         def refresh(changes: Changes) -> None:

@@ -30,6 +30,7 @@ from source_agent.engines.mysql_family.sql import (
     PAGE_ROWS,
     STATEMENTS,
     between_sql,
+    bound_sql,
     empty_sql,
     first_row_sql,
     greatest_sql,
@@ -325,6 +326,18 @@ def marked_read(plan: Sequence[tuple[str | None, ...]]) -> MarkedRead:
     return max(reads, key=ways.index, default=MarkedRead.SCAN)
 
 
+def is_index_only(plan: Sequence[tuple[str | None, ...]]) -> bool:
+    """Return True if a table is read by indexes alone, by the rows of EXPLAIN. The primary key of
+    InnoDB is the table itself."""
+    reads = [row for row in plan if row[2] is not None]
+    place = 6 if reads and len(reads[0]) > 10 else 5  # of the index; MySQL has partitions before it
+    return bool(reads) and all(
+        "Using index" in {part.strip() for part in (row[-1] or "").split(";")}
+        and row[place] not in {None, "PRIMARY"}
+        for row in reads
+    )
+
+
 def grants(
     product: Product,
     relations: Sequence[Relation],
@@ -404,6 +417,7 @@ def _marked(shape: Shape) -> list[str]:
         *(pages if plan_of(shape).pages else ()),
     ]
     statements += [EXPLAIN + marked_sql(shape)] if shape.marker.kind in ORDERED else []
+    statements.append(EXPLAIN + bound_sql(shape, scan_sql(narrow)))
     statements += [later_sql(shape)] if shape.marker.is_time else []
     return [*statements, *(greatest_sql(shape, name) for name in shape.marker.versions)]
 

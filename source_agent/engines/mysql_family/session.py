@@ -32,6 +32,7 @@ from pymysql.cursors import Cursor, SSCursor
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import (
     Capabilities,
+    KeysRead,
     Limits,
     MarkedRead,
     Rows,
@@ -62,6 +63,7 @@ from source_agent.engines.mysql_family.sql import (
     bound_sql,
     bound_values,
     greatest_sql,
+    key_index_sql,
     keys_sql,
     later_sql,
     marked_sql,
@@ -316,6 +318,19 @@ class FamilySession(SnapshotSession):
             access.refuse_unhidden(error)
             return None
         return access.marked_read(plan)
+
+    def keys_read(self, shape: Shape) -> KeysRead | None:
+        if self.product.plans_by_running and not innodb.is_stored(self.ask, shape.relation):
+            return None
+        plan = self.ask(
+            EXPLAIN + bound_sql(shape, scan_sql(shape.narrow())), *plan_of(shape).values
+        )
+        if access.is_index_only(plan):
+            return KeysRead(MarkedRead.COVERING)
+        relation = shape.relation
+        if relation.table is None or relation.where:
+            return KeysRead(MarkedRead.SCAN)
+        return KeysRead(MarkedRead.SCAN, key_index_sql(shape))
 
     def read_keys(
         self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None

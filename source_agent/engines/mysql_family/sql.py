@@ -14,6 +14,7 @@ from driftline.rows.key_order import KeyRange
 
 from source_agent.engines.relations.markers import MarkedBy, MarkerKind, behind, behind_any
 from source_agent.engines.relations.select import (
+    beside_key,
     derived_table,
     null_key_sql,
     plan_of,
@@ -109,6 +110,13 @@ def later_sql(shape: Shape) -> str:
     where = f"{plan.where} AND " if plan.where else ""
     sql = f"SELECT COUNT(*) FROM {plan.source}\nWHERE {where}\0"
     return _placed(shape, sql, f"{column} > %s")
+
+
+def key_index_sql(shape: Shape) -> str:
+    """Return the statement that makes an index by which the keys of all rows are read alone."""
+    names = [*beside_key(shape), *(column.name for column in shape.recipe.key)]
+    columns = ", ".join(quote(name, MARK) for name in names)
+    return f"CREATE INDEX driftline_keys ON {plan_of(shape).source} ({columns})"
 
 
 def greatest_sql(shape: Shape, name: str) -> str:

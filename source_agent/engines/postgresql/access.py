@@ -52,6 +52,7 @@ from source_agent.engines.postgresql.sql import (
     greatest_sql,
     key_hashes_sql,
     keys_sql,
+    keys_statement,
     later_sql,
     marked_sql,
     no_character_sql,
@@ -474,9 +475,9 @@ def _marked(shape: Shape) -> list[str]:
         statements.append(copy_of(later_sql(shape)))
     if shape.marker.kind in ORDERED:
         statements.append(EXPLAIN + marked_sql(shape))
-    return statements + (
-        [hashes.SEED, copy_of(key_hashes_sql(shape))] if plan_of(shape).key_hash else []
-    )
+    statements.append(EXPLAIN + keys_statement(shape))
+    hashed = [copy_of(key_hashes_sql(shape))] if plan_of(shape).key_hash else []
+    return [*statements, hashes.SEED, *hashed]
 
 
 def templates(shapes: Sequence[Shape]) -> list[str]:

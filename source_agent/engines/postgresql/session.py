@@ -34,6 +34,7 @@ from psycopg import Error, errors, pq
 from source_agent.engines.interface import (
     Capabilities,
     DatabaseTime,
+    KeysRead,
     Limits,
     MarkedRead,
     Rows,
@@ -374,6 +375,22 @@ class PostgresqlSession(SnapshotSession):
             self.ask(sql.BOUNDS, latest(marked, self.snapshot.as_of), "")
             plan = self.ask(sql.EXPLAIN + sql.marked_sql(shape))[0][0][0]["Plan"]
             return types.marked_read(plan, marked.marker.column)
+
+    def keys_read(self, shape: Shape) -> KeysRead | None:
+        statement = sql.EXPLAIN + sql.keys_statement(shape)
+        with self._reading(shape.relation):
+            self._bind(shape)
+            self.ask(hashes.SEED, "0")
+            if types.is_index_only(self.ask(statement)[0][0][0]["Plan"]):
+                return KeysRead(MarkedRead.COVERING)
+            with self._by_index():
+                is_possible = types.is_index_only(self.ask(statement)[0][0][0]["Plan"])
+        relation = shape.relation
+        if is_possible:
+            return KeysRead(MarkedRead.SCAN, f"VACUUM {plan_of(shape).source}")
+        if relation.table is None or relation.where:
+            return KeysRead(MarkedRead.SCAN)
+        return KeysRead(MarkedRead.SCAN, sql.key_index_sql(shape))
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"

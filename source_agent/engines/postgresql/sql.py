@@ -14,7 +14,13 @@ from driftline.rows.key_order import Key, KeyRange
 from source_agent.engines.postgresql.settings import SETTINGS
 from source_agent.engines.postgresql.values import array_of, bound, literal, named
 from source_agent.engines.relations.markers import MarkedBy, Marker, MarkerKind, behind, behind_any
-from source_agent.engines.relations.select import plan_of, quote, select_sql
+from source_agent.engines.relations.select import (
+    beside_key,
+    plan_of,
+    quote,
+    scan_sql,
+    select_sql,
+)
 from source_agent.engines.relations.shapes import Shape
 
 # Bytes and their encoding in a message of any language.
@@ -322,6 +328,19 @@ def key_hashes_sql(shape: Shape) -> str:
         f"SELECT pg_catalog.count(*), {sums}\nFROM (\n  SELECT {plan.key_hash} AS h\n"
         f"  FROM {plan.source}{where}\n  OFFSET 0) AS driftline_key"
     )
+
+
+def keys_statement(shape: Shape) -> str:
+    """Return the statement by which the keys of all rows are read, or their hashes added up."""
+    return key_hashes_sql(shape) if plan_of(shape).key_hash else scan_sql(shape.narrow())
+
+
+def key_index_sql(shape: Shape) -> str:
+    """Return the statement that makes an index by which the keys of all rows are read alone."""
+    key = ", ".join(quote(column.name) for column in shape.recipe.key)
+    beside = ", ".join(map(quote, beside_key(shape)))
+    include = f" INCLUDE ({beside})" if beside else ""
+    return f"CREATE INDEX ON {plan_of(shape).source} ({key}){include}"
 
 
 def key_bounds(shape: Shape, within: KeyRange) -> dict[str, str]:

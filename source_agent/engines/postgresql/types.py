@@ -472,6 +472,14 @@ def marked_read(plan: dict[str, Any], column: str) -> MarkedRead:
     return max(reads, key=ways.index, default=MarkedRead.SCAN)
 
 
+def is_index_only(plan: dict[str, Any]) -> bool:
+    """Return True if a plan reads all of its rows by indexes alone."""
+    parts = plan.get("Plans", [])
+    if parts:
+        return all(map(is_index_only, parts))
+    return bool(plan["Node Type"] == "Index Only Scan")
+
+
 def describing_sql(shape: Shape) -> list[str]:
     """List the SQL texts by which one relation is described, beyond CATALOGUE."""
     source = plan_of(shape).source

@@ -23,7 +23,7 @@ from driftline.rows.key_order import KeyRange
 from driftline.values.types import Column, DeclaredType, Recipe, parse_type
 
 from source_agent.engines.relations.markers import Column as MarkingColumn
-from source_agent.engines.relations.markers import MarkedBy, refuse_unusable
+from source_agent.engines.relations.markers import MarkedBy, MarkerKind, refuse_unusable
 from source_agent.engines.relations.shapes import Consistency, Fingerprint, Plan, Relation, Shape
 
 ALIAS = "driftline_relation"
@@ -391,6 +391,16 @@ def select_sql(
     first, behind = (plan.locators, ()) if plan.located_first else ((), plan.locators)
     reads = ", ".join((*first, *plan.reads, *behind, *extra))
     return f"SELECT {reads}\nFROM {source or plan.source}{where}{tail}"
+
+
+def beside_key(shape: Shape) -> list[str]:
+    """Return the columns beside the key that a read of all keys needs: the flag of deleted rows,
+    or the checksum that is the marker."""
+    if (marked := shape.marker) is None:
+        return []
+    is_checksum = marked.kind is MarkerKind.CHECKSUM
+    names = [marked.marker.deleted, marked.marker.column if is_checksum else None]
+    return [name for name in names if name]
 
 
 def scan_sql(shape: Shape, *, ordered: bool = False) -> str:

@@ -41,6 +41,7 @@ from driftline.rows.key_order import Key, KeyRange
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import (
     Capabilities,
+    KeysRead,
     Limits,
     LocatedRows,
     MarkedRead,
@@ -357,6 +358,10 @@ class SqliteSession(SnapshotSession):
         values = (*plan_of(shape).values, bound if marked.is_time else int(bound))
         steps = [str(row[3]) for row in self.ask(EXPLAIN_PLAN + marked_sql(shape), *values)]
         return access.marked_read(steps, marked.marker.column)
+
+    def keys_read(self, shape: Shape) -> KeysRead | None:
+        del shape  # SQLite tells no pages that could be compared
+        return None
 
     def read_keys(
         self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None

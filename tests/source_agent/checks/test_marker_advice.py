@@ -210,6 +210,39 @@ def test_a_table_that_keeps_old_versions_is_named_so(legacy: Legacy) -> None:
     assert "the server keeps old versions of its rows" in shape.notes
 
 
+def test_the_index_that_all_keys_need_is_printed_until_it_is_there(
+    legacy: Legacy, url: str, tmp_path: Path
+) -> None:
+    """The statement is run as it is printed, and then its word is proven by the plan."""
+    at = "2026-03-01 10:00:00"
+    legacy.insert("kept", [(i, i, at, i, 0, "me") for i in range(2000, 20_000)])
+    legacy.analyze("kept")
+    lines = '[relations.kept]\ntable = "kept"\n'
+    lines += 'marker = { column = "row_version", deleted = "is_deleted" }\n'
+    found = report_of(url, tmp_path, lines).relations[0].marker_read
+    assert found is not None
+    if legacy.name not in {"postgresql", *FAMILY}:
+        assert (found.keys, found.keys_note) == ("", "")
+        return
+    assert found.keys == "by a scan of the table"
+    remedy = found.keys_note.split("`", 1)[1].rsplit("` would", 1)[0]
+    assert remedy.startswith("CREATE INDEX ")
+    assert (
+        f"           its keys are read {found.keys}\n           `CREATE INDEX"
+        in source_command(tmp_path / "source.toml", "check").stdout
+    )
+    legacy.run(remedy)
+    legacy.analyze("kept")
+    if legacy.name == "postgresql":
+        again = report_of(url, tmp_path, lines).relations[0].marker_read
+        assert again is not None
+        assert again.keys_note == "`VACUUM kept` would have an index do alone"
+        legacy.run("VACUUM (ANALYZE) kept")
+    alone = report_of(url, tmp_path, lines).relations[0].marker_read
+    assert alone is not None
+    assert (alone.keys, alone.keys_note) == ("by an index alone", "")
+
+
 def test_what_a_conjunction_of_plans_is(legacy: Legacy) -> None:
     """A nullable column needs two reads of its index, so no index alone does."""
     legacy.run("ALTER TABLE kept ADD COLUMN seen_version bigint")
