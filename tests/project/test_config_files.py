@@ -512,7 +512,7 @@ time_zone = "Asia/Tokyo"
         (
             "weights_by_change = { upsert = 1 }",
             "weights_by_change.upsert",
-            "insert, update, delete",
+            "no setting",
         ),
         ("weights_by_change = 5", "weights_by_change", "a table"),
         ('time_zone = "Mars/Olympus"', "time_zone", "no time zone"),
