@@ -62,6 +62,7 @@ OF_A_DAY = {"as_of", "checked_at", "published_at", "clock", "report", "marking"}
 Rows = list[tuple[Any, ...]]
 Run = Callable[..., list[dict[str, Any]]]
 SINCE = {
+    "row_hours",
     "total",
     "adopted",
     "other",

@@ -118,6 +118,9 @@ def text_of(forecast: Forecast) -> str:
         lines.append(f"    {_marker_text(forecast.marker)}")
     if forecast.why:
         lines.append(f"    {forecast.chosen}: {forecast.why}")
+    if forecast.row_hours is not None:
+        weighed = f"{forecast.row_hours:,.1f} row-hours"
+        lines.append(f"    changes since the last refresh are unseen for about {weighed}")
     if forecast.held_back_s is not None and is_held_back_for_long(forecast.held_back_s):
         lines.append(
             f"    the source held the last refresh back for {forecast.held_back_s:,.1f} of its"

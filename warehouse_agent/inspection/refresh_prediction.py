@@ -51,6 +51,8 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.staging import Staging
 from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.timetable import decision
+from warehouse_agent.timetable.decision import Circumstances
 from warehouse_agent.transport.channel import SourceChannel, allowances
 from warehouse_agent.transport.preflight import reach
 
@@ -125,6 +127,9 @@ class Forecast:
     refused: str | None = None
     marker: MarkerForecast | None = None
     rows_forecast: float | None = None  # E|R(f)| at this moment, by Prop. 2; None: no history
+    row_hours: float | None = (
+        None  # unseen until now, weighted; None: no history says, or no timing
+    )
     held_back_s: float | None = None  # by the source, of the last refresh; None: there was none
     last_s: float | None = None  # that it took in all
     places_expected: Places | None = None  # of the phases; None: nobody asked
@@ -149,11 +154,13 @@ def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Fo
     history = read(store, fragment.name, for_forecast(datetime.now(UTC)))
     known, beside = know(store, fragment, history, reply)
     predicted = predict(known, replace(beside, source_error=source_error))
-    expected = rows_forecast(store, fragment, predicted.rows_published, datetime.now(UTC), history)
+    now = datetime.now(UTC)
+    expected = rows_forecast(store, fragment, predicted.rows_published, now, history)
     held = history.held_back_s or (None, None)
     return replace(
         predicted,
         rows_forecast=expected,
+        row_hours=row_hours(store, fragment, now, history),
         held_back_s=held[0],
         last_s=held[1],
         places_expected=None if steps is None else _places(steps, known, predicted),
@@ -192,6 +199,19 @@ def rows_forecast(
     begin = float(Week(model.zone).hour_of(memory.last))
     end = begin + min(hours, MOST_H)
     return processes.cardinality(float(rows), model.inserted, deaths, begin, end)
+
+
+def row_hours(
+    store: Store, fragment: Fragment, now: datetime, history: RefreshHistory | None = None
+) -> float | None:
+    """Return the weighted row-hours that a refresh is expected to end: those of the changes since
+    the last one, by the weights of the fragment's timing; None: it has none, or too short a
+    history. Arguments as of `rows_forecast`."""
+    if fragment.timing is None:
+        return None
+    memory = change_memory.remembered(store, fragment.name, fragment.time_zone, history)
+    told = decision.unseen(memory, fragment.timing, Circumstances(memory.taken), now.timestamp())
+    return None if told is None else round(told.row_hours, 1)
 
 
 def know(

@@ -151,7 +151,8 @@ def _one(
     if not model.knows(hours):
         return replace(decision, untold=_untold(model, hours))
     size = memory.recent[-1].rows if memory.recent else 0.0
-    return _expected(decision, model, timing, given, last, size)
+    told = _unseen(model, timing, given, last, decision.at, size)
+    return replace(decision, rows=told.rows, row_hours=told.row_hours, stale_hours=told.stale_hours)
 
 
 def _untold(model: Model, hours: float) -> str:
@@ -348,15 +349,39 @@ def _finest(model: Model) -> int:
     return max(1, math.ceil(model.shortest_h / FINER))
 
 
-def _expected(
-    decision: Decision, model: Model, timing: Timing, given: Circumstances, last: float, size: float
-) -> Decision:
-    """Add what is expected to be unseen until the refresh is published.
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Changes that nobody has seen, as the model expects them.
 
-    size: rows of the relation; 0: not known.
+    Attributes:
+        rows: changed rows; one that changes again counts once.
+        row_hours: weighted, until they are published.
+        stale_hours: in which any change was unseen.
     """
+
+    rows: float
+    row_hours: float
+    stale_hours: float
+
+
+def unseen(memory: Memory, timing: Timing, given: Circumstances, until: float) -> Unseen | None:
+    """Return what is expected to be unseen from the last refresh until one at `until` is published;
+    None: nothing is published, or too little is known."""
+    if given.last is None or until < given.last:
+        return None
+    model = claims.model(memory, timing.zone, given.claims)
+    if model is None or not model.knows((until - given.last) / HOUR_S):
+        return None
+    size = memory.recent[-1].rows if memory.recent else 0.0
+    return _unseen(model, timing, given, given.last, until, size)
+
+
+def _unseen(
+    model: Model, timing: Timing, given: Circumstances, last: float, until: float, size: float
+) -> Unseen:
+    """Return what is expected to be unseen; `size`: rows of the relation, 0: not known."""
     week, weights = Week(timing.zone), timing.hourly_weights()
-    hours = (decision.at - last) / HOUR_S
+    hours = (until - last) / HOUR_S
     start = float(week.hour_of(last)) + (last % HOUR_S) / HOUR_S
     end, deaths = start + hours, np.full(HOURS, model.deleted_per_row)
     born = processes.inserted(model.inserted, deaths, start, end)
@@ -366,13 +391,12 @@ def _expected(
     changed = processes.integral(others, start, end)
     changed_hours = processes.obsolescence(others, weights, start, end)
     of_rows, of_row_hours = processes.net(changed, size)
-    unseen, late = born + changed * of_rows, given.duration_s / HOUR_S
+    late = given.duration_s / HOUR_S
     # Until the refresh is published, what it found is unseen still.
     late_hours = late * float(weights.mean())
     weight, other_weight = timing.change_weights(model)
-    return replace(
-        decision,
-        rows=unseen,
+    return Unseen(
+        rows=born + changed * of_rows,
         row_hours=weight * (born_hours + born * late_hours)
         + other_weight * (changed_hours * of_row_hours + changed * of_rows * late_hours),
         stale_hours=processes.stale(model.events, start, end)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from tests.samples.prices import flat
 from tests.warehouse_agent.change_models.weeks import THREE, every, remembered
 from warehouse_agent.change_models import operational_time
 from warehouse_agent.change_models.fit import fit
-from warehouse_agent.change_models.memory import Interval
+from warehouse_agent.change_models.memory import Interval, Memory
 from warehouse_agent.config import load, select
 from warehouse_agent.history import line_notes
 from warehouse_agent.history.refresh_history import read
@@ -38,6 +38,7 @@ from warehouse_agent.inspection.refresh_prediction import (
     forecast,
     know,
     predict,
+    row_hours,
     rows_forecast,
 )
 from warehouse_agent.methods.registry import modelled
@@ -507,6 +508,27 @@ def test_why_it_wins() -> None:
     )
     assert predict(known(read_at_most=2000)).why == "read_at_most = 2000"
     assert "nothing to compare" in predict(known(version=None, rows=None)).why
+
+
+def test_the_row_hours_that_a_refresh_ends(tmp_path: Path) -> None:
+    """Of the changes since the last one, by the weights of their kinds."""
+    file = tmp_path / "warehouse.toml"
+    text = (
+        '[warehouse]\npath = "w"\n[sources.erp]\naddress = "localhost:1"\ninsecure = true\n'
+        '[fragments.orders]\nsource = "erp"\n'
+    )
+    at = (np.arange(31) * 86_400.0).tolist()
+    days = tuple(Interval(a, b, 0, 24, 0, 1e6) for a, b in pairwise(at))
+    last = datetime.fromtimestamp(at[-1], UTC)
+    memory = Memory(days, until=at[-1], line=(last.isoformat(), last.isoformat()), taken=at[-1])
+    store, found = Store(str(tmp_path / "w")), []
+    store.write(json.dumps(memory.to_json()).encode(), PRIVATE, "schedule", "orders.json")
+    for asked in ("", "refreshes_per_day = 1\n", "weights_by_change = { update = 0.5 }\n"):
+        text += asked
+        file.write_text(text)
+        fragment = load(file).fragments["orders"]
+        found.append(row_hours(store, fragment, last + timedelta(hours=12)))
+    assert found == [None, pytest.approx(72, rel=0.01), pytest.approx(36, rel=0.01)]
 
 
 def test_the_expected_number_of_rows(tmp_path: Path) -> None:
