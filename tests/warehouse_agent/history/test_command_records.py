@@ -18,6 +18,7 @@ from tests.harness.forks import run
 from tests.harness.no_locks import without_locks
 from tests.harness.pair import environment
 from warehouse_agent.events import (
+    Event,
     PhasesExpected,
     PhaseStarted,
     RefreshCommitted,
@@ -87,17 +88,16 @@ def test_at_most_one_line_in_ten_seconds(store: Store) -> None:
 
 def test_it_says_how_long_a_fragment_will_still_take(store: Store) -> None:
     clock, said = Clock(), list[float | None]()
+    events: list[Event] = [
+        PhaseStarted("orders", "reduce"),
+        PhasesExpected("orders", {"reduce": 60.0, "exchange": 40.0, "apply": 30.0}),
+        PhaseStarted("orders", "exchange"),
+        RowsRead("orders", "scan", 500, 1_000),
+        PhaseStarted("orders", "apply"),
+        PhaseStarted("orders", "prove"),
+    ]
     with CommandJournal(store, "r", NAMES, clock) as journal:
-        for number, event in enumerate(
-            (
-                PhaseStarted("orders", "reduce"),
-                PhasesExpected("orders", {"reduce": 60.0, "exchange": 40.0, "apply": 30.0}),
-                PhaseStarted("orders", "exchange"),
-                RowsRead("orders", "scan", 500, 1_000),
-                PhaseStarted("orders", "apply"),
-                PhaseStarted("orders", "prove"),
-            )
-        ):
+        for number, event in enumerate(events):
             clock.now = Clock.now + BEAT_S * (number + 1)
             journal(event)
             (record,) = current(store, clock())
