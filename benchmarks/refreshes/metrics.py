@@ -43,7 +43,7 @@ def write_histories(bench: Bench, lines: int) -> None:
 
 def known(bench: Bench) -> int:
     """Return of how many tables the textfile tells."""
-    text = (bench.folder / "driftline.prom").read_text()
+    text = (bench.folder / "lake.prom").read_text()
     return text.count("driftline_rows{")
 
 
@@ -66,7 +66,7 @@ def line_of(bench: Bench, source: SourceProcess, lines: int, rounds: int) -> str
     """Return the results for a warehouse."""
     file = bench.folder / "warehouse.toml"
     without = file.read_text()
-    with_metrics = f'{without}\n[metrics]\ntextfile = "driftline.prom"\n'
+    with_metrics = f'{without}\n[metrics]\ntextfile = "lake.prom"\n'
 
     def refresh(text: str) -> float:
         file.write_text(text)
@@ -82,7 +82,7 @@ def line_of(bench: Bench, source: SourceProcess, lines: int, rounds: int) -> str
         costs["without"].append(refresh(without))
         costs["with"].append(refresh(with_metrics))
     middle = {name: statistics.median(values) for name, values in costs.items()}
-    size = (bench.folder / "driftline.prom").stat().st_size / 1000
+    size = (bench.folder / "lake.prom").stat().st_size / 1000
     return (
         f"{bench.tables:,} tables: without {middle['without']:.2f} s, with {middle['with']:.2f} s,"
         f" more {middle['with'] - middle['without']:.2f} s; textfile {size:,.0f} kB;"

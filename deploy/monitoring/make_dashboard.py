@@ -1,4 +1,4 @@
-"""Writes driftline.dashboard.json, a dashboard for Grafana 11 and later.
+"""Writes dashboard.json, a dashboard for Grafana 11 and later.
 
 A row of PANELS is one row of the dashboard; its panels share the width of 24.
 """
@@ -130,5 +130,5 @@ DASHBOARD = {
 }
 
 if __name__ == "__main__":
-    file = Path(__file__).with_name("driftline.dashboard.json")
+    file = Path(__file__).with_name("dashboard.json")
     file.write_text(json.dumps(DASHBOARD, indent=1) + "\n")

@@ -170,7 +170,7 @@ class LimitsTable(SettingsTable):
     )
 
 
-class MetricsTable(SettingsTable):
+class SourceMetricsTable(SettingsTable):
     """Numbers for Prometheus, with the extra `metrics`."""
 
     listen = ADDRESS.required(
@@ -325,7 +325,7 @@ class SourceFile(SettingsTable):
     database = table_of(DatabaseTable).required("the database and the limits of a session")
     server = table_of(ServerTable).required("the address to listen on")
     limits = table_of(LimitsTable).by_default({}, "the limits of all exchanges together")
-    metrics = table_of(MetricsTable).optional(
+    metrics = table_of(SourceMetricsTable).optional(
         "where numbers for Prometheus are served; see [monitoring](operating/monitoring.md)",
         unset="nowhere",
     )

@@ -32,10 +32,10 @@ from source_agent.config.declarations import (
     SCANS_AT_ONCE,
     DatabaseTable,
     LimitsTable,
-    MetricsTable,
     RelationTable,
     ServerTable,
     SourceFile,
+    SourceMetricsTable,
 )
 from source_agent.config.markers import marker_of
 from source_agent.config.scan_hours import ScanHours
@@ -233,7 +233,7 @@ def _endpoint(table: ServerTable) -> Endpoint:
     return Endpoint(host, port, None, table.audit_file)
 
 
-def _metrics(table: MetricsTable | None) -> tuple[str, int] | None:
+def _metrics(table: SourceMetricsTable | None) -> tuple[str, int] | None:
     if table is None:
         return None
     check_package(table.place())

@@ -10,7 +10,7 @@ A row is chosen by the row that it references. A join is offered if
  4. no policy hides rows of the other relation: who reads the joined one could not tell it from a
     change of its rows.
 
-A relation is never joined with itself, and paths have JOIN_STEPS_MAX steps.
+A relation is never joined with itself, and paths have JOIN_REFERENCES_MAX steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from driftline.errors import ConfigurationError, DatabaseRefused
-from driftline.limits import JOIN_STEPS_MAX
+from driftline.limits import JOIN_REFERENCES_MAX
 from driftline.relations.derivations import DerivablePart, Operator
 from driftline.relations.references import Reference
 from driftline.values.types import INTEGER_WIDTHS
@@ -44,7 +44,7 @@ def site_joins(
         path: the names of the relations that led to it.
     """
     own = session.capabilities
-    is_wanted = DerivablePart.JOINS in served.derive and len(path) < JOIN_STEPS_MAX
+    is_wanted = DerivablePart.JOINS in served.derive and len(path) < JOIN_REFERENCES_MAX
     if not is_wanted or own.references is None or own.within is None:
         return ()
     path, described, joins = (*path, served.relation.name), dict[str, Shape | None](), []

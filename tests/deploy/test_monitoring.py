@@ -20,7 +20,7 @@ from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.monitoring import metrics
 
 FOLDER = ROOT / "deploy/monitoring"
-RULES = FOLDER / "driftline.rules.yml"
+RULES = FOLDER / "alerts.yml"
 UNITS = {"none", "s", "bytes", "percentunit", "dateTimeFromNow"}  # of Grafana
 DAY = 24 * 60  # minutes, the interval of all series
 Case = tuple[dict[str, str], int]  # series by selector, and the minute at which to look
@@ -182,11 +182,11 @@ def test_rules_name_metrics_that_there_are() -> None:
 
 def test_the_dashboard_is_that_of_its_declaration() -> None:
     made = runpy.run_path(str(FOLDER / "make_dashboard.py"))["DASHBOARD"]
-    assert json.loads((FOLDER / "driftline.dashboard.json").read_text()) == made
+    assert json.loads((FOLDER / "dashboard.json").read_text()) == made
 
 
 def test_each_panel_shows_metrics_that_there_are_in_a_unit(tmp_path: Path) -> None:
-    dashboard = json.loads((FOLDER / "driftline.dashboard.json").read_text())
+    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
     assert dashboard["schemaVersion"] == 39
     panels = dashboard["panels"]
     for key in ("id", "title"):

@@ -120,5 +120,5 @@ def test_a_port_that_is_taken(server: MetricsServer) -> None:
 
 
 def test_a_name_that_does_not_exist() -> None:
-    with pytest.raises(ConfigurationError, match=r"driftline\.invalid:1: "):
-        MetricsServer("driftline.invalid", 1, lambda: b"")
+    with pytest.raises(ConfigurationError, match=r"metrics\.invalid:1: "):
+        MetricsServer("metrics.invalid", 1, lambda: b"")

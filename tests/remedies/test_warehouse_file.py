@@ -32,8 +32,8 @@ IN_HOURS = HEAD + HOURS + '[fragments.orders]\nsource = "erp"\nfreshness = "{}"\
 FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "End its name in .prom.",
-        HEAD + '[metrics]\ntextfile = "driftline.txt"',
-        (HEAD + '[metrics]\ntextfile = "driftline.prom"',),
+        HEAD + '[metrics]\ntextfile = "lake.txt"',
+        (HEAD + '[metrics]\ntextfile = "lake.prom"',),
     ),
     ("Name a folder whose path has none of ….", '[warehouse]\npath = "a[b]"\n', (HEAD,)),
     (
@@ -389,7 +389,7 @@ def test_metrics_without_the_package(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_the_textfile_that_is_not_there(tmp_path: Path) -> None:
-    file = tmp_path / "collector/driftline.prom"
+    file = tmp_path / "collector/lake.prom"
     with pytest.raises(ConfigurationError) as raised:
         readiness._textfile(file)
     told(

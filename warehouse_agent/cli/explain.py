@@ -11,26 +11,35 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from driftline.errors import UsageError
 from driftline.text_tables import has_colour, table
 
 from warehouse_agent.config import View, WarehouseConfig
 from warehouse_agent.inspection.site_shares import SiteShare, TableShare, decomposed
 from warehouse_agent.report import counted
+from warehouse_agent.views.selection import view_called
 
 HEADINGS = ("table", "view", "site", "columns", "rows", "state")
 _GOOD, _BAD = "green", "red"  # colours
 
 
 def explain(
-    config: WarehouseConfig, views: Sequence[View], *, ask: bool, as_json: bool, verbose: bool
+    config: WarehouseConfig, names: Sequence[str], *, ask: bool, as_json: bool, verbose: bool
 ) -> None:
-    """Print the decomposition of views; `verbose`: all of it, always of one alone.
+    """Print the decomposition of views, by default of all.
+
+    Args:
+        verbose: all of it, as of views that are named, or of the only one.
 
     Raises:
+        UsageError: there is no view, or none of a name.
         ConfigurationError: a query is refused.
         WarehouseUnavailable: a table cannot be read.
     """
-    verbose |= len(views) == 1
+    views = [view_called(config, name) for name in dict.fromkeys(names or config.views)]
+    if not views:
+        raise UsageError(f"{config.file.name} has no [views.NAME].", remedy="Add one.")
+    verbose |= bool(names) or len(views) == 1
     shares = list[tuple[View, SiteShare]]()
     for view in views:
         sites = decomposed(config, view, ask=ask)

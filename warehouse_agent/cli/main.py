@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from driftline.debug_option import DebugGroup
-from driftline.errors import UsageError
 from driftline.peer_text import escape_in
 from driftline.settings.declarations import duration_s
 
@@ -367,14 +366,8 @@ def explain(config: Path, names: Sequence[str], ask: bool, as_json: bool, verbos
     """
     from warehouse_agent.cli import explain as decomposition
     from warehouse_agent.views.inputs import load
-    from warehouse_agent.views.selection import view_called
 
-    loaded = load(config)
-    views = [view_called(loaded, name) for name in dict.fromkeys(names or loaded.views)]
-    if not views:
-        raise UsageError(f"{loaded.file.name} has no [views.NAME].", remedy="Add one.")
-    verbose |= bool(names)
-    decomposition.explain(loaded, views, ask=ask, as_json=as_json, verbose=verbose)
+    decomposition.explain(load(config), names, ask=ask, as_json=as_json, verbose=verbose)
 
 
 @_on_fragments(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from driftline.limits import DERIVATION_DEPTH_MAX, JOIN_STEPS_MAX
+from driftline.limits import DERIVATION_DEPTH_MAX, JOIN_REFERENCES_MAX
 from driftline.relations.derivations import Operator
 from sqlglot import exp
 
@@ -91,7 +91,7 @@ def _joins(query: Query, sites: Sequence[Site | None], path: tuple[int, ...]) ->
     Only names with an alias count, and only what leads to a condition.
     """
     own, alias = sites[path[-1]], query.occurrences[path[-1]].alias.lower()
-    if own is None or len(path) > JOIN_STEPS_MAX:
+    if own is None or len(path) > JOIN_REFERENCES_MAX:
         return
     for number, occurrence in enumerate(query.occurrences):
         there = sites[number]

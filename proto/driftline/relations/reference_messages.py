@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
-from driftline.limits import COLUMNS_MAX, JOIN_STEPS_MAX, NAME_BYTES_MAX, REFERENCES_MAX
+from driftline.limits import COLUMNS_MAX, JOIN_REFERENCES_MAX, NAME_BYTES_MAX, REFERENCES_MAX
 from driftline.relations.derivations import Comparable, JoinableReference
 from driftline.relations.references import OnDelete, Reference
 from driftline.values.types import Column, parse_type
@@ -65,8 +65,8 @@ def joinable(description: pb.Description, steps: int = 0) -> tuple[JoinableRefer
 
     Raises:
         MalformedMessage: as `from_description`, also of a referenced relation; or a path of more
-            than JOIN_STEPS_MAX foreign keys, a type that is none, too many columns, or columns of
-            one name.
+            than JOIN_REFERENCES_MAX foreign keys, a type that is none, too many columns, or columns
+            of one name.
     """
     from_description(description)
     found = []
@@ -75,7 +75,7 @@ def joinable(description: pb.Description, steps: int = 0) -> tuple[JoinableRefer
             continue
         there = sent.joined
         names = {column.name for column in there.columns}
-        if steps == JOIN_STEPS_MAX or not len(names) == len(there.columns) <= COLUMNS_MAX:
+        if steps == JOIN_REFERENCES_MAX or not len(names) == len(there.columns) <= COLUMNS_MAX:
             raise MalformedMessage("A description has a join that no source offers.")
         columns = tuple(
             Column(column.name, parse_type(column.type), column.nullable, column.ordinal)

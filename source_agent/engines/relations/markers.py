@@ -71,7 +71,7 @@ class MarkerKind(Enum):
 
 
 class Deletes(Enum):
-    """What a DBA may say of the deletes of a relation."""
+    """Words of a DBA about the deletes of a relation."""
 
     NEVER = "never"
 
@@ -140,7 +140,7 @@ class MarkedBy:
 
     @property
     def unclaimable(self) -> str:
-        """Why its rows cannot be read without comparing keys, as text; empty: they can."""
+        """The reason for which keys have to be compared, as text; empty: they need not."""
         marker = self.marker
         if self.kind in {MarkerKind.CHECKSUM, MarkerKind.JOINED}:
             return f"its marker is {self}, by which the keys of all rows are read"
