@@ -438,6 +438,7 @@ def report(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]
     """
     from warehouse_agent.cli import commands
 
+    _leave_out_pandas()
     return commands.report(config, chosen, **options)
 
 

@@ -6,8 +6,12 @@ What is read of a table is let go when its page is written; the index keeps a ro
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 
 from driftline.errors import DriftlineError
@@ -33,6 +37,7 @@ from warehouse_agent.timetable.decision import NEVER
 from warehouse_agent.views.timings import longest_s
 
 SCHEMAS_SHOWN = 10
+LOT_TABLES = 32  # whose pages are made by one process, and begun before one is written
 WITH_ITS_TABLES, NOT_DUE, DUE_NOW = "with its tables", "never", "now"
 
 
@@ -65,34 +70,90 @@ def write(
         Locked: another command writes it.
         WarehouseUnavailable: the warehouse cannot be read.
     """
-    store, report = Store.of(config), WrittenReport(output / INDEX)
+    report = WrittenReport(output / INDEX)
     with folder.opened(output, private=scope.values) as place:
-        records = command_records.current(store, scope.now.timestamp())
         place.begin(frozenset((INDEX, *(_page(one.name) for one in chosen))))
-        with reading(config, chosen, scope.now, ask=False) as state:
-            for one in chosen:
-                try:
-                    table = state(one)
-                    history = refresh_history.read(store, one.name)
-                except Exception as problem:
-                    error = mistake(problem, one.name)
-                    report.errors[one.name] = error
-                    row, series = unread(one.name, _kind(one), error), TableSeries()
-                    text = pages.table(scope, row, PublishedState(one.name), series, None, ())
-                else:
-                    series = series_of(history)
-                    row = row_of(table, series, scope.now, _due(config, store, one, scope))
-                    text = pages.table(
-                        scope, row, table, series, _interval_s(config, one),
-                        list(_schemas(store, one, series)),
-                    )  # fmt: skip
-                place.write(_page(one.name), text)
-                report.rows.append(row)
-                report.totals.append(series.whole)
-        commands = commands_of(records)
-        place.write(INDEX, pages.index(scope, report.rows, report.totals, commands))
+        for made in _made(config, chosen, scope):
+            place.write(_page(made.row.name), made.text)
+            report.rows.append(made.row)
+            report.totals.append(made.totals)
+            if made.error is not None:
+                report.errors[made.row.name] = made.error
+        records = command_records.current(Store.of(config), scope.now.timestamp())
+        place.write(INDEX, pages.index(scope, report.rows, report.totals, commands_of(records)))
         place.end()
     return report
+
+
+@dataclass(frozen=True, slots=True)
+class _MadePage:
+    """The page of a table, and what the index keeps of it; `error`: it could not be read."""
+
+    row: IndexRow
+    totals: Totals
+    text: str
+    error: DriftlineError | None = None
+
+
+def _made(
+    config: WarehouseConfig, chosen: Sequence[Fragment | View], scope: ReportScope
+) -> Iterator[_MadePage]:
+    """Yield the pages of tables in their order; those of many are made by several processes."""
+    lots = [chosen[begin : begin + LOT_TABLES] for begin in range(0, len(chosen), LOT_TABLES)]
+    processes = min(len(lots), os.cpu_count() or 1)
+    if processes == 1 or not _may_fork():
+        yield from chain.from_iterable(_lot(config, lot, scope) for lot in lots)
+        return
+    # Forked, so that what is imported is shared.
+    with ProcessPoolExecutor(
+        processes, get_context("fork"), initializer=_begin, initargs=(config, lots, scope)
+    ) as pool:
+        yield from chain.from_iterable(pool.map(_lot_of_this_process, range(len(lots))))
+
+
+_given: list[tuple[WarehouseConfig, Sequence[Sequence[Fragment | View]], ReportScope]] = []
+
+
+def _begin(
+    config: WarehouseConfig, lots: Sequence[Sequence[Fragment | View]], scope: ReportScope
+) -> None:
+    """Keep in a process that makes pages what it was forked with."""
+    _given.append((config, lots, scope))
+
+
+def _lot_of_this_process(number: int) -> list[_MadePage]:
+    config, lots, scope = _given[-1]
+    return list(_lot(config, lots[number], scope))
+
+
+def _may_fork() -> bool:
+    """Return True if no thread may hold a lock that a forked process would wait for; those of
+    Arrow's allocator let go of theirs."""
+    tasks = Path("/proc/self/task")
+    others = [task for task in tasks.iterdir() if int(task.name) != os.getpid()]
+    return {(task / "comm").read_text().strip() for task in others} <= {"jemalloc_bg_thd"}
+
+
+def _lot(
+    config: WarehouseConfig, lot: Sequence[Fragment | View], scope: ReportScope
+) -> Iterator[_MadePage]:
+    """Yield the pages of some tables."""
+    store = Store.of(config)
+    with reading(config, lot, scope.now, ask=False) as state:
+        for one in lot:
+            try:
+                table = state(one)
+                series = series_of(refresh_history.read(store, one.name))
+            except Exception as problem:
+                error = mistake(problem, one.name)
+                row, series = unread(one.name, _kind(one), error), TableSeries()
+                text = pages.table(scope, row, PublishedState(one.name), series, None, ())
+                yield _MadePage(row, series.whole, text, error)
+                continue
+            row = row_of(table, series, scope.now, _due(config, store, one, scope))
+            schemas = list(_schemas(store, one, series))
+            text = pages.table(scope, row, table, series, _interval_s(config, one), schemas)
+            yield _MadePage(row, series.whole, text)
 
 
 def _page(name: str) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import stat
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,9 +16,11 @@ import click
 import pytest
 from driftline.errors import Locked, UsageError, ValueDoesNotFit
 
+from tests import ROOT
+from tests.harness.pair import environment
 from tests.harness.past_refreshes import Past, configured
 from warehouse_agent.cli.main import cli
-from warehouse_agent.monitoring.report import folder
+from warehouse_agent.monitoring.report import folder, written_report
 from warehouse_agent.storage.store import PRIVATE, Store
 
 AGO = datetime.now(UTC) - timedelta(minutes=9)
@@ -144,6 +149,23 @@ def test_a_table_that_cannot_be_read_is_told_among_the_others(
     index = (tmp_path / "out/index.html").read_text()
     assert "cannot be read: WAREHOUSE" in index
     assert (tmp_path / "out/tables/orders.html").exists()
+
+
+@pytest.mark.starts
+@pytest.mark.slow
+def test_pages_of_many_tables_are_made_by_several_processes(config: Path, tmp_path: Path) -> None:
+    many = ["orders", *(f"t{n}" for n in range(3 * written_report.LOT_TABLES)), "prices"]
+    configured(tmp_path, many)
+    words = ["--config", str(config), "report", "--output", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "warehouse_agent.cli", *words]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert len(names(tmp_path / "out")) == len(many) + 2
+    index = (tmp_path / "out/index.html").read_text().partition("<tbody>")[2]
+    shown = re.findall(r'href="tables/(\w+)', index)
+    assert shown == ["prices", *many[1:-1], "orders"]
 
 
 def test_a_killed_command_is_told(config: Path, tmp_path: Path) -> None:

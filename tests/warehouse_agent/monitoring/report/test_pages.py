@@ -156,12 +156,12 @@ def test_a_failure_of_last_night_is_told_also_when_all_is_well() -> None:
 def test_commands_that_run_and_those_that_were_killed() -> None:
     works = {"a": FragmentWork(DONE), "b": FragmentWork(FAILED, code="VALUE")}
     began = NOW.timestamp() - 600
-    record = CommandRecord("r", began, "process 7", ("a", "b", "c"), began + 60, works, True)
+    record = CommandRecord("r", began, "process <7>", ("a", "b", "c"), began + 60, works, True)
     runs, killed = commands_of([replace(record, is_running=False), record])
     assert runs.text == "1 of 3 fragments done, 1 failed"
     assert killed.text == "was killed after 2026-11-30 05:51 UTC, 1 of 3 fragments done, 1 failed"
     shown = pages.index(SCOPE, [], [], [runs, killed])
-    assert "process 7, begun 2026-11-30 05:50 UTC: runs, 1 of 3" in shown
+    assert "process &lt;7&gt;, begun 2026-11-30 05:50 UTC: runs, 1 of 3" in shown
 
 
 def test_totals_say_what_was_saved() -> None:
