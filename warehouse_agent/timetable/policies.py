@@ -45,6 +45,8 @@ def obsolescence_table(
         inserted: rows per hour that may be deleted before they are seen, [168]; None: none.
         deaths: deletions of such a row per hour.
     """
+    if inserted is not None and not deaths:
+        rates, inserted = rates + inserted, None
     hours = np.arange(HOURS + most)
     rate, weight = rates[hours % HOURS], weights[hours % HOURS]
     # Changes of an hour lie in its middle on average: exact where weights are constant.
