@@ -15,8 +15,8 @@ import pytest
 
 from tests import ROOT
 from warehouse_agent.config.settings import MessageFormat
-from warehouse_agent.monitoring.delivery import NotDelivered, to_program
-from warehouse_agent.monitoring.messages import Message, grouped
+from warehouse_agent.monitoring.delivery import to_program
+from warehouse_agent.monitoring.messages import Message, NotDelivered, grouped
 from warehouse_agent.monitoring.told_states import Event, ToldKind
 
 MAIL = ROOT / "deploy" / "notify" / "mail.py"

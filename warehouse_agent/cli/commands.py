@@ -19,7 +19,7 @@ from driftline.relations.derivation_json import to_json
 
 from warehouse_agent.cli.answers import ReportPrinter
 from warehouse_agent.cli.progress import ProgressDisplay
-from warehouse_agent.config import Fragment, View, WarehouseConfig
+from warehouse_agent.config import Fragment, View, WarehouseConfig, load
 from warehouse_agent.history import command_records
 from warehouse_agent.history.command_records import CommandRecord
 from warehouse_agent.inspection import readiness
@@ -60,9 +60,10 @@ def refresh(
     """
     with ProgressDisplay(len(chosen.fragments) + len(chosen.views)) as display:
         answers = ReportPrinter(display, as_json=as_json)
-        killed = _tell_killed(config, display)
+        killed: Sequence[tuple[CommandRecord, Sequence[str]]] = ()
         reports: Sequence[Report] = ()
-        if chosen.fragments or chosen.views:
+        if chosen.fragments or chosen.views:  # else nothing is due
+            killed = _tell_killed(config, display)
             runner = Runner(spark or session.DeferredSession.of(config), config, (display, answers))
             reports = runner.refresh(chosen, options)
             answers.end()
@@ -237,6 +238,27 @@ def gc(
                 print(f"  {staged} are staged, and kept until the next version is published")
 
     return each(chosen, one, as_json=as_json, command="gc")
+
+
+def notify(path: Path, *, as_json: bool) -> list[int]:
+    """Send a test message to everybody who is told, and print who answered; return an exit code for
+    each. Raises ConfigurationError: nobody is named."""
+    from warehouse_agent.monitoring import notifications  # for this alone, and where it is set
+    from warehouse_agent.monitoring.messages import NotDelivered
+
+    config, codes = load(path), []
+    for name, send in notifications.trials(config, datetime.now(UTC).timestamp()):
+        answer, why = None, None
+        try:
+            answer = send()
+        except (DriftlineError, NotDelivered) as error:
+            why = str(error)
+        codes.append(0 if why is None else 1)
+        if as_json:
+            print(json.dumps({"name": name, "answer": answer, "error": why}), flush=True)
+        else:
+            print(f"{'ok  ' if why is None else 'FAIL'}  {name}: {answer or why}", flush=True)
+    return codes
 
 
 def doctor(path: Path, *, as_json: bool) -> list[int]:

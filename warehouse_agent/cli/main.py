@@ -207,6 +207,17 @@ def doctor(config: Path, as_json: bool) -> None:
         sys.exit(_common(failed))
 
 
+@cli.command()
+@_json
+@click.pass_obj
+def notify(config: Path, as_json: bool) -> None:
+    """Send a test message to everybody whom [notify] names, and say who answered."""
+    from warehouse_agent.cli import commands
+
+    if any(commands.notify(config, as_json=as_json)):
+        sys.exit(1)
+
+
 @_on_fragments(_verbose)
 def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Show what a refresh of fragments and views, by default of all, would do and cost.

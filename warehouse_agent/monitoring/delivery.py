@@ -29,15 +29,12 @@ from driftline.settings.declarations import is_loopback, password
 
 from warehouse_agent.config.notify import address
 from warehouse_agent.config.settings import SecretAddress
+from warehouse_agent.monitoring.messages import NotDelivered
 from warehouse_agent.report import release
 
 SIGNATURE: Final = "Driftline-Signature"
 _SAID_CHARACTERS_MAX: Final = 200  # of the last line of a program's stderr
 _SAID_BYTES_MAX: Final = 4096
-
-
-class NotDelivered(Exception):
-    """A message was not delivered, and why."""
 
 
 def to_address(

@@ -40,7 +40,8 @@ class FreshnessTeller:
         def change(known: Mapping[str, FreshnessRow]) -> Mapping[str, FreshnessRow]:
             return after(known, ended)
 
-        freshness_table.replace(ended.store, change)
+        if ended.reports:  # else nothing was due
+            freshness_table.replace(ended.store, change)
 
 
 def of(config: WarehouseConfig) -> FreshnessTeller | None:

@@ -37,6 +37,10 @@ _HEADS: Final = {
 _SLACK: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
+class NotDelivered(Exception):
+    """A message was not delivered, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Events of one cause: the first of them, and the names of all their tables."""

@@ -19,13 +19,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from driftline.errors import CommandKilled, RecipeChanged, TableShrank, WarehouseUnavailable
+from driftline.errors import (
+    CommandKilled,
+    ConfigurationError,
+    RecipeChanged,
+    TableShrank,
+    WarehouseUnavailable,
+)
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.config.settings import MessageFormat, NotifySettings, SecretAddress
 from warehouse_agent.history import alarms, failures, refresh_history
-from warehouse_agent.monitoring.after_command import EndedCommand, Teller
+from warehouse_agent.monitoring.after_command import EndedCommand
 from warehouse_agent.monitoring.messages import Message, grouped
 from warehouse_agent.monitoring.told_states import Event, TableState, Told, ToldKind, WaitingEvent
 from warehouse_agent.report import Report, utc_at
@@ -194,15 +200,38 @@ def overdue(ended: EndedCommand, known: Told) -> Iterator[Event]:
             yield Event(ToldKind.STALE, name, now.timestamp(), source)
 
 
-def of(config: WarehouseConfig) -> Sequence[Teller]:
+def of(config: WarehouseConfig) -> Sequence[Notifier | Heartbeat]:
     """Return who is told by the configuration."""
-    settings, made = config.notify, list[Teller]()
+    settings, made = config.notify, list[Notifier | Heartbeat]()
     if settings.command is not None:
         made.append(Notifier("command", partial(_to_program, config, settings.command)))
     if settings.webhook is not None:
         made.append(Notifier("webhook", partial(_to_webhook, settings, settings.webhook)))
     if settings.heartbeat is not None:
         made.append(Heartbeat(settings.heartbeat, settings.timeout_s))
+    return made
+
+
+def trials(config: WarehouseConfig, now: float) -> list[tuple[str, Callable[[], str]]]:
+    """Return what sends a test message to each who is told, by name, and says who answered.
+
+    Args:
+        now: seconds since 1970.
+
+    Raises:
+        ConfigurationError: nobody is named.
+    """
+    message = Message(config.path, now, (), is_test=True)
+    made: list[tuple[str, Callable[[], str]]] = [
+        (one.name, one.fetch if isinstance(one, Heartbeat) else partial(one.send, message))
+        for one in of(config)
+    ]
+    if not made:
+        raise ConfigurationError(
+            "Nobody is told.",
+            where=f"{config.file.name}: notify",
+            remedy="Set a `webhook`, a `command` or a `heartbeat`.",
+        )
     return made
 
 
@@ -233,6 +262,10 @@ class Heartbeat:
     def tell(self, ended: EndedCommand) -> None:
         """Fetch it. Raises NotDelivered, ConfigurationError."""
         if not ended.has_failed:
-            from warehouse_agent.monitoring import delivery
+            self.fetch()
 
-            delivery.to_address(delivery.read_address(self.where), None, self.timeout_s)
+    def fetch(self) -> str:
+        """Fetch it, and say who answered. Raises NotDelivered, ConfigurationError."""
+        from warehouse_agent.monitoring import delivery
+
+        return delivery.to_address(delivery.read_address(self.where), None, self.timeout_s)

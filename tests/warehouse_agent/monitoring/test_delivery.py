@@ -17,7 +17,8 @@ from source_agent.enrolment import enroll
 from tests.harness.receiver import Receiver, is_signed, receiving
 from warehouse_agent.config.settings import SecretAddress
 from warehouse_agent.monitoring import delivery
-from warehouse_agent.monitoring.delivery import NotDelivered, to_address, to_program
+from warehouse_agent.monitoring.delivery import to_address, to_program
+from warehouse_agent.monitoring.messages import NotDelivered
 
 TIMEOUT_S = 0.5
 LIMIT_S = 10.0

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from driftline.errors import (
     CommandKilled,
+    ConfigurationError,
     DriftlineError,
     DuplicateKey,
     NotNow,
@@ -26,13 +28,13 @@ from driftline.errors import (
 )
 
 from tests.harness.receiver import Receiver, check_slack, is_signed, receiving
+from warehouse_agent.cli.main import cli
 from warehouse_agent.config import WarehouseConfig, load
 from warehouse_agent.history import command_records, refresh_history
 from warehouse_agent.history.command_records import CommandRecord
 from warehouse_agent.monitoring import notifications, tellers
 from warehouse_agent.monitoring.after_command import WAIT_S, AfterCommand, EndedCommand
-from warehouse_agent.monitoring.delivery import NotDelivered
-from warehouse_agent.monitoring.messages import Message
+from warehouse_agent.monitoring.messages import Message, NotDelivered
 from warehouse_agent.monitoring.notifications import Notifier
 from warehouse_agent.monitoring.told_states import CLAIM_S, Told
 from warehouse_agent.report import Report, utc_at
@@ -53,7 +55,8 @@ def made(tmp_path: Path) -> Made:
     def make(notify: str = "", more: str = "") -> WarehouseConfig:
         file = tmp_path / "warehouse.toml"
         file.write_text(
-            '[warehouse]\npath = "warehouse"\n[sources.erp]\naddress = "127.0.0.1:9"\n'
+            '[warehouse]\npath = "warehouse"\nfreshness_table = false\n'
+            '[sources.erp]\naddress = "127.0.0.1:9"\n'
             'insecure = true\n[fragments.orders]\nsource = "erp"\ninterval_max = "1h"\n'
             f'[fragments.lines]\nsource = "erp"\n{more}\n[notify]\n{notify}\n'
         )
@@ -415,3 +418,27 @@ def test_a_killed_command_leaves_what_the_next_one_tells(made: Made, receiver: R
     tell(replace(ended(config), killed=killed))
     assert receiver.events == [("failed", "orders")]
     assert receiver.requests[0].json["events"][0]["at"] == "1970-01-01T00:00:20Z"
+
+
+def test_a_test_message_says_who_answers(made: Made, receiver: Receiver) -> None:
+    config = made(
+        f'webhook = "{receiver.url}"\ncommand = ["/bin/false"]\nheartbeat = "{receiver.url}"'
+    )
+    ran = CliRunner().invoke(cli, ["--config", str(config.file), "notify"])
+    assert ran.exit_code == 1
+    assert ran.stdout.splitlines() == [
+        "FAIL  command: false ended with 1",
+        "ok    webhook: 127.0.0.1 answered 200",
+        "ok    heartbeat: 127.0.0.1 answered 200",
+    ]
+    posted, _ = receiver.requests
+    assert (posted.json["test"], posted.json["events"]) == (True, [])
+    assert not (Path(config.path) / PRIVATE).exists(), "it notes nothing"
+    made(f'webhook = "{receiver.url}"')
+    ran = CliRunner().invoke(cli, ["--config", str(config.file), "notify", "--json"])
+    assert (ran.exit_code, json.loads(ran.stdout)) == (
+        0, {"name": "webhook", "answer": "127.0.0.1 answered 200", "error": None},
+    )  # fmt: skip
+    ran = CliRunner().invoke(cli, ["--config", str(made().file), "notify"])
+    assert isinstance(ran.exception, ConfigurationError)
+    assert "Nobody is told" in str(ran.exception)
