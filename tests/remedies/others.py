@@ -187,6 +187,29 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
             " --password-file, or set …."
         ),
     ),
+    "tests/pair/since/test_claims.py::test_it_needs_a_word_about_deletes": (
+        (
+            'Ask the DBA for `deleted = "FLAG"` or `deletes = "never"` in the marker of a table'
+            ' with a unique key, or write `proof = "keys"` in the fragment.'
+        ),
+    ),
+    "tests/pair/since/test_claims.py::test_a_wrong_flag_is_refused_by_name": (
+        "Mend the row, and have the database refuse such values (NOT NULL, CHECK).",
+    ),
+    "tests/pair/runs/test_freshness.py::test_another_program_in_it_fails_no_refresh": (
+        "Move its folder away: the next refresh makes a new one.",
+    ),
+    "tests/source_agent/server/test_derive.py::test_what_the_file_cannot_say": (
+        'Write derive = ["rows", "joins"].',
+    ),
+    "tests/source_agent/server/test_site_joins.py::test_what_is_not_offered": (
+        (
+            "Declare FOREIGN KEY … REFERENCES in the database: at most one row matches then. The"
+            ' other relation needs derive = ["rows"], and no `scan`.'
+        ),
+    ),
+    "tests/warehouse_agent/monitoring/test_notifications.py"
+    "::test_a_test_message_says_who_answers": ("Set a `webhook`, a `command` or a `heartbeat`.",),
     "tests/pair/views/test_derived.py::test_withdrawn": (
         (
             "Nothing that is published changes. Ask the DBA to allow it again (`derive`), or take"
@@ -273,7 +296,10 @@ NOBODY: dict[str, tuple[str, ...]] = {
     ),
     _STORED: ("Set as_text for the column, or publish a query that casts it to OCTETS.",),
     _CHECKED: ("Write the query without it: Spark does not support it.",),
-    _COLLISION: ("Remove `read_at_most` from the fragment, so that all rows are compared.",),
+    _COLLISION: (
+        "Remove `read_at_most` from the fragment, so that all rows are compared.",
+        "Run the refresh again: it compares all rows.",
+    ),
     _MACHINE: ("The agent's machine has too little memory.",),
     _CLUSTER: (
         (

@@ -420,3 +420,25 @@ def test_a_child_of_the_demonstration_that_fails(tmp_path: Path) -> None:
     assert "0" not in caught.value.details.values(), "its end alone"
     whole = Path(printed.removeprefix("The whole log: ")).read_text()
     assert whole.split() == [str(n) for n in range(99)]
+
+
+def test_a_folder_that_is_no_place_for_a_report(folder: Path) -> None:
+    (folder / "warehouse.toml").write_text(
+        '[warehouse]\npath = "w"\n[sources.erp]\naddress = "127.0.0.1:7443"\ninsecure = true\n'
+        '[fragments.orders]\nsource = "erp"\n'
+    )
+    (folder / "site").mkdir()
+    (folder / "site" / "index.html").write_text("of somebody else")
+
+    def report(output: str) -> None:
+        line = ["--config", "warehouse.toml", "report", "--output", output]
+        cli.main(line, standalone_mode=False)
+
+    with pytest.raises(DriftlineError) as refused:
+        report("site")
+    told(refused.value, "Name a new or an empty folder: --output DIR.")
+    with pytest.raises(DriftlineError) as refused:
+        report("site/index.html/report")
+    told(refused.value, "Name another folder, or free space there: --output DIR.")
+    report("report")
+    assert (folder / "report" / "index.html").exists()

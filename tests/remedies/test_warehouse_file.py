@@ -35,6 +35,42 @@ FILES_AFTER: list[tuple[str, str, tuple[str, ...]]] = [
         HEAD + '[metrics]\ntextfile = "lake.txt"',
         (HEAD + '[metrics]\ntextfile = "lake.prom"',),
     ),
+    (
+        "Write https://HOST/….",
+        HEAD + '[notify]\nwebhook = "https://"',
+        (HEAD + '[notify]\nwebhook = "https://chat.example.com/hook"',),
+    ),
+    (
+        "Write https://; http:// is for this machine alone, as http://127.0.0.1:PORT/.",
+        HEAD + '[notify]\nheartbeat = "http://chat.example.com/"',
+        (
+            HEAD + '[notify]\nheartbeat = "https://chat.example.com/"',
+            HEAD + '[notify]\nheartbeat = "http://127.0.0.1:8080/"',
+        ),
+    ),
+    (
+        "Name a program and its arguments.",
+        HEAD + "[notify]\ncommand = []",
+        (HEAD + '[notify]\ncommand = ["sendmail", "-t"]',),
+    ),
+    (
+        "Add it, or remove the line.",
+        HEAD + '[notify]\nformat = "slack"',
+        (HEAD + '[notify]\nformat = "slack"\nwebhook_file = "hook"', HEAD + "[notify]\n"),
+    ),
+    (
+        "Remove one of them.",
+        HEAD + '[notify]\nheartbeat = "https://beat.example.com/"\nheartbeat_file = "beat"',
+        (
+            HEAD + '[notify]\nheartbeat = "https://beat.example.com/"',
+            HEAD + '[notify]\nheartbeat_file = "beat"',
+        ),
+    ),
+    (
+        "Give the … another name.",
+        START + '[fragments.driftline_freshness]\nsource = "erp"',
+        (START + '[fragments.freshness]\nsource = "erp"\nrelation = "driftline_freshness"',),
+    ),
     ("Name a folder whose path has none of ….", '[warehouse]\npath = "a[b]"\n', (HEAD,)),
     (
         "Rename one of them.",
