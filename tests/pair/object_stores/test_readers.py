@@ -14,6 +14,7 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.object_stores import SECRET_KEY, Bucket, Moto
 from tests.harness.pair import Pair
 from warehouse_agent import at
+from warehouse_agent.cli.main import cli
 from warehouse_agent.config import StorageSettings
 from warehouse_agent.storage.backends import known
 from warehouse_agent.visible_versions.readers import Storage, open_store
@@ -95,3 +96,12 @@ def test_keys_that_are_refused(pair: Pair, tmp_path: Path) -> None:
         as_of(pair, settings)
     assert str(tmp_path / "keys") in caught.value.message
     assert SECRET_KEY not in str(caught.value)
+
+
+def test_a_report_of_a_bucket(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["--config", str(pair.warehouse_toml()), "report", "--output", str(tmp_path / "out")]
+    cli.main(words, standalone_mode=False)
+    assert capsys.readouterr().out.endswith("1 table, none to look at\n")
+    page = (tmp_path / "out/tables/t.html").read_text()
+    assert "1 refresh went well, none failed" in page
+    assert '<svg role="img"' in page

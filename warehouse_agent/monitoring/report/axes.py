@@ -42,9 +42,11 @@ class Axis:
         return place if 0.0 <= place <= 1.0 else 0.0 if place < 0 else 1.0
 
 
-def linear(most: float, words: Words) -> Axis:
-    """Return an axis from 0 to a round number that is at least `most`."""
+def counts(most: float, words: Words) -> Axis:
+    """Return an axis of counts from 0 to a round number that is at least `most`."""
     top, step = _rounded(min(max(most, 0.0), GREATEST_SHOWN))
+    step = max(step, 1.0)
+    top = max(math.ceil(top / step - 1e-9) * step, 1.0)
     return _even(top, step, words)
 
 

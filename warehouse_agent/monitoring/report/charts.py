@@ -28,6 +28,7 @@ from warehouse_agent.monitoring.report.axes import (
     span_text,
 )
 from warehouse_agent.monitoring.report.refresh_series import PARTS, RefreshPoint, TableSeries
+from warehouse_agent.report import counted
 
 WIDTH, HEIGHT = 2000, 480  # of a drawing, in its own units: no more is seen of a place
 # That have a colour, by class p0, p1…; `evaluate` and `join` are of views.
@@ -155,8 +156,8 @@ def changes(series: TableSeries) -> Chart | None:
             marks.append(_marks(mark, ((x.at(p.at), y.at(float(p.changed or 0))) for p in chosen)))
             legend.append((mark, what))
     usual = statistics.median(p.changed or 0 for p in points)
-    said = f"Usually {count_text(usual)} changed rows, at most"
-    said += f" {count_text(max(p.changed or 0 for p in points))}."
+    said = f"Usually {counted(round(usual), 'row')} changed, at most"
+    said += f" {max(p.changed or 0 for p in points):,}."
     whole = series.whole
     if whole.foretold:
         said += f" {whole.in_band / whole.foretold:.0%} of {whole.foretold:,} forecasts had the"
@@ -176,7 +177,7 @@ def changes(series: TableSeries) -> Chart | None:
 def traffic(series: TableSeries) -> Chart | None:
     """Return the bytes of each refresh, between those of its changed rows alone and of a copy."""
     points = [point for point in series.points if point.moved is not None]
-    if not points:
+    if not any(point.moved for point in points):  # a view moves none
         return None
     x = axes.moments(points[0].at, points[-1].at)
     copies = [(p.at, float(p.copied)) for p in points if p.copied]
@@ -364,7 +365,7 @@ def by_day(series: TableSeries) -> Chart | None:
     if not series.days and not series.months:
         return None
     x = axes.slots([_day_text(name) for name, _ in series.days])
-    y = axes.linear(max((one.attempts for _, one in series.days), default=1), count_text)
+    y = axes.counts(max((one.attempts for _, one in series.days), default=1), count_text)
     every = [one for _, one in series.days]
     marks, legend = _stacked(
         x, y,

@@ -202,16 +202,20 @@ def unread(name: str, kind: str, error: DriftlineError) -> IndexRow:
 
 def cause_of(failure: Failure, *, values: bool) -> Cause:
     """Return an error as a report may show it; `values`: messages may hold values of rows."""
-    known = BY_CODE.get(failure.code)
-    meaning = "" if known is None else (known.__doc__ or "").strip()
     is_shown = values or failure.code in VALUE_FREE
     return Cause(
         failure.code,
-        failure.message if is_shown else meaning,
+        failure.message if is_shown else _meaning(failure.code),
         failure.where,
         failure.remedy or (_AGAIN if failure.safe_to_retry else ""),
         tuple(failure.details.items()) if values else (),
     )
+
+
+def _meaning(code: str) -> str:
+    """Return what a code means in general; empty if it is of another release."""
+    known = BY_CODE.get(code)
+    return "" if known is None else (known.__doc__ or "").strip()
 
 
 def urgent_rows(rows: Iterable[IndexRow]) -> list[IndexRow]:
@@ -248,7 +252,7 @@ def _trouble(
     if len(rows) > 1:
         same = all((r.failure or failure).message == failure.message for r in rows)
         where = all((r.failure or failure).where == failure.where for r in rows)
-        cause = replace(cause, why=cause.why if same else "", details=())
+        cause = replace(cause, why=cause.why if same else _meaning(cause.code), details=())
         cause = replace(cause, where=cause.where if where else "")
     what = first.state if len(rows) == 1 else f"failed: {failure.code}"
     return Trouble(key[0], names, more, what, failed_when(failure, now), cause, cause.remedy)
@@ -303,8 +307,8 @@ def _wrong(table: PublishedState) -> Iterator[Remark]:
         yield Remark("not published", "nothing published yet", "Run `driftline refresh`.")
     if table.damaged:
         yield Remark("damaged", "data files damaged", "The next refresh pulls the rows again.")
-    if table.stale is not None:
-        yield Remark("behind", "stays behind its inputs", f"{table.stale}.")
+    if table.stale is not None and table.failed is None:  # why may hold values of rows
+        yield Remark("behind", "stays behind its inputs", "`driftline status --verbose` says why.")
     if table.late_s is not None and table.failed is None:
         late = "late: no refresh went well in the time that is asked for"
         yield Remark("late", late, "See whether `driftline run`, or a timer, runs.")

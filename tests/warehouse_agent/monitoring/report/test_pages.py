@@ -124,6 +124,21 @@ def test_tables_with_one_cause_are_told_together() -> None:
     assert one.cause.why == LOST.message
 
 
+def test_tables_with_one_cause_and_other_messages_are_told_its_meaning() -> None:
+    states = [failing(f"t{n}", replace(LOST, message=f"Nothing answers at {n}.")) for n in range(2)]
+    [one] = troubles(rows_of(*states), NOW, values=False)
+    assert one.cause is not None
+    assert one.cause.why == "Nothing answers at the source's address."
+
+
+def test_why_a_view_is_behind_may_hold_values() -> None:
+    behind = published("ratios", kind="view", stale=f"the value {SECRET!r} cannot be cast")
+    behind = replace(behind, state=MonitoringState.WARNING)
+    page = indexed(rows_of(behind))
+    assert SECRET not in page
+    assert "1 of 1 table needs a look: 1 behind." in " ".join(Seen(page).text.split())
+
+
 def test_values_are_shown_on_asking_alone() -> None:
     [row] = rows_of(failing("prices", VALUE))
     series = series_of(history(*past(refreshes=3)))
