@@ -25,7 +25,7 @@ from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 if TYPE_CHECKING:
     from warehouse_agent.inspection.view_prediction import ViewForecast
 
-# Of staged rows of a first load.
+# Of staged rows of a load or copy.
 _OLDER_SOURCE = (
     ". The source's release knows no chunks: staged rows are compared, and if more than about 1.7"
     " million differ, all come again"
@@ -80,6 +80,8 @@ def line_of(forecast: Forecast) -> str:
         changes = counted(len(forecast.schema_changes), "change")
         return f"{forecast.name}: will be refused without --accept-schema: {changes} of columns"
     said = ["first load"] if forecast.first_load else []
+    if forecast.staged_rows:
+        said.append("goes on where it was cut")
     way = next((one for one in forecast.candidates if one.what == forecast.chosen), None)
     if not forecast.first_load and forecast.changes_expected is not None:
         said.append(f"about {counted(forecast.changes_expected[1], 'row')} changed")
@@ -157,14 +159,15 @@ def _situation(forecast: Forecast) -> str:
 
 
 def _staged(forecast: Forecast) -> str:
-    """Return what earlier attempts staged, what of a first load is left, and where the source is of
-    an older release."""
+    """Return what earlier attempts staged, what of a load or copy is left, and where the source is
+    of an older release."""
     size, rows = forecast.staged_bytes, forecast.staged_rows
     if not rows:
         text = f"{counted(size, 'byte')} of an earlier attempt are staged and are not sent again"
     else:
         text = f"{counted(rows, 'row')} ({counted(size, 'byte')}) of earlier attempts are staged"
-        if (left := (forecast.rows_expected or 0) - rows) > 0:
+        text += "" if forecast.first_load else "; the copy that was cut goes on"
+        if (left := (forecast.rows_expected or forecast.rows_published or 0) - rows) > 0:
             text += f"; about {counted(left, 'row')} ({left * size / rows:,.0f} bytes) are left"
     return text + _OLDER_SOURCE if forecast.staged_listed is False else text
 

@@ -36,12 +36,12 @@ from warehouse_agent.inspection import place_prediction
 from warehouse_agent.inspection.place_prediction import Places, RefreshAmounts
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import change_forecast, choice, request_cost
-from warehouse_agent.planning.candidates import Candidate, PlanInputs
+from warehouse_agent.planning.candidates import Candidate, PlanInputs, Unstaged
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.request_cost import RequestForecast
-from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
+from warehouse_agent.refresh import auxiliary_table, derivation, prepare, schema_change
 from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.report import JSON_SCHEMA, counted
 from warehouse_agent.storage import formats, row_security
@@ -49,7 +49,7 @@ from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.staged_files import staged_of_load
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks.staging import Staging
+from warehouse_agent.tasks.staging import ExchangeIdentity, Staging
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.timetable import decision
 from warehouse_agent.timetable.decision import Circumstances
@@ -66,8 +66,8 @@ class ForecastFacts:
 
     Attributes:
         staged_bytes: of earlier attempts.
-        staged_rows: of earlier attempts at a first load; None: not known.
-        staged_listed: a source leaves them out by chunks; None: not known, or no first load.
+        staged_rows: of earlier attempts at a load, or at a copy that goes on; None: not known.
+        staged_listed: a source leaves them out by chunks; None: not known, or neither of the two.
         source_error: why the source could not be asked; None: it was.
         schema_changes: of the relation, each in words, that a refresh refuses.
         requests: of the object store; None: a disk, or a first load.
@@ -133,7 +133,7 @@ class Forecast:
     held_back_s: float | None = None  # by the source, of the last refresh; None: there was none
     last_s: float | None = None  # that it took in all
     places_expected: Places | None = None  # of the phases; None: nobody asked
-    staged_rows: int | None = None  # by earlier attempts at a first load; None: not known
+    staged_rows: int | None = None  # of a load, or a copy that goes on; None: not known
     staged_listed: bool | None = None  # the source leaves them out by chunks; None: not known
     requests_expected: RequestForecast | None = None  # None: a disk, or a first load
     schema: int = JSON_SCHEMA
@@ -262,13 +262,32 @@ def know(
     files = base.sound if base is not None else ()
     partition = foretold_partition(notes.quantiles, None if base is None else base.layout, files)
     tiled = auxiliary_table.tiled(store, fragment, base) if at.pass_over else None
-    return at.known(files, partition, tiled), ForecastFacts(
+    knows_chunks, copy = None if reply is None else CHUNKS in reply.features, None
+    if tiled is None and knows_chunks is not False:
+        copy = _copy_that_goes_on(store, at, staged)
+    known = at.known(files, partition, tiled)
+    if copy is not None:
+        known = replace(at.known(files, choice.everything()), unstaged=copy)
+    goes_on = load or copy
+    return known, ForecastFacts(
         staged,
-        None if load is None else load.rows,
-        None if load is None or reply is None else CHUNKS in reply.features,
+        None if goes_on is None else goes_on.rows,
+        None if goes_on is None else knows_chunks,
         schema_changes=tuple(changes),
         requests=None if base is None else _requests(store, base),
     )
+
+
+def _copy_that_goes_on(store: Store, at: Situation, staged_bytes: int) -> Unstaged | None:
+    """Return what is staged of a copy that was cut and is to go on; None: there is none."""
+    base = at.base
+    if not staged_bytes or base is None or at.read_at_most is not None:
+        return None
+    wanted = ExchangeIdentity.of(at.fragment, base.version, base.layout.recipe)
+    found = Staging(store, at.fragment.name).found(wanted, anywhere=True)
+    if not found:
+        return None
+    return prepare.unstaged_of(at, base.layout, base.sound, found, staged_bytes)
 
 
 def _requests(store: Store, base: Snapshot) -> RequestForecast | None:

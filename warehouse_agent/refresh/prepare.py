@@ -250,7 +250,9 @@ def _prepared_whole(
     exchange, is_whole = job.exchange(base, layout), at.read_at_most is None
     staged = job.staging.leftovers(exchange, anywhere=is_whole)
     files, chunks = _published_files(job, base, layout), None
-    unstaged = _unstaged(job, at, layout, files, staged) if staged and is_whole else None
+    unstaged = None
+    if staged and is_whole:
+        unstaged = unstaged_of(at, layout, files, staged, job.staging.frame_bytes())
     if unstaged is not None and has(CHUNKS):
         chunks = _staged_chunks(job, at, layout, salt, staged, unstaged, files)
         staged = []
@@ -444,20 +446,25 @@ def _published_files(job: Job, base: Snapshot | None, layout: Layout) -> tuple[D
     return files
 
 
-def _unstaged(
-    job: Job,
+def unstaged_of(
     at: Situation,
     layout: Layout,
     files: Sequence[DataFile],
     staged: Sequence[StagedExchange],
+    frame_bytes: int,
 ) -> Unstaged | None:
-    """Return what is staged of a load, or of a copy that is to go on; None: it is compared."""
-    frame_bytes, rows = job.staging.frame_bytes(), sum(one.rows or 0 for one in staged)
+    """Return what is staged of a load, or of a copy that is to go on; None: it is compared.
+
+    Args:
+        files: the published rows.
+        staged: exchanges over the same, not none; `frame_bytes` of all of them.
+    """
+    rows = sum(one.rows or 0 for one in staged)
     if not any(f.rows for f in files):
         return Unstaged(rows, frame_bytes)
     if not (reasons := {one.copied for one in staged if one.copied is not None}):
         return None
-    known = at.known(files, foretold_partition(job.notes.quantiles, layout, files))
+    known = at.known(files, foretold_partition(at.notes.quantiles, layout, files))
     _, expected = forecasts(known)
     began = min((one.began for one in staged if one.began is not None), default=at.now)
     share = change_forecast.share_since(began, at.earlier, expected, known.ours, at.now)

@@ -141,6 +141,15 @@ class Staging:
         Args:
             anywhere: they may have compared the same with another relation.
         """
+        found = self.found(wanted, anywhere=anywhere)
+        kept = {one.folder for one in found}
+        for folder in self.store.folders(PRIVATE, "staging", self.name):
+            if folder not in kept:
+                self.store.remove(PRIVATE, "staging", self.name, folder)
+        return found
+
+    def found(self, wanted: ExchangeIdentity, *, anywhere: bool = False) -> list[StagedExchange]:
+        """Return the exchanges like this one, the oldest first; arguments as of `leftovers`."""
         found = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
             body = self.store.read_json(PRIVATE, "staging", self.name, folder, NOTE)
@@ -148,8 +157,6 @@ class Staging:
             is_like = noted == wanted or (anywhere and noted.compared == wanted.compared)
             if is_like and (files := self._files(folder)):
                 found.append(StagedExchange.of(folder, files, body))
-            else:
-                self.store.remove(PRIVATE, "staging", self.name, folder)
         return found
 
     def begin(

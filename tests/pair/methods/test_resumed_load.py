@@ -6,6 +6,7 @@ Each frame is a staged file of its own here, and chunks are small, so that small
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -231,6 +232,7 @@ def test_an_older_source(pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
     """It knows no chunks: its rows are compared, as ever."""
     staged = cut(pair, line, 14)
     assert "knows no chunks" not in pair.said("plan", "t")
+    assert json.loads(pair.said("plan", "t", "--json"))["staged_rows"]
     older = {name: what for name, what in negotiation.FEATURES.items() if name != "chunks"}
     monkeypatch.setattr("source_agent.server.service.FEATURES", older)
     assert "The source's release knows no chunks: staged rows are compared" in pair.said(
@@ -348,7 +350,15 @@ def test_a_copy_that_brings_nothing_new_publishes_nothing(
     pair: Pair, line: Line, legacy: Legacy
 ) -> None:
     begin_copy(pair, legacy)
-    cut(pair, line, 8)
+    staged = cut(pair, line, 8)
+    before = json.loads(pair.said("plan", "t", "--json"))
+    assert before["staged_rows"] == staged
+    assert before["staged_listed"]
+    lines = pair.said("plan", "t").splitlines()
+    assert any("are staged; the copy that was cut goes on; about" in one for one in lines)
+    (chosen,) = [one for one in before["candidates"] if one["what"] == before["chosen"]]
+    assert before["chosen"] == "full copy"
+    assert chosen["bytes"] < ROWS * 80
     legacy.execute("UPDATE t SET note = substr(note, 5) WHERE line < 5")
     go_on(pair, line)
     assert pair.version("t") == 0
@@ -364,6 +374,9 @@ def test_a_copy_by_an_older_source(
     cut(pair, line, 8)
     older = {name: what for name, what in negotiation.FEATURES.items() if name != "chunks"}
     monkeypatch.setattr("source_agent.server.service.FEATURES", older)
+    said = json.loads(pair.said("plan", "t", "--json"))
+    assert said["staged_rows"] is None
+    assert said["staged_bytes"]
     assert go_on(pair, line) <= ROWS
     pair.check_feed("t", 1)
 
