@@ -383,11 +383,7 @@ class PostgresqlSession(SnapshotSession):
             self.ask(hashes.SEED, "0")
             if types.is_index_only(self.ask(statement)[0][0][0]["Plan"]):
                 return KeysRead(MarkedRead.COVERING)
-            with self._by_index():
-                is_possible = types.is_index_only(self.ask(statement)[0][0][0]["Plan"])
         relation = shape.relation
-        if is_possible:
-            return KeysRead(MarkedRead.SCAN, f"VACUUM {plan_of(shape).source}")
         if relation.table is None or relation.where:
             return KeysRead(MarkedRead.SCAN)
         return KeysRead(MarkedRead.SCAN, sql.key_index_sql(shape))

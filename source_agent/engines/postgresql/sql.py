@@ -336,11 +336,15 @@ def keys_statement(shape: Shape) -> str:
 
 
 def key_index_sql(shape: Shape) -> str:
-    """Return the statement that makes an index by which the keys of all rows are read alone."""
+    """Return the statements after which the keys of all rows are read by an index alone: the pages
+    of the table are looked at where VACUUM has not been."""
+    table, beside = plan_of(shape).source.removeprefix(ONLY), beside_key(shape)
+    vacuum = f"VACUUM {table}"
+    if shape.vouched and not beside:
+        return vacuum
     key = ", ".join(quote(column.name) for column in shape.recipe.key)
-    beside = ", ".join(map(quote, beside_key(shape)))
-    include = f" INCLUDE ({beside})" if beside else ""
-    return f"CREATE INDEX ON {plan_of(shape).source} ({key}){include}"
+    include = f" INCLUDE ({', '.join(map(quote, beside))})" if beside else ""
+    return f"CREATE INDEX ON {table} ({key}){include}; {vacuum}"
 
 
 def key_bounds(shape: Shape, within: KeyRange) -> dict[str, str]:

@@ -231,13 +231,9 @@ def test_the_index_that_all_keys_need_is_printed_until_it_is_there(
         f"           its keys are read {found.keys}\n           `CREATE INDEX"
         in source_command(tmp_path / "source.toml", "check").stdout
     )
-    legacy.run(remedy)
+    for statement in remedy.split("; "):
+        legacy.run(statement)
     legacy.analyze("kept")
-    if legacy.name == "postgresql":
-        again = report_of(url, tmp_path, lines).relations[0].marker_read
-        assert again is not None
-        assert again.keys_note == "`VACUUM kept` would have an index do alone"
-        legacy.run("VACUUM (ANALYZE) kept")
     alone = report_of(url, tmp_path, lines).relations[0].marker_read
     assert alone is not None
     assert (alone.keys, alone.keys_note) == ("by an index alone", "")
