@@ -284,7 +284,7 @@ def _copy_that_goes_on(store: Store, at: Situation, staged_bytes: int) -> Unstag
     if not staged_bytes or base is None or at.read_at_most is not None:
         return None
     wanted = ExchangeIdentity.of(at.fragment, base.version, base.layout.recipe)
-    found = Staging(store, at.fragment.name).found(wanted, anywhere=True)
+    found = Staging(store, at.fragment.name).staged(wanted, anywhere=True)
     if not found:
         return None
     return prepare.unstaged_of(at, base.layout, base.sound, found, staged_bytes)

@@ -141,14 +141,14 @@ class Staging:
         Args:
             anywhere: they may have compared the same with another relation.
         """
-        found = self.found(wanted, anywhere=anywhere)
+        found = self.staged(wanted, anywhere=anywhere)
         kept = {one.folder for one in found}
         for folder in self.store.folders(PRIVATE, "staging", self.name):
             if folder not in kept:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
         return found
 
-    def found(self, wanted: ExchangeIdentity, *, anywhere: bool = False) -> list[StagedExchange]:
+    def staged(self, wanted: ExchangeIdentity, *, anywhere: bool = False) -> list[StagedExchange]:
         """Return the exchanges like this one, the oldest first; arguments as of `leftovers`."""
         found = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):

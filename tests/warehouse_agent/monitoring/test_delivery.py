@@ -179,17 +179,20 @@ def python(folder: Path, text: str, timeout_s: float = LIMIT_S, body: bytes = BO
     return to_program([sys.executable, "-c", text], body, timeout_s, folder)
 
 
+@pytest.mark.starts
 def test_a_program_gets_the_message_in_its_folder(tmp_path: Path) -> None:
     copy = "import sys; open('said', 'wb').write(sys.stdin.buffer.read())"
     assert python(tmp_path, copy).endswith(" ended with 0")
     assert (tmp_path / "said").read_bytes() == BODY
 
 
+@pytest.mark.starts
 def test_arguments_are_no_shells(tmp_path: Path) -> None:
     to_program(["/bin/echo", "$(touch broken); `touch broken`"], BODY, LIMIT_S, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.starts
 def test_what_a_failing_program_said_last_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotDelivered, match=r" ended with 3: no such user \\x1b$"):
         python(tmp_path, r"import sys; print('a\nno such user \x1b', file=sys.stderr); sys.exit(3)")
@@ -197,6 +200,7 @@ def test_what_a_failing_program_said_last_is_named(tmp_path: Path) -> None:
         to_program(["/nowhere", "secret"], BODY, LIMIT_S, tmp_path)
 
 
+@pytest.mark.starts
 def test_a_program_that_reads_nothing_is_told_if_it_ends_well(tmp_path: Path) -> None:
     assert python(tmp_path, "", body=b"x" * 1_000_000)
 
@@ -210,6 +214,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("body", [BODY, b"x" * 1_000_000], ids=["short", "long"])
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path, body: bytes) -> None:
     began = time.monotonic()
@@ -230,6 +235,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.starts
 def test_a_child_that_is_left_behind_is_no_reason_to_wait(tmp_path: Path) -> None:
     leaves = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n"
     began = time.monotonic()

@@ -290,6 +290,7 @@ def test_a_lost_message_is_sent_by_the_next_command(
     assert receiver.events == [("failed", "orders"), ("recovered", "orders")]
 
 
+@pytest.mark.starts
 def test_each_channel_is_told_for_itself(made: Made, receiver: Receiver, tmp_path: Path) -> None:
     copy = "import sys; print(sys.stdin.read(), file=open('said', 'a'))"
     config = made(f'webhook = "{receiver.url}"\ncommand = ["{sys.executable}", "-c", "{copy}"]')
@@ -420,6 +421,7 @@ def test_a_killed_command_leaves_what_the_next_one_tells(made: Made, receiver: R
     assert receiver.requests[0].json["events"][0]["at"] == "1970-01-01T00:00:20Z"
 
 
+@pytest.mark.starts
 def test_a_test_message_says_who_answers(made: Made, receiver: Receiver) -> None:
     config = made(
         f'webhook = "{receiver.url}"\ncommand = ["/bin/false"]\nheartbeat = "{receiver.url}"'
