@@ -148,27 +148,33 @@ class Bench:
         return by_table
 
     def change(self, share: float, rng: random.Random) -> None:
-        """Change a share of every table: 60 % updates, 20 % inserts, 20 % deletes, scattered."""
+        """Change a share of every table."""
         for site, tables in SITES.items():
-            connection = self.connections[site]
-            for table in tables:
-                rows = connection.execute(f"SELECT ctid::text FROM {table}").fetchall()
-                count = round(len(rows) * share)
-                places = [row[0] for row in rng.sample(rows, count)]
-                cuts = [round(count * cut) for cut in (0.3, 0.6, 0.8)]
-                groups = [places[a:b] for a, b in zip((0, *cuts), (*cuts, count), strict=True)]
-                where = "WHERE ctid = ANY(%s::tid[])"
-                copied = f"INSERT INTO {table} SELECT r.* FROM {table} AS t, "
-                own = NEW_KEY[table]
-                copied += (
-                    f"jsonb_populate_record(t, jsonb_build_object('{own}', t.{own} + 100000000))"
-                    " AS r WHERE t.ctid = ANY(%s::tid[]) ON CONFLICT DO NOTHING"
-                )
-                with connection.transaction():
-                    connection.execute(copied, (groups[2],))
-                    connection.execute(f"DELETE FROM {table} {where}", (groups[3],))
-                    for group, update in zip(groups, UPDATES[table], strict=False):
-                        connection.execute(f"UPDATE {table} SET {update} {where}", (group,))
+            change_scattered(self.connections[site], tables, share, rng)
+
+
+def change_scattered(
+    connection: psycopg.Connection[Any], tables: Iterable[str], share: float, rng: random.Random
+) -> None:
+    """Change a share of each table: 60 % updates, 20 % inserts, 20 % deletes, scattered."""
+    for table in tables:
+        rows = connection.execute(f"SELECT ctid::text FROM {table}").fetchall()
+        count = round(len(rows) * share)
+        places = [row[0] for row in rng.sample(rows, count)]
+        cuts = [round(count * cut) for cut in (0.3, 0.6, 0.8)]
+        groups = [places[a:b] for a, b in zip((0, *cuts), (*cuts, count), strict=True)]
+        where = "WHERE ctid = ANY(%s::tid[])"
+        copied = f"INSERT INTO {table} SELECT r.* FROM {table} AS t, "
+        own = NEW_KEY[table]
+        copied += (
+            f"jsonb_populate_record(t, jsonb_build_object('{own}', t.{own} + 100000000))"
+            " AS r WHERE t.ctid = ANY(%s::tid[]) ON CONFLICT DO NOTHING"
+        )
+        with connection.transaction():
+            connection.execute(copied, (groups[2],))
+            connection.execute(f"DELETE FROM {table} {where}", (groups[3],))
+            for group, update in zip(groups, UPDATES[table], strict=False):
+                connection.execute(f"UPDATE {table} SET {update} {where}", (group,))
 
 
 def floor_of(before: Rows, after: Rows) -> tuple[int, int]:

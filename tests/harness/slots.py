@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from source_agent.engines.relations.predicates import ANY, COLUMNS, EQUALITY, OPERATOR, ROWS
 
@@ -33,7 +34,7 @@ def fills(sql: str, template: str, *, reads: Sequence[str], forms: Sequence[str]
     slots = found.groupdict()
     if "columns" in slots and not _is_list(slots["columns"], [flat(read) for read in reads]):
         return False
-    return "rows" not in slots or _is_condition(slots["rows"], [_pattern(f) for f in forms])
+    return "rows" not in slots or _is_condition(slots["rows"], [Form.of(f) for f in forms])
 
 
 def _is_list(text: str, reads: Sequence[str]) -> bool:
@@ -44,8 +45,32 @@ def _is_list(text: str, reads: Sequence[str]) -> bool:
     return not text
 
 
+@dataclass(frozen=True)
+class Form:
+    """What may stand in a condition: a comparison, or a join around another condition."""
+
+    before: re.Pattern[str]
+    behind: re.Pattern[str] | None = None
+
+    @classmethod
+    def of(cls, written: str) -> Form:
+        """The form that a line of `explain` shows."""
+        before, is_join, behind = flat(written).partition(ROWS)
+        return cls(_pattern(before), _pattern(behind) if is_join else None)
+
+    def end(self, text: str, at: int, forms: Sequence[Form]) -> int:
+        """Where it ends in a text; -1: it does not stand there."""
+        if (found := self.before.match(text, at)) is None:
+            return -1
+        if self.behind is None:
+            return found.end()
+        inner = _condition(text, found.end(), forms)
+        behind = self.behind.match(text, inner) if inner >= 0 else None
+        return -1 if behind is None else behind.end()
+
+
 def _pattern(form: str) -> re.Pattern[str]:
-    """The pattern of one comparison."""
+    """The pattern of one comparison, or of a part of a join."""
     text = re.escape(flat(form)).replace(r"\ ", " ")
     text = text.replace(re.escape(OPERATOR), _ORDER).replace(re.escape(EQUALITY), "(?:=|<>)")
     text = text.replace(re.escape(ANY), r"\d+")
@@ -56,13 +81,13 @@ def _pattern(form: str) -> re.Pattern[str]:
     return re.compile(re.sub(place, lambda _: _VALUE, text))
 
 
-def _is_condition(text: str, forms: Sequence[re.Pattern[str]]) -> bool:
+def _is_condition(text: str, forms: Sequence[Form]) -> bool:
     """Whether a text is comparisons in AND, OR, NOT and parentheses, and nothing else."""
     end = _condition(text, 0, forms)
     return end == len(text)
 
 
-def _condition(text: str, at: int, forms: Sequence[re.Pattern[str]]) -> int:
+def _condition(text: str, at: int, forms: Sequence[Form]) -> int:
     """The end of the condition that begins at a place; -1: there is none."""
     at = _operand(text, at, forms)
     while at >= 0 and (word := re.compile(r" (?:AND|OR) ").match(text, at)):
@@ -70,8 +95,8 @@ def _condition(text: str, at: int, forms: Sequence[re.Pattern[str]]) -> int:
     return at
 
 
-def _operand(text: str, at: int, forms: Sequence[re.Pattern[str]]) -> int:
-    ends = [found.end() for form in forms if (found := form.match(text, at))]
+def _operand(text: str, at: int, forms: Sequence[Form]) -> int:
+    ends = [end for form in forms if (end := form.end(text, at, forms)) >= 0]
     if ends:
         return max(ends)
     opened = re.compile(r"(?:NOT )?\(").match(text, at)

@@ -92,30 +92,30 @@ def dialect_of(database: str) -> Dialect:
 def share_query(relation: str, recipe: Recipe, rows: Predicate | None, dialect: Dialect) -> str:
     """Return the SELECT of the columns of a recipe, and of the rows that a predicate chooses."""
     names = ", ".join(dialect.name(column.name) for column in recipe.published_order)
-    where = "" if rows is None else f" WHERE {predicate_text(rows, recipe, dialect)}"
+    where = "" if rows is None else f" WHERE {predicate_text(rows, recipe.columns, dialect)}"
     return f"SELECT {names} FROM {relation}{where}"
 
 
 def predicate_text(
-    predicate: Predicate, recipe: Recipe, dialect: Dialect, alias: str | None = None
+    predicate: Predicate, columns: Iterable[Column], dialect: Dialect, alias: str | None = None
 ) -> str:
-    """Return a predicate as SQL; `alias` qualifies its columns."""
-    columns = {column.name: column for column in recipe.columns}
+    """Return a predicate on these columns as SQL; `alias` qualifies them."""
+    known = {column.name: column for column in columns}
     prefix = "" if alias is None else f"{dialect.name(alias)}."
 
     def text(node: Predicate) -> str:
         match node:
             case ColumnPredicate(name, Operator.IS_NULL, _):
-                return f"{dialect.column(columns[name], alias)} IS NULL"
+                return f"{dialect.column(known[name], alias)} IS NULL"
             case ColumnPredicate(name, operator, values):
-                literals = [dialect.literal(columns[name], value) for value in values]
+                literals = [dialect.literal(known[name], value) for value in values]
                 right = f"({', '.join(literals)})" if operator is Operator.IN else literals[0]
-                return f"{dialect.operand(columns[name], alias)} {operator.value} {right}"
+                return f"{dialect.operand(known[name], alias)} {operator.value} {right}"
             case ReferencePredicate(own, relation, referenced, rows, types):
                 names = ", ".join(f"{prefix}{dialect.name(name)}" for name in own)
-                there = tuple(Column(name, parse_type(type), True, 0) for name, type in types)
+                there = [Column(name, parse_type(type), True, 0) for name, type in types]
                 keys = ", ".join(map(dialect.name, referenced))
-                where = predicate_text(rows, Recipe(there, 0), dialect)
+                where = predicate_text(rows, there, dialect)
                 return f"({names}) IN (SELECT {keys} FROM {relation} WHERE {where})"
             case NotPredicate(part):
                 return f"NOT ({text(part)})"
@@ -180,7 +180,7 @@ def proposed(
     ]
     for one in joined:
         if one.share.rows is not None:
-            rows = predicate_text(one.share.rows, one.offer.recipe, dialect, one.alias)
+            rows = predicate_text(one.share.rows, one.offer.recipe.columns, dialect, one.alias)
             conditions.append(f"({rows})" if isinstance(one.share.rows, OrPredicate) else rows)
     where = f"\n{_INDENT}  AND ".join(conditions)
     columns = f",\n{_INDENT}       ".join(outputs)

@@ -265,14 +265,14 @@ def _table(one: _Known, alias: str, allowed: Decomposition | None, dialect: Dial
     if share is not None and offer is not None:
         for conjunct, implied in share.conjuncts:
             if implied.predicate is not None and is_row_choice:
-                pushed.append(predicate_text(implied.predicate, offer.recipe, dialect))
+                pushed.append(predicate_text(implied.predicate, offer.recipe.columns, dialect))
             if implied.predicate is None or implied.why or not is_row_choice:
                 why = "; ".join(implied.why) or "every row is read"
                 stays.append((conjunct.text, why))
     if share is not None and offer is not None:
         chosen = fragment.is_kept and is_row_choice
         for joined in share.joins:
-            text = predicate_text(joined, offer.recipe, dialect)
+            text = predicate_text(joined, offer.recipe.columns, dialect)
             pushed += [text] if chosen else []
             stays += [] if chosen else [(text, "every row is read")]
         notes += _unjoined(one, share)

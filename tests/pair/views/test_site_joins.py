@@ -11,7 +11,10 @@ from driftline.relations.derivations import text_of
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import LEGACIES
-from tests.harness.views import Sites
+from tests.harness.views import Sites, served
+from tests.pair.views.test_derived import is_equal
+from tests.warehouse_agent.cli.test_main import command
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
 
 pytestmark = pytest.mark.spark
@@ -20,20 +23,22 @@ ALL = ("columns", "rows", "joins")
 TABLES = {
     "customer": "id INTEGER NOT NULL PRIMARY KEY, t VARCHAR(20), n INT",
     "orders": "id INTEGER NOT NULL PRIMARY KEY, customer INT, t VARCHAR(20), n INT",
-    "product": "code VARCHAR(20) NOT NULL PRIMARY KEY, t VARCHAR(20), n INT",
-    "line": "id INTEGER NOT NULL PRIMARY KEY, ord INT, product VARCHAR(20), t VARCHAR(20), n INT",
+    "product": "code VARCHAR(20) NOT NULL, size INT NOT NULL, t VARCHAR(20), n INT,"
+    " PRIMARY KEY (code, size)",
+    "line": "id INTEGER NOT NULL PRIMARY KEY, ord INT, product VARCHAR(20), size INT,"
+    " t VARCHAR(20), n INT",
 }
 KEYS = {
     "orders": ", FOREIGN KEY (customer) REFERENCES customer (id)",
     "line": ", FOREIGN KEY (ord) REFERENCES orders (id)"
-    ", FOREIGN KEY (product) REFERENCES product (code)",
+    ", FOREIGN KEY (product, size) REFERENCES product (code, size)",
 }
 # Pairs of tables that join: the first with a foreign key, but for the last.
 EDGES = [
-    ("line", "ord", "orders", "id"),
-    ("line", "product", "product", "code"),
-    ("orders", "customer", "customer", "id"),
-    ("line", "n", "customer", "n"),
+    ("line", ("ord",), "orders", ("id",)),
+    ("line", ("product", "size"), "product", ("code", "size")),
+    ("orders", ("customer",), "customer", ("id",)),
+    ("line", ("n",), "customer", ("n",)),
 ]
 TEXTS = ("x", "y", "Ä", "", "x ")
 LINES = (
@@ -92,13 +97,13 @@ def fill(shop: Shop, rng: random.Random, rows: int) -> None:
 
     values: dict[str, list[tuple[object, ...]]] = {
         "customer": [(i, text(), number()) for i in range(rows // 3)],
-        "product": [(f"p{i}", text(), number()) for i in range(5)],
+        "product": [(f"p{i}", j, text(), number()) for i in range(3) for j in range(2)],
     }
     keys = [None, *range(rows // 3)]
     values["orders"] = [(i, rng.choice(keys), text(), number()) for i in range(rows)]
-    codes = [None, *(f"p{i}" for i in range(5))]
+    codes = [None, *(f"p{i}" for i in range(3))]
     values["line"] = [
-        (i, rng.choice([None, *range(rows)]), rng.choice(codes), text(), number())
+        (i, rng.choice([None, *range(rows)]), rng.choice(codes), i % 2, text(), number())
         for i in range(2 * rows)
     ]
     for source, names in {"shop": TABLES, "crm": {"customer": ""}}.items():
@@ -144,6 +149,43 @@ def test_the_view_decides(shop: Shop) -> None:
     shop.check()
 
 
+def test_withdrawn_it_is_refused_and_never_widened(shop: Shop) -> None:
+    before, pair = shop.where("shop.line"), shop.pairs["shop"]
+    for name, derive in (("line", ("columns", "rows")), ("customer", ("columns",))):
+        pair.publish(name, served(name, derive))
+        error = shop.refresh()["shop.line"].error
+        assert error is not None
+        assert (error["code"], error["where"]) == ("DERIVE", "shop.line")
+        assert "driftline refresh shop.line --accept-schema" in error["remedy"]
+        assert shop.where("shop.line") == before
+        pair.publish(name, served(name, ALL))
+    shop.well()
+    pair.publish("line", served("line", ("columns", "rows")))
+    shop.well(options=Options(accept_schema=True))
+    assert shop.where("shop.line") == ""
+    shop.check()
+
+
+def test_a_column_of_the_other_relation_gets_another_type(shop: Shop) -> None:
+    shop.sql("shop", "ALTER TABLE orders DROP COLUMN n")
+    shop.sql("shop", "ALTER TABLE orders ADD COLUMN n VARCHAR(9) DEFAULT '1'")
+    error = shop.refresh()["shop.line"].error
+    assert error is not None
+    assert (error["code"], error["where"]) == ("DERIVE", "shop.line")
+    assert "'n' of 'orders' is text, not 'int8'" in error["message"]
+    shop.well(options=Options(accept_schema=True))
+    assert '"n"' not in shop.where("shop.line"), "a text is not compared with a number there"
+
+
+def test_a_receipt_of_joined_rows(shop: Shop) -> None:
+    path = shop.folder / "receipt.json"
+    ended = command("receipt", "shop.line", "--output", str(path), config=shop.toml())
+    assert ended.code == 0, ended.err
+    assert is_equal(shop.pairs["shop"], path)
+    shop.sql("shop", "UPDATE customer SET t = 'gone' WHERE t = 'x'")
+    assert not is_equal(shop.pairs["shop"], path)
+
+
 def random_view(rng: random.Random) -> str:
     start = rng.choice(["line", "line", "orders"])
     tables = [("o0", start)]
@@ -155,11 +197,13 @@ def random_view(rng: random.Random) -> str:
         ]
         if not options:
             continue
-        _, own, other, column = rng.choice(options)
+        _, own, other, columns = rng.choice(options)
         site = "crm" if other == "customer" and rng.random() < 0.15 else "shop"
-        sides = [f"{alias}.{own}", f"o{i}.{column}"]
-        rng.shuffle(sides)
-        text += f" JOIN {site}.{other} o{i} ON {' = '.join(sides)}"
+        pairs = [[f"{alias}.{a}", f"o{i}.{b}"] for a, b in zip(own, columns, strict=True)]
+        for sides in pairs:
+            rng.shuffle(sides)
+        rng.shuffle(pairs)
+        text += f" JOIN {site}.{other} o{i} ON {' AND '.join(map(' = '.join, pairs))}"
         tables.append((f"o{i}", other))
 
     def predicate() -> str:
@@ -187,12 +231,12 @@ def edit(rng: random.Random, shop: Shop, rows: int) -> None:
         key, number = rng.randrange(2 * rows), rng.randrange(5)
         changes: list[tuple[str, *tuple[object, ...]]] = [
             ("UPDATE line SET ord = ? WHERE id = ?", rng.randrange(rows), key),
-            ("UPDATE line SET product = ? WHERE id = ?", f"p{number}", key),
+            ("UPDATE line SET product = ? WHERE id = ?", f"p{number % 3}", key),
             ("DELETE FROM line WHERE id = ?", key),
             ("UPDATE orders SET customer = NULL WHERE id = ?", key % rows),
             ("UPDATE orders SET n = ? WHERE id = ?", number, key % rows),
             ("UPDATE customer SET t = ? WHERE id = ?", rng.choice(TEXTS), key % 10),
-            ("UPDATE product SET n = ? WHERE code = ?", number, f"p{key % 5}"),
+            ("UPDATE product SET n = ? WHERE code = ?", number, f"p{key % 3}"),
         ]
         sql, *values = rng.choice(changes)
         shop.sql("shop", sql, *values)

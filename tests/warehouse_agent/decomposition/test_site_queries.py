@@ -63,7 +63,7 @@ PREDICATE = AndPredicate((
     ],
 )
 def test_predicates(database: str, text: str) -> None:
-    assert predicate_text(PREDICATE, RECIPE, dialect_of(database)) == text
+    assert predicate_text(PREDICATE, RECIPE.columns, dialect_of(database)) == text
 
 
 def test_shares() -> None:

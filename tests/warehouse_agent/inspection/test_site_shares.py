@@ -71,6 +71,42 @@ def test_what_is_saved_is_what_all_views_leave(tmp_path: Path) -> None:
     )
 
 
+def test_joins_at_a_site(tmp_path: Path) -> None:
+    """What is pushed of a join, and why another one is not."""
+    keys = ", FOREIGN KEY (customer) REFERENCES customer (id)"
+    tables = {
+        "erp": {
+            "customer": "id INTEGER PRIMARY KEY, name VARCHAR",
+            "orders": f"id INTEGER PRIMARY KEY, customer INT, state INT, note VARCHAR{keys}",
+            "notes": "id INTEGER PRIMARY KEY, text VARCHAR",
+        }
+    }
+    view = (
+        "SELECT o.id FROM erp.orders o, erp.customer c, erp.notes n"
+        " WHERE o.customer = c.id AND c.name = 'x' AND n.id = o.state AND n.text = 'y'"
+    )
+    pushed = """("customer") IN (SELECT "id" FROM customer WHERE "name" COLLATE BINARY = 'x')"""
+    unknown = "no foreign key that is told: declare FOREIGN KEY … REFERENCES"
+    for derive in (("columns", "rows", "joins"), ("columns", "rows")):
+        folder = tmp_path / str(len(derive))
+        with Sites(DeferredSession({}), folder, tables, {"v": view}, derive=derive) as sites:
+            config = sites.config()
+            (site,) = decomposed(config, config.views["v"], ask=True)
+        orders = site.tables[0]
+        is_joined = "joins" in derive
+        assert (pushed in orders.pushed) == is_joined
+        assert (pushed in str(orders.query)) == is_joined
+        joins = [note for note in orders.notes if note.startswith("rows are not chosen by")]
+        said = [f"rows are not chosen by those of notes (state = notes.id), {unknown}"]
+        if not is_joined:
+            said.insert(
+                0,
+                "rows are not chosen by those of customer (customer = customer.id), not allowed:"
+                ' derive = ["rows", "joins"] here, "rows" there without `scan`',
+            )
+        assert joins == said
+
+
 def test_a_condition_that_other_views_weaken(tmp_path: Path) -> None:
     views = {
         name: f"SELECT c.id FROM crm.customer c WHERE c.{condition}"
