@@ -46,10 +46,10 @@ def as_text(report: CheckReport, *, verbose: bool, width: int = 80, colours: boo
         about = [line for one in report.relations for line in ("", *_relation_lines(one))]
         return "\n".join([*_database_lines(report), *about, *_end_lines(report, verbose=True)])
     failed = [one for one in report.relations if one.error is not None]
-    ends = [f"{one.name}: {_why(one)}" for one in failed] + _end_lines(report, verbose=False)
-    if report.relations:
-        name = _failing_first(report.relations)[0].name
-        ends.append(f"Details: driftline-source check {name}, or --verbose.")
+    name = _failing_first(report.relations)[0].name
+    ends = [f"{one.name}: {_why(one)}" for one in failed]
+    ends.append(f"Details: driftline-source check {name}, or --verbose.")
+    ends += _end_lines(report, verbose=False)  # whose last line is the verdict
     begins = [*_database_lines(report), ""]
     relations = table_of(report.relations, width, colours)
     return "\n".join([*_wrapped(begins, width), *relations, *_wrapped(ends, width)])

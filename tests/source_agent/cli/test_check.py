@@ -304,9 +304,8 @@ def test_a_line_for_each_relation(many: Path) -> None:
     assert any("…" in name for name in names)
     assert "FAILED: CONFIGURATION" in lines[begin + 1]
     assert "The table 'gone' does not exist." in done.stdout
-    assert lines[-2:] == [
-        "4 of 5 relations can be served", "Details: driftline-source check gone, or --verbose.",
-    ]  # fmt: skip
+    assert "Details: driftline-source check gone, or --verbose." in lines
+    assert lines[-1] == "4 of 5 relations can be served"
     assert len(lines) < 40
     assert len(command(many, "check", "--verbose").stdout.splitlines()) > 1.5 * len(lines)
 
