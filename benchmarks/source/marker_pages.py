@@ -93,6 +93,10 @@ class Engine:
         ]
 
     def settle(self) -> None:
+        """Vacuum. Without the checkpoint, commits that are not flushed keep pages from being marked
+        as visible to all: the server of the tests commits asynchronously."""
+        if self.is_postgresql:
+            self.run("CHECKPOINT")
         self.run("VACUUM (ANALYZE) t" if self.is_postgresql else "ANALYZE TABLE t")
 
     def change(self, rows: int, share: float, *, is_scattered: bool, has_flag: bool) -> int:
@@ -117,7 +121,7 @@ class Engine:
             "SELECT index_name, stat_value FROM mysql.innodb_index_stats WHERE table_name = 't'"
             " AND stat_name = 'size' AND database_name = DATABASE()"
         )
-        pages = dict(self.run(asked))
+        pages: dict[str, Any] = dict(self.run(asked))
         return float(pages["t_time"]), float(pages["PRIMARY"])
 
     def pages(self) -> tuple[int, int]:

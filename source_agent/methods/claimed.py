@@ -5,6 +5,8 @@ another row is read, so nothing is proven but that what was sent arrives. The wa
 where its engineer accepts claims, and an opening is refused unless the DBA says how rows are
 deleted: by a flag, whose rows the marker shows, or never.
 
+Rows with a time that is yet to come are counted by audits alone: it costs another search.
+
 If the mark does not fit, or too many rows are behind it, all rows are compared, as in `since`.
 
 Source: Carnes and Hanson, section 3 (TDI; TI where nothing is deleted).
@@ -50,8 +52,6 @@ class ClaimRead:
             scan.reader.tally.phase = "scan"
             return (yield from compare_unmarked(scan, self.partition, self.strata))
         behind, gone = changes
-        if len(behind):
-            marked.count_future()
         scan.reader.tally.phase = "ship"
         for batch in behind.batches():
             yield from scan.frames.add(batch)

@@ -424,6 +424,17 @@ COMMANDS = {
     "refreshes.shards": Command(
         "3000 500", (r'"rows": 3000, .*"proof": "total", .*"equal": true',)
     ),
+    "source.marker_pages": Command(
+        "--rows 2000 --share 1",
+        tuple(
+            rf"\| {engine} \| {deletes} \| 1 % \| {rows} \| {proof} \| {N} \| {N} \| {N} \| {N} \|"
+            for engine in ("PostgreSQL", "MariaDB")
+            for deletes in ("never", "flag")
+            for rows in ("neighbours", "scattered")
+            for proof in ("keys", "claimed")
+        ),
+        (POSTGRESQL, MARIADB),
+    ),
     "refreshes.since": Command(
         "--scale 0.001 --seconds 2 --marker checksum",
         (

@@ -474,10 +474,10 @@ def marked_read(plan: dict[str, Any], column: str) -> MarkedRead:
 
 def is_index_only(plan: dict[str, Any]) -> bool:
     """Return True if a plan reads all of its rows by indexes alone."""
-    parts = plan.get("Plans", [])
-    if parts:
-        return all(map(is_index_only, parts))
-    return bool(plan["Node Type"] == "Index Only Scan")
+    if "Relation Name" in plan:
+        return bool(plan["Node Type"] == "Index Only Scan")
+    parts = [one for one in plan.get("Plans", []) if one["Node Type"] != "Result"]
+    return bool(parts) and all(map(is_index_only, parts))
 
 
 def describing_sql(shape: Shape) -> list[str]:
