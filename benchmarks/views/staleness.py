@@ -1,7 +1,7 @@
 """Staleness of a view by the number of view phases, as in MAUVE's Figures 8-11 and 13-16.
 
     python -m benchmarks.views.staleness [--rows 4000] [--piece 60] [--only 8,9]
-    python -m benchmarks.views.staleness --rows 100 --piece 8 --only 8 --phases 1 --warm 2
+    python -m benchmarks.views.staleness --paper --only 8    30,000 updates
 
 Two tables of one source and their join, all through the real maintenance: a stream of insertions
 and deletions comes in pieces; each piece is a refresh of both fragments, which run ahead of the
@@ -16,6 +16,9 @@ arrival is added up, not slept. VS, S1 and S2 are computed by Eq. 4 for every ch
 when its piece would have been proven without any view phase. The last piece always has its phase.
 "evened" is the quotient if every piece and every phase of a figure took as long as the median one:
 the same phases, without the machine's noise.
+
+`--paper`: 30,000 to 100,000 updates, as there, on tables of its smaller size (30 MB in all) and, in
+Figure 16, of its larger one. Without it a stream has a sixtieth of the updates, by default.
 
 Streams: steady ones of four sizes (Figures 8-11); discontinuous ones of a high and of a medium rate
 (13, 14), where a share of the time is idle, in periods of a negative exponential distribution; lag
@@ -62,6 +65,7 @@ SETTINGS = {
     "spark.driver.memory": "2g",
 }
 SIZES = {8: 8, 9: 11, 10: 19, 11: 27}  # pieces; 30, 40, 70 and 100 thousand updates there
+PAPER_ROWS, PAPER_PIECE = 72_000, 3_750  # 30 MB in two tables of 208 bytes a row
 NEVER = 'max_lag = "7d"\nchunk_rows = 1000000'  # unless the view is named
 IDLE = (0.0, 0.5)
 DISCONTINUOUS = 12  # pieces
@@ -279,13 +283,16 @@ def scaled(mauve: Mauve, phases: Sequence[int]) -> None:
 @click.command()
 @click.option("--rows", default=4000, show_default=True, help="Of each table.")
 @click.option("--piece", default=60, show_default=True, help="Updates in a piece.")
+@click.option("--paper", "is_papers_size", is_flag=True, help="Rows and updates as in the paper.")
 @click.option("--only", default="8,9,10,11,13,14,16", show_default=True, help="Figures.")
 @click.option(
     "--phases", default="1,2,3,4,6", show_default=True, help="Of a view, in Figures 8-11."
 )
 @click.option("--warm", default=20, show_default=True, help="View phases that teach the costs.")
-def main(rows: int, piece: int, only: str, phases: str, warm: int) -> None:
+def main(rows: int, piece: int, is_papers_size: bool, only: str, phases: str, warm: int) -> None:
     """Print the tables."""
+    if is_papers_size:
+        rows, piece = PAPER_ROWS, PAPER_PIECE
     began, spent_s = time.monotonic(), cpu_s([os.getpid()])
     wanted = {int(figure) for figure in only.split(",")}
     sweep = [int(n) for n in phases.split(",")]
