@@ -222,10 +222,11 @@ def nothing(_: Path) -> str:
 
 
 def _child(run: Callable[[Path], str], folder: Path, answers: multiprocessing.Queue) -> None:
+    output = folder / OUTPUT
+    output.unlink(missing_ok=True)  # that of another contender
     begun, moved = time.perf_counter(), _moved_bytes()
     answer = run(folder)
     wall, moved = time.perf_counter() - begun, _moved_bytes() - moved
-    output = folder / OUTPUT
     moved -= output.stat().st_size if output.exists() else 0
     answers.put(Taken(sum(os.times()[:4]), wall, _peak_mib(), answer, moved))
 
