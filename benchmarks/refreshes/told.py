@@ -33,7 +33,8 @@ NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 def configured(folder: Path, fragments: int, url: str) -> WarehouseConfig:
     """A configuration of hourly fragments, with histories of one success and 20 failures."""
     file = folder / "warehouse.toml"
-    lines = ['[warehouse]\npath = "warehouse"\n[sources.erp]\naddress = "127.0.0.1:9"']
+    lines = ['[warehouse]\npath = "warehouse"\nfreshness_table = false']
+    lines += ['[sources.erp]\naddress = "127.0.0.1:9"']
     lines += ["insecure = true"]
     names = [f"t{number}" for number in range(fragments)]
     lines += [f'[fragments.{name}]\nsource = "erp"\ninterval_max = "1h"' for name in names]
