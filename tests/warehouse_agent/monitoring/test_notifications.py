@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,8 @@ from driftline.errors import (
     ViewFailed,
 )
 
+from tests.harness.counted_requests import RequestCounter
+from tests.harness.object_stores import Moto
 from tests.harness.receiver import Receiver, check_slack, is_signed, receiving
 from warehouse_agent.cli.main import cli
 from warehouse_agent.config import WarehouseConfig, load
@@ -444,3 +447,41 @@ def test_a_test_message_says_who_answers(made: Made, receiver: Receiver) -> None
     ran = CliRunner().invoke(cli, ["--config", str(made().file), "notify"])
     assert isinstance(ran.exception, ConfigurationError)
     assert "Nobody is told" in str(ran.exception)
+
+
+def test_a_bucket_is_asked_for_little_and_loses_nothing(moto: Moto, made: Made) -> None:
+    """Two commands at once, whose files lie in a bucket, and what each asks it for."""
+    sent: list[Message] = []
+
+    def arrives(message: Message) -> str:
+        sent.append(message)
+        return ""
+
+    with RequestCounter(moto) as counter:
+        bucket, config = counter.bucket(), made()
+        store = Store(bucket.root, storage=bucket.settings)
+
+        def tell_of(*reports: Report) -> Counter[str]:
+            command = EndedCommand(config, store, reports, NOW)
+            with counter.counted(bucket) as found:
+                Notifier("webhook", arrives).tell(command)
+            return Counter(operation for operation, _ in found.requests.elements())
+
+        assert tell_of(well(), well("lines")) == {"read": 2, "write": 1}
+        assert tell_of(failed(down()), well("lines")) == {"read": 3, "write": 2}
+        assert tell_of(failed(down()), well("lines")) == {"read": 2, "write": 1}
+        commands = [
+            EndedCommand(config, store, [failed(TableShrank("Gone."), name)], NOW)
+            for name in ("orders", "lines") * 2
+        ]
+        threads = [
+            threading.Thread(target=Notifier("webhook", arrives).tell, args=(one,))
+            for one in commands
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        Notifier("webhook", arrives).tell(EndedCommand(config, store, (), NOW))
+    told = [name for one in sent[1:] for group in one.groups for name in group.tables]
+    assert sorted(told) == ["lines", "orders"], "each once"
