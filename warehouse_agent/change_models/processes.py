@@ -114,16 +114,24 @@ def obsolescence(
 
 
 def mean_survival(dying: Floats) -> Floats:
-    """Return the share of tuples, inserted evenly over some time, that live at its end:
-    (1 − e^−x)/x, where x = `dying` deaths of each are expected in all of it; both of any shape."""
+    """Return the share of tuples, inserted evenly over some time, that live at its end, of the
+    shape of `dying`: (1 − e^−x)/x.
+
+    Args:
+        dying: x, the deaths of each tuple that are expected in all of the time, of any shape.
+    """
     safe = np.maximum(dying, NET_MIN)
     exact: Floats = np.where(dying > NET_MIN, -np.expm1(-safe) / safe, 1 - dying / 2)
     return exact
 
 
 def mean_wait(dying: Floats) -> Floats:
-    """Return the mean of the times from insertion to the end, over all of it, of those tuples,
-    where 0 counts for one that has died: (1 − (1 + x)·e^−x)/x², x = `dying`; of any shape."""
+    """Return the mean time from insertion to the end of those tuples, over all of the time, of the
+    shape of `dying`; 0 counts for one that has died: (1 − (1 + x)·e^−x)/x².
+
+    Args:
+        dying: x, as in `mean_survival`, of any shape.
+    """
     safe = np.maximum(dying, NET_MIN)
     exact = (-np.expm1(-safe) / safe - np.exp(-safe)) / safe
     wait: Floats = np.where(dying > NET_MIN, exact, 0.5 - dying / 3)
