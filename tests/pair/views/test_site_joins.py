@@ -86,8 +86,8 @@ class Shop(Sites):
         return "" if chosen is None or chosen.rows is None else text_of(chosen.rows)
 
 
-def fill(shop: Shop, rng: random.Random, rows: int) -> None:
-    """Fill the tables; foreign keys may be NULL, and all others reference a row."""
+def some_rows(rng: random.Random, rows: int) -> dict[str, list[tuple[object, ...]]]:
+    """Rows of each table; a foreign key may be NULL, and any other references a row."""
 
     def text() -> str | None:
         return rng.choice([None, *TEXTS])
@@ -106,6 +106,12 @@ def fill(shop: Shop, rng: random.Random, rows: int) -> None:
         (i, rng.choice([None, *range(rows)]), rng.choice(codes), i % 2, text(), number())
         for i in range(2 * rows)
     ]
+    return values
+
+
+def fill(shop: Shop, rng: random.Random, rows: int) -> None:
+    """Fill the tables of both sites."""
+    values = some_rows(rng, rows)
     for source, names in {"shop": TABLES, "crm": {"customer": ""}}.items():
         for name in names:
             marks = ", ".join("?" * len(values[name][0]))
