@@ -514,15 +514,22 @@ OF_VIEWS = {"view_phase.py", "view_verification.py", "semi_join.py", "view_rows.
 
 def steps_in_source() -> set[tuple[str, str]]:
     """Return every function that runs something in a chosen place: its file and its name."""
-    found = set()
+    return {step for step, is_of_views in _steps() if not is_of_views}
+
+
+def steps_of_views() -> set[tuple[str, str]]:
+    """Return the same of views."""
+    return {step for step, is_of_views in _steps() if is_of_views}
+
+
+def _steps() -> Iterator[tuple[tuple[str, str], bool]]:
     for file in sorted((ROOT / "warehouse_agent").rglob("*.py")):
-        text = file.read_text()
-        if "steps" not in text or OF_VIEWS & {file.name, file.parent.name}:
+        if "steps" not in (text := file.read_text()):
             continue
+        is_of_views = bool(OF_VIEWS & {file.name, file.parent.name})
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and any(map(is_step, ast.walk(node))):
-                found.add((str(file), node.name))
-    return found
+                yield (str(file), node.name), is_of_views
 
 
 def is_step(node: ast.AST) -> bool:
