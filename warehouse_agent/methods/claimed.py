@@ -102,7 +102,11 @@ class ClaimSide:
         return self.ranges.compared
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
-        """Send the mark; stall if all rows have to be compared. Raises MalformedMessage."""
+        """Send the mark; stall if all rows have to be compared.
+
+        Raises:
+            MalformedMessage, ProofFailed: the answer is none of claims, or does not fit our rows.
+        """
         slots = strata(self.ranges.sums.short_digests(), terms.salt).tobytes()
         said = pb.Open(strata=slots, since=pb.Since(mark=self.marker.mark, claimed=True))
         yield terms.opening(self.compared, self.ranges.partition, said)

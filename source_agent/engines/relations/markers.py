@@ -71,7 +71,7 @@ class MarkerKind(Enum):
 
 
 class Deletes(Enum):
-    """Words of a DBA about the deletes of a relation."""
+    """Declarations of a DBA about the deletes of a relation."""
 
     NEVER = "never"
 
@@ -140,7 +140,7 @@ class MarkedBy:
 
     @property
     def unclaimable(self) -> str:
-        """The reason for which keys have to be compared, as text; empty: they need not."""
+        """Return why its rows cannot be read without comparing keys, as text; empty: they can."""
         marker = self.marker
         if self.kind in {MarkerKind.CHECKSUM, MarkerKind.JOINED}:
             return f"its marker is {self}, by which the keys of all rows are read"
