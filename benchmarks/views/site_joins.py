@@ -110,7 +110,7 @@ def warehouse(folder: Path, port: int, name: str) -> Path:
     lines.append(f'[sources.erp]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
     for way, suffix in (("joins", ""), ("kept", "_kept")):
         body = BODIES[name].format("erp.", suffix)
-        lines.append(f'[views.{name}_{way}]\nquery = """{body}"""\n')
+        lines.append(f'[views.{name}_{way}]\nsite_joins = true\nquery = """{body}"""\n')
     lines.append(f'[fragments.{name}_query]\nsource = "erp"\n')
     file = folder / "warehouse.toml"
     file.write_text("".join(lines))

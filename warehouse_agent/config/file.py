@@ -110,7 +110,7 @@ class ViewTable(TimingTable):
         " ([maintenance](views.md#maintenance))",
     )
     site_joins = FLAG.by_default(
-        True,
+        False,
         "leave rows at a source that join with none which fulfils the view's conditions; where its"
         " DBA allows it ([joins at a site](views.md#joins-at-a-site))",
     )

@@ -170,7 +170,7 @@ class View:
     max_lag_s: int = 0
     chunk_rows: int | None = None
     timing: Timing | None = None
-    site_joins: bool = True
+    site_joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)

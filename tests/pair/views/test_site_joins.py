@@ -72,6 +72,7 @@ class Shop(Sites):
         tables = {n: f"{ddl}{KEYS.get(n, '')}" for n, ddl in TABLES.items()}
         all_ = {"shop": tables, "crm": {"customer": TABLES["customer"]}}
         super().__init__(spark, folder / "sites", all_, views, self._legacies, derive)
+        self.view_lines = dict.fromkeys(views, "site_joins = true")
         self.tables = {"shop": TABLES, "crm": {"customer": TABLES["customer"]}}
 
     def __exit__(self, *error: object) -> None:
@@ -149,7 +150,7 @@ def test_rows_that_join_with_nothing_stay_at_the_site(shop: Shop) -> None:
 
 
 def test_the_view_decides(shop: Shop) -> None:
-    shop.view_lines["lines"] = "site_joins = false"
+    del shop.view_lines["lines"]
     shop.well()
     assert shop.where("shop.line") == ""
     shop.check()
@@ -272,7 +273,7 @@ def test_random_views(
             edit(rng, shop, 30)
             shop.well()
             shop.check()
-        shop.view_lines = dict.fromkeys(views, "site_joins = false")
+        shop.view_lines = {}
         edit(rng, shop, 30)
         shop.well()
         shop.check()

@@ -90,6 +90,7 @@ def test_joins_at_a_site(tmp_path: Path) -> None:
     for derive in (("columns", "rows", "joins"), ("columns", "rows")):
         folder = tmp_path / str(len(derive))
         with Sites(DeferredSession({}), folder, tables, {"v": view}, derive=derive) as sites:
+            sites.view_lines["v"] = "site_joins = true"
             config = sites.config()
             (site,) = decomposed(config, config.views["v"], ask=True)
         orders = site.tables[0]
