@@ -354,3 +354,9 @@ def from_code(
         newer = "The other agent has a newer release, whose error is unknown here:"
         remedy = f"{remedy} {newer} install the same release on both sides.".lstrip()
     return BY_CODE.get(code, InternalError)(message, remedy=remedy, where=where, details=details)
+
+
+def meaning(code: str) -> str:
+    """Return what errors of a code say in general, which names no row; empty: it is not known."""
+    known = BY_CODE.get(code)
+    return "" if known is None else " ".join((known.__doc__ or "").split())

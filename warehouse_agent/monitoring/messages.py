@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from driftline.errors import BY_CODE
+from driftline.errors import meaning
 from driftline.peer_text import one_line
 
 from warehouse_agent.config.settings import MessageFormat
@@ -57,7 +57,7 @@ class Group:
         head = _HEADS[one.kind]
         if one.kind is ToldKind.SCHEMA_CHANGED:
             head += " at the source" if one.version is None else f", now version {one.version}"
-        why = [f"{one.code}: {_meaning(one.code)}"] if one.code else []
+        why = [f"{one.code}: {one_line(meaning(one.code), _CHARACTERS_MAX)}"] if one.code else []
         if one.column:
             why.append(f"Column: {one_line(one.column, _CHARACTERS_MAX)}.")
         if one.changes:
@@ -181,12 +181,6 @@ def _cause(one: Event) -> tuple[object, ...]:
     if one.kind is ToldKind.RECOVERED:
         return (one.kind,)
     return one.kind, one.source, one.code, one.column, remedy, one.changes, alone
-
-
-def _meaning(code: str) -> str:
-    """Return what an error of a code says in general, which names no row."""
-    known = BY_CODE.get(code)
-    return "" if known is None else one_line(known.__doc__ or "", _CHARACTERS_MAX)
 
 
 def _card(lines: Sequence[str]) -> dict[str, Any]:

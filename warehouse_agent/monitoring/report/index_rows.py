@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from driftline.errors import (
-    BY_CODE,
     CommandKilled,
     DriftlineError,
     Locked,
@@ -25,6 +24,7 @@ from driftline.errors import (
     Unauthenticated,
     VersionMismatch,
     WarehouseUnavailable,
+    meaning,
 )
 
 from warehouse_agent.history.alarms import MonitoringState
@@ -205,17 +205,11 @@ def cause_of(failure: Failure, *, values: bool) -> Cause:
     is_shown = values or failure.code in VALUE_FREE
     return Cause(
         failure.code,
-        failure.message if is_shown else _meaning(failure.code),
+        failure.message if is_shown else meaning(failure.code),
         failure.where,
         failure.remedy or (_AGAIN if failure.safe_to_retry else ""),
         tuple(failure.details.items()) if values else (),
     )
-
-
-def _meaning(code: str) -> str:
-    """Return what a code means in general; empty if it is of another release."""
-    known = BY_CODE.get(code)
-    return "" if known is None else (known.__doc__ or "").strip()
 
 
 def urgent_rows(rows: Iterable[IndexRow]) -> list[IndexRow]:
@@ -252,7 +246,7 @@ def _trouble(
     if len(rows) > 1:
         same = all((r.failure or failure).message == failure.message for r in rows)
         where = all((r.failure or failure).where == failure.where for r in rows)
-        cause = replace(cause, why=cause.why if same else _meaning(cause.code), details=())
+        cause = replace(cause, why=cause.why if same else meaning(cause.code), details=())
         cause = replace(cause, where=cause.where if where else "")
     what = first.state if len(rows) == 1 else f"failed: {failure.code}"
     return Trouble(key[0], names, more, what, failed_when(failure, now), cause, cause.remedy)
