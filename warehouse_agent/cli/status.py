@@ -20,6 +20,7 @@ from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.notes import UncomparedNote
 from warehouse_agent.inspection.published_state import PublishedState, history_of, reading
 from warehouse_agent.inspection.state_words import (
+    NOTHING_PUBLISHED,
     proof_text,
     staged_text,
     state_text,
@@ -41,7 +42,6 @@ ALARMS_SHOWN = 5  # in the first line of `--check`
 # Fields of a version for Driftline alone.
 _OURS = ("layout", "clock", "changes_files", "report", "total")
 HEADINGS = ("table", "version", "rows", "as of", "proof", "state")
-NEVER = "nothing published yet"
 _COLOURS = {"ok": "green", "warning": "yellow", "critical": "red", "unknown": "cyan"}
 _BRAKES = ("held_back_s", "snapshot_s")  # of the report of a version
 _NUMBERS = ("version", "rows")
@@ -179,7 +179,8 @@ def _summary(shown: Sequence[PublishedState]) -> list[str]:
     if not wrong:
         return []
     name = urgent_first(wrong)[0].name
-    head = f"{len(wrong)} of {len(shown)} to look at; why, and what to do, of one or of all:"
+    head = f"{len(wrong)} of {len(shown)} {'needs' if len(wrong) == 1 else 'need'} a look. Why,"
+    head += " and what to do:"
     return [head, f"  driftline status {name}", "  driftline status --verbose"]
 
 
@@ -254,7 +255,9 @@ def _failed(status: PublishedState, now: datetime) -> list[str]:
     if status.damaged:
         files = counted(status.damaged, "data file")
         lines.append(f"{status.name}: {files} damaged; the next refresh pulls the rows again")
-    if status.late_s is not None:
+    if status.failed is None and status.version is None and status.staged is None:
+        lines.append(f"{status.name}: {NOTHING_PUBLISHED}; driftline refresh {status.name}")
+    if status.late_s is not None and status.failed is None:
         late = alarms.late_text(status.late_s)
         lines.append(f"{status.name}: {late}; does `driftline run` or a timer still run?")
     if status.put_off_until is not None:

@@ -8,6 +8,7 @@ of text, which are not.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -174,9 +175,14 @@ def grouped(events: Iterable[Event]) -> list[Group]:
     return sorted(made, key=lambda group: order.index(group.first.kind))
 
 
+def without_name(remedy: str, table: str) -> str:
+    """Return a remedy that is the same for all tables, without the name of its own."""
+    return re.sub(rf"(?<![\w.-]){re.escape(table)}(?![\w-])", _NAME, remedy)
+
+
 def _cause(one: Event) -> tuple[object, ...]:
     """Return what events of one cause share. A message with values names rows: each is its own."""
-    remedy = one.remedy.replace(one.table, _NAME)
+    remedy = without_name(one.remedy, one.table)
     alone = one.table if one.message or one.version is not None else None
     if one.kind is ToldKind.RECOVERED:
         return (one.kind,)

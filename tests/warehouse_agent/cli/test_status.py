@@ -83,6 +83,7 @@ def test_a_table() -> None:
     assert remarks_on(shown, NOW) == [
         f"invoices: the last 3 refreshes failed: {WHY}",
         "sites: late: no refresh went well for 2 hours; does `driftline run` or a timer still run?",
+        "items: nothing published yet; driftline refresh items",
         "part: only some rows were compared since the last full comparison",
         "probability of a missed change: at most 6e-37 per refresh",
     ]

@@ -115,16 +115,18 @@ def moments(first: float, last: float) -> Axis:
 
 
 def slots(labels: Sequence[str]) -> Axis:
-    """Return an axis of bars in equal slots; a value is the number of a slot, or a part of one."""
+    """Return an axis of bars in equal slots; a value is the number of a slot, or a part of one.
+
+    A label stands at the first of the slots that have it, if there is room for it.
+    """
     width = max(len(labels), 1)
-    every = max(math.ceil(width / _TICKS), 1)
-    shown = [(n, labels[n]) for n in range(0, len(labels), every)]
-    before = [None, *(label for _, label in shown)]
-    ticks = tuple(
-        ((n + 0.5) / width, label)
-        for (n, label), last in zip(shown, before, strict=False)
-        if label != last
-    )
+    apart = math.ceil(width / _TICKS)
+    shown: list[int] = []
+    for n, label in enumerate(labels):
+        is_new = n == 0 or label != labels[n - 1]
+        if is_new and (not shown or n - shown[-1] >= apart):
+            shown.append(n)
+    ticks = tuple(((n + 0.5) / width, labels[n]) for n in shown)
     return Axis(lambda value: value / width, ticks)
 
 

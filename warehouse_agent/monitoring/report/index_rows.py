@@ -34,6 +34,7 @@ from warehouse_agent.history.history_lines import RowCounts
 from warehouse_agent.history.totals import Totals
 from warehouse_agent.inspection.published_state import PublishedState
 from warehouse_agent.inspection.state_words import proof_text, state_text, urgency
+from warehouse_agent.monitoring.messages import without_name
 from warehouse_agent.monitoring.report.axes import moment_text
 from warehouse_agent.monitoring.report.refresh_series import TableSeries
 from warehouse_agent.report import age, counted
@@ -228,7 +229,7 @@ def troubles(rows: Sequence[IndexRow], now: datetime, *, values: bool) -> list[T
     by_cause: dict[tuple[str, ...], list[IndexRow]] = {}
     for row in urgent_rows(rows):
         if (failure := row.failure) is not None:
-            remedy = failure.remedy.replace(row.name, "NAME")
+            remedy = without_name(failure.remedy, row.name)
             by_cause.setdefault((row.urgency, failure.code, remedy), []).append(row)
         for one in row.wrong:
             by_cause.setdefault((row.urgency, one.text, one.remedy), []).append(row)
@@ -249,7 +250,15 @@ def _trouble(
         cause = replace(cause, why=cause.why if same else meaning(cause.code), details=())
         cause = replace(cause, where=cause.where if where else "")
     what = first.state if len(rows) == 1 else f"failed: {failure.code}"
-    return Trouble(key[0], names, more, what, failed_when(failure, now), cause, cause.remedy)
+    return Trouble(key[0], names, more, what, _when(rows[:NAMED_MAX], now), cause, cause.remedy)
+
+
+def _when(rows: Sequence[IndexRow], now: datetime) -> str:
+    """Return when the refreshes of tables failed, once if it is the same for all."""
+    told = [(row.name, failed_when(row.failure, now)) for row in rows if row.failure is not None]
+    if len({when for _, when in told}) == 1:
+        return told[0][1]
+    return "; ".join(f"{name}: {when}" for name, when in told)
 
 
 def failed_when(failure: Failure, now: datetime) -> str:

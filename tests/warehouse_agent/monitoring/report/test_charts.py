@@ -174,3 +174,13 @@ def test_moments_have_ticks_at_round_times() -> None:
     assert [label for _, label in days.ticks] == ["26 Nov", "27 Nov", "28 Nov", "29 Nov", "30 Nov"]
     hours = axes.moments(begin, begin + 10 * 3600)
     assert [label for _, label in hours.ticks] == ["08:00", "10:00", "12:00", "14:00", "16:00"]
+
+
+def test_a_day_is_named_at_its_first_bar() -> None:
+    days = ["1 May"] * 3 + ["2 May"] * 24 + ["3 May"] * 23
+    ticks = axes.slots(days).ticks
+    assert [(round(at * len(days) - 0.5), label) for at, label in ticks] == [
+        (0, "1 May"), (27, "3 May"),
+    ]  # fmt: skip
+    assert len(axes.slots([f"{n}" for n in range(100)]).ticks) <= 7
+    assert [label for _, label in axes.slots(["a", "b"]).ticks] == ["a", "b"]

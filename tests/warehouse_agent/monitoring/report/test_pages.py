@@ -124,6 +124,15 @@ def test_tables_with_one_cause_are_told_together() -> None:
     assert one.cause.why == LOST.message
 
 
+def test_each_table_of_a_cause_has_its_times() -> None:
+    twice = replace(LOST, times=2, since="2026-11-29T23:00:00Z")
+    [same] = troubles(rows_of(failing("a", LOST), failing("b", LOST)), NOW, values=False)
+    assert same.when == "3 times since 2026-11-29 22:00 UTC, last 2026-11-30 01:00 UTC, 5 hours ago"
+    [one] = troubles(rows_of(failing("a", LOST), failing("b", twice)), NOW, values=False)
+    assert one.when.startswith("a: 3 times since 2026-11-29 22:00 UTC, last ")
+    assert "; b: 2 times since 2026-11-29 23:00 UTC, last " in one.when
+
+
 def test_tables_with_one_cause_and_other_messages_are_told_its_meaning() -> None:
     states = [failing(f"t{n}", replace(LOST, message=f"Nothing answers at {n}.")) for n in range(2)]
     [one] = troubles(rows_of(*states), NOW, values=False)
