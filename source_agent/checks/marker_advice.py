@@ -158,6 +158,7 @@ def read(session: Session, shape: Shape) -> MarkerReport | None:
     try:
         is_scan = marked.kind in _SCANNED
         way = MarkedRead.SCAN if is_scan else markers.marked_read(shape)
+        keys = markers.keys_read(shape)
     except DriftlineError as error:
         if error.is_retryable:
             raise
@@ -168,7 +169,6 @@ def read(session: Session, shape: Shape) -> MarkerReport | None:
     if way is MarkedRead.INDEX and marked.nullable:
         note += ", and the column has to be NOT NULL"
     report = MarkerReport(text, way.value, promise, note)
-    keys = markers.keys_read(shape)
     if keys is None:
         return report
     remedy = f"`{keys.remedy}` would have an index do alone" if keys.remedy else ""

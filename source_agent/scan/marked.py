@@ -103,7 +103,7 @@ class RowsBehindMark:
         self._marked, self.digest = marked, Digest()
         self._held: list[Batch] | None = []
         self._size = 0
-        self.positions = _gathered(map(self._hold, marked.read()))
+        self.positions = _gathered(map(self._hold, marked.read()), BEHIND_ROWS_MAX)
 
     def _hold(self, batch: Batch) -> Batch:
         self._size += len(batch.block.buffer)
@@ -384,7 +384,7 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> ExchangeMarker:
     elif reader.consistency is Consistency.EXACT:  # else an audit could blame honest writers
         rows = result._reads.read_marked(reader.shape.narrow(), fits)
         try:
-            result.audit(_gathered(result.keys.batches(rows)))
+            result.audit(_gathered(result.keys.batches(rows), BEHIND_ROWS_MAX))
             if asked.claimed:
                 result._gone = result.gone(fits)
             result._generation = session.snapshot.generation
@@ -536,7 +536,7 @@ def _passes(at: str, now: str, marked: MarkedBy) -> bool:
     return int(at) > int(now)
 
 
-def _gathered(batches: Iterable[Batch], rows_max: int = BEHIND_ROWS_MAX) -> Positions:
+def _gathered(batches: Iterable[Batch], rows_max: int) -> Positions:
     """Return the positions of all rows, int64 [rows] ascending. Raises TooManyRowsBehind."""
     parts, rows = [np.zeros(0, np.int64)], 0
     for batch in batches:

@@ -181,9 +181,9 @@ COMMANDS = {
     "views.site_joins": Command(
         "--scale 0.001 --refreshes 1 --share 10",
         (
-            rf"1: q3 joins +{N} rows, +{N} bytes, +{N} s of the source \(erp",
-            rf"q5 joins: {N} bytes, {N} x those of kept relations; {N} s of the source, {N} x",
-            rf"q5 query: {N} bytes, {N} x those of kept relations; {N} s of the source, {N} x",
+            rf"1: q3 joins +{N} rows, +{N} bytes, +-?{N} s of the source \(erp",
+            rf"q5 joins: {N} bytes, {N} x those of kept relations; -?{N} s of the source, -?{N} x",
+            rf"q5 query: {N} bytes, {N} x those of kept relations; -?{N} s of the source, -?{N} x",
         ),
         (POSTGRESQL, SPARK),
     ),

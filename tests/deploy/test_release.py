@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("deploy")  # one release for all
 
 PACKAGES = {"driftline": "proto", "source_agent": "", "warehouse_agent": ""}  # and their parents
 PINNED = ROOT / "deploy" / "source-requirements.txt"
-SOURCE_EXTRAS = ("", "postgresql", "mariadb", "enroll")
+SOURCE_EXTRAS = ("", "postgresql", "mariadb", "enroll", "metrics")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Nothing of a user's: `enroll` and `init` write such files into the folder in which they run.
 PRIVATE = re.compile(r"\.(key|pem|password|db|jsonl|env)$|(^|/)(source|warehouse)\.toml$")
@@ -40,7 +40,7 @@ _HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})(?: \\)?$")
 def in_tree(package: str) -> set[str]:
     """The files that a package must have when installed, by their place in the wheel."""
     root = ROOT / PACKAGES[package]
-    kinds = ("*.py", "*.pyi", "*.proto", "*.properties", "py.typed")
+    kinds = ("*.py", "*.pyi", "*.proto", "*.properties", "*.html", "*.css", "py.typed")
     return {str(p.relative_to(root)) for kind in kinds for p in (root / package).rglob(kind)}
 
 

@@ -15,12 +15,13 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
 from deltalake import DeltaTable
+from driftline.errors import NotFound
 from driftline.failpoints import VARIABLE, Failpoint
 from pyspark.sql import SparkSession
 
@@ -29,11 +30,12 @@ from tests.harness.forks import SOURCE, WAREHOUSE, Fork, run
 from tests.harness.legacy import ServedLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
+from warehouse_agent.config.names import FRESHNESS
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.table_maintenance.garbage import kept_flips, unreferenced
-from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions import freshness_table, warehouse_versions
 from warehouse_agent.visible_versions.members import Member, MemberKind
 
 ROWS = 1200
@@ -42,7 +44,7 @@ START_S_MAX = 60.0
 WIDE = 8000  # characters: 600 such rows are two frames
 # Files of a warehouse that no version names: log, notes, history.
 _LOG = re.compile(
-    r"(t|_driftline/warehouse)/_delta_log/([0-9]{20}(\.checkpoint)?\.(json|parquet)|_last_checkpoint)"
+    r"(t|_driftline/warehouse|driftline_freshness)/_delta_log/([0-9]{20}(\.checkpoint)?\.(json|parquet)|_last_checkpoint)"
 )
 _NOTES = {
     f"{PRIVATE}/{place}"
@@ -175,6 +177,8 @@ class Rig:
         found = unreferenced(store, "t", keep_hours=1, now=later, flips=flips)
         for place in found.places:
             store.remove_file(*place)
+        for file in freshness_table.garbage(store, later - timedelta(hours=1))[1]:
+            store.remove_file(*file.place)
         newest = head(store, "t")
         assert newest is not None
         named = {f"t/{f.path}" for f in newest.files} | _NOTES
@@ -183,6 +187,8 @@ class Rig:
         for flip in flips[-1:]:
             uris = flip.pin.file_uris()
             named |= {f"{PRIVATE}/warehouse/{uri.rsplit('/', 1)[-1]}" for uri in uris}
+        with suppress(NotFound):
+            named.add(f"{FRESHNESS}/{freshness_table.data_file(store).path}")
         files = ("/".join(entry.place) for entry in store.walk())
         # What a killed command says of itself: the next one takes it up, and this rig runs none.
         told = (f"{PRIVATE}/commands/", f"{PRIVATE}/locks/run-")

@@ -21,7 +21,6 @@ REFRESHES = 600  # within which each is noticed
 # Of those that need a certain world: one with a table of versions, one compared in part, or one
 # in which what goes wrong comes early.
 NEEDS = {
-    "03-publish-on-other-totals": ("--refreshes", "300"),
     "04-flip-before-commit": ("--refreshes", "150", "--delta"),
     "05-begin-from-a-stale-head": ("--refreshes", "300"),
     "06-commit-on-a-base-that-was-not-compared": ("--refreshes", "1500"),

@@ -41,6 +41,7 @@ from datetime import datetime, timedelta
 from driftline.errors import UsageError, WarehouseUnavailable
 
 from warehouse_agent.config import Fragment, View
+from warehouse_agent.config.names import FRESHNESS
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh.recovery import restored
@@ -313,8 +314,9 @@ def _temporary(store: Store, name: str) -> Iterator[StoredFile]:
 def _shared(store: Store, name: str) -> Iterator[StoredFile]:
     """Yield what writers that died left in folders that several tables share."""
     form = formats.format_of(store, name)
-    for folder in ("sources", warehouse_versions.FOLDER, "executors", "fragments"):
-        for entry in store.walk(PRIVATE, folder):
+    private = ("sources", warehouse_versions.FOLDER, "executors", "fragments")
+    for *above, folder in (*((PRIVATE, one) for one in private), (FRESHNESS,)):
+        for entry in store.walk(*above, folder):
             file = entry.place[-1]
             if folder == "fragments":
                 is_left = _OF_DOCTOR.fullmatch(file)

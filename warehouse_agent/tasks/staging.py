@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 from driftline.arrays import U64, Integers
-from driftline.errors import FrameDamaged, Locked
+from driftline.errors import FrameDamaged, Locked, WarehouseUnavailable
 from driftline.rows import frames, keys
 from driftline.rows.columns import RaggedColumn
 from driftline.values.types import Recipe
@@ -141,17 +141,24 @@ class Staging:
         Args:
             anywhere: they may have compared the same with another relation.
         """
-        found = self.staged(wanted, anywhere=anywhere)
+        folders = self.store.folders(PRIVATE, "staging", self.name)
+        found = self._like(folders, wanted, anywhere=anywhere)
         kept = {one.folder for one in found}
-        for folder in self.store.folders(PRIVATE, "staging", self.name):
+        for folder in folders:
             if folder not in kept:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
         return found
 
     def staged(self, wanted: ExchangeIdentity, *, anywhere: bool = False) -> list[StagedExchange]:
         """Return the exchanges like this one, the oldest first; arguments as of `leftovers`."""
+        folders = self.store.folders(PRIVATE, "staging", self.name)
+        return self._like(folders, wanted, anywhere=anywhere)
+
+    def _like(
+        self, folders: Sequence[str], wanted: ExchangeIdentity, *, anywhere: bool
+    ) -> list[StagedExchange]:
         found = []
-        for folder in self.store.folders(PRIVATE, "staging", self.name):
+        for folder in folders:
             body = self.store.read_json(PRIVATE, "staging", self.name, folder, NOTE)
             noted = ExchangeIdentity.from_json(body)
             is_like = noted == wanted or (anywhere and noted.compared == wanted.compared)
@@ -216,11 +223,7 @@ class Staging:
         place = (PRIVATE, "staging", self.name, folder)
         uris = [self.store.uri(*place, file) for file in self._files(folder)]
         if len(uris) < written:
-            raise Locked(
-                "Rows that came are gone: another agent took them up, or somebody removed them.",
-                where=self.name,
-                remedy="Run the refresh again.",
-            )
+            raise _gone(self.name)
         return uris
 
     def _files(self, folder: str) -> list[str]:
@@ -694,14 +697,34 @@ def _parts(columns: Sequence[RaggedColumn], recipe: Recipe) -> list[tuple[int, i
 
 
 def _frames_in(uris: Iterable[str]) -> Iterator[bytes]:
-    """Yield the packed frames of staged files. Raises FrameDamaged, WarehouseUnavailable."""
+    """Yield the packed frames of staged files; raises as `frames_of`."""
     for uri in uris:
         yield from frames_of(uri)
 
 
 def frames_of(uri: str) -> Iterator[bytes]:
-    """Yield the frames of a staged file. Raises FrameDamaged: it does not consist of frames."""
-    yield from _frames(read_at(uri))
+    """Yield the frames of a staged file.
+
+    Raises:
+        FrameDamaged: it does not consist of frames.
+        Locked: it is gone. Without locks another agent may have taken it up.
+        WarehouseUnavailable: it cannot be read.
+    """
+    try:
+        content = read_at(uri)
+    except WarehouseUnavailable as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise _gone("") from error
+        raise
+    yield from _frames(content)
+
+
+def _gone(name: str) -> Locked:
+    return Locked(
+        "Rows that came are gone: another agent took them up, or somebody removed them.",
+        where=name,
+        remedy="Run the refresh again.",
+    )
 
 
 def _frames(content: bytes) -> Iterator[bytes]:

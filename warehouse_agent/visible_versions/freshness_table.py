@@ -50,7 +50,7 @@ _TABLE = OneFileTable(
     FRESHNESS,
     SCHEMA,
     f"{FRESHNESS} could not be written",
-    "Check space and permissions.",
+    remedy="Check space and permissions.",
 )
 
 
@@ -113,12 +113,13 @@ def garbage(store: Store, since: datetime) -> tuple[int, list[StoredFile]]:
     A version is taken to be as old as its file.
     """
     with contextlib.suppress(DeltaError, OSError, WarehouseUnavailable):
-        if (newest := _TABLE.opened(store)) is not None:
-            number, current = newest.version(), files_of(newest)
-            ours = _TABLE.garbage(store, (), number)
-            oldest = max((number_of(f) for f in ours if f.modified <= since), default=0)
-            unused = [f for f in ours if number_of(f) < oldest or number_of(f) == number]
-            return oldest, [f for f in unused if f.place[-1] not in current and f.modified <= since]
+        if (newest := _TABLE.opened(store)) is None:
+            return 0, [f for f in _TABLE.garbage(store, (), 0) if f.modified <= since]
+        number, current = newest.version(), files_of(newest)
+        ours = _TABLE.garbage(store, (), number)
+        oldest = max((number_of(f) for f in ours if f.modified <= since), default=0)
+        unused = [f for f in ours if number_of(f) < oldest or number_of(f) == number]
+        return oldest, [f for f in unused if f.place[-1] not in current and f.modified <= since]
     return 0, []
 
 

@@ -56,8 +56,8 @@ _VERSIONS = OneFileTable(
     "driftline_warehouse",
     SCHEMA,
     "The warehouse version could not be committed",
-    "Check space and permissions. What was committed of each table stays, readers keep the version"
-    " before, and the next refresh goes on from there.",
+    remedy="Check space and permissions. What was committed of each table stays, readers keep the"
+    " version before, and the next refresh goes on from there.",
 )
 
 

@@ -173,7 +173,7 @@ def test_a_declared_pooler_is_never_sent_options(
         '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n[limits]\nreaders = 2\n'
         '[relations.t]\ntable = "t"\n[relations.v]\ntable = "v"\nkey = ["id"]\n'
     )
-    done = source_command(file, "check")
+    done = source_command(file, "check", "--verbose")
     assert "unsupported" not in logged(pooler)
     assert done.exit_code == 0, done.output
     assert f"  note     {settings.POOLED}" in done.stdout

@@ -19,6 +19,7 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.warehouse_agent.storage.test_table_formats import LAYOUT, RECORD, put
 from warehouse_agent.cli import main
+from warehouse_agent.config.names import FRESHNESS
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.opened_table import OpenedTable
@@ -75,18 +76,19 @@ def test_a_log_is_opened_once_in_a_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where `receipt` writes
     once = dict.fromkeys(NAMES, 1)
+    told = once | {FRESHNESS: 1}
     assert opened("refresh") == once, "of a new table, to learn its id"
-    assert opened("refresh") == once
+    assert opened("refresh") == told
     for name in NAMES:
         pair.legacy.execute(f"UPDATE {name} SET mark = 1 WHERE id = 7")
-    assert opened("refresh") == once
+    assert opened("refresh") == told
     for command in ("status", "plan", "verify", "doctor"):
         assert opened(command) == once, command
     for command in ("history", "receipt"):
         assert opened(command, "a") == {"a": 1}, command
     # Version 0 can still be read, and is another one.
-    assert opened("gc", "--all") == dict.fromkeys(NAMES, 2)
-    assert opened("gc", "--all", "--keep-hours", "0") == once
+    assert opened("gc", "--all") == {**dict.fromkeys(NAMES, 2), FRESHNESS: 1}
+    assert opened("gc", "--all", "--keep-hours", "0") == once | {FRESHNESS: 2}
     assert opened("verify", "--repair") == once
 
 

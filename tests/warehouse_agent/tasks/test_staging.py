@@ -87,8 +87,11 @@ def test_another_agent_took_up_what_was_staged(tmp_path: Path) -> None:
         "000001-1.frames",
         "000002-20.frames",
     ]
-    assert writer.uris() == theirs.uris(writer.folder)
+    uris = theirs.uris(writer.folder)
+    assert writer.uris() == uris
     theirs.clear()
+    with pytest.raises(Locked, match="another agent took them up"):
+        next(staging.frames_of(uris[0]))
     with pytest.raises(Locked, match="another agent took them up") as caught:
         writer.uris()
     assert caught.value.where == "orders"
