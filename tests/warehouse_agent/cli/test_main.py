@@ -258,7 +258,8 @@ def test_init(tmp_path: Path) -> None:
     assert command("init", config=file).code == 0
     # What it writes is valid but for certificates, which are read when they are used.
     shown = command("status", config=file).out.splitlines()
-    assert [line.split() for line in shown[1:]] == [["orders", "nothing", "published", "yet"]]
+    assert shown[1].split() == ["orders", "nothing", "published", "yet"]
+    assert shown[2:] == ["orders: nothing published yet; driftline refresh orders"]
     again = command("init", config=file)
     assert again.code == 2
     assert "exists already" in again.err
@@ -465,7 +466,8 @@ def test_what_jobs_read(pair: Pair, run: Run) -> None:
         ["items", "nothing", "published"],
         ["orders", "1", "300"],
     ]
-    assert told[3].startswith("probability of a missed change: ")
+    assert told[3] == "items: nothing published yet; driftline refresh items"
+    assert told[4].startswith("probability of a missed change: ")
     assert (status["version"], status["rows_total"], status["proof"]) == (1, 300, "total")
     assert status["as_of"] == report["as_of"]
     assert 0 < status["miss_probability"] < 1e-30
