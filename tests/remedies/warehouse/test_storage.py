@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,13 +22,14 @@ from tests.harness.nobody import NOBODY, as_nobody, give, only_root, open_folder
 from tests.remedies.site import Site, rewrite
 from tests.remedies.told import told
 from tests.warehouse_agent.visible_versions.test_members import fragment
+from warehouse_agent.config.names import FRESHNESS
 from warehouse_agent.inspection import readiness
 from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.storage import delta_log, formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewVersion
 from warehouse_agent.table_maintenance import verification
-from warehouse_agent.visible_versions import warehouse_versions
+from warehouse_agent.visible_versions import freshness_table, warehouse_versions
 from warehouse_agent.visible_versions.members import moved
 
 pytestmark = pytest.mark.starts
@@ -308,6 +310,22 @@ def test_versions_that_cannot_be_read(tmp_path: Path) -> None:
     newest = warehouse_versions.newest(store)
     assert newest is not None
     assert newest.number == 2
+
+
+@only_root
+def test_a_table_of_freshness_that_may_not_be_written() -> None:
+    with open_folder() as folder:
+        store, place = Store(str(folder)), folder / FRESHNESS
+        row = freshness_table.FreshnessRow("orders", "fragment", 0)
+        freshness_table.replace(store, lambda _: {"orders": row})
+        os.chown(place, NOBODY, NOBODY)  # but not its log
+        newer = replace(row, version=1)
+        with as_nobody(), pytest.raises(DriftlineError) as caught:
+            freshness_table.replace(store, lambda _: {"orders": newer})
+        told(caught.value, "Check space and permissions.")
+        give(place)
+        with as_nobody():
+            freshness_table.replace(store, lambda _: {"orders": newer})
 
 
 @only_root
