@@ -47,7 +47,9 @@ class PublishedVersion:
     """The version that readers see after a refresh, and what it took.
 
     Counts are rows; `bytes_rewritten` is the size of our files that were replaced or deleted.
-    `checked_at` is ISO 8601 in UTC. `miss_probability` is None where not all rows were compared,
+    `checked_at`, when rows were compared, and `refreshed_at`, when this refresh had its source's
+    answer, are ISO 8601 in UTC; they differ where it compared nothing. `miss_probability` is None
+    where not all rows were compared,
     `audit` (a `planning.marker_state.MarkerAudit`) where no marker is used,
     `modelled` (a `candidates.Candidate`) where the number of changed rows is not known, `changed`
     (a `changed_places.ChangedPlaces`) where there is no change feed.
@@ -57,6 +59,7 @@ class PublishedVersion:
     rows: int
     proof: str  # "total", "keys" or "part"
     checked_at: str
+    refreshed_at: str
     fingerprint: str
     miss_probability: float | None
     modelled: dict[str, Any] | None
@@ -145,6 +148,7 @@ class Report:
     miss_probability: float | None = None
     as_of: str | None = None
     checked_at: str | None = None
+    refreshed_at: str | None = None  # of a fragment; beside claims the same as `checked_at`
     activity: dict[str, Any] | None = None  # of the relation, before the snapshot of `as_of`
     attempts: int = 0
     retried: list[dict[str, Any]] = field(default_factory=list)  # errors of failed attempts
@@ -195,6 +199,7 @@ class Report:
         self.schema_changes = done.schema_changes
         self.bytes_rewritten, self.modelled = done.bytes_rewritten, done.modelled
         self.proof, self.checked_at, self.audit = done.proof, done.checked_at, done.audit
+        self.refreshed_at = done.refreshed_at
         self.fingerprint, self.miss_probability = done.fingerprint, done.miss_probability
         self.changed = done.changed
 

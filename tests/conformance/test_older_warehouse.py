@@ -85,6 +85,7 @@ SINCE = {
     "nullable",
     "run",
     "schema_changes",
+    "refreshed_at",
     "started_at",
     "release",
     "source",

@@ -68,7 +68,7 @@ class RefreshObservation:
     """The counts and times of one refresh that went well; None: not said, or not possible.
 
     Attributes:
-        as_of, checked_at: as its report has them, which they identify.
+        as_of, refreshed_at: as its report has them, which they identify.
         changed: rows inserted, updated and deleted.
         total: rows that it left.
         is_part: some rows were not compared.
@@ -80,7 +80,7 @@ class RefreshObservation:
     """
 
     as_of: str | None
-    checked_at: str | None
+    refreshed_at: str | None
     changed: tuple[float, float, float] | None
     total: float | None
     is_part: bool = False
@@ -137,7 +137,7 @@ class Memory:
         until: the source's instant of the last complete refresh; None: never.
         parts: rows inserted, updated and deleted that parts found since then.
         dropped: intervals that the clock of the source made impossible.
-        line: `as_of` and `checked_at` of the newest report that is in it.
+        line: `as_of` and `refreshed_at` of the newest report that is in it.
         taken: the instant of its snapshot by the clock of the warehouse; None: not known.
         behind_s: seconds by which its `as_of` is older than that: what a standby shows, or a clock
             that is wrong.
@@ -326,7 +326,7 @@ def _line(report: RefreshObservation) -> tuple[str, str] | None:
     """Return what identifies a report; None if it does not say when its snapshot was."""
     try:
         _seconds(report.as_of or "")
-        return report.as_of or "", str(report.checked_at)
+        return report.as_of or "", str(report.refreshed_at)
     except DAMAGED:
         return None
 

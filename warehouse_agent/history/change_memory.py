@@ -48,7 +48,7 @@ def _after(
     memory = _kept(body, zone)
 
     def is_known(line: HistoryLine) -> bool:
-        return isinstance(line, SuccessLine) and memory.line == (line.as_of, str(line.checked_at))
+        return isinstance(line, SuccessLine) and memory.line == (line.as_of, str(line.refreshed_at))
 
     if history is None or not (history.is_whole or any(map(is_known, history.lines))):
         history = read(store, name, is_known)
@@ -62,7 +62,7 @@ def observation(line: SuccessLine) -> RefreshObservation:
     """Return what a line tells of change."""
     return RefreshObservation(
         as_of=line.as_of,
-        checked_at=line.checked_at,
+        refreshed_at=line.refreshed_at,
         changed=None if (rows := line.rows) is None else astuple(rows),
         total=line.total,
         is_part=line.is_part,

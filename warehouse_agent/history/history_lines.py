@@ -98,9 +98,10 @@ class SuccessLine:
     """A refresh that went well.
 
     Attributes:
-        at: when it had compared, by the clock of the warehouse.
+        at: when it had compared, or a marker claimed its changes, by the clock of the warehouse.
         ended: the same, or when its files were proven, to the millisecond.
-        as_of, checked_at: as the line has them: they identify it.
+        as_of, refreshed_at: as the line has them: they identify it. An older release says when the
+            refresh was as `checked_at`.
         is_load: nothing was published before.
         is_part: some rows were not compared.
         counts_changes: the columns stayed, so that changed rows are changes of the source.
@@ -122,7 +123,7 @@ class SuccessLine:
     at: datetime | None
     ended: datetime | None
     as_of: str | None
-    checked_at: str | None
+    refreshed_at: str | None
     version: int | None
     previous_version: int | None
     is_load: bool
@@ -153,7 +154,7 @@ class SuccessLine:
     @property
     def identity(self) -> tuple[int | None, int | None, str | None, str | None]:
         """Return what tells the line of a version from all others."""
-        return self.version, self.previous_version, self.as_of, self.checked_at
+        return self.version, self.previous_version, self.as_of, self.refreshed_at
 
     @property
     def as_earlier(self) -> EarlierRefresh | None:
@@ -239,12 +240,14 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         seconds.get(phase) if isinstance(seconds, dict) else None
         for phase in ("exchange", "reduce")
     )
-    at, phases, staleness = _moment(get("checked_at")), get("view_phases"), get("staleness")
+    refreshed_at = _text(get("refreshed_at") or get("checked_at"))
+    at = _moment(refreshed_at)
+    phases, staleness = get("view_phases"), get("staleness")
     return SuccessLine(
         at=at,
         ended=_moment(proven_at) if proven_at else at,
         as_of=_text(get("as_of")),
-        checked_at=_text(get("checked_at")),
+        refreshed_at=refreshed_at,
         version=_whole(get("version")),
         previous_version=_whole(get("previous_version")),
         is_load="previous_version" in body and body["previous_version"] is None,

@@ -86,7 +86,7 @@ def row_of(before: FreshnessRow, report: Report, now: datetime) -> FreshnessRow:
             proof=report.proof,
             consistency=report.consistency,
             rows=report.rows_total,
-            last_success_at=_moment(report.checked_at) or now,
+            last_success_at=_moment(report.refreshed_at or report.checked_at) or now,
             failures=0,
         )
     return replace(row, state=_state(row, report).word)

@@ -152,6 +152,7 @@ def _result(
         rows=out.theirs.count,
         proof=proof_of(p, out).value,
         checked_at=_claimed_at(job, compared) or out.checked_at,
+        refreshed_at=out.checked_at,
         fingerprint=fingerprint_kind(recipe),
         miss_probability=miss_probability(changed, recipe) if is_total else None,
         modelled=None if model is None else asdict(model),

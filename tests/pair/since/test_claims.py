@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,10 @@ import pytest
 from tests.harness.family import FAMILY
 from tests.harness.legacy import Legacy
 from tests.pair.since.rig import OLD, Stock, by_time, counts, now, used
+from warehouse_agent.history import refresh_history
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.refresh.job import Options
+from warehouse_agent.report import utc_at
 from warehouse_agent.storage.formats import head
 
 FLAG, NEVER = ', deleted = "gone"', ', deletes = "never"'
@@ -93,6 +97,26 @@ def test_the_instant_advances_and_the_check_does_not(stock: Stock) -> None:
     snapshot = head(stock.pair.store, "stock")
     assert snapshot is not None
     assert (snapshot.record.proof, snapshot.record.checked_at) == ("claimed", first.checked_at)
+
+
+def test_a_refresh_by_claims_is_a_refresh(stock: Stock) -> None:
+    """Else its fragment would be due again at once, and late for ever."""
+    stock.fragment('interval_max = "1h"')
+    stock.refresh()
+    assert stock.refresh().proof == "claimed"
+    notes = json.loads(stock.notes.read_text())
+    notes["checked"]["checked_at"] = long_ago = utc_at(time.time() - 3 * 3600)
+    stock.notes.write_text(json.dumps(notes))
+    stock.update([3], 1000)
+    found = stock.refresh()
+    assert (found.proof, found.checked_at) == ("claimed", long_ago)
+    refreshed_at = refresh_history.read(stock.pair.store, "stock").refreshed_at
+    assert refreshed_at is not None
+    assert time.time() - refreshed_at.timestamp() < 600
+    status = json.loads(stock.pair.said("status", "--json"))
+    assert (status["state"], status["late_s"], status["checked_at"]) == ("ok", None, long_ago)
+    due = json.loads(stock.pair.said("schedule", "--json"))["at"]
+    assert datetime.fromisoformat(due).timestamp() > time.time() + 600
 
 
 def test_an_audit_says_since_when_versions_may_be_wrong(stock: Stock) -> None:

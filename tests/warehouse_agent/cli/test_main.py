@@ -44,8 +44,8 @@ REPORT = [
     "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
     "held_back_s", "snapshot_s", "seconds", "places", "places_why",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
-    "checked_at", "activity", "attempts", "retried", "tiles", "tiles_done", "resumed_at",
-    "not_started", "warehouse_version", "inputs", "stale", "derived", "held", "ahead",
+    "checked_at", "refreshed_at", "activity", "attempts", "retried", "tiles", "tiles_done",
+    "resumed_at", "not_started", "warehouse_version", "inputs", "stale", "derived", "held", "ahead",
     "proven_at", "view_phases", "staleness", "failed_at", "put_off_until", "error", "schema",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
