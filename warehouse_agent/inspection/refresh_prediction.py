@@ -21,6 +21,7 @@ from driftline.wire.negotiation import CHUNKS
 
 from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.fit import fit
+from warehouse_agent.change_models.memory import Memory
 from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
 from warehouse_agent.config import Fragment, Proof, StorageSettings
 from warehouse_agent.history import change_memory, line_notes
@@ -53,6 +54,7 @@ from warehouse_agent.tasks.staging import ExchangeIdentity, Staging
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.timetable import decision
 from warehouse_agent.timetable.decision import Circumstances
+from warehouse_agent.timetable.timing import Timing
 from warehouse_agent.transport.channel import SourceChannel, allowances
 from warehouse_agent.transport.preflight import reach
 
@@ -127,9 +129,7 @@ class Forecast:
     refused: str | None = None
     marker: MarkerForecast | None = None
     rows_forecast: float | None = None  # E|R(f)| at this moment, by Prop. 2; None: no history
-    row_hours: float | None = (
-        None  # unseen until now, weighted; None: no history says, or no timing
-    )
+    row_hours: float | None = None  # unseen until now, weighted; None: no history, or no timing
     held_back_s: float | None = None  # by the source, of the last refresh; None: there was none
     last_s: float | None = None  # that it took in all
     places_expected: Places | None = None  # of the phases; None: nobody asked
@@ -154,13 +154,13 @@ def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Fo
     history = read(store, fragment.name, for_forecast(datetime.now(UTC)))
     known, beside = know(store, fragment, history, reply)
     predicted = predict(known, replace(beside, source_error=source_error))
-    now = datetime.now(UTC)
-    expected = rows_forecast(store, fragment, predicted.rows_published, now, history)
+    now, zone = datetime.now(UTC), fragment.time_zone
+    memory = change_memory.remembered(store, fragment.name, zone, history)
     held = history.held_back_s or (None, None)
     return replace(
         predicted,
-        rows_forecast=expected,
-        row_hours=row_hours(store, fragment, now, history),
+        rows_forecast=rows_forecast(memory, zone, predicted.rows_published, now),
+        row_hours=row_hours(memory, fragment.timing, now),
         held_back_s=held[0],
         last_s=held[1],
         places_expected=None if steps is None else _places(steps, known, predicted),
@@ -173,23 +173,16 @@ def _places(steps: Steps, known: PlanInputs, predicted: Forecast) -> Places:
     return place_prediction.places(steps, RefreshAmounts.of(known, chosen, changed))
 
 
-def rows_forecast(
-    store: Store,
-    fragment: Fragment,
-    rows: int | None,
-    now: datetime,
-    history: RefreshHistory | None = None,
-) -> float | None:
+def rows_forecast(memory: Memory, zone: str, rows: int | None, now: datetime) -> float | None:
     """Return E|R(f)|, the rows that a relation is expected to have now (Prop. 2), from the last
     refresh and the insertions and deletions since, at the rates of its history; None: it has none,
     or is too short to say.
 
     Args:
+        zone: the time zone of the source.
         rows: of the published version.
-        history: of the fragment; None: it is read.
     """
-    memory = change_memory.remembered(store, fragment.name, fragment.time_zone, history)
-    model = None if rows is None or memory.last is None else fit(memory, fragment.time_zone)
+    model = None if rows is None or memory.last is None else fit(memory, zone)
     if rows is None or memory.last is None or model is None:
         return None
     hours = max(now.timestamp() - memory.last, 0.0) / HOUR_S
@@ -201,16 +194,12 @@ def rows_forecast(
     return processes.cardinality(float(rows), model.inserted, deaths, begin, end)
 
 
-def row_hours(
-    store: Store, fragment: Fragment, now: datetime, history: RefreshHistory | None = None
-) -> float | None:
+def row_hours(memory: Memory, timing: Timing | None, now: datetime) -> float | None:
     """Return the weighted row-hours that a refresh is expected to end: those of the changes since
-    the last one, by the weights of the fragment's timing; None: it has none, or too short a
-    history. Arguments as of `rows_forecast`."""
-    if fragment.timing is None:
+    the last one, by the weights of a timing; None: there is none, or the history is too short."""
+    if timing is None:
         return None
-    memory = change_memory.remembered(store, fragment.name, fragment.time_zone, history)
-    told = decision.unseen(memory, fragment.timing, Circumstances(memory.taken), now.timestamp())
+    told = decision.unseen(memory, timing, Circumstances(memory.taken), now.timestamp())
     return None if told is None else round(told.row_hours, 1)
 
 

@@ -12,7 +12,6 @@ rows of this result (`finish`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from driftline import wire_pb2 as pb
@@ -22,11 +21,10 @@ from driftline.limits import GONE_ROWS_MAX
 from driftline.reconciliation.ranges import Partition, strata
 from driftline.rows.digests import Digest
 
-from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods import key_sums
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
-from warehouse_agent.methods.ranges import RangePlan, RangeSide
+from warehouse_agent.methods.ranges import BesideRanges, RangePlan
 from warehouse_agent.methods.since import priced_changes
 from warehouse_agent.planning.candidates import PlanInputs, Whole
 from warehouse_agent.planning.change_forecast import ChangeForecast
@@ -81,25 +79,11 @@ class ClaimPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimSide:
+class ClaimSide(BesideRanges):
     """Our side: a mark, and our rows in ranges."""
 
-    ranges: RangeSide
     marker: MarkerState
     copy: WorkingCopy
-    rest: ClassVar[Digest] = Digest()
-    updates_left: ClassVar[float] = 0.0
-    turn: ClassVar[NextPartNote] = NextPartNote()
-
-    @property
-    def rows(self) -> int:
-        """Return the number of our rows."""
-        return self.ranges.rows
-
-    @property
-    def compared(self) -> Digest:
-        """Return the digest of all our rows."""
-        return self.ranges.compared
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the mark; stall if all rows have to be compared.

@@ -85,6 +85,26 @@ class RangeSide(RangedRows):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BesideRanges:
+    """Our side of a method that compares otherwise, with our rows in ranges in case it stalls."""
+
+    ranges: RangeSide
+    rest: ClassVar[Digest] = Digest()
+    updates_left: ClassVar[float] = 0.0
+    turn: ClassVar[NextPartNote] = NextPartNote()
+
+    @property
+    def rows(self) -> int:
+        """Return the number of our rows that are compared."""
+        return self.ranges.rows
+
+    @property
+    def compared(self) -> Digest:
+        """Return the digest of all our rows."""
+        return self.ranges.compared
+
+
 class RangeOpening:
     """Open with strata of range sums."""
 

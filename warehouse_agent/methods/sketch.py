@@ -28,7 +28,7 @@ from driftline.wire.negotiation import LATER
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedKeys
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
-from warehouse_agent.methods.ranges import RangeSide, bitmap
+from warehouse_agent.methods.ranges import BesideRanges, RangeSide, bitmap
 from warehouse_agent.planning.candidates import PlanInputs, Whole, stalled_ways
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
@@ -86,25 +86,11 @@ class SketchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CellSide:
+class CellSide(BesideRanges):
     """Our side in the cells of a sketch, and in ranges in case it does not decode."""
 
-    ranges: RangeSide
     sketch: Sketch
     cells: Cells
-    rest: ClassVar[Digest] = Digest()
-    updates_left: ClassVar[float] = 0.0
-    turn: ClassVar[NextPartNote] = NextPartNote()
-
-    @property
-    def rows(self) -> int:
-        """Return the number of our rows that are compared."""
-        return self.ranges.rows
-
-    @property
-    def compared(self) -> Digest:
-        """Return the digest of all our rows."""
-        return self.ranges.compared
 
     def described(self) -> pb.Sketch:
         """Return the sketch as a message."""

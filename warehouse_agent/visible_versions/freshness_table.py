@@ -108,7 +108,7 @@ def replace(
 
 def garbage(store: Store, since: datetime) -> tuple[int, list[StoredFile]]:
     """Return the oldest version that was the newest at `since` or later, and the files that no such
-    version has; 0 and none without a table, or if it cannot be read.
+    version has; 0 without a table, and none if it cannot be read.
 
     A version is taken to be as old as its file.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -52,7 +51,7 @@ from warehouse_agent.planning.change_forecast import (
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective
 from warehouse_agent.planning.prices import LearntPrices
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import Store
 
 ROWS = 100_000
 LOADED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -521,48 +520,39 @@ def test_the_row_hours_that_a_refresh_ends(tmp_path: Path) -> None:
     days = tuple(Interval(a, b, 0, 24, 0, 1e6) for a, b in pairwise(at))
     last = datetime.fromtimestamp(at[-1], UTC)
     memory = Memory(days, until=at[-1], line=(last.isoformat(), last.isoformat()), taken=at[-1])
-    store, found = Store(str(tmp_path / "w")), []
-    store.write(json.dumps(memory.to_json()).encode(), PRIVATE, "schedule", "orders.json")
+    found = []
     for asked in ("", "refreshes_per_day = 1\n", "weights_by_change = { update = 0.5 }\n"):
         text += asked
         file.write_text(text)
         fragment = load(file).fragments["orders"]
-        found.append(row_hours(store, fragment, last + timedelta(hours=12)))
+        found.append(row_hours(memory, fragment.timing, last + timedelta(hours=12)))
     assert found == [None, pytest.approx(72, rel=0.01), pytest.approx(36, rel=0.01)]
 
 
-def test_the_expected_number_of_rows(tmp_path: Path) -> None:
+def test_the_expected_number_of_rows() -> None:
     """Proposition 2, from what refreshes found: insertions alone, then with deletions."""
-    file = tmp_path / "warehouse.toml"
-    file.write_text(
-        '[warehouse]\npath = "w"\n[sources.erp]\naddress = "localhost:1"\ninsecure = true\n'
-        '[fragments.orders]\nsource = "erp"\n'
-    )
-    fragment = load(file).fragments["orders"]
-    store, known = Store(str(tmp_path / "w")), remembered(THREE, every(6), np.random.default_rng(1))
+    known = remembered(THREE, every(6), np.random.default_rng(1))
     assert known.until is not None
     last = datetime.fromtimestamp(known.until, UTC)
     later = last + timedelta(hours=48)
-    assert rows_forecast(store, fragment, 1000, later) is None
+    assert rows_forecast(Memory(), "UTC", 1000, later) is None
     for deaths in (0.0, 0.001):
         recent = tuple(
             replace(one, rows=1e5, deleted=1e5 * -math.expm1(-deaths * one.hours))
             for one in known.recent
         )
         memory = replace(known, recent=recent, line=(last.isoformat(), last.isoformat()))
-        store.write(json.dumps(memory.to_json()).encode(), PRIVATE, "schedule", "orders.json")
         model = fit(memory, "UTC")
         assert model is not None
-        found = rows_forecast(store, fragment, 1000, later)
+        found = rows_forecast(memory, "UTC", 1000, later)
         inserted = model.hourly[:48].sum() * model.shares[0]
         if not deaths:
             assert found == pytest.approx(1000 + inserted)
         else:
             survive = math.exp(-model.deleted_per_row * 48)
             assert 1000 * survive + inserted * survive < (found or 0) < 1000 * survive + inserted
-    assert rows_forecast(store, fragment, None, later) is None
+        assert rows_forecast(memory, "UTC", None, later) is None
     # As many rows come as go, half of them a day: refreshes see those alone that survive till then.
     stays = tuple(Interval(a, a + 86_400, 500, 0, 500, 1000) for a in np.arange(30) * 86_400.0)
-    body = replace(known, recent=stays, line=(last.isoformat(), last.isoformat())).to_json()
-    store.write(json.dumps(body).encode(), PRIVATE, "schedule", "orders.json")
-    assert rows_forecast(store, fragment, 1000, later) == pytest.approx(1000, rel=0.01)
+    memory = replace(known, recent=stays, line=(last.isoformat(), last.isoformat()))
+    assert rows_forecast(memory, "UTC", 1000, later) == pytest.approx(1000, rel=0.01)
