@@ -425,16 +425,19 @@ def test_somebody_else_wrote_the_table_of_a_view(sites: Sites) -> None:
     check(sites)
 
 
-def test_a_view_says_the_weakest_proof_of_its_inputs(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("proof", "more"), [("keys", ""), ("claimed", ', deletes = "never"')])
+def test_a_view_says_the_weakest_proof_of_its_inputs(
+    spark: SparkSession, tmp_path: Path, proof: str, more: str
+) -> None:
     tables = {
         "erp": {"stock": "id INTEGER PRIMARY KEY, item INT, updated_at DATETIME NOT NULL"},
         "crm": {"item": "id INTEGER PRIMARY KEY, name VARCHAR"},
     }
     query = "SELECT s.id, i.name FROM stock s JOIN crm.item i ON i.id = s.item"
     with Sites(spark, tmp_path, tables, {"named": query}) as sites:
-        sites.fragment_lines = {"stock": 'source = "erp"\nproof = "keys"\nmethod = "since"'}
+        sites.fragment_lines = {"stock": f'source = "erp"\nproof = "{proof}"\nmethod = "since"'}
         pair = sites.pairs["erp"]
-        pair.publish("stock", f'table = "stock"\nmarker = {by_time(pair.legacy)}')
+        pair.publish("stock", f'table = "stock"\nmarker = {by_time(pair.legacy, more)}')
         for i in range(20):
             sites.sql("erp", "INSERT INTO stock VALUES (?, ?, ?)", i, i % 4, OLD)
             sites.sql("crm", "INSERT INTO item VALUES (?, ?)", i, f"item {i}")
@@ -448,7 +451,7 @@ def test_a_view_says_the_weakest_proof_of_its_inputs(spark: SparkSession, tmp_pa
         newest = sites.newest()
         assert newest is not None
         found = {name: member.proof for name, member in newest.members.items()}
-        assert found == {"stock": "keys", "crm.item": "total", "named": "keys"}
+        assert found == {"stock": proof, "crm.item": "total", "named": proof}
 
 
 def test_a_relation_that_the_source_does_not_serve(sites: Sites) -> None:
