@@ -273,7 +273,7 @@ def test_after_a_pause_both_have_the_totals_of_days(orders: Orders) -> None:
         body = json.loads(line)
         at = now - shift - timedelta(minutes=10 * (EARLIER_MAX + 5 - n))
         equal = {"version": 2, "previous_version": 2}  # to the newest, so its own line was written
-        found.append(json.dumps(body | equal | {"checked_at": at.isoformat()}))
+        found.append(json.dumps(body | equal | {"refreshed_at": at.isoformat()}))
     day = {"refreshes": 144, "updated": 2000}
     dates = [(now - timedelta(days=n)).date().isoformat() for n in range(6, 20)]
     folded = json.dumps({"folded": dict.fromkeys(dates, day)})
