@@ -1,16 +1,18 @@
 """What reading changed rows again costs: where they lie, and by a second scan.
 
-    python -m benchmarks.source.again [--scale 0.5] [--rounds 3] [--share 0 --share 0.01 …]
+    python -m benchmarks.source.again [--engine mariadb] [--scale 0.5] [--rounds 3] [--share 0.01 …]
 
-TPC-H lineitem, whose key is (bigint, int), on PostgreSQL. A `driftline-source` of its own process
-serves it twice in each round: with `limits.memory_at_most` as it is by default, and with 0, as
-before the agent kept where rows lie. Each refresh finds another scattered share of the rows
-updated. Processor seconds of the agent and of the server, start excluded, and those of psql that
-copies the table to nothing and its server; the least of all rounds.
+TPC-H lineitem, whose key is (bigint, int), on PostgreSQL, which has places of rows, or on MariaDB,
+where they are read by their keys. A `driftline-source` of its own process serves it twice in each
+round: with `limits.memory_at_most` as it is by default, and with 0, as before the agent kept where
+rows lie. Each refresh finds another scattered share of the rows updated. Processor seconds of the
+agent and of the server, start excluded, and those of the database's client that copies the table to
+nothing and its server; the least of all rounds.
 """
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import time
 from collections.abc import Callable
@@ -24,14 +26,15 @@ import click
 from benchmarks import tpch
 from benchmarks.meter import cpu_s, ended_children_cpu_s
 from benchmarks.source.memory import status_mb
-from tests.harness.legacy import PostgresLegacy
+from tests.harness.legacy import MariaLegacy, PostgresLegacy, of_family
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import UNBRAKED, Pair, SourceProcess
-from tests.harness.servers import PostgreSQL
+from tests.harness.servers import FamilyServer, MariaDB, PostgreSQL
 from warehouse_agent.report import Report
 
 WAYS = {"where they lie": "", "second scan": "memory_at_most = 0"}
 SHARES = (0.0, 0.001, 0.01, 0.1)
+ENGINES: dict[str, type[PostgreSQL | MariaDB]] = {"postgresql": PostgreSQL, "mariadb": MariaDB}
 SESSIONS_END_S_MAX = 30.0
 
 
@@ -57,25 +60,46 @@ class Measured:
 class Bench:
     """A pair around lineitem, whose source agent is another process for each refresh."""
 
-    def __init__(self, server: PostgreSQL, folder: Path, scale: float) -> None:
-        self.legacy = PostgresLegacy(server)
-        self._pid = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
-        self._uri = server.uri_of(self.legacy.database)
+    def __init__(self, server: PostgreSQL | FamilyServer, folder: Path, scale: float) -> None:
         file = tpch.generate(tpch.DATA, scale, "lineitem")
-        with server.superuser(self.legacy.database) as connection:
-            self.rows = tpch.load(connection, file, "lineitem")
+        if isinstance(server, PostgreSQL):
+            self._use_postgresql(server, file)
+        else:
+            self._use_mariadb(server, file)
         relation = {"lineitem": 'table = "lineitem"'}
         self._pair = Pair(NoSpark(), self.legacy, folder, relation)
         self._pair.small_bytes = 1 << 40
         self._pair.stop()
 
+    def _use_postgresql(self, server: PostgreSQL, file: Path) -> None:
+        self.legacy: PostgresLegacy | MariaLegacy = PostgresLegacy(server)
+        self._pid = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
+        uri, copy = server.uri_of(self.legacy.database), "COPY lineitem TO STDOUT (FORMAT binary)"
+        self._copy: list[str] = ["psql", uri, "-c", copy]
+        self._which = "hashint8(l_orderkey * 8 + l_linenumber + {seed} * 1000003) & 1048575"
+        self._settle = "VACUUM (ANALYZE) lineitem"
+        with server.superuser(self.legacy.database) as connection:
+            self.rows = tpch.load(connection, file, "lineitem")
+
+    def _use_mariadb(self, server: FamilyServer, file: Path) -> None:
+        self.legacy = of_family(server)
+        assert server._process is not None
+        self._pid = server._process.pid
+        self._copy = ["mariadb", f"--socket={server.socket}", "--user=root", "--quick", "--batch"]
+        self._copy += [self.legacy.database, "--execute=SELECT * FROM lineitem"]
+        self._which = "crc32(concat(l_orderkey, '-', l_linenumber, '-', {seed})) & 1048575"
+        self._settle = "ANALYZE TABLE lineitem"
+        self.legacy.execute(tpch.TABLES["lineitem"])
+        with file.open(newline="") as lines:
+            rows = list(csv.reader(lines))[1:]
+        self.legacy.many(f"INSERT INTO lineitem VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        self.rows = len(rows)
+
     def change(self, share: float, seed: int) -> None:
         """Update a share of the rows, scattered."""
-        which = f"hashint8(l_orderkey * 8 + l_linenumber + {seed} * 1000003) & 1048575"
-        self.legacy.execute(
-            f"UPDATE lineitem SET l_quantity = l_quantity + 1 WHERE ({which}) < {share} * 1048576"
-        )
-        self.legacy.execute("VACUUM (ANALYZE) lineitem")
+        which = f"({self._which.format(seed=seed)}) < {share} * 1048576"
+        self.legacy.execute(f"UPDATE lineitem SET l_quantity = l_quantity + 1 WHERE {which}")
+        self.legacy.execute(self._settle)
 
     def refresh(self, limits: str) -> Measured:
         """One refresh with these limits."""
@@ -92,8 +116,7 @@ class Bench:
     def copy(self) -> tuple[float, float]:
         """Copy the table to nothing; return seconds of psql, and of the server."""
         client, server = ended_children_cpu_s(), self._server_s()
-        command = "COPY lineitem TO STDOUT (FORMAT binary)"
-        subprocess.run(["psql", self._uri, "-c", command], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(self._copy, stdout=subprocess.DEVNULL, check=True)
         return ended_children_cpu_s() - client, self._server_s() - server
 
     def _server_s(self) -> float:
@@ -119,7 +142,7 @@ def measure(
     copies = []
     for number in range(rounds):
         copies.append(sum(bench.copy()))
-        say(f"{bench.rows:,} rows; COPY to nothing: {copies[-1]:.2f} s of psql and server")
+        say(f"{bench.rows:,} rows; COPY to nothing: {copies[-1]:.2f} s of client and server")
         for share in shares:
             for way, limits in WAYS.items():
                 if share:
@@ -134,14 +157,15 @@ def measure(
 
 
 @click.command()
+@click.option("--engine", type=click.Choice([*ENGINES]), default="postgresql", show_default=True)
 @click.option("--scale", default=0.5, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--share", "shares", default=SHARES, multiple=True, show_default=True)
-def main(scale: float, rounds: int, shares: tuple[float, ...]) -> None:
+def main(engine: str, scale: float, rounds: int, shares: tuple[float, ...]) -> None:
     """Processor seconds of the source, agent and server, by what changed."""
     with (
         TemporaryDirectory() as folder,
-        PostgreSQL() as server,
+        ENGINES[engine]() as server,
         closing(Bench(server, Path(folder), scale)) as bench,
     ):
         measure(bench, shares, rounds)

@@ -18,6 +18,7 @@ from source_agent.checks.marker_advice import MarkerReport
 from source_agent.config.file import ServedRelation, SourceConfig
 from source_agent.engines.interface import Engine, Session, Unlocated
 from source_agent.engines.relations.shapes import Fingerprint, Shape
+from source_agent.scan.reader import finds_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +130,19 @@ def _again(config: SourceConfig, session: Session, shape: Shape) -> tuple[str, s
     able = session.capabilities.locators
     if shape.indexed:
         return "by the index of the key", ""
-    if able is None or shape.relation.fingerprint is Fingerprint.DATABASE:
+    if shape.relation.fingerprint is Fingerprint.DATABASE:
         return "by a second scan", ""
-    located = able.locate(shape)
+    located = Unlocated("") if able is None else able.locate(shape)
+    way, kept = "where they lie", "places"
     if isinstance(located, Unlocated):
-        return f"by a second scan: {located.why}", located.remedy
+        if not finds_keys(session, shape):
+            why = f": {located.why}" if located.why else ""
+            return f"by a second scan{why}", located.remedy
+        way, kept = "by their keys", "keys"
     most = config.budget.memory_at_most
     if not most:
         return "by a second scan", "limits.memory_at_most is 0"
-    return f"where they lie, if the places of all rows fit in {most:,} bytes", ""
+    return f"{way}, if the {kept} of all rows fit in {most:,} bytes", ""
 
 
 def _scan_now(published: ServedRelation, now: datetime) -> str:

@@ -164,9 +164,10 @@ class LimitsTable(SettingsTable):
     )
     memory_at_most = integer("bytes", least=0).by_default(
         MEMORY_AT_MOST,
-        "the memory in which all scans together keep where their rows lie, some 8 bytes a row;"
-        " changed rows with a key that is no integer are then read by their places, not by a second"
-        " scan ([what a scan costs](dba/scans.md#what-a-scan-costs)). `0`: always by a second scan",
+        "the memory in which all scans together keep where their rows lie, some 8 bytes a row, or"
+        " their keys; changed rows with a key that is no integer are then read by these, not by a"
+        " second scan ([what a scan costs](dba/scans.md#what-a-scan-costs)). `0`: always by a second"
+        " scan",
     )
 
 

@@ -242,7 +242,7 @@ class ReadBetween(Protocol):
 
 
 class ReadKeys(Protocol):
-    """A read by keys, for relations that are `vouched` and not `unordered`."""
+    """A read by keys, for relations that are `keyed`, or `vouched` and not `unordered`."""
 
     def __call__(
         self, shape: Shape, keys: Sequence[Key], /, *, rows_max: int | None = None

@@ -56,7 +56,7 @@ class Scan:
         if kept is None:
             fill(self.reader, accumulators, self.pool)
         else:
-            fill(self.reader, (*accumulators, kept), self.pool, kept.shape)
+            fill(self.reader, (*accumulators, kept), self.pool, kept.again)
 
     def keeping(self, label: Labelling) -> KeptLocators | None:
         """Return what keeps where the rows of the scan lie.
@@ -66,8 +66,8 @@ class Scan:
         memory, expected = self.memory, self.reader.shape.rows_expected
         if memory is None or not memory.holds(max(expected, 1) * ROW_BYTES_LEAST):
             return None
-        located = self.reader.located()
-        return None if located is None else KeptLocators(located, label, memory)
+        again = self.reader.again()
+        return None if again is None else KeptLocators(again, label, memory)
 
 
 @dataclass(frozen=True, slots=True)

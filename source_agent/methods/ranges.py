@@ -161,12 +161,12 @@ def _located(
 ) -> Iterator[Batch] | None:
     """Return the rows of the coarse ranges in `reading`, read where they lie; None: they are not
     kept, or are too many."""
-    if kept is None or (shape := kept.shape) is None:
+    if kept is None or (again := kept.again) is None:
         return None
-    most = reader.located_most(shape, total)
+    most = reader.again_most(again, total)
     locators = kept.chosen(lambda ranges: reading[ranges >> np.uint32(by)], most)
     kept.drop()
-    return None if locators is None else reader.at_locators(shape, locators)
+    return None if locators is None else reader.at(again, locators)
 
 
 def _coarse_bounds(partition: Partition, coarse: Integers, by: int) -> tuple[Positions, Positions]:

@@ -222,12 +222,12 @@ def _located(reader: Reader, decoded: DecodedSketch, kept: KeptLocators) -> _Fou
         chosen: Bools = is_decoded(labels) | (labels == _OUTSIDE)
         return chosen
 
-    if (shape := kept.shape) is None:
+    if (again := kept.again) is None:
         return None
-    locators = kept.chosen(is_wanted, reader.located_most(shape, decoded.total.count))
+    locators = kept.chosen(is_wanted, reader.again_most(again, decoded.total.count))
     if locators is None:
         return None
-    return _FoundRows(reader.at_locators(shape, locators), len(locators), is_exact=True)
+    return _FoundRows(reader.at(again, locators), len(locators), is_exact=True)
 
 
 def _stuck(decoder: Decoder) -> bytes:

@@ -14,9 +14,10 @@ import numpy as np
 from driftline.arrays import U64, Positions
 from driftline.reconciliation.ranges import Partition, RangeSums
 from driftline.reconciliation.sketches import Cells, Embedding
+from driftline.rows.columns import Block
 from driftline.rows.digests import Digest, Salt
 
-from source_agent.scan.batches import Batch
+from source_agent.scan.batches import Batch, Locators
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,13 @@ class HashedRows:
     """The part of rows that is added up, 16 bytes a row, or 24.
 
     positions: int64 [rows]; row_hashes: uint64 [rows]; digest: of all these rows together;
-    locators: uint64 [rows], where they lie, None if the scan does not tell.
+    locators: where they lie, None if the scan does not tell.
     """
 
     positions: Positions
     row_hashes: U64
     digest: Digest
-    locators: U64 | None = None
+    locators: Locators | None = None
 
     @classmethod
     def of(cls, batch: Batch) -> HashedRows:
@@ -51,6 +52,7 @@ class HashedRows:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the arrays as bytes: with a pickled dtype `np.add.at` is five times as slow."""
+        assert not isinstance(self.locators, Block), "a scan with keys is not shared"
         return HashedRows.from_bytes, (
             self.positions.tobytes(),
             self.row_hashes.tobytes(),

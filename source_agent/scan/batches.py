@@ -17,11 +17,13 @@ from driftline.limits import ROWS_HELD_BYTES
 from driftline.rows.columns import Block
 from driftline.rows.digests import MixedFingerprints
 
+Locators = U64 | Block  # of rows: numbers of `LocatorReads`, [rows], or their keys, end to end
+
 
 class Batch:
     """Rows as the engine yields them, their positions, int64 [rows], and mixed fingerprints.
 
-    `locators`, uint64 [rows], say where they lie; None: the read does not tell. Mixed fingerprints
+    `locators` say where they lie; None: the read does not tell. Mixed fingerprints
     take a third of the time of a row, so they are computed when first used; if rows are chosen
     before (`take`), only for those.
     """
@@ -33,7 +35,7 @@ class Batch:
         block: Block,
         positions: Positions,
         mixed: MixedFingerprints | Callable[[Block], MixedFingerprints],
-        locators: U64 | None = None,
+        locators: Locators | None = None,
     ) -> None:
         """Make a batch; `mixed` may be a function that computes them for some of the rows."""
         self.block, self.positions, self._mixed = block, positions, mixed
@@ -53,7 +55,9 @@ class Batch:
         mixed = self._mixed
         if isinstance(mixed, MixedFingerprints):
             mixed = MixedFingerprints(mixed.m0[chosen], mixed.m1[chosen])
-        locators = None if self.locators is None else self.locators[chosen]
+        locators = self.locators
+        if locators is not None:
+            locators = locators.take(chosen) if isinstance(locators, Block) else locators[chosen]
         return Batch(self.block.take(chosen), self.positions[chosen], mixed, locators)
 
 

@@ -30,10 +30,8 @@ from source_agent.engines.interface import Rows
 from source_agent.engines.relations.shapes import Shape
 from source_agent.printable import printable_row
 from source_agent.scan.batches import Batch
-from source_agent.scan.reader import part_too_large
+from source_agent.scan.reader import KEYS_AT_ONCE, part_too_large
 from source_agent.scan.tile import TileReader, refused
-
-KEYS_AT_ONCE = 4096  # looked up by one call: their texts take some 100 bytes each
 
 Ranges = tuple[KeyRange, ...]
 

@@ -2,10 +2,11 @@
 
 Rows with a key that is no integer, or has no index, cannot be looked up by what a comparison tells
 of them. So a scan keeps for each row a *label*, the 32 bits by which the comparison names it, and
-its locator (`engines.interface.LocatorReads`). When labels are wanted, the rows that had them are
-read where they lie, in the same snapshot, and no second scan is made.
+its locator (`engines.interface.LocatorReads`), or where the engine has none, its key
+(`ReadKeys`). When labels are wanted, the rows that had them are read where they lie, in the same
+snapshot, and no second scan is made.
 
-Invariants: either every row of the scan is kept, or none is (`KeptLocators.shape` is None). All
+Invariants: either every row of the scan is kept, or none is (`KeptLocators.again` is None). All
 that the scans of an agent keep is within one limit, `limits.memory_at_most`; a scan that would
 exceed it keeps nothing any more, and its rows are read again as without.
 
@@ -22,10 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from driftline.arrays import U32, U64, Bools, Positions
+from driftline.arrays import U32, U64, Bools, Bytes, Positions
+from driftline.rows.columns import Block
 
-from source_agent.engines.relations.shapes import Shape
 from source_agent.scan.accumulators import HashedRows
+from source_agent.scan.batches import Locators
+from source_agent.scan.reader import ReadAgain
 
 BATCH_OVERHEAD_BYTES = 512  # of the objects around a batch
 ROW_BYTES_LEAST = 8  # of a row: its label, and its locator behind the least of the batch
@@ -108,21 +111,48 @@ class _Batch:
     least: int
     above: U32 | U64
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.labels.nbytes + self.above.nbytes
+
+    def take(self, rows: Positions) -> U64:
+        """Return the locators of these rows, numbered from 0."""
+        return self.above[rows].astype(np.uint64) + np.uint64(self.least)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyBatch:
+    """Labels, uint32 [rows], and keys end to end, with the bytes of each, uint32 [rows]."""
+
+    labels: U32
+    sizes: U32
+    keys: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.labels.nbytes + self.sizes.nbytes + self.keys.nbytes
+
+    def take(self, rows: Positions) -> Block:
+        """Return the keys of these rows, numbered from 0."""
+        return _block(self.sizes, self.keys).take(rows)
+
 
 class KeptLocators:
     """An accumulator of where the rows of a scan lie. Call `drop` when it is not needed any more.
 
-    shape: the relation with locators, by which it must be scanned; None: nothing is kept. An
+    again: how the relation must be scanned, and its rows are read again; None: nothing is kept. An
     exchange has at most one, which takes all of its share.
     """
 
-    def __init__(self, shape: Shape, label: Labelling, share: MemoryShare) -> None:
-        self.shape: Shape | None = shape
+    def __init__(self, again: ReadAgain, label: Labelling, share: MemoryShare) -> None:
+        self.again: ReadAgain | None = again
         self._label, self._share = label, share
-        self._batches: list[_Batch] = []
+        self._batches: list[_Batch | _KeyBatch] = []
 
     def add(self, rows: HashedRows) -> None:
-        if self.shape is None:
+        if self.again is None:
             return
         if rows.locators is None:
             self.drop()
@@ -130,36 +160,53 @@ class KeptLocators:
         if not len(rows.locators):
             return
         batch = _batch(self._label(rows.positions), rows.locators)
-        count = batch.labels.nbytes + batch.above.nbytes + BATCH_OVERHEAD_BYTES
-        if not self._share.take(count):
+        if not self._share.take(batch.nbytes + BATCH_OVERHEAD_BYTES):
             self.drop()
             return
         self._batches.append(batch)
 
-    def chosen(self, wanted: Callable[[U32], Bools], most: int) -> U64 | None:
-        """Return the locators of the rows whose labels are wanted, uint64 [n] ascending; None:
-        nothing was kept, or they are more than `most`, of which no list is made. `wanted` is asked
-        for labels, uint32 [n], and returns bool [n]."""
-        if self.shape is None:
+    def chosen(self, wanted: Callable[[U32], Bools], most: int) -> Locators | None:
+        """Return the locators of the rows whose labels are wanted, numbers ascending; None: nothing
+        was kept, or they are more than `most`, of which no list is made. `wanted` is asked for
+        labels, uint32 [n], and returns bool [n]."""
+        if self.again is None:
             return None
-        found, count = [np.zeros(0, np.uint64)], 0
+        found, count = list[Locators](), 0
         for batch in self._batches:
             some = np.flatnonzero(wanted(batch.labels))
             if (count := count + len(some)) > most:
                 return None
             if len(some):
-                found.append(batch.above[some].astype(np.uint64) + np.uint64(batch.least))
-        locators: U64 = np.concatenate(found)
-        locators.sort()
-        return locators
+                found.append(batch.take(some))
+        return _joined(found)
 
     def drop(self) -> None:
         """Keep nothing any more."""
-        self.shape, self._batches = None, []
+        self.again, self._batches = None, []
         self._share.release()
 
 
-def _batch(labels: U32, locators: U64) -> _Batch:
+def _joined(found: list[Locators]) -> Locators:
+    """Return all of these, numbers ascending."""
+    keys = [some for some in found if isinstance(some, Block)]
+    if keys:
+        sizes = np.concatenate([np.diff(some.starts) for some in keys])
+        return _block(sizes, np.concatenate([some.buffer for some in keys]))
+    numbers = [some for some in found if not isinstance(some, Block)]
+    locators: U64 = np.concatenate([np.zeros(0, np.uint64), *numbers])
+    locators.sort()
+    return locators
+
+
+def _block(sizes: U32 | Positions, keys: Bytes) -> Block:
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return Block(keys, starts)
+
+
+def _batch(labels: U32, locators: Locators) -> _Batch | _KeyBatch:
+    if isinstance(locators, Block):
+        return _KeyBatch(labels, np.diff(locators.starts).astype(np.uint32), locators.buffer)
     least = int(locators.min())
     if int(locators.max()) - least < _NARROW:
         return _Batch(labels, least, (locators - np.uint64(least)).astype(np.uint32))

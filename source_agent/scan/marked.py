@@ -48,7 +48,7 @@ from source_agent.engines.relations.markers import (
 from source_agent.engines.relations.shapes import Consistency, Shape
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
-from source_agent.scan.reader import Reader
+from source_agent.scan.reader import ReadAgain, Reader
 
 _VERSION: Final = 3  # of a mark's form
 _DIGITS: Final = re.compile("-?[0-9]{1,20}")
@@ -70,7 +70,7 @@ class KeyReader(Reader):
             checksums = _checksums(block, self.recipe.key_columns, self.salt)
         return Batch(block, where, mixed_keys(where, self.salt, checksums))
 
-    def split(self, located: Shape | None = None) -> None:
+    def split(self, again: ReadAgain | None = None) -> None:
         """Return None: there is nothing to hash that processes could share."""
 
 

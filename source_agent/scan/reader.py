@@ -3,8 +3,8 @@
 A `Reader` turns the rows of an engine into batches. It counts them, refuses NULL keys, and checks
 that the snapshot is still the one in which the exchange began. Rows that were compared are read
 again by index if the key is an indexed integer and at most INDEX_SHARE of the rows is read, else
-where they lie if the scan kept that (`locators`), else by another scan of the snapshot. All ways
-were measured (`docs/results/source.md`).
+where they lie, or by their keys, if the scan kept that (`locators`), else by another scan of the
+snapshot. All ways were measured (`docs/results/source.md`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from driftline.errors import (
     ValueDoesNotFit,
 )
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, REPEATED_BATCHES_MAX, SAMPLES_MAX
-from driftline.rows.columns import Block, gather, value_spans
+from driftline.rows.columns import Block, gather, pick, value_spans
 from driftline.rows.digests import MixedFingerprints, Salt, mix
 from driftline.rows.fingerprints import database_seed, fingerprints, lanes, position_seed
+from driftline.rows.key_order import key_text
 from driftline.rows.keys import null_keys, positions
 from driftline.values.types import Recipe
 
 from source_agent.engines.encoding.rows import never_ending
-from source_agent.engines.interface import LocatedRows, Rows, Session, Split, Unlocated
+from source_agent.engines.interface import LocatedRows, Rows, Session, Split
 from source_agent.engines.relations.shapes import Consistency, Shape
 from source_agent.failpoints import SourceFailpoint
 from source_agent.printable import counted, printable_row
-from source_agent.scan.batches import Batch, Batches
+from source_agent.scan.batches import Batch, Batches, Locators
 
 INDEX_SHARE = 0.25  # measured: up to 0.75 and more, but from a cache and in key order
+KEY_SHARE = 0.1  # of rows that are read by their keys: each costs some six scanned ones
+KEYS_AT_ONCE = 4096  # looked up by one call: their texts take some 100 bytes each
 
 
 @dataclass
@@ -48,6 +51,17 @@ class ReadCounts:
     rows_expected: int = 0
     phase: str = "scan"
     held_back_s: float = 0.0  # to spare the database
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """A way to read rows of a scan once more: with `shape` the scan tells where they lie.
+
+    by_key: that is their keys; False: numbers of `LocatorReads`.
+    """
+
+    shape: Shape
+    by_key: bool = False
 
 
 class Reader:
@@ -72,51 +86,71 @@ class Reader:
         self.tally.scans += 1
         return self.batches(self._session.scan(self.shape, ordered=ordered))
 
-    def split(self, located: Shape | None = None) -> Split | None:
+    def split(self, again: ReadAgain | None = None) -> Split | None:
         """Return the scan in parts, or None; never if the database makes the hashes.
 
-        located: from `located`, if the rows shall have locators.
+        again: from `again`, if the rows shall have locators.
         """
         split = None if self._by_database else self._session.capabilities.split
-        return None if split is None else split(located or self.shape)
-
-    def located(self) -> Shape | None:
-        """Return the relation with locators, by which rows can be read again.
-
-        None: they have none, are read by an index of their key, or were read by the database alone.
-        """
-        able = self._session.capabilities.locators
-        is_exact = self.consistency is Consistency.EXACT
-        if able is None or self._by_database or self.shape.indexed or not is_exact:
+        if split is None or (again is not None and again.by_key):
             return None
-        located = able.locate(self.shape)
-        return None if isinstance(located, Unlocated) else located
+        return split(self.shape if again is None else again.shape)
 
-    def located_most(self, located: Shape, total: int) -> int:
-        """Return the most locators by which rows are read again: above, another scan of the `total`
-        rows costs less. Rows that lie in one of several tables are looked for in each."""
-        plan = located.plan
+    def again(self) -> ReadAgain | None:
+        """Return how rows of the next scan can be read once more.
+
+        None: by an index of their key, or by another scan. Keys are not kept of a scan that other
+        processes could share.
+        """
+        able, shape = self._session.capabilities, self.shape
+        if self._by_database or shape.indexed or self.consistency is not Consistency.EXACT:
+            return None
+        located = able.locators.locate(shape) if able.locators is not None else None
+        if isinstance(located, Shape):
+            return ReadAgain(located)
+        return ReadAgain(shape, by_key=True) if finds_keys(self._session, shape) else None
+
+    def again_most(self, again: ReadAgain, total: int) -> int:
+        """Return the most rows that are read again so: above, another scan of the `total` rows
+        costs less. Rows that lie in one of several tables are looked for in each."""
+        if again.by_key:
+            return int(KEY_SHARE * total)
+        plan = again.shape.plan
         assert plan is not None, "a relation is read by the engine that described it"
         return int(INDEX_SHARE * total) // max(len(plan.tables), 1)
 
-    def at_locators(self, located: Shape, locators: U64) -> Batches:
-        """Return the rows at these locators of a shape from `located`, uint64 [n] ascending."""
+    def at(self, again: ReadAgain, locators: Locators) -> Batches:
+        """Return the rows at these locators of a scan, none twice; numbers ascend."""
+        if not len(locators):
+            return iter(())
+        if isinstance(locators, Block):
+            return self.batches(self._with_keys(locators))
         able = self._session.capabilities.locators
         assert able is not None, "the session has located the relation"
-        return self.batches(able.read_located(located, locators))
+        return self.batches(able.read_located(again.shape, locators))
 
-    def scan_hashes(self, located: Shape | None = None) -> Batches:
+    def _with_keys(self, keys: Block) -> Iterator[Rows]:
+        read_keys = self._session.capabilities.read_keys
+        assert read_keys is not None, "the session finds rows by keys"
+        for start in range(0, len(keys), KEYS_AT_ONCE):
+            some = keys.cut(start, min(start + KEYS_AT_ONCE, len(keys))).rows()
+            yield from read_keys(self.shape, [key_text(key, self.recipe) for key in some])
+
+    def scan_hashes(self, again: ReadAgain | None = None) -> Batches:
         """Yield every row once, to be compared and not sent. Raises NullKey, ValueDoesNotFit.
 
-        If the database computes the fingerprints, the blocks hold only keys and hashes. located:
-        from `located`, if the rows shall have locators.
+        If the database computes the fingerprints, the blocks hold only keys and hashes. again:
+        from `again`, if the rows shall have locators.
         """
         if not self._by_database:
-            if located is None:
+            if again is None:
                 yield from self.scan()
                 return
             self.tally.scans += 1
-            yield from self.batches(self._session.scan(located))
+            for batch in self.batches(self._session.scan(again.shape)):
+                if again.by_key:
+                    batch.locators = keys_of(batch.block, self.recipe.key_columns)
+                yield batch
             return
         self.tally.scans += 1
         hashed = self.shape.hashed(self._database_seed)
@@ -279,6 +313,23 @@ class Reader:
             '(`where = "… IS NOT NULL"`).',
             details={f"sample {i + 1}": text for i, text in enumerate(samples)},
         )
+
+
+def finds_keys(session: Session, shape: Shape) -> bool:
+    """Return True if rows without locators are read again by their keys."""
+    able = session.capabilities
+    is_able = able.read_keys is not None and able.split is None
+    return is_able and shape.keyed and not shape.is_joined
+
+
+def keys_of(block: Block, columns: int) -> Block:
+    """Return the bytes of the keys of rows, end to end; `columns` are those of the key."""
+    (*_, (starts, lengths)) = value_spans(block, columns)
+    first = block.starts[:-1] + 2  # behind the number of columns
+    sizes = starts + np.maximum(lengths, 0) - first
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return Block(pick(block.buffer, first, sizes), ends)
 
 
 def part_too_large(shape: Shape, rows_max: int) -> LimitExceeded:

@@ -34,7 +34,7 @@ from source_agent.engines.interface import Rows, Session
 from source_agent.engines.relations.shapes import Shape
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
-from source_agent.scan.reader import ReadCounts, Reader
+from source_agent.scan.reader import ReadAgain, ReadCounts, Reader
 
 _DERIVED_BYTES = 48  # of a row besides its bytes: offsets, position, mixed fingerprint
 
@@ -124,13 +124,13 @@ class TileReader(Reader, ABC, Generic[Tile]):
     ) -> Batches:
         return iter(self._held) if self._held is not None else self._read()
 
-    def scan_hashes(self, located: Shape | None = None) -> Batches:  # noqa: ARG002
+    def scan_hashes(self, again: ReadAgain | None = None) -> Batches:  # noqa: ARG002
         return self.scan()
 
-    def split(self, located: Shape | None = None) -> None:
+    def split(self, again: ReadAgain | None = None) -> None:
         """Return None: one short read is never shared."""
 
-    def located(self) -> None:
+    def again(self) -> None:
         """Return None: rows are held, or read by index again."""
 
     def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:  # noqa: ARG002

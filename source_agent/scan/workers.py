@@ -33,9 +33,8 @@ from driftline.errors import LimitExceeded, NullKey, ValueDoesNotFit
 from driftline.limits import DATABASE_SILENCE_S_MAX
 
 from source_agent.engines.interface import Split
-from source_agent.engines.relations.shapes import Shape
 from source_agent.scan.accumulators import Accumulator, HashedRows
-from source_agent.scan.reader import Reader
+from source_agent.scan.reader import ReadAgain, Reader
 from source_agent.scan.worker_process import END_S_MAX, PartFailed, PartRead, ScanDone, ScanJob
 
 AHEAD: Final = 2  # parts assigned to a process, so that it does not wait for this one
@@ -172,20 +171,20 @@ def fill(
     reader: Reader,
     accumulators: Sequence[Accumulator],
     pool: WorkerPool | None,
-    located: Shape | None = None,
+    again: ReadAgain | None = None,
 ) -> None:
     """Read every row of a relation once, and add it to every accumulator.
 
-    pool: processes that may read parts of the scan, or None; located: from `Reader.located`, if an
+    pool: processes that may read parts of the scan, or None; again: from `Reader.again`, if an
     accumulator needs locators. Raises the errors of `Reader.scan`.
     """
-    split = reader.split(located) if pool is not None and pool.size else None
+    split = reader.split(again) if pool is not None and pool.size else None
     if pool is not None and split is not None:
         with pool.lent(max(split.parts // (AHEAD + 1), 1)) as processes:
             if processes:
                 SharedScan(reader, split, accumulators, processes).run()
                 return
-    for batch in reader.scan_hashes(located):
+    for batch in reader.scan_hashes(again):
         _add(accumulators, HashedRows.of(batch))
 
 

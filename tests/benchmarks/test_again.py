@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.source import again
-from tests.harness.servers import PostgreSQL
 
 
 @pytest.mark.slow
-def test_one_scan_against_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", again.ENGINES)
+def test_one_scan_against_two(tmp_path: Path, engine: str) -> None:
     lines: list[str] = []
-    with PostgreSQL() as server, closing(again.Bench(server, tmp_path, 0.002)) as bench:
+    with again.ENGINES[engine]() as server, closing(again.Bench(server, tmp_path, 0.002)) as bench:
         found = again.measure(bench, (0.0, 0.02), 1, lines.append)
     scans = {of: measured[0].scans for of, measured in found.items()}
     assert scans == {

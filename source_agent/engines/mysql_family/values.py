@@ -95,6 +95,9 @@ _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
 # then be sorted otherwise, which the reader of a tile notices.
 _BYTE_ORDER: Final = re.compile(r"(ascii|utf8|utf8mb3|utf8mb4)_(nopad_|0900_)?bin")
 
+# Character sets into which the server converts a text, read as UTF-8, without another result.
+_CONVERTED_BACK: Final = frozenset(("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii"))
+
 
 class FamilyColumn(NamedTuple):
     """A column as the catalogue or a result's metadata describes it; for BIT, `precision` is bits.
@@ -157,7 +160,8 @@ def column(product: Product, relation: Relation, column: FamilyColumn) -> ReadCo
     elif column.type in TEXT and column.charset in _INCOMPLETE_CHARSETS:
         read = _checked(quoted, column.charset)
     reading = ReadColumn(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
-    reading = replace(reading, unordered=_unordered(column, reading))
+    unordered, is_found = _unordered(column, reading), _is_found(column, reading)
+    reading = replace(reading, unordered=unordered, is_found=is_found)
     if not as_text and _is_compared(column, reading):
         return replace(reading, comparable=Comparable.ORDER)
     return reading
@@ -254,6 +258,12 @@ def _unordered(column: FamilyColumn, reading: ReadColumn) -> str:
             return f"as CHAR under {column.collation}: with the blanks that its values lack"
         return ""
     return f"as {column.written}"
+
+
+def _is_found(column: FamilyColumn, reading: ReadColumn) -> bool:
+    """Return True if an index finds a text by its string form, by whatever collation."""
+    is_text = column.type in {"char", "varchar"} and column.charset in _CONVERTED_BACK
+    return is_text and column.is_stored and _is_itself(column, reading)
 
 
 def bound(column: Column) -> str:

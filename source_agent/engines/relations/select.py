@@ -40,6 +40,7 @@ class ReadColumn:
     `note`, `note_local`: facts about it, as `Shape.notes` and `Shape.notes_local`.
     `comparable`: operators that a derivation may have for it (docs/types.md).
     `unordered`: how the database sorts it, if not as the protocol does; see `Shape.unordered`.
+    `is_found`: an index finds its value by the string form, however it is sorted.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ReadColumn:
     note: str = ""
     comparable: Comparable = Comparable.NOTHING
     unordered: str = "in an order that is not known"
+    is_found: bool = False
     note_local: str = ""
 
 
@@ -326,6 +328,7 @@ def shape(
         notes_local=tuple(f"{f.name}: {f.note_local}" for f in columns if f.note_local),
         comparable=tuple(f.comparable for f in columns),
         unordered=_unordered(recipe, columns, access),
+        keyed=_is_keyed(recipe, columns, access),
         plan=Plan(
             source=access.source,
             where=" AND ".join(filter(None, (where, access.kept))),
@@ -341,6 +344,13 @@ def shape(
         marker=access.marker,
         marking=tuple(access.marking.items()),
     )
+
+
+def _is_keyed(recipe: Recipe, columns: Sequence[ReadColumn], access: Access) -> bool:
+    """Return `Shape.keyed`."""
+    is_found = all(c.is_found or not c.unordered for c in columns[: recipe.key_columns])
+    is_unique = access.vouched and access.key_indexed
+    return is_found and is_unique and key_order.unordered(recipe) is None
 
 
 def _unordered(recipe: Recipe, columns: Sequence[ReadColumn], access: Access) -> str:

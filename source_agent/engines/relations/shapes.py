@@ -128,6 +128,7 @@ class Shape:
     `ordered`: reading in key order costs no more than reading in any order.
     `indexed`: `read_ranges` finds the rows by index (only with an integer key).
     `unordered`: why `read_between` cannot read ranges of keys, as text; empty: it can.
+    `keyed`: `read_keys` finds each row by its whole key, even if `unordered`.
     `rows_expected`: the engine's own estimate, for progress only; 0 is unknown.
     `notes`: facts (such as columns read as text, and why), for `check` and the warehouse.
     `notes_local`: facts for the DBA alone, because they name what no warehouse asked for.
@@ -156,6 +157,7 @@ class Shape:
     marking: tuple[tuple[str, MarkingColumn], ...] = ()
     notes_local: tuple[str, ...] = ()
     is_joined: bool = False
+    keyed: bool = False
 
     @property
     def not_by_key(self) -> str:

@@ -266,7 +266,8 @@ def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
     used = (f"({names}>", "INTEGER PRIMARY KEY (rowid>")
     if any(one in str(row[-1]) for row in plan for one in used):
         return described
-    return replace(described, unordered="SQLite would not read ranges of it by an index")
+    why = "SQLite would not read ranges of it by an index"
+    return replace(described, unordered=why, keyed=False)
 
 
 def listed(session: SqliteCatalogue) -> list[Listed]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +17,14 @@ import numpy as np
 import pytest
 from driftline.errors import DriftlineError
 from driftline.reconciliation.ranges import from_quantiles, uniform
+from driftline.rows.columns import gather
+from driftline.rows.key_order import Key, key_text
 
 from source_agent.engines.interface import Rows, Session
 from source_agent.engines.relations.shapes import Shape
 from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.scan.locators import LocatorMemory
+from source_agent.scan.reader import keys_of
 from tests.harness.exchange_pair import (
     COMPOSITE,
     LOOSE,
@@ -128,13 +131,22 @@ def test_places_are_kept_until_nothing_is_found() -> None:
     assert memory.taken == 0
 
 
-def test_what_has_no_rowid_is_read_by_a_second_scan() -> None:
+@pytest.mark.parametrize("method", [Method.SKETCH, Method.RANGE])
+def test_what_has_no_rowid_is_read_by_its_keys(method: Method) -> None:
+    """Up to a tenth of the rows, whose keys fit into the memory."""
     memory = LocatorMemory(lambda: ENOUGH)
-    assert compared(COMPOSITE, 50, memory).pair.tally.scans == 2
+    result = compared(COMPOSITE, 10, memory, method=method)
+    assert result.pair.tally.scans == 1
+    again = result.pair.tally.rows_read - ROWS
+    assert len(result.shipped()) <= again <= ROWS // 10
+    assert compared(COMPOSITE, 700, memory, fold=1).pair.tally.scans == 2
+    few = LocatorMemory(lambda: 12 * ROWS)
+    assert compared(COMPOSITE, 50, few, method=method).pair.tally.scans == 2
+    assert (memory.taken, few.taken) == (0, 0)
 
 
 class Moved:
-    """A session that finds another row, or none, at the first locator of a read."""
+    """A session that finds another row, or none, at the first locator or key of a read."""
 
     def __init__(self, session: Session, way: str) -> None:
         self._session, self._way = session, way
@@ -144,7 +156,18 @@ class Moved:
 
     @property
     def capabilities(self) -> Any:
-        return replace(self._session.capabilities, locators=self)
+        return replace(self._session.capabilities, locators=self, read_keys=self.read_keys)
+
+    def read_keys(
+        self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        able = self._session.capabilities.read_keys
+        assert able is not None
+        others = [key for batch in self._session.scan(shape) for key in keys_in(batch, shape)]
+        other = next(key for key in others if key not in keys)
+        first = {"none": [], "twice": [keys[0]] * 2, "another": [other]}[self._way]
+        for some in (list(keys[1:]), first[:1], first[1:]):
+            yield from able(shape, some, rows_max=rows_max)
 
     def locate(self, shape: Shape) -> Any:
         able = self._session.capabilities.locators
@@ -165,13 +188,21 @@ class Moved:
         yield from able.read_located(shape, np.append(locators[1:], others[:1]))
 
 
+def keys_in(rows: Rows, shape: Shape) -> list[Key]:
+    keys = keys_of(gather(rows), shape.recipe.key_columns).rows()
+    return [key_text(key, shape.recipe) for key in keys]
+
+
 @pytest.mark.parametrize("way", ["none", "another", "twice"])
 @pytest.mark.parametrize("method", [Method.SKETCH, Method.RANGE])
-def test_a_row_that_is_not_where_it_was_ends_the_exchange(way: str, method: Method) -> None:
+@pytest.mark.parametrize("schema", [ROWID, COMPOSITE], ids=["places", "keys"])
+def test_a_row_that_is_not_where_it_was_ends_the_exchange(
+    schema: Schema, way: str, method: Method
+) -> None:
     """Nothing is missed or sent in its place, and the memory is given back."""
     memory = LocatorMemory(lambda: ENOUGH)
     with pytest.raises(DriftlineError, match=r"Two reads of one snapshot|again"):
-        compared(ROWID, 50, memory, method=method, wrap=lambda session: Moved(session, way))
+        compared(schema, 10, memory, method=method, wrap=lambda session: Moved(session, way))
     assert memory.taken == 0
 
 

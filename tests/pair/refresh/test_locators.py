@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from driftline.arrays import U64
 
 from source_agent.engines.postgresql import split
-from source_agent.engines.relations.shapes import Shape
-from source_agent.scan.batches import Batches
-from source_agent.scan.reader import Reader
+from source_agent.scan.batches import Batches, Locators
+from source_agent.scan.reader import ReadAgain, Reader
 from tests.harness.legacy import Legacy, PostgresLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import UNBRAKED, Pair, expect_equal
@@ -120,15 +118,15 @@ def test_a_view_is_read_by_a_second_scan(legacy: Legacy, tmp_path: Path) -> None
 
 def beside(monkeypatch: pytest.MonkeyPatch, done: Callable[[], None]) -> list[int]:
     """Do something between the scan and the rows that are read again; return their numbers."""
-    read = Reader.at_locators
+    read = Reader.at
     numbers: list[int] = []
 
-    def wrapped(self: Reader, located: Shape, locators: U64) -> Batches:
+    def wrapped(self: Reader, again: ReadAgain, locators: Locators) -> Batches:
         done()
         numbers.append(len(locators))
-        return read(self, located, locators)
+        return read(self, again, locators)
 
-    monkeypatch.setattr(Reader, "at_locators", wrapped)
+    monkeypatch.setattr(Reader, "at", wrapped)
     return numbers
 
 

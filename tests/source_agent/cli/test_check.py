@@ -231,15 +231,18 @@ def test_tiles(folder: Path) -> None:
 
 @pytest.mark.starts
 def test_how_changed_rows_are_read_again(folder: Path) -> None:
-    """By an index, where they lie, or by a second scan, and why."""
+    """By an index, where they lie, by their keys, or by a second scan, and why."""
     with closing(sqlite3.connect(folder / "erp.db")) as connection:
         connection.execute("CREATE TABLE codes (code TEXT NOT NULL PRIMARY KEY)")
         connection.execute("CREATE TABLE packed (code TEXT PRIMARY KEY) WITHOUT ROWID")
+        key = "code TEXT COLLATE NOCASE PRIMARY KEY"
+        connection.execute(f"CREATE TABLE alike ({key}) WITHOUT ROWID")
     with (folder / "source.toml").open("a") as file:
-        file.write('[relations.codes]\ntable = "codes"\n[relations.packed]\ntable = "packed"\n')
+        file.writelines(f'[relations.{n}]\ntable = "{n}"\n' for n in ("codes", "packed", "alike"))
     text = command(folder, "check", "--verbose").stdout
     assert "  changed  rows are read by the index of the key\n" in text
     assert "  changed  rows are read where they lie, if the places of all rows fit in" in text
+    assert "  changed  rows are read by their keys, if the keys of all rows fit in" in text
     assert "  changed  rows are read by a second scan: the table is WITHOUT ROWID" in text
     with (folder / "source.toml").open("a") as file:
         file.write("[limits]\nmemory_at_most = 0\n")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from struct import pack
 
 import numpy as np
 import pytest
 from driftline.arrays import U32, Positions
+from driftline.rows.columns import Block, gather
 from driftline.rows.digests import Digest
+from driftline.rows.key_order import key_bytes, key_text
 from driftline.values.types import Column, DeclaredType, Recipe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +24,7 @@ from source_agent.scan.locators import (
     MemoryShare,
     among,
 )
+from source_agent.scan.reader import ReadAgain, keys_of
 
 RECIPE = Recipe((Column("k", DeclaredType("text"), ordinal=0),), 1)
 SHAPE = Shape(
@@ -33,16 +37,16 @@ def label(positions: Positions) -> U32:
     return (positions % 7).astype(np.uint32)
 
 
-def batch(first: int, locators: list[int] | None) -> HashedRows:
+def batch(first: int, locators: list[int] | Block | None) -> HashedRows:
     count = 3 if locators is None else len(locators)
     at = np.arange(first, first + count, dtype=np.int64)
-    places = None if locators is None else np.array(locators, np.uint64)
+    places = np.array(locators, np.uint64) if isinstance(locators, list) else locators
     return HashedRows(at, at.view(np.uint64), Digest(count, 0), places)
 
 
 def kept(most: int) -> tuple[KeptLocators, LocatorMemory]:
     memory = LocatorMemory(lambda: most)
-    return KeptLocators(SHAPE, label, MemoryShare(memory)), memory
+    return KeptLocators(ReadAgain(SHAPE), label, MemoryShare(memory)), memory
 
 
 @given(st.lists(st.lists(U64S | st.integers(0, 99), max_size=9), max_size=9), st.integers(0, 6))
@@ -55,11 +59,43 @@ def test_the_locators_of_wanted_labels_are_returned(given: list[list[int]], want
         expected += [at for i, at in enumerate(locators) if (first + i) % 7 == wanted]
         first += len(locators)
     chosen = found.chosen(lambda labels: labels == wanted, 99)
-    assert chosen is not None
+    assert isinstance(chosen, np.ndarray)
     assert chosen.dtype == np.uint64
     assert chosen.tolist() == sorted(expected)
     found.drop()
     assert memory.taken == 0
+
+
+@given(st.lists(st.lists(st.binary(max_size=9), max_size=9), max_size=9), st.integers(0, 6))
+def test_the_keys_of_wanted_labels_are_returned(given: list[list[bytes]], wanted: int) -> None:
+    found, memory = kept(1 << 30)
+    first, expected = 0, list[bytes]()
+    for keys in given:
+        found.add(batch(first, gather(keys)))
+        expected += [key for i, key in enumerate(keys) if (first + i) % 7 == wanted]
+        first += len(keys)
+    chosen = found.chosen(lambda labels: labels == wanted, 99)
+    assert chosen is not None
+    assert len(chosen) == len(expected)
+    assert not expected or (isinstance(chosen, Block) and chosen.rows() == expected)
+    found.drop()
+    assert memory.taken == 0
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5)
+
+
+@given(st.lists(st.tuples(TEXTS, st.integers(-9, 9), st.none() | st.binary(max_size=9))))
+def test_the_keys_of_rows(rows: list[tuple[str, int, bytes | None]]) -> None:
+    """Their bytes are those by which rows are looked up."""
+    types = (DeclaredType("text"), DeclaredType("int4"), DeclaredType("bytea"))
+    recipe = Recipe(tuple(Column(str(i), one, ordinal=i) for i, one in enumerate(types)), 2)
+    keys = [key_bytes((a, str(b)), recipe) for a, b, _ in rows]
+    sizes = [pack(">i", -1) if c is None else pack(">i", len(c)) + c for _, _, c in rows]
+    block = gather([pack(">H", 3) + key + c for key, c in zip(keys, sizes, strict=True)])
+    found = keys_of(block, 2).rows()
+    assert found == keys
+    assert [key_text(key, recipe) for key in found] == [(a, str(b)) for a, b, _ in rows]
 
 
 def test_more_than_are_read_again_are_not_listed() -> None:
@@ -92,7 +128,7 @@ def test_a_row_without_a_locator_drops_all() -> None:
     found.add(batch(0, [1, 2]))
     assert memory.taken > 0
     found.add(batch(2, None))
-    assert (found.shape, found.chosen(lambda labels: labels == 0, 99)) == (None, None)
+    assert (found.again, found.chosen(lambda labels: labels == 0, 99)) == (None, None)
     assert memory.taken == 0
     found.add(batch(5, [3]))
     assert memory.taken == 0
@@ -108,7 +144,7 @@ def test_beyond_the_limit_nothing_is_kept() -> None:
     found.add(batch(1000, rows))
     assert memory.taken == 2 * one
     found.add(batch(2000, [1]))
-    assert (found.shape, memory.taken) == (None, 0)
+    assert (found.again, memory.taken) == (None, 0)
 
 
 def test_streams_share_the_limit() -> None:

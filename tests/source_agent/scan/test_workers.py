@@ -37,10 +37,10 @@ from source_agent.engines.postgresql import split as postgresql_split
 from source_agent.engines.postgresql.engine import PostgresqlEngine
 from source_agent.engines.postgresql.split import BLOCKS_MIN, PART_BLOCKS, BlockRanges, cut
 from source_agent.engines.registry import connect
-from source_agent.engines.relations.shapes import Relation, Shape
+from source_agent.engines.relations.shapes import Relation
 from source_agent.scan import workers
 from source_agent.scan.accumulators import HashedRows
-from source_agent.scan.reader import ReadCounts, Reader
+from source_agent.scan.reader import ReadAgain, ReadCounts, Reader
 from source_agent.scan.worker_process import PartFailed, PartRead, ScanDone, ScanJob
 from source_agent.scan.workers import SharedScan, WorkerPool, WorkerProcess
 from source_agent.server.service import start
@@ -127,8 +127,8 @@ def scanned(
     reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=tally)
     split = reader.split
 
-    def wrapped(located: Shape | None = None) -> Split | None:
-        found = split(located)
+    def wrapped(again: ReadAgain | None = None) -> Split | None:
+        found = split(again)
         return None if found is None else wrap(found)
 
     reader.split = wrapped  # type: ignore[method-assign]
