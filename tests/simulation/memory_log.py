@@ -25,6 +25,7 @@ from warehouse_agent.storage.table import (
     NewVersion,
     NewViewVersion,
     Snapshot,
+    VersionHeader,
     VersionRecord,
     ViewSnapshot,
 )
@@ -54,6 +55,11 @@ class MemoryLog:
             for path, size, rows, ends in body["files"]
         )
         return Snapshot(number, body["table"], files, layout, record, pin=number)
+
+    def header(self, store: Store, name: str) -> VersionHeader | None:
+        return (
+            None if (newest := self.head(store, name, None)) is None else VersionHeader.of(newest)
+        )
 
     def entries(
         self,

@@ -38,7 +38,7 @@ from warehouse_agent.json_values import GREATEST, knots, number
 from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store, json_of
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Version
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class MarkNote:
     published_at: str
     marking: KeptMark
 
-    def is_of(self, version: Snapshot) -> bool:
+    def is_of(self, version: Version) -> bool:
         """Return True if it is the mark of this version of its table."""
         identity = (version.version, version.record.published_at)
         return (self.version, self.published_at) == identity
@@ -229,7 +229,7 @@ class Notes:
             now = now.unchecked()
         return replace(now, **changed)
 
-    def comparison(self, version: Snapshot) -> ComparisonNote:
+    def comparison(self, version: Version) -> ComparisonNote:
         """Return the last comparison of all rows of a version.
 
         It is recorded in the commit of the version, or noted by a later refresh that published
@@ -250,16 +250,16 @@ class Notes:
             weaker(record.proof, noted.proof),
         )
 
-    def part_left(self, version: Snapshot) -> UncomparedNote | None:
+    def part_left(self, version: Version) -> UncomparedNote | None:
         """Return what the last refresh left of a version, if it compared a part."""
         return self._if_of(self.part, version)
 
-    def policies(self, version: Snapshot) -> PolicyDigests | None:
+    def policies(self, version: Version) -> PolicyDigests | None:
         """Return the policies under which a version was read; None if the source sent none."""
         kept = PolicyDigests.from_json(version.record.row_security)
         return self._if_of(self.row_security, version) if kept is None else kept
 
-    def marking(self, version: Snapshot | None) -> KeptMark:
+    def marking(self, version: Version | None) -> KeptMark:
         """Return the mark of a version; nothing is known without one."""
         if version is None:
             return KeptMark()
@@ -268,7 +268,7 @@ class Notes:
             return noted.marking
         return KeptMark.from_json(version.record.marking)
 
-    def newer(self, head: Snapshot) -> int | None:
+    def newer(self, head: Version) -> int | None:
         """Return the noted version of this table if the head is older, or is still to be followed
         by one that tells readers of its feed to begin again; else None."""
         noted = self.head
@@ -289,7 +289,7 @@ class Notes:
         """Return the notes without what is said of one version: numbers are given out again."""
         return replace(self, checked=None, part=None, mark=None, row_security=None)
 
-    def moved(self, before: Snapshot, after: Snapshot) -> Notes:
+    def moved(self, before: Version, after: Version) -> Notes:
         """Return what is said of a version as said of one with the same rows."""
         notes, number = self, after.version
         for name in ("checked", "part", "row_security", "head"):
@@ -305,12 +305,12 @@ class Notes:
             notes = replace(notes, mark=MarkNote(number, published_at, mark.marking))
         return notes
 
-    def _if_of(self, noted: VersionNote[T] | None, version: Snapshot) -> T | None:
+    def _if_of(self, noted: VersionNote[T] | None, version: Version) -> T | None:
         if noted is None or noted.version != version.version or not self._is_of(version):
             return None
         return noted.said
 
-    def _is_of(self, version: Snapshot) -> bool:
+    def _is_of(self, version: Version) -> bool:
         """Return True if these notes are of the table of a version, not of one before it."""
         return self.head is not None and self.head.table == version.table
 

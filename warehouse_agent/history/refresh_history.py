@@ -41,7 +41,7 @@ from warehouse_agent.planning.change_forecast import (
     is_pause,
 )
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Version
 from warehouse_agent.timetable.retry import COUNTED, FailureStreak
 
 KEPT_BYTES: Final = 512 << 10  # of lines: some 300 refreshes; forecasts look at 200
@@ -69,7 +69,7 @@ class RefreshHistory:
         """Return the history with one line more."""
         return replace(self, lines=(line, *self.lines))
 
-    def with_newest(self, newest: Snapshot | None) -> RefreshHistory:
+    def with_newest(self, newest: Version | None) -> RefreshHistory:
         """Return the history with the line of the newest version, also if the command that
         published it was killed before it wrote the line; its commit holds it."""
         report = newest.record.report if newest else None
@@ -280,7 +280,7 @@ def _plus(known: OlderTotals, line: bytes) -> OlderTotals:
 
 
 def complete(
-    store: Store, name: str, known: RefreshHistory, newest: Snapshot | None
+    store: Store, name: str, known: RefreshHistory, newest: Version | None
 ) -> RefreshHistory:
     """Write the line of the newest version if the command that published it could not.
 
@@ -340,7 +340,7 @@ class Histories:
         """Return the history of a fragment whose turn has begun; None: it has not, or is over."""
         return self._kept.get(name)
 
-    def completed(self, store: Store, name: str, newest: Snapshot | None) -> RefreshHistory:
+    def completed(self, store: Store, name: str, newest: Version | None) -> RefreshHistory:
         """Return the history of a fragment whose lock is held, with the line of its newest version.
 
         Raises:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftline.errors import NotFound
 
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.components import phase_history
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import alarms, command_records, failures, refresh_history
@@ -37,7 +38,7 @@ from warehouse_agent.runs.each_fragment import published, published_view
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.staged_files import StagedRows, staged_of_load
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import Snapshot, VersionRecord
+from warehouse_agent.storage.table import Version, VersionHeader, VersionRecord
 from warehouse_agent.views.timings import longest_s
 from warehouse_agent.visible_versions.members import Member
 
@@ -186,7 +187,7 @@ class _ReadTable:
 
     state: PublishedState
     history: RefreshHistory
-    version: Snapshot | None = None
+    version: VersionHeader | None = None
     notes: Notes = field(default_factory=Notes)
 
 
@@ -344,7 +345,7 @@ def _read(store: Store, one: Fragment | View, *, ask: bool, whole: bool) -> _Rea
 
 def _view_state(store: Store, one: View, *, whole: bool) -> _ReadTable:
     """Read what is published of a view, and the history of its refreshes."""
-    snapshot = formats.view_head(store, one.name)
+    snapshot = formats.view_header(store, one.name)
     enough = None if whole else phase_history.last_staleness
     history = refresh_history.read(store, one.name, enough)
     if snapshot is None:
@@ -359,11 +360,11 @@ def _view_state(store: Store, one: View, *, whole: bool) -> _ReadTable:
         published_at=record.published_at,
         consistency=record.consistency,
         proof=record.proof,
-        files=len(snapshot.files),
-        bytes=sum(f.size for f in snapshot.files),
+        files=snapshot.files,
+        bytes=snapshot.bytes,
         kind="view",
         inputs=dict(record.inputs or {}),
-        other=None if snapshot.other is None else snapshot.other.text,
+        other=snapshot.other,
         staleness=next((dict(s) for _, s in phase_history.staleness(history)), None),
     )
     return _ReadTable(table, history)
@@ -374,14 +375,14 @@ def fragment_state(store: Store, name: str) -> PublishedState:
     return _fragment_state(store, name, *_published(store, name))
 
 
-def _published(store: Store, name: str) -> tuple[Snapshot | None, Notes]:
+def _published(store: Store, name: str) -> tuple[VersionHeader | None, Notes]:
     """Return the published version of a fragment, and its notes; None: nothing is published."""
-    version = formats.head(store, name)
+    version = formats.header(store, name)
     return version, Notes() if version is None else Notes.read(store, name)
 
 
 def _fragment_state(
-    store: Store, name: str, snapshot: Snapshot | None, notes: Notes
+    store: Store, name: str, snapshot: VersionHeader | None, notes: Notes
 ) -> PublishedState:
     """Return the published state of a fragment whose version and notes were read."""
     if snapshot is None:
@@ -389,6 +390,7 @@ def _fragment_state(
     record = snapshot.record
     comparison, security = notes.comparison(snapshot), notes.policies(snapshot)
     interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)
+    assert isinstance(snapshot.layout, Layout), "the version of a fragment"
     recipe = snapshot.layout.recipe
     is_total, marking = comparison.proof == "total", notes.marking(snapshot)
     probability = miss_probability(record.rows_changed, recipe) if is_total else None
@@ -406,18 +408,24 @@ def _fragment_state(
         years_until_a_change_is_missed=(
             None if probability is None else years_until_missed(probability, interval)
         ),
-        files=len(snapshot.files),
-        bytes=sum(f.size for f in snapshot.files),
+        files=snapshot.files,
+        bytes=snapshot.bytes,
         row_security=None if security is None else security.hides,
         audit=marking.audit,
         marker_warnings=list(marking.warnings) or None,
         part=notes.part_left(snapshot),
-        other=None if snapshot.other is None else snapshot.other.text,
-        damaged=sum(one.path in notes.damaged for one in snapshot.files) or None,
+        other=snapshot.other,
+        damaged=_damaged(store, name, notes) if notes.damaged else None,
     )
 
 
-def interval_s(newest: Snapshot, oldest: tuple[int, VersionRecord] | None) -> float:
+def _damaged(store: Store, name: str, notes: Notes) -> int | None:
+    """Return how many data files of the published version are noted as damaged; None: none."""
+    newest = formats.head(store, name)
+    return sum(f.path in notes.damaged for f in newest.files) or None if newest else None
+
+
+def interval_s(newest: Version, oldest: tuple[int, VersionRecord] | None) -> float:
     """Return the mean time between versions in seconds, at least 1."""
     if oldest is None or oldest[0] == newest.version:
         return INTERVAL_S

@@ -25,7 +25,7 @@ from warehouse_agent.history.refresh_history import (
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Version
 from warehouse_agent.timetable.decision import NEVER, Circumstances, Decision, decide
 from warehouse_agent.timetable.probe import ProbeResult
 from warehouse_agent.timetable.retry import FailureStreak
@@ -93,7 +93,7 @@ def scheduled(
     Raises:
         WarehouseUnavailable: what is published, or its history, cannot be read.
     """
-    published = formats.head(store, fragment.name)
+    published = formats.header(store, fragment.name)
     enough = refreshes(change_memory.LATEST) if said is None else earlier_refreshes(None)
     history = read(store, fragment.name, enough)
     notes = Notes() if published is None else Notes.read(store, fragment.name)
@@ -134,7 +134,7 @@ def scheduled(
 
 
 def _probe(
-    published: Snapshot | None, notes: Notes, history: RefreshHistory, said: SourceAnswer
+    published: Version | None, notes: Notes, history: RefreshHistory, said: SourceAnswer
 ) -> ProbeResult:
     """Return what a source says of the changes since the published version."""
     from warehouse_agent.scheduler.probes import change

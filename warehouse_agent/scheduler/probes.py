@@ -17,7 +17,7 @@ from driftline.relations.activity import Activity, UnknownActivity
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import RefreshHistory
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Version
 from warehouse_agent.timetable.activity_change import FullRefresh, change_since
 from warehouse_agent.timetable.probe import ProbeAnswer, ProbeResult
 from warehouse_agent.transport.channel import SourceChannel
@@ -63,7 +63,7 @@ def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Source
 
 
 def change(
-    version: Snapshot | None, notes: Notes, history: RefreshHistory, said: SourceAnswer
+    version: Version | None, notes: Notes, history: RefreshHistory, said: SourceAnswer
 ) -> ProbedChange:
     """Return what a source says of the changes since the published version of a fragment.
 

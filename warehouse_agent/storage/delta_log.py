@@ -51,11 +51,14 @@ from warehouse_agent.storage.table import (
     OlderRecord,
     OtherVersion,
     Snapshot,
+    VersionHeader,
     VersionRecord,
     ViewSnapshot,
 )
 
 ACTION_BYTES = 300  # of a file in a log entry, roughly
+_FILES: Final = "driftline-files"  # the key of the counts of files in a commit
+_HEADS: Final = (b'{"commitInfo"', b'{"metaData"')  # of the actions that say what a version is
 # Errors of reading what another release wrote.
 _UNKNOWN = (AssertionError, KeyError, MalformedMessage, TypeError, ValueError)
 
@@ -100,6 +103,16 @@ class DeltaLog:
         other = None if newest is None else _other(files, table, newest, store, name, layout)
         tells = declares_too_much(table, layout, frozenset())
         return ViewSnapshot(table.version(), identity, files, layout, record, table, other, tells)
+
+    def header(self, store: Store, name: str) -> VersionHeader | None:
+        if (number := log_trial.newest(store, name)) is None:
+            return None
+        entry = store.read(name, self.log, log_trial.entry_name(number)) or b""
+        with contextlib.suppress(*_UNKNOWN, RecursionError, AttributeError):
+            # Of a load, those that add files are many.
+            lines = (line for line in entry.splitlines() if line.startswith(_HEADS))
+            return _header([json.loads(line) for line in lines], number)
+        return None
 
     def is_view(self, store: Store, name: str) -> bool:
         found = _opened(store, name, None)
@@ -185,7 +198,7 @@ class DeltaLog:
         written = to_json(layout) if isinstance(layout, Layout) else view_layout.to_json(layout)
         body = {**new.record.to_json(), "version": version, "layout": written}
         properties = CommitProperties(
-            custom_metadata={META: json.dumps(body)},
+            custom_metadata={META: json.dumps(body), _FILES: json.dumps(_counted(new))},
             app_transactions=[Transaction(APP_ID, version)],
             max_commit_retries=0,
         )
@@ -337,6 +350,39 @@ def _other(
     listed = () if unreadable else listed_files(newest, store, name, layout)
     files = tuple(replace(f, not_null=known.get(f.path, frozenset())) for f in listed)
     return OtherVersion(newest.version(), tuple(operations), files, differs, unreadable, newest)
+
+
+def _counted(new: NewVersion | NewViewVersion) -> dict[str, Any]:
+    """Return what a commit says of the files of its version, for `header`."""
+    removed = {file.path for file in new.removed}
+    kept = () if new.base is None else (f for f in new.base.files if f.path not in removed)
+    files = [*kept, *new.added]
+    return {
+        "table": None if new.base is None else new.base.table,
+        "files": len(files),
+        "rows": sum(file.rows for file in files),
+        "bytes": sum(file.size for file in files),
+    }
+
+
+def _header(actions: Sequence[dict[str, Any]], version: int) -> VersionHeader | None:
+    """Return the version of an entry; None if it does not say all.
+
+    Raises:
+        One of _UNKNOWN, AttributeError: another release wrote it.
+    """
+    body = _metadata(actions)
+    noted = (a["commitInfo"][_FILES] for a in actions if _FILES in a.get("commitInfo", {}))
+    if body is None or (text := next(noted, None)) is None:
+        return None
+    counted = json.loads(text)
+    made = (action["metaData"]["id"] for action in actions if "metaData" in action)
+    table = next(made, counted["table"])
+    counts = [counted[key] for key in ("files", "rows", "bytes")]
+    if not isinstance(table, str) or any(type(one) is not int or one < 0 for one in counts):
+        return None
+    layout = (view_layout.from_json if _is_view(body) else from_json)(body["layout"])
+    return VersionHeader(version, table, layout, VersionRecord.from_json(body), *counts)
 
 
 def _is_view(body: dict[str, Any]) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from driftline.errors import WarehouseUnavailable
 
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage import not_null
 from warehouse_agent.storage.delta_log import DeltaLog
@@ -23,6 +25,7 @@ from warehouse_agent.storage.table import (
     OtherVersion,
     Snapshot,
     TableFormat,
+    VersionHeader,
     VersionRecord,
     ViewSnapshot,
 )
@@ -46,6 +49,23 @@ def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | N
 def view_head(store: Store, name: str, *, version: int | None = None) -> ViewSnapshot | None:
     """Return a version of a view (`TableFormat.view_head`), by default the newest."""
     return format_of(store, name).view_head(store, name, version)
+
+
+def header(store: Store, name: str) -> VersionHeader | None:
+    """Return the newest version of a fragment as `head` does, without the list of its files: from
+    one entry of its log where that says all, which takes a tenth of the time."""
+    found = format_of(store, name).header(store, name)
+    if found is not None and isinstance(found.layout, Layout):
+        return found
+    return None if (newest := head(store, name)) is None else VersionHeader.of(newest)
+
+
+def view_header(store: Store, name: str) -> VersionHeader | None:
+    """Return the newest version of a view, as `header`."""
+    found = format_of(store, name).header(store, name)
+    if found is not None and isinstance(found.layout, ViewLayout):
+        return found
+    return None if (newest := view_head(store, name)) is None else VersionHeader.of(newest)
 
 
 def any_head(

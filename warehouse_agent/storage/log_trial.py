@@ -32,6 +32,7 @@ from warehouse_agent.storage.store import Store, file_errors, one_line
 LOG: Final = "_delta_log"
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.([0-9]{10})\.([0-9]{10}))?\.parquet")
 ENTRY = re.compile(r"[0-9]{20}\.json")
+_NUMBERED = re.compile(r"[0-9]{20}\.(json|checkpoint\.)")  # an entry or a checkpoint
 # Features that our columns may need, each with delta-rs's name of it.
 FEATURES = {
     "timestampNtz": TableFeatures.TimestampWithoutTimezone,
@@ -172,13 +173,35 @@ def _needed(store: Store, name: str, version: int) -> list[str]:
     """Return the files of a log from which a version is read: a checkpoint, and what follows; of a
     version with a checkpoint its entry too, without which delta-rs commits nothing after it."""
     names = [file for file, _ in store.files(name, LOG)]
-    parts: dict[int, list[tuple[str, int]]] = {}
-    for file in names:
-        if (checkpoint := _CHECKPOINT.fullmatch(file)) and int(checkpoint[1]) <= version:
-            parts.setdefault(int(checkpoint[1]), []).append((file, int(checkpoint[3] or 1)))
-    whole = [at for at, files in parts.items() if len(files) >= files[0][1]]
+    whole = {at: files for at, files in _checkpoints(names).items() if at <= version}
     first = max(whole, default=-1)
-    needed = [file for file, _ in parts.get(first, ())]
+    needed = whole.get(first, [])
     entries = (file for file in names if ENTRY.fullmatch(file))
     first = min(first + 1, version)
     return needed + [file for file in entries if first <= int(file[:20]) <= version]
+
+
+def _checkpoints(names: Sequence[str]) -> dict[int, list[str]]:
+    """Return the files of each checkpoint that is whole, by its version."""
+    parts: dict[int, list[tuple[str, int]]] = {}
+    for file in names:
+        if checkpoint := _CHECKPOINT.fullmatch(file):
+            parts.setdefault(int(checkpoint[1]), []).append((file, int(checkpoint[3] or 1)))
+    return {
+        at: [file for file, _ in files] for at, files in parts.items() if len(files) >= files[0][1]
+    }
+
+
+def newest(store: Store, name: str) -> int | None:
+    """Return the newest version of a log, by the names of its entries.
+
+    None if there is none, or if the log may not be read: an entry since the first, or since the
+    last checkpoint, is missing or empty; or a checkpoint has no entry. Raises WarehouseUnavailable.
+    """
+    listed = store.files(name, LOG)
+    whole = {int(file[:20]) for file, size in listed if size and ENTRY.fullmatch(file)}
+    newest = max((int(file[:20]) for file, _ in listed if _NUMBERED.match(file)), default=None)
+    if newest is None or newest not in whole:
+        return None
+    first = max(_checkpoints([file for file, _ in listed]), default=0)
+    return newest if whole.issuperset(range(min(first, newest), newest + 1)) else None

@@ -166,6 +166,56 @@ class OtherVersion:
         return f"version {self.version} was written by another program ({done})"
 
 
+class Version(Protocol):
+    """A version of a table, read in whatever way: what tells it from others, and its record."""
+
+    @property
+    def version(self) -> int:
+        """Return its number."""
+
+    @property
+    def table(self) -> str:
+        """Return the id that differs from earlier tables of the same name."""
+
+    @property
+    def record(self) -> VersionRecord:
+        """Return the record of its commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionHeader:
+    """The newest version of a table without the list of its files.
+
+    Attributes:
+        table: id that differs from earlier tables of the same name.
+        files, rows, bytes: the number of its data files, their rows and their bytes.
+        other: what another program wrote after this version, in words; None: nothing.
+    """
+
+    version: int
+    table: str
+    layout: Layout | ViewLayout
+    record: VersionRecord
+    files: int
+    rows: int
+    bytes: int
+    other: str | None = None
+
+    @classmethod
+    def of(cls, version: Snapshot | ViewSnapshot) -> Self:
+        """Return the header of a version whose files were listed."""
+        return cls(
+            version.version,
+            version.table,
+            version.layout,
+            version.record,
+            len(version.files),
+            version.rows,
+            sum(file.size for file in version.files),
+            None if version.other is None else version.other.text,
+        )
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """One published version, pinned.
@@ -295,6 +345,16 @@ class TableFormat(Protocol):
             WarehouseUnavailable: the log cannot be read, somebody else or a newer release wrote the
                 version or all of them, or its content is not what its files hold; or a release
                 wrote it that is too old.
+        """
+
+    def header(self, store: Store, name: str) -> VersionHeader | None:
+        """Return the newest version as its entry alone says it, without the list of its files.
+
+        None if the entry does not say all, if it is not Driftline's, or if the log is not whole:
+        `head` or `view_head` says why, or says it.
+
+        Raises:
+            WarehouseUnavailable: the log cannot be listed or read.
         """
 
     def entries(

@@ -26,6 +26,7 @@ from warehouse_agent.storage.table import (
     NewVersion,
     NewViewVersion,
     Snapshot,
+    VersionHeader,
     VersionRecord,
     ViewSnapshot,
 )
@@ -56,6 +57,13 @@ class ManifestLog:
             for path, size, rows, ends in body["files"]
         )
         return Snapshot(number, body["table"], files, layout, record, pin=None)
+
+    def header(self, store: Store, name: str) -> VersionHeader | None:
+        """Return the newest version without its files (`TableFormat.header`)."""
+        with contextlib.suppress(WarehouseUnavailable):
+            newest = self.head(store, name, None)
+            return None if newest is None else VersionHeader.of(newest)
+        return None
 
     def entries(
         self,

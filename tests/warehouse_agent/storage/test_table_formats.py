@@ -33,7 +33,13 @@ from warehouse_agent.storage import formats, log_entry, log_trial
 from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import NewVersion, Snapshot, TableFormat, VersionRecord
+from warehouse_agent.storage.table import (
+    NewVersion,
+    Snapshot,
+    TableFormat,
+    VersionHeader,
+    VersionRecord,
+)
 from warehouse_agent.table_maintenance.garbage import unreferenced
 
 NAME = "orders"
@@ -159,6 +165,66 @@ def test_files_are_added_and_removed(form: TableFormat, store: Store) -> None:
         form.head(store, NAME, 2)
     with pytest.raises(WarehouseUnavailable):
         form.added(store, NAME, 2)
+
+
+def test_a_header_says_what_the_head_says(form: TableFormat, store: Store) -> None:
+    assert form.header(store, NAME) is None
+    base: Snapshot | None = None
+    for n in range(2 * CHECKPOINT_VERSIONS + 2):
+        removed = base.files[:1] if base and n % 3 == 0 else ()
+        file = put(store, f"data-{n}/a.parquet", [n, n + 1])
+        base = commit(form, store, base, [file], removed=removed)
+        assert form.header(store, NAME) == VersionHeader.of(base)
+    other = laid_out("int8", "text", "timestamp")
+    again = put(store, "data-new/a.parquet", [1], other)
+    files = base.files if base else ()
+    base = commit(form, store, base, [again], removed=files, layout=other)
+    assert form.header(store, NAME) == VersionHeader.of(base)
+    base = commit(form, store, base, [put(store, "data-last/a.parquet", [2], other)], layout=other)
+    assert form.header(store, NAME) == VersionHeader.of(base)
+    form.shorten(store, NAME, base.version)
+    assert form.header(store, NAME) == VersionHeader.of(base)
+
+
+def test_a_header_is_none_of_another_program(form: TableFormat, store: Store) -> None:
+    commit(form, store, None, [put(store, "data-1/a.parquet", [1])])
+    next(foreign for one, foreign in FORMATS.values() if one is form)(store)
+    assert form.header(store, NAME) is None
+
+
+def lost(log: Path) -> None:
+    (log / f"{CHECKPOINT_VERSIONS + 1:020d}.json").unlink()
+
+
+def emptied(log: Path) -> None:
+    (log / f"{CHECKPOINT_VERSIONS + 1:020d}.json").write_bytes(b"")
+
+
+def ends_early(log: Path) -> None:
+    (log / f"{CHECKPOINT_VERSIONS + 2:020d}.json").unlink()
+    (log / f"{CHECKPOINT_VERSIONS + 1:020d}.json").unlink()
+    (log / f"{CHECKPOINT_VERSIONS:020d}.json").unlink()
+
+
+def damaged(log: Path) -> None:
+    (log / f"{CHECKPOINT_VERSIONS + 2:020d}.json").write_bytes(b'{"commitInfo":{"driftline":"{')
+
+
+def of_an_older_release(log: Path) -> None:
+    entry = log / f"{CHECKPOINT_VERSIONS + 2:020d}.json"
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        line.get("commitInfo", {}).pop("driftline-files", None)
+    entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("spoil", [lost, emptied, ends_early, damaged, of_an_older_release])
+def test_a_log_that_is_not_whole_has_no_header(store: Store, spoil: Callable[[Path], None]) -> None:
+    """What it says then is what delta-rs says of it."""
+    appended(store, CHECKPOINT_VERSIONS + 2)
+    assert DeltaLog().header(store, NAME) is not None
+    spoil(Path(store.table(NAME), DeltaLog.log))
+    assert DeltaLog().header(store, NAME) is None
 
 
 def files_of(form: TableFormat, store: Store) -> list[tuple[str, int]]:

@@ -6,6 +6,7 @@ What is read of a table is let go when its page is written; the index keeps a ro
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -71,7 +72,7 @@ def write(
         WarehouseUnavailable: the warehouse cannot be read.
     """
     report = WrittenReport(output / INDEX)
-    with folder.opened(output, private=scope.values) as place:
+    with _no_search_for_cycles(), folder.opened(output, private=scope.values) as place:
         place.begin(frozenset((INDEX, *(_page(one.name) for one in chosen))))
         for made in _made(config, chosen, scope):
             place.write(_page(made.row.name), made.text)
@@ -83,6 +84,19 @@ def write(
         place.write(INDEX, pages.index(scope, report.rows, report.totals, commands_of(records)))
         place.end()
     return report
+
+
+@contextlib.contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """Let Python search for no cycles of objects, which takes a seventh of the time: what is read
+    of a table has none, and is let go with its last reference."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
