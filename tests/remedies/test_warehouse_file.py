@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -12,7 +13,8 @@ from driftline.errors import ConfigurationError
 from driftline.metrics_server import MetricsServer
 
 from tests.remedies.told import told
-from warehouse_agent.inspection import readiness
+from warehouse_agent.config.settings import SecretAddress
+from warehouse_agent.inspection import watcher_readiness
 from warehouse_agent.views.inputs import load
 from warehouse_agent.views.query import read_query, resolve
 
@@ -427,13 +429,13 @@ def test_metrics_without_the_package(tmp_path: Path) -> None:
 def test_a_folder_of_the_textfile_that_is_not_there(tmp_path: Path) -> None:
     file = tmp_path / "collector/lake.prom"
     with pytest.raises(ConfigurationError) as raised:
-        readiness._textfile(file)
+        watcher_readiness._textfile(file)
     told(
         raised.value,
         "Make the folder of node_exporter's textfile collector, and let this login write there.",
     )
     file.parent.mkdir()
-    assert readiness._textfile(file)
+    assert watcher_readiness._textfile(file)
 
 
 def test_a_port_of_metrics_that_is_taken() -> None:
@@ -445,3 +447,23 @@ def test_a_port_of_metrics_that_is_taken() -> None:
     told(raised.value, "End the program that uses this port, or name another address.")
     server.stop()
     MetricsServer("127.0.0.1", port, lambda: b"").stop()
+
+
+def test_a_program_that_cannot_be_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        watcher_readiness._program("./tell", tmp_path)
+    told(raised.value, "Install it, or write its whole path.")
+    file = tmp_path / "tell"
+    file.write_text("#!/bin/sh\n")
+    with pytest.raises(ConfigurationError) as raised:
+        watcher_readiness._program(str(file), tmp_path)
+    printed = told(raised.value, "Run: chmod +x …")
+    subprocess.run(printed.partition("Run: ")[2].split(), check=True)
+    assert watcher_readiness._program(str(file), tmp_path)
+
+
+def test_a_host_that_is_not_found() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        watcher_readiness._address(SecretAddress("https://nobody.invalid/", None, "notify"))
+    told(raised.value, "Check its name, and the name servers of this machine.")
+    assert watcher_readiness._address(SecretAddress("https://localhost/", None, "notify"))

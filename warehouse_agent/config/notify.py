@@ -7,7 +7,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from driftline.errors import ConfigurationError
-from driftline.settings.declarations import SettingKind, SettingsTable, is_loopback, shown
+from driftline.settings.declarations import (
+    SettingKind,
+    SettingsTable,
+    is_loopback,
+    password,
+    shown,
+)
 from driftline.settings.kinds import FLAG, PATH, TEXT, choice, number
 
 from warehouse_agent.config.settings import MessageFormat, NotifySettings, SecretAddress
@@ -21,8 +27,12 @@ def _argv(table: SettingsTable, key: str, value: object) -> tuple[str, ...]:
     if not items:
         raise table.error(key, "It is an empty list.", "Name a program and its arguments.")
     for number_, item in enumerate(items, start=1):
-        if not isinstance(item, str) or not item or "\0" in item:
-            raise table.error(key, f"Item {number_} must be a string, not {shown(item)}.")
+        if not isinstance(item, str) or "\0" in item:
+            raise table.error(
+                key, f"Item {number_} must be a string without a NUL, not {shown(item)}."
+            )
+    if not items[0]:
+        raise table.error(key, "The program has no name.", "Name a program and its arguments.")
     return tuple(items)
 
 
@@ -49,6 +59,21 @@ def address(text: str, where: str) -> str:
             remedy="Write https://; http:// is for this machine alone, as http://127.0.0.1:PORT/.",
         )
     return text
+
+
+def read_address(one: SecretAddress) -> str:
+    """Return an address. Raises ConfigurationError: its file cannot be read, or holds none."""
+    if one.written is not None:
+        return one.written
+    return address((password(one.file, "", one.where) or "").strip(), one.where)
+
+
+def key_of(file: Path, where: str) -> bytes:
+    """Return the key in a file. Raises ConfigurationError: it cannot be read, or is empty."""
+    key = (password(file, "", where) or "").encode()
+    if not key:
+        raise ConfigurationError(f"{file} is empty.", where=where)
+    return key
 
 
 def _address(table: SettingsTable, key: str, value: object) -> str:

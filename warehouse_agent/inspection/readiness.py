@@ -15,7 +15,6 @@ import importlib.metadata
 import os
 import shutil
 import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -40,6 +39,7 @@ from driftline.x509 import read_der
 from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
 from warehouse_agent.history.forecast_inputs import rows_of_part
 from warehouse_agent.history.notes import Notes
+from warehouse_agent.inspection import watcher_readiness
 from warehouse_agent.inspection.first_configuration import size_and_key
 from warehouse_agent.planning.step_places import UNPACKED, written
 from warehouse_agent.refresh import derivation, schema_change
@@ -102,8 +102,8 @@ def examine(path: Path) -> Iterator[ReadinessCheck]:
     store = Store.of(config)
     yield check(f"warehouse {config.path}", lambda: _writable(store))
     yield check("Python packages of the driver", lambda: _packages(store))
-    if config.metrics is not None and (file := config.metrics.textfile) is not None:
-        yield check("metrics", lambda: _textfile(file))
+    for what, look in watcher_readiness.checks(config):
+        yield check(what, look)
     homes: list[Path] = []
     is_remote = "spark.remote" in config.spark
     if not is_remote:
@@ -161,20 +161,6 @@ def _writable(store: Store) -> str:
             remedy="Free space, or remove old versions with `driftline gc --all`.",
         )
     return f"writable, {free / 2**30:,.1f} GiB free"
-
-
-def _textfile(file: Path) -> str:
-    """Try the folder of the textfile. Raises ConfigurationError."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=file.parent):
-            return f"{file} can be written"
-    except OSError as error:
-        raise ConfigurationError(
-            f"Nothing can be written into {file.parent}: {error.strerror}.",
-            where="metrics.textfile",
-            remedy="Make the folder of node_exporter's textfile collector, and let this login write"
-            " there.",
-        ) from None
 
 
 def _packages(store: Store) -> str:

@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from driftline.errors import ConfigurationError
 from driftline.peer_text import one_line
-from driftline.settings.declarations import is_loopback, password
+from driftline.settings.declarations import is_loopback
 
-from warehouse_agent.config.notify import address
-from warehouse_agent.config.settings import SecretAddress
+from warehouse_agent.config.notify import key_of
 from warehouse_agent.monitoring.messages import NotDelivered
 from warehouse_agent.report import release
 
@@ -114,24 +112,14 @@ def to_program(argv: Sequence[str], body: bytes, timeout_s: float, folder: Path)
     return f"{name} ended with 0"
 
 
-def read_address(one: SecretAddress) -> str:
-    """Return an address. Raises ConfigurationError: its file cannot be read, or holds none."""
-    if one.written is not None:
-        return one.written
-    return address((password(one.file, "", one.where) or "").strip(), one.where)
-
-
 def signature(file: Path, where: str, body: bytes, now: float) -> dict[str, str]:
     """Return the header that signs a body: HMAC-SHA256 of the time, a dot and the body.
 
     Raises:
         ConfigurationError: the file of the key cannot be read, or is empty.
     """
-    key = (password(file, "", where) or "").encode()
-    if not key:
-        raise ConfigurationError(f"{file} is empty.", where=where)
     at = str(int(now))
-    made = hmac.new(key, at.encode() + b"." + body, hashlib.sha256).hexdigest()
+    made = hmac.new(key_of(file, where), at.encode() + b"." + body, hashlib.sha256).hexdigest()
     return {SIGNATURE: f"t={at},v1={made}"}
 
 

@@ -29,6 +29,7 @@ from driftline.errors import (
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.config.notify import read_address
 from warehouse_agent.config.settings import MessageFormat, NotifySettings, SecretAddress
 from warehouse_agent.history import alarms, failures, refresh_history
 from warehouse_agent.monitoring.after_command import EndedCommand
@@ -248,7 +249,7 @@ def _to_webhook(settings: NotifySettings, where: SecretAddress, message: Message
     body, key, headers = message.body(settings.format), settings.webhook_secret_file, {}
     if key is not None:
         headers = delivery.signature(key, "notify.webhook_secret_file", body, time.time())
-    return delivery.to_address(delivery.read_address(where), body, settings.timeout_s, headers)
+    return delivery.to_address(read_address(where), body, settings.timeout_s, headers)
 
 
 @dataclass(frozen=True)
@@ -268,4 +269,4 @@ class Heartbeat:
         """Fetch it, and say who answered. Raises NotDelivered, ConfigurationError."""
         from warehouse_agent.monitoring import delivery
 
-        return delivery.to_address(delivery.read_address(self.where), None, self.timeout_s)
+        return delivery.to_address(read_address(self.where), None, self.timeout_s)

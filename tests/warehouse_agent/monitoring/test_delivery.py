@@ -15,6 +15,7 @@ from driftline.errors import ConfigurationError
 
 from source_agent.enrolment import enroll
 from tests.harness.receiver import Receiver, is_signed, receiving
+from warehouse_agent.config.notify import read_address
 from warehouse_agent.config.settings import SecretAddress
 from warehouse_agent.monitoring import delivery
 from warehouse_agent.monitoring.delivery import to_address, to_program
@@ -162,13 +163,13 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     one = SecretAddress(None, file, "here")
     file.chmod(0o644)
     with pytest.raises(ConfigurationError, match="is open to others"):
-        delivery.read_address(one)
+        read_address(one)
     file.chmod(0o600)
-    assert delivery.read_address(one) == "https://chat.example.com/secret"
+    assert read_address(one) == "https://chat.example.com/secret"
     for wrong in ("", "chat.example.com/secret", "http://chat.example.com/secret"):
         file.write_text(wrong)
         with pytest.raises(ConfigurationError) as refused:
-            delivery.read_address(one)
+            read_address(one)
         assert "secret" not in str(refused.value)
     file.write_text("")
     with pytest.raises(ConfigurationError, match="is empty"):
