@@ -117,7 +117,7 @@ class SuccessLine:
         why: why a view was computed in its way; None: a fragment, or not known.
         predicted: before the refresh; None: not known.
         retried: codes of the errors of earlier attempts.
-        consistency: as the report has it.
+        consistency, proof: as the report has them.
     """
 
     at: datetime | None
@@ -150,6 +150,7 @@ class SuccessLine:
     predicted: PredictedCost | None = None
     retried: tuple[str, ...] = ()
     consistency: str | None = None
+    proof: str | None = None
 
     @property
     def identity(self) -> tuple[int | None, int | None, str | None, str | None]:
@@ -274,6 +275,7 @@ def _success(body: Mapping[str, Any]) -> SuccessLine:
         predicted=_predicted(get("predicted")),
         retried=_retried(get("retried")),
         consistency=_text(get("consistency")),
+        proof=_text(get("proof")),
     )
 
 

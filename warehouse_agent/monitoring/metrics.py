@@ -52,13 +52,19 @@ def _one(read: Callable[[TableCounters], float | None]) -> Callable[[TableCounte
 GAUGES: Final = (
     _Family(
         "as_of_timestamp_seconds",
-        "When the table was equal to its source, by the last refresh that went well.",
+        "When the table was equal to its source, by the proof of the last refresh that went well.",
         _one(lambda table: table.as_of),
     ),
     _Family(
         "exact_as_of_timestamp_seconds",
         "The same, of the last refresh that read one snapshot; absent: none did.",
         _one(lambda table: table.exact_as_of),
+    ),
+    _Family(
+        "proof",
+        "1, with the proof of the last refresh that went well; claimed: nothing was compared.",
+        lambda table: {table.proof: 1.0} if table.proof else {},
+        "proof",
     ),
     _Family(
         "refresh_last_success_timestamp_seconds",

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from driftline.errors import BY_CODE
 
-from warehouse_agent.config import Require
+from warehouse_agent.config import Proof, Require
 from warehouse_agent.history.history_lines import FailureLine, HistoryLine, moment
 from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.history.totals import Bins, Totals
@@ -31,6 +31,7 @@ class TableCounters:
             since 1970, as `as_of` and `exact_as_of`; None: never, or not known.
         as_of: of the last that went well.
         exact_as_of: of the last that went well with one snapshot of all that it read.
+        proof: of the last that went well; empty: not known.
         rows: that the table has; None: not known.
         failures: that failed since the last that went well.
         code: of the error of the newest of these; empty: there is none.
@@ -42,6 +43,7 @@ class TableCounters:
     succeeded: float | None = None
     as_of: float | None = None
     exact_as_of: float | None = None
+    proof: str = ""
     rows: int | None = None
     failures: int = 0
     code: str = ""
@@ -78,6 +80,7 @@ class TableCounters:
             self.succeeded if ended is None else ended,
             as_of,
             as_of if is_exact else self.exact_as_of,
+            known_proof(line.proof),
             self.rows if line.total is None else line.total,
             mark=mark_of(line),
         )
@@ -100,6 +103,7 @@ class TableCounters:
         return cls(
             Totals.from_json(body["totals"]),
             **times,
+            proof=known_proof(body.get("proof")),
             rows=rows,
             failures=int(failures),
             code=known_code(code) if (code := str(body.get("code", ""))) else "",
@@ -108,7 +112,12 @@ class TableCounters:
 
 
 _TIMES: Final = ("attempted", "succeeded", "as_of", "exact_as_of")
-_KEPT: Final = (*_TIMES, "rows", "failures", "code")
+_KEPT: Final = (*_TIMES, "proof", "rows", "failures", "code")
+
+
+def known_proof(proof: object) -> str:
+    """Return a proof; empty for one that this release does not know."""
+    return proof if isinstance(proof, str) and proof in {one.value for one in Proof} else ""
 
 
 def known_code(code: str) -> str:

@@ -144,13 +144,13 @@ def _result(
     that were `deleted`."""
     p, out, recipe = compared.prepared, compared.found, compared.prepared.layout.recipe
     differing = changed + (p.base.rows_lost if p.base else 0)
-    is_total = proof_of(p, out) is Proof.TOTAL
+    is_total = proof_of(job, p, out) is Proof.TOTAL
     marking = marker_audit.with_changes(compared.marking, out, changed, deleted)
     model = modelled(p.known, p.expected, differing, out.method, out.theirs.count)
     return PublishedVersion(
         version=version,
         rows=out.theirs.count,
-        proof=proof_of(p, out).value,
+        proof=proof_of(job, p, out).value,
         checked_at=_claimed_at(job, compared) or out.checked_at,
         refreshed_at=out.checked_at,
         fingerprint=fingerprint_kind(recipe),
@@ -243,7 +243,7 @@ def _checked(job: Job, compared: ComparisonResult) -> ComparisonNote:
     that is the weaker one. Claims compare nothing: they never move the time of the check.
     """
     p, out = compared.prepared, compared.found
-    proof = proof_of(p, out).value
+    proof = proof_of(job, p, out).value
     now = ComparisonNote(out.as_of, out.checked_at, out.consistency, out.activity, proof)
     if (checked_at := _claimed_at(job, compared)) is not None:
         now = replace(now, checked_at=checked_at)

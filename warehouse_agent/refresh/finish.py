@@ -135,7 +135,7 @@ def _proven(job: Job, compared: ComparisonResult) -> Proven:
     if not job.options.accept_schema:
         row_security.refuse_changed(before, out.row_security, job.name)
     is_same = before is None or out.row_security in (None, before)
-    if out.is_equal and is_same and p.base is not None and _says_all(p, out, p.base):
+    if out.is_equal and is_same and p.base is not None and _says_all(job, p, out, p.base):
         return ProvenEqual(compared, p.base)
     _refuse_shrunk(job, p, out)
     _refuse_inconsistent(job, out)
@@ -151,16 +151,16 @@ def _proven(job: Job, compared: ComparisonResult) -> Proven:
     return ProvenVersion(compared, applied, feed, out.row_security or before)
 
 
-def _says_all(p: Prepared, out: Outcome, base: Snapshot) -> bool:
+def _says_all(job: Job, p: Prepared, out: Outcome, base: Snapshot) -> bool:
     """Return True if the published version is the working copy, with at least as strong a proof."""
     is_same = p.files == base.files and not schema_change.differs(p.layout, base.layout)
-    return is_same and Proof(base.record.proof) >= proof_of(p, out)
+    return is_same and Proof(base.record.proof) >= proof_of(job, p, out)
 
 
-def proof_of(p: Prepared, out: Outcome) -> Proof:
+def proof_of(job: Job, p: Prepared, out: Outcome) -> Proof:
     """Return what a comparison proves of the version that it leads to."""
     if p.part is not None:  # the others are those of the version, whatever that is worth
-        return min(Proof.PART, Proof(p.base.record.proof)) if p.base else Proof.PART
+        return min(Proof.PART, Proof(job.notes.comparison(p.base).proof)) if p.base else Proof.PART
     if out.is_claimed:
         return Proof.CLAIMED
     return Proof.KEYS if out.by_marker else Proof.TOTAL

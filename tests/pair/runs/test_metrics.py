@@ -109,6 +109,7 @@ def test_a_textfile_says_what_the_histories_say(
     assert of_table(found, "customers", "freshness_limit_seconds") == {(): 12 * 3600}
     assert of_table(found, "orders", "rows") == {(): 100}
     assert of_table(found, "orders", "refresh_failures") == {("",): 0}
+    assert of_table(found, "orders", "proof") == {("total",): 1}
     line = last_line(pair, "orders")
     as_of = datetime.fromisoformat(str(line["as_of"])).timestamp()
     for name in ("as_of_timestamp_seconds", "exact_as_of_timestamp_seconds"):

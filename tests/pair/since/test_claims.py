@@ -218,6 +218,24 @@ class Liars:
             stock.delete(present[12 : 12 + rng.randrange(3)])
         if rng.random() < 0.4:
             stock.insert(free[4 : 4 + rng.randrange(3)], at=OLD)
+        gone = [row[0] for row in stock.legacy.rows("stock") if row[5]]
+        rng.shuffle(gone)
+        at = now(stock.legacy)
+        for lie, kinds in (
+            ("UPDATE stock SET gone = FALSE WHERE id = ?", gone[:1]),
+            ("UPDATE stock SET gone = TRUE WHERE id = ?", present[16:18]),
+            # The key that it had is gone without a flag.
+            ("UPDATE stock SET id = id + 100000 WHERE id = ?", present[18:19]),
+        ):
+            honest = lie.replace("SET", f"SET updated_at = '{at}',")
+            sql = rng.choice((None, None, lie, honest))
+            if sql is not None:
+                stock.legacy.many(sql, [(key,) for key in kinds])
+        if rng.random() < 0.3:  # as another row, which only its values show
+            again = present[20 : 20 + rng.randrange(3)]
+            stock.delete(again)
+            stock.insert(again, at=OLD)
+            stock.update(again, rng.randrange(1000, 2**31), honest=False)
 
     def differing(self) -> set[int]:
         """Return the keys whose published rows are not the source's."""

@@ -445,13 +445,21 @@ def test_a_view_says_the_weakest_proof_of_its_inputs(
         newest = sites.newest()
         assert newest is not None
         assert {m.proof for m in newest.members.values()} == {"total"}
+        expected = {"stock": proof, "crm.item": "total", "named": proof}
+        reports = sites.well()
+        unmoved = sites.newest()
+        assert unmoved is not None
+        assert reports["stock"].proof == proof
+        # Nothing changed, so that readers keep an older instant, with the proof that it has.
+        instants = {name: (m.as_of, m.proof) for name, m in newest.members.items()}
+        assert {name: (m.as_of, m.proof) for name, m in unmoved.members.items()} == instants
+        assert (reports["named"].as_of, reports["named"].proof) == instants["named"]
         sites.sql("erp", "UPDATE stock SET item = 9, updated_at = ? WHERE id = 3", now(pair.legacy))
         sites.well()
         sites.check()
         newest = sites.newest()
         assert newest is not None
-        found = {name: member.proof for name, member in newest.members.items()}
-        assert found == {"stock": proof, "crm.item": "total", "named": proof}
+        assert {name: member.proof for name, member in newest.members.items()} == expected
 
 
 def test_a_relation_that_the_source_does_not_serve(sites: Sites) -> None:
