@@ -104,11 +104,16 @@ class DescribeRequest(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     RELATION_FIELD_NUMBER: _builtins.int
     DERIVATION_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     @_builtins.property
     def derivation(self) -> Global___Derivation:
         """absent: the whole relation"""
+
+    @_builtins.property
+    def beside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what a view joins with it, by published names; `referring`"""
 
     def __init__(
         self,
@@ -116,10 +121,11 @@ class DescribeRequest(_message.Message):
         protocol: _builtins.int = ...,
         relation: _builtins.str = ...,
         derivation: Global___Derivation | None = ...,
+        beside: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["derivation", b"derivation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["derivation", b"derivation", "protocol", b"protocol", "relation", b"relation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside", b"beside", "derivation", b"derivation", "protocol", b"protocol", "relation", b"relation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -284,7 +290,7 @@ Global___Predicate: _TypeAlias = Predicate  # noqa: Y015
 
 @_typing.final
 class Referenced(_message.Message):
-    """the row that a row references is there, and fulfils a predicate"""
+    """a row that a row references, or is referenced by, fulfils a predicate"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -297,7 +303,7 @@ class Referenced(_message.Message):
     relation: _builtins.str
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """a foreign key, as in Reference"""
+        """of a foreign key, as in Reference"""
 
     @_builtins.property
     def referenced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -396,6 +402,7 @@ class Description(_message.Message):
     DERIVE_FIELD_NUMBER: _builtins.int
     MARKER_FIELD_NUMBER: _builtins.int
     REFERENCES_FIELD_NUMBER: _builtins.int
+    REFERRING_FIELD_NUMBER: _builtins.int
     key_columns: _builtins.int
     fingerprint_version: _builtins.int
     vouched: _builtins.bool
@@ -426,6 +433,10 @@ class Description(_message.Message):
     def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reference]:
         """at most REFERENCES_MAX"""
 
+    @_builtins.property
+    def referring(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reference]:
+        """on request: foreign keys of others, turned"""
+
     def __init__(
         self,
         *,
@@ -441,10 +452,11 @@ class Description(_message.Message):
         derive: _abc.Iterable[_builtins.str] | None = ...,
         marker: Global___Marker | None = ...,
         references: _abc.Iterable[Global___Reference] | None = ...,
+        referring: _abc.Iterable[Global___Reference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["marker", b"marker", "row_security", b"row_security"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "derive", b"derive", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "marker", b"marker", "notes", b"notes", "references", b"references", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "derive", b"derive", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "marker", b"marker", "notes", b"notes", "references", b"references", "referring", b"referring", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,7 +95,9 @@ def explain(
             for parts in (published.derive & {DerivablePart.COLUMNS}, published.derive):
                 if parts:  # all columns are some of them, but all rows are without a condition
                     texts += engine.templates([slotted(shapes[0], parts)])
-            joins = site_joins(session, published, shapes[0], config.relations)
+            joins = site_joins(
+                session, published, shapes[0], config.relations, tuple(config.relations)
+            )
             slots = _slots(session, shapes[0], published.derive, joins)
             sections.append(StatementSection(heading, _own(texts, common), slots=slots))
     finally:

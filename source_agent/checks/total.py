@@ -26,7 +26,7 @@ from driftline.settings.declarations import nearest
 from driftline.values.types import Column, Recipe, parse_type
 
 from source_agent.config.file import SourceConfig
-from source_agent.config.site_joins import site_joins
+from source_agent.config.site_joins import chosen
 from source_agent.engines.interface import Engine
 from source_agent.printable import counted
 
@@ -112,8 +112,7 @@ def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> SourceTotal
     try:
         shape = session.describe(published.relation)
         if receipt.derivation is not None:
-            joins = site_joins(session, published, shape, config.relations)
-            shape = session.derive(shape, receipt.derivation, joins)
+            shape = chosen(session, published, shape, receipt.derivation, config.relations)
         _same_recipe(receipt, replace(shape.recipe, fingerprint_version=FINGERPRINT_VERSION))
         fingerprints = receipt_hasher(receipt.fragment_key, shape.recipe)
         digest = Digest()

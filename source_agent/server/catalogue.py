@@ -26,7 +26,7 @@ from driftline.wire.negotiation import check_protocol
 from source_agent.budgets.audit import NOT_RELOADED, RELOADED, AuditEntry, AuditLog
 from source_agent.budgets.budget import Governor
 from source_agent.config.file import Budget, ServedRelation, SourceConfig, load
-from source_agent.config.site_joins import site_joins
+from source_agent.config.site_joins import chosen
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.relations.markers import MarkedBy
 from source_agent.engines.relations.predicates import JoinedRelation
@@ -182,9 +182,7 @@ def described(
     served.check_key(shape)
     if derivation is None:
         return shape
-    is_joined = DerivablePart.JOINS in derivation.parts
-    joins = site_joins(session, served, shape, published) if is_joined else ()
-    return session.derive(shape, derivation, joins)
+    return chosen(session, served, shape, derivation, published)
 
 
 def referenced(
@@ -214,7 +212,7 @@ def describe(
     Args:
         derive: what a warehouse may choose of it.
         references: its foreign keys to relations that the client may have.
-        joins: those of them along which its rows may be chosen.
+        joins: those of them, and of others to it, along which its rows may be chosen.
     """
     recipe, marked = shape.recipe, shape.marker
     return pb.Description(
@@ -228,6 +226,7 @@ def describe(
         bytes_per_second=budget.bytes_per_second or 0.0,
         derive=sorted(part.value for part in derive),
         references=_references(references, joins),
+        referring=_referring(joins),
         row_security=None if shape.row_security is None else shape.row_security.message(),
         marker=None if marked is None else _marker(marked, recipe),
     )
@@ -250,14 +249,33 @@ def _references(
     references: Iterable[Reference], joins: Iterable[JoinedRelation]
 ) -> list[pb.Reference]:
     """Return foreign keys as messages, those of joins with what is there."""
-    by_reference, told = {one.reference: one for one in joins}, list(references)
+    by_reference = {one.reference: one for one in joins if not one.is_referring}
+    told = list(references)
     messages = to_messages(told)
     for message, reference in zip(messages, told, strict=False):
         if (joined := by_reference.get(reference)) is not None:
-            then = _references([one.reference for one in joined.joins], joined.joins)
-            there = pb.Description(columns=_columns(joined.shape), references=then)
-            message.joined.CopyFrom(there)
+            message.joined.CopyFrom(_there(joined))
     return messages
+
+
+def _referring(joins: Iterable[JoinedRelation]) -> list[pb.Reference]:
+    """Return the foreign keys of other relations, turned, with what is there."""
+    turned = [one for one in joins if one.is_referring]
+    messages = to_messages(one.reference for one in turned)
+    for message, joined in zip(messages, turned, strict=True):
+        message.joined.CopyFrom(_there(joined))
+    return messages
+
+
+def _there(joined: JoinedRelation) -> pb.Description:
+    """Return the other relation of a join as a message."""
+    upwards = [one.reference for one in joined.joins if not one.is_referring]
+    return pb.Description(
+        columns=_columns(joined.shape),
+        rows_expected=max(joined.shape.rows_expected, 0),
+        references=_references(upwards, joined.joins),
+        referring=_referring(joined.joins),
+    )
 
 
 def _marker(marked: MarkedBy, recipe: Recipe) -> pb.Marker:

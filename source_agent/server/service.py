@@ -34,6 +34,7 @@ from driftline.limits import (
     EXCHANGE_RPCS_MAX,
     EXCHANGE_RPCS_PER_CLIENT_MAX,
     HEARTBEAT_S,
+    REFERENCES_MAX,
 )
 from driftline.metrics_server import MetricsServer
 from driftline.relations.activity import Activity
@@ -165,6 +166,8 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             return reply
         served = state.served_relation(request.relation, request.protocol, client)
         derivation = derivation_of(request, served, entry)
+        if len(request.beside) > REFERENCES_MAX:
+            raise LimitExceeded(f"A description names at most {REFERENCES_MAX} other relations.")
         state.governor.check()
         with (
             self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S),
@@ -173,7 +176,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             known = state.published(client)
             shape = described(session, served, derivation, known)
             references = referenced(session, shape, [one.relation for one in known.values()])
-            joins = site_joins(session, served, shape, known)
+            joins = site_joins(session, served, shape, known, tuple(request.beside) or None)
         self._name(reply, request.relation, served)
         budget = state.config.budget
         reply.description.CopyFrom(describe(shape, budget, served.derive, references, joins))

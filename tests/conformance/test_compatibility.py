@@ -39,7 +39,7 @@ from warehouse_agent.scheduler.parent_deletions import parents
 from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.reply_validation import refusal
 
-LATEST = "5762206b61689be46cb4579f5ec78ff05d36f1e6"
+LATEST = "c9218253ad08eca44f990417fffd20a50081bd33"
 BASE = "00d938a352968ee54b996c61315e48e46daf722f"
 OLDER = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
 FIELD = "d5146057dbfa90ee8da1a9a36df9842adc154a90"

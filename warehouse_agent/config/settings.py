@@ -145,6 +145,11 @@ class Fragment:
     wishes: tuple[OccurrenceNeed, ...] = ()
 
     @property
+    def beside(self) -> tuple[str, ...]:
+        """Return the relations of its source with which views join it, in order of name."""
+        return tuple(sorted({name for wish in self.wishes for name in wish.relations}))
+
+    @property
     def time_zone(self) -> str:
         """Return the time zone of its hours of change."""
         return self.source.time_zone if self.timing is None else self.timing.zone

@@ -53,6 +53,7 @@ from warehouse_agent.decomposition.conditions import (
 
 _PLAIN = re.compile(r"\w+")  # a name that is published as it is
 RULES = 2  # changes when the same views get another derivation
+_JOIN_RULES = 2  # when only views with joins at a site do
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class JoinNeed:
     conjuncts: tuple[Conjunct, ...]
     joins: tuple[JoinNeed, ...] = ()
 
+    @property
+    def relations(self) -> frozenset[str]:
+        """Return the other table, and those with which it joins."""
+        return frozenset({self.relation}).union(*(join.relations for join in self.joins))
+
 
 @dataclass(frozen=True, slots=True)
 class OccurrenceNeed:
@@ -100,6 +106,11 @@ class OccurrenceNeed:
     conjuncts: tuple[Conjunct, ...] = ()
     joins: tuple[JoinNeed, ...] = ()
 
+    @property
+    def relations(self) -> frozenset[str]:
+        """Return the tables of its source by whose conditions its rows may be chosen."""
+        return frozenset[str]().union(*(join.relations for join in self.joins))
+
 
 @dataclass(frozen=True, slots=True)
 class DerivationOffer:
@@ -111,6 +122,7 @@ class DerivationOffer:
         comparable: by name of column at the source.
         allowed: parts that the DBA lets a warehouse choose.
         references: foreign keys along which its rows may be chosen.
+        referring_at_most: rows of relations that reference it that may be read; None: any number.
     """
 
     recipe: Recipe
@@ -118,6 +130,7 @@ class DerivationOffer:
     comparable: Mapping[str, Comparable] = field(default_factory=dict)
     allowed: frozenset[DerivablePart] = frozenset()
     references: tuple[JoinableReference, ...] = ()
+    referring_at_most: int | None = None
 
     @property
     def compares(self) -> dict[str, ComparedColumn]:
@@ -256,13 +269,16 @@ def _joined(
     needs: Iterable[JoinNeed],
     own: Mapping[str, ComparedColumn],
     references: Sequence[JoinableReference],
+    at_most: int | None,
 ) -> tuple[ReferencePredicate, ...]:
-    """Return the joins along foreign keys, with the conditions on what is referenced.
+    """Return the joins along foreign keys, with the conditions on what is there.
 
-    A join without a condition chooses nothing, and is left out.
+    A join without a condition is left out, and so is one for which a source would have to read too
+    many rows of relations that reference it, or nobody knows how many.
 
     Args:
         own: columns of the relation, by published name in lower case.
+        at_most: as `DerivationOffer.referring_at_most`.
     """
     found = []
     for need in needs:
@@ -273,9 +289,14 @@ def _joined(
             there = _plainly_named(one)
             if one.relation != need.relation or not is_along or there is None:
                 continue
+            left = at_most
+            if at_most is not None and one.is_referring:
+                left = at_most - one.rows_expected
+                if left < 0 or not one.rows_expected:
+                    continue
             conditions = [pushed(conjunct.condition, there) for conjunct in need.conjuncts]
             parts: list[Predicate] = [p.predicate for p in conditions if p.predicate is not None]
-            parts += _joined(need.joins, there, one.references)
+            parts += _joined(need.joins, there, one.references, left)
             if not parts:
                 continue
             rows = canonical(AndPredicate(tuple(parts)))
@@ -304,7 +325,7 @@ def _signature(wish: OccurrenceNeed) -> tuple[object, ...]:
     conditions = sorted(form_of(conjunct.condition) for conjunct in wish.conjuncts)
     joins = sorted(map(_join_form, wish.joins))
     said = sorted(wish.columns), sorted(wish.unqualified), conditions
-    return (*said, joins) if joins else said
+    return (*said, joins, _JOIN_RULES) if joins else said
 
 
 def _join_form(join: JoinNeed) -> str:
@@ -318,7 +339,7 @@ def _share(wish: OccurrenceNeed, offer: DerivationOffer) -> NeedShare:
     used = {known[name].column.name for name in wish.columns | wish.unqualified if name in known}
     columns = tuple(c.name for c in offer.recipe.columns if c.name in used)
     conjuncts = tuple((c, _within_limits(pushed(c.condition, known))) for c in wish.conjuncts)
-    joins = _joined(wish.joins, known, offer.references)
+    joins = _joined(wish.joins, known, offer.references, offer.referring_at_most)
     kept = (*(p.predicate for _, p in conjuncts if p.predicate is not None), *joins)
     rows = canonical(AndPredicate(kept)) if kept else None
     return NeedShare(wish, columns, rows, conjuncts, joins)

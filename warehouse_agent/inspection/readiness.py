@@ -259,9 +259,9 @@ def _executors(spark: SparkSession, store: Store) -> str:
 
 def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
     """Check that the relation has the published columns, and carriers that fit them."""
-    with SourceChannel(fragment.source) as link:
-        reply = link.describe(fragment.relation)
     base = newest()
+    with SourceChannel(fragment.source) as link:
+        reply = link.describe(fragment.relation, derivation.beside(fragment, base))
     layout = derivation.described(reply, fragment, base)
     if base is not None:
         derivation.check(reply, fragment, base)

@@ -380,7 +380,7 @@ def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
     try:
         reach(fragment.source)
         with SourceChannel(fragment.source) as link:
-            return link.describe(fragment.relation), None
+            return link.describe(fragment.relation, fragment.beside), None
     except (SourceUnreachable, DatabaseUnavailable) as error:
         return None, error.message
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError
+from driftline.limits import JOIN_ROWS_FACTOR
 from driftline.relations.derivations import DerivablePart
 
 from warehouse_agent.columns.layout import Layout, derived
@@ -126,7 +127,7 @@ def _known(
             try:
                 reach(fragment.source)
                 with SourceChannel(fragment.source) as link:
-                    reply = link.describe(fragment.relation)
+                    reply = link.describe(fragment.relation, derivation.beside(fragment, base))
             except DriftlineError as error:
                 unknown = error.message
         whole, offer, decomposition = None, None, None
@@ -225,19 +226,23 @@ def _pairs(reference: pb.Reference) -> set[tuple[str, str]]:
 def _unjoined(one: _Known, share: NeedShare) -> list[str]:
     """Return why rows are not chosen by those of other tables of the site, and what to declare."""
     assert one.reply is not None, "what a source offers is said by a description"
-    told = one.reply.description.references
+    description = one.reply.description
+    at_most = JOIN_ROWS_FACTOR * description.rows_expected
     joined = {predicate.relation for predicate in share.joins}
     notes = []
     for need in share.wish.joins:
         if need.relation in joined:
             continue
         pairs = ", ".join(f"{own} = {need.relation}.{other}" for own, other in sorted(need.equal))
-        along = [
-            reference
-            for reference in told
-            if reference.relation == need.relation and _pairs(reference) <= need.equal
-        ]
-        if not along:
+        along, below = (
+            [one for one in some if one.relation == need.relation and _pairs(one) <= need.equal]
+            for some in (description.references, description.referring)
+        )
+        if any(one.joined.rows_expected > at_most for one in below):
+            why = f"it has more than {JOIN_ROWS_FACTOR} times as many rows"
+        elif below:
+            continue  # no condition there, or its rows are not counted
+        elif not along:
             why = "no foreign key that is told: declare FOREIGN KEY … REFERENCES"
         elif not any(reference.HasField("joined") for reference in along):
             why = 'not allowed: derive = ["rows", "joins"] here, "rows" there without `scan`'

@@ -15,12 +15,13 @@ is sent with every exchange; without another wish no description is asked for.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from driftline import wire_pb2 as pb
 from driftline.errors import DerivationRefused, DriftlineError, MalformedMessage, RecipeChanged
+from driftline.limits import JOIN_ROWS_FACTOR
 from driftline.relations import derivations
-from driftline.relations.derivations import Comparable, DerivablePart, text_of
+from driftline.relations.derivations import Comparable, DerivablePart, relations_in, text_of
 from driftline.relations.reference_messages import joinable
 from driftline.values.types import Recipe
 from google.protobuf import json_format
@@ -35,6 +36,8 @@ from warehouse_agent.report import counted
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 
+Describe = Callable[[str, Sequence[str]], pb.DescribeReply]  # of a relation, beside others
+
 _PARTS = {part.value: part for part in DerivablePart}
 
 
@@ -48,7 +51,15 @@ def offer_of(reply: pb.DescribeReply, layout: Layout) -> DerivationOffer:
         {column.name: Comparable(column.comparable) for column in description.columns},
         frozenset(part for part in allowed if part is not None),
         joinable(description),
+        JOIN_ROWS_FACTOR * description.rows_expected,
     )
+
+
+def beside(fragment: Fragment, base: Snapshot | None) -> tuple[str, ...]:
+    """Return the relations that a description names: those of the views, and of a version."""
+    chosen = None if base is None else base.layout.derivation
+    rows = None if chosen is None else chosen.rows
+    return tuple(sorted({*fragment.beside, *(() if rows is None else relations_in(rows))}))
 
 
 def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Layout:
@@ -120,7 +131,7 @@ def check(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot) -> None:
 
 def explained(
     error: DerivationRefused | MalformedMessage,
-    describe: Callable[[str], pb.DescribeReply],
+    describe: Describe,
     fragment: Fragment,
     base: Snapshot | None,
 ) -> DriftlineError:
@@ -131,7 +142,7 @@ def explained(
     """
     if base is not None and base.layout.derivation is not None:
         try:
-            check(describe(fragment.relation), fragment, base)
+            check(describe(fragment.relation, beside(fragment, base)), fragment, base)
         except (DerivationRefused, RecipeChanged) as reason:
             return reason
         except DriftlineError:  # the refusal says more

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from driftline import wire_pb2 as pb
 from driftline.errors import (
     ConfigurationError,
     LimitExceeded,
@@ -52,6 +51,7 @@ from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
+from warehouse_agent.refresh.derivation import Describe
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.recovery import leftovers, repair
 from warehouse_agent.storage import conditional_writes, data_files
@@ -68,7 +68,6 @@ from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, wor
 # Of staged rows that cannot be stored: whatever the source has become, they would fail again.
 _UNFIT = (LimitExceeded, MalformedMessage, ValueDoesNotFit)
 
-Describe = Callable[[str], pb.DescribeReply]
 Features = Collection[str]  # of a source
 
 
@@ -369,10 +368,10 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
     """Return the layout of the new version, and the source's estimate of its rows; None: it was not
     asked."""
     if base is None or job.options.accept_schema:
-        reply = describe(job.fragment.relation)
+        reply = describe(job.fragment.relation, derivation.beside(job.fragment, base))
         return derivation.described(reply, job.fragment, base), reply.description.rows_expected
     if derivation.has_other_wishes(job, base):
-        reply = describe(job.fragment.relation)
+        reply = describe(job.fragment.relation, derivation.beside(job.fragment, base))
         return derivation.followed(reply, job.fragment, base), None
     schema_change.check_carriers(base.layout, job.fragment)
     return base.layout, None

@@ -312,11 +312,15 @@ def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
 
 
 def _describe(
-    link: SourceChannel, job: Job, known: pb.DescribeReply | None, relation: str
+    link: SourceChannel,
+    job: Job,
+    known: pb.DescribeReply | None,
+    relation: str,
+    beside: Sequence[str],
 ) -> pb.DescribeReply:
     """Return the description of a relation: the known one, or the source's answer."""
     job.report.round_trips += 1
-    reply = link.describe(relation) if known is None else known
+    reply = link.describe(relation, beside) if known is None else known
     with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
         line_notes.note_limits(job.store, link.source, reply.description)
         derivation.note_offer(job.store, job.fragment, reply)

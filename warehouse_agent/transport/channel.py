@@ -34,12 +34,13 @@ from driftline.limits import (
     NO_ADVANCE_S,
     NO_PROGRESS_S,
     RECEIVE_BYTES_MAX_WAREHOUSE,
+    REFERENCES_MAX,
 )
 from driftline.peer_text import one_line
 from driftline.relations.activity import Activity, UnknownActivity
 from driftline.relations.activity_messages import from_message
 from driftline.wire import pieces
-from driftline.wire.negotiation import FOLLOWING, Agreement, agree, is_negotiable
+from driftline.wire.negotiation import FOLLOWING, REFERRING, Agreement, agree, is_negotiable
 from driftline.wire_pb2_grpc import SourceStub
 from google.protobuf.message import DecodeError
 
@@ -184,8 +185,11 @@ class SourceChannel:
                 took.append(time.monotonic() - began)
         return min(took, default=None)
 
-    def describe(self, relation: str) -> pb.DescribeReply:
+    def describe(self, relation: str, beside: Sequence[str] = ()) -> pb.DescribeReply:
         """Return the description of a relation; for an empty name, the names of all relations.
+
+        beside: other relations by whose rows its own may be chosen; left out if the source is older
+        than that.
 
         Fields of a newer source are ignored; its protocols are kept for `agreed`. Beside a stream
         the answer may wait for rows that are on the line already, as long as a stream may wait.
@@ -194,7 +198,10 @@ class SourceChannel:
             DriftlineError: the source refused, nothing answers, or no protocol is common.
         """
         protocol = (self._agreed or Agreement()).protocol
-        request = pb.DescribeRequest(protocol=protocol, relation=relation)
+        if beside:
+            self.relations()  # with what the source can
+        named = beside[:REFERENCES_MAX] if REFERRING in self.features else ()
+        request = pb.DescribeRequest(protocol=protocol, relation=relation, beside=named)
         with self._describing:
             is_beside = self._stream is not None and not self._stream.is_abandoned
             wait_s = NO_PROGRESS_S if is_beside else CONTROL_S

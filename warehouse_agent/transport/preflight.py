@@ -71,7 +71,7 @@ def ask(
             # The source itself says what is wrong with a name that is not in the list.
             is_begun = fragment.name in begun or formats.has_log(store, fragment.name)
             if not is_begun or fragment.relation not in served:
-                described[fragment.name] = link.describe(fragment.relation)
+                described[fragment.name] = link.describe(fragment.relation, fragment.beside)
         except Exception as problem:  # of one table, such as a folder that cannot be listed
             failed[fragment.name] = mistake(problem, fragment.name)
     return described

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from warehouse_agent.views.component_graph import Component
 from warehouse_agent.views.inputs import inputs_of
 
 if TYPE_CHECKING:
-    from warehouse_agent.decomposition.view_needs import JoinNeed
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _joined(config: WarehouseConfig, names: Collection[str]) -> set[str]:
     """Return names with those of kept relations whose rows choose each other's: rows are chosen as
     they are now, so all of them are brought to one time."""
     groups = [
-        {name, *(f"{fragment.source.name}.{other}" for other in _relations(wish.joins))}
+        {name, *(f"{fragment.source.name}.{other}" for other in wish.relations)}
         for name, fragment in config.fragments.items()
         for wish in fragment.wishes
     ]
@@ -127,9 +127,3 @@ def _joined(config: WarehouseConfig, names: Collection[str]) -> set[str]:
         before = len(found)
         found = found.union(*(group for group in groups if group & found))
     return found
-
-
-def _relations(joins: Iterable[JoinNeed]) -> Iterator[str]:
-    for join in joins:
-        yield join.relation
-        yield from _relations(join.joins)

@@ -5,8 +5,9 @@ and literals, never as SQL. A literal is written in the string form of its colum
 (`send_format`), so it has that type and one spelling. The columns of the key and those of the
 predicate are always part of the projection: the recipe then has the types that its literals have.
 
-A predicate may ask for the row that a row references by a foreign key (`ReferencePredicate`), so
-that of relations of one site only rows are left that join. Such a semi-join multiplies no row.
+A predicate may ask for the row that a row references by a foreign key, or for one that references
+it (`ReferencePredicate`), so that of relations of one site only rows are left that join. Such a
+semi-join multiplies no row, also where the database does not enforce the foreign key.
 
 A predicate has the three truth values of SQL: a comparison with NULL is neither true nor false, and
 a row belongs to the derivation if the predicate is true. Numbers, dates and timestamps are compared
@@ -128,12 +129,12 @@ ReferencePath: TypeAlias = tuple[str, frozenset[tuple[str, str]]]  # a relation,
 
 @dataclass(frozen=True, slots=True)
 class ReferencePredicate:
-    """True if the row that a row references by a foreign key is there, and fulfils a predicate.
+    """True if a row of another relation has equal columns, and fulfils a predicate.
 
-    A row with a NULL in the foreign key references none. It never stands below NOT.
+    A NULL equals nothing. It never stands below NOT.
 
     Attributes:
-        columns, relation, referenced: the foreign key, as in `references.Reference`.
+        columns, relation, referenced: pairs of columns along a foreign key of either relation.
         rows: a predicate on the columns of `relation`.
         types: name and declared type of each column that `rows` compares, by name.
     """
@@ -159,8 +160,10 @@ Predicate: TypeAlias = (
 class JoinableReference:
     """A foreign key along which a `ReferencePredicate` may go, and what is there.
 
-    `known`, `comparable`: the columns of the referenced relation, as `check` takes them.
+    `known`, `comparable`: the columns of the other relation, as `check` takes them.
     `references`: the foreign keys along which it may go on.
+    `is_referring`: it is one of the other relation, several of whose rows may match.
+    `rows_expected`: of the other relation, by its source's estimate; 0: not known.
     """
 
     columns: tuple[str, ...]
@@ -169,6 +172,8 @@ class JoinableReference:
     known: tuple[Column, ...]
     comparable: Mapping[str, Comparable]
     references: tuple[JoinableReference, ...] = ()
+    is_referring: bool = False
+    rows_expected: int = 0
 
     @property
     def path(self) -> ReferencePath:
@@ -356,11 +361,11 @@ def _check_rows(
         if (joined := offered.get(wanted.path)) is None:
             own = ", ".join(map(_shown, wanted.columns))
             raise DerivationRefused(
-                f"No foreign key of the relation leads from {own} to a relation"
-                f" {_shown(wanted.relation)} whose rows this warehouse may choose.",
+                f"No foreign key joins {own} with a relation {_shown(wanted.relation)} whose rows"
+                " this warehouse may choose.",
                 where=where,
-                remedy="Declare FOREIGN KEY … REFERENCES in the database: at most one row matches"
-                ' then. The other relation needs derive = ["rows"], and no `scan`.',
+                remedy="Declare FOREIGN KEY … REFERENCES in the database. The other relation needs"
+                ' derive = ["rows"], and no `scan`.',
             )
         there = {column.name: column for column in joined.known}
         _check_types(wanted, there, where)

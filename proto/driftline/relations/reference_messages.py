@@ -5,7 +5,7 @@ Apart from `references`, because protobuf takes longer to import than a short co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
@@ -38,26 +38,31 @@ def from_description(description: pb.Description) -> tuple[Reference, ...]:
         MalformedMessage: there are too many, one is no list of pairs of columns, or it names a
             column that the relation lacks.
     """
-    if len(description.references) > REFERENCES_MAX:
-        raise MalformedMessage(
-            f"A description has {len(description.references):,} foreign keys;"
-            f" the maximum is {REFERENCES_MAX}."
-        )
-    own = {column.name for column in description.columns}
+    _check(description, description.references)
     references = []
     for sent in description.references:
-        count, names = len(sent.columns), (sent.relation, *sent.referenced)
-        is_whole = 0 < count == len(sent.referenced) <= COLUMNS_MAX and own.issuperset(sent.columns)
-        if not is_whole or not all(0 < len(name.encode()) <= NAME_BYTES_MAX for name in names):
-            raise MalformedMessage(
-                "A foreign key of a description does not pair columns of the relation with columns"
-                " of another one."
-            )
         if (rule := _RULES.get(sent.on_delete)) is not None:
             references.append(
                 Reference(tuple(sent.columns), sent.relation, tuple(sent.referenced), rule)
             )
     return tuple(references)
+
+
+def _check(description: pb.Description, sent: Collection[pb.Reference]) -> None:
+    """Raise MalformedMessage for foreign keys, of either side, that no source tells."""
+    if len(sent) > REFERENCES_MAX:
+        raise MalformedMessage(
+            f"A description has {len(sent):,} foreign keys; the maximum is {REFERENCES_MAX}."
+        )
+    own = {column.name for column in description.columns}
+    for one in sent:
+        count, names = len(one.columns), (one.relation, *one.referenced)
+        is_whole = 0 < count == len(one.referenced) <= COLUMNS_MAX and own.issuperset(one.columns)
+        if not is_whole or not all(0 < len(name.encode()) <= NAME_BYTES_MAX for name in names):
+            raise MalformedMessage(
+                "A foreign key of a description does not pair columns of the relation with columns"
+                " of another one."
+            )
 
 
 def joinable(description: pb.Description, steps: int = 0) -> tuple[JoinableReference, ...]:
@@ -68,11 +73,11 @@ def joinable(description: pb.Description, steps: int = 0) -> tuple[JoinableRefer
             than JOIN_REFERENCES_MAX foreign keys, a type that is none, too many columns, or columns
             of one name.
     """
-    from_description(description)
+    _check(description, description.references)
+    _check(description, description.referring)
+    upwards = ((sent, False) for sent in description.references if sent.HasField("joined"))
     found = []
-    for sent in description.references:
-        if not sent.HasField("joined"):
-            continue
+    for sent, is_referring in (*upwards, *((sent, True) for sent in description.referring)):
         there = sent.joined
         names = {column.name for column in there.columns}
         if steps == JOIN_REFERENCES_MAX or not len(names) == len(there.columns) <= COLUMNS_MAX:
@@ -91,6 +96,8 @@ def joinable(description: pb.Description, steps: int = 0) -> tuple[JoinableRefer
                 columns,
                 {column.name: Comparable(column.comparable) for column in there.columns},
                 joinable(there, steps + 1),
+                is_referring=is_referring,
+                rows_expected=there.rows_expected,
             )
         )
     return tuple(found)

@@ -32,6 +32,7 @@ CHECKSUM = "checksum"
 CLAIMED = "claimed"
 FOLLOWING = "following"
 LATER = "later"
+REFERRING = "referring"
 CHUNKS = "chunks"
 
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
@@ -46,6 +47,7 @@ FEATURES: Mapping[str, str] = {
     "keys": "parts of a relation whose rows are named by their keys",
     FOLLOWING: "relations that are to follow in a stream, locked before its snapshot",
     CHUNKS: "rows of an unfinished load that are listed by chunks, and do not come again",
+    REFERRING: "rows chosen by rows that reference them, described for relations that are named",
     LATER: "sums of a warehouse that come after its opening, awaited behind the scan",
 }
 

@@ -58,11 +58,15 @@ Within = Callable[[Sequence[Column], Sequence[Column], str], str]
 
 @dataclass(frozen=True, slots=True)
 class JoinedRelation:
-    """A foreign key of a relation, the relation that it references, and where that leads."""
+    """A foreign key of a relation, the other relation, and where that leads.
+
+    `is_referring`: the foreign key is one of the other relation; `reference` has it turned.
+    """
 
     reference: Reference
     shape: Shape
     joins: tuple[JoinedRelation, ...] = ()
+    is_referring: bool = False
 
     @property
     def joinable(self) -> JoinableReference:
@@ -74,6 +78,8 @@ class JoinedRelation:
             self.shape.recipe.columns,
             self.shape.comparable_by_name,
             tuple(one.joinable for one in self.joins),
+            is_referring=self.is_referring,
+            rows_expected=max(self.shape.rows_expected, 0),
         )
 
 
@@ -211,7 +217,7 @@ def join_forms(
 
 
 def join_sql(within: Within | None, shape: Shape, joined: JoinedRelation, rows: str) -> str:
-    """Return SQL that is true for rows of a relation that reference a row of another one.
+    """Return SQL that is true for rows of a relation that join with a row of another one.
 
     rows: SQL of a condition on the other one, beside its own `where`.
     """

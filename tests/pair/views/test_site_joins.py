@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from driftline.relations.derivations import text_of
+from driftline.wire import negotiation
+from driftline.wire.negotiation import REFERRING
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import LEGACIES
@@ -45,6 +47,7 @@ LINES = (
     "SELECT l.id, l.n, o.t FROM shop.line l JOIN shop.orders o ON o.id = l.ord"
     " JOIN shop.customer c ON c.id = o.customer WHERE c.t = 'x' AND o.n < 3"
 )
+FROM_LINES = LINES.replace("o.n < 3", "l.n = 4 AND l.t IS NULL")
 
 
 class Shop(Sites):
@@ -63,6 +66,7 @@ class Shop(Sites):
         engine: str = "sqlite",
         derive: tuple[str, ...] = ALL,
     ) -> None:
+        self.engine = engine
         folder.mkdir(exist_ok=True)
         (folder / "files").mkdir()
         self._legacies = {
@@ -87,6 +91,12 @@ class Shop(Sites):
         return "" if chosen is None or chosen.rows is None else text_of(chosen.rows)
 
 
+# Rows are chosen by rows that reference them if it is known how many those are.
+ANALYZE = {
+    "sqlite": "ANALYZE {}",
+    "postgresql": "ANALYZE {}",
+    "mariadb": "ANALYZE TABLE {}",
+}
 ANY_SIZE = Options(allow_shrink=True)  # an edit may leave none of the rows that are kept
 
 
@@ -120,7 +130,9 @@ def fill(shop: Shop, rng: random.Random, rows: int) -> None:
         for name in names:
             marks = ", ".join("?" * len(values[name][0]))
             sql = f"INSERT INTO {name} VALUES ({marks})"
-            shop.pairs[source].legacy.many(sql, values[name])
+            legacy = shop.pairs[source].legacy
+            legacy.many(sql, values[name])
+            legacy.execute(ANALYZE[shop.engine if source == "shop" else "sqlite"].format(name))
 
 
 @pytest.fixture
@@ -152,10 +164,65 @@ def test_rows_that_join_with_nothing_stay_at_the_site(shop: Shop) -> None:
     assert {report.version for report in reports.values() if report.rows_inserted} == set()
 
 
+def test_rows_that_nothing_references_stay_at_the_site(shop: Shop) -> None:
+    """An order is kept while a line needs it: it comes and goes with lines, without a change."""
+    del shop.views["lines"]
+    for maintain in ("incremental", "recompute"):
+        shop.views[maintain] = FROM_LINES
+        shop.view_lines[maintain] = f'site_joins = true\nmaintain = "{maintain}"'
+    shop.sql("shop", "UPDATE line SET t = 'x' WHERE id > 9")
+    shop.sql("shop", "UPDATE customer SET t = 'x'")
+    shop.well(options=ANY_SIZE)
+    line = """SELECT "ord" FROM "line" ("n" int8, "t" text) WHERE ("n" = '4') AND ("t" IS NULL)"""
+    assert f'("id") IN ({line})' in shop.where("shop.orders")
+    assert f'("id") IN (SELECT "customer" FROM "orders" () WHERE ("id") IN ({line}))' in shop.where(
+        "shop.customer"
+    )
+    shop.check()
+    shop.sql("shop", "UPDATE orders SET customer = 1 WHERE id = 1")
+    shop.sql("shop", "DELETE FROM line WHERE ord = 1 OR ord IS NULL")
+    shop.well(options=ANY_SIZE)
+    for sql, change in (
+        ("INSERT INTO line VALUES (900, 1, NULL, NULL, NULL, 4)", "inserted"),
+        ("INSERT INTO line VALUES (901, 1, NULL, NULL, NULL, 4)", ""),
+        ("UPDATE orders SET t = 'new' WHERE id = 1", "updated"),
+        ("UPDATE line SET ord = NULL WHERE id = 900", ""),
+        ("DELETE FROM line WHERE id = 901", "deleted"),
+    ):
+        shop.sql("shop", sql)
+        report = shop.well("shop.line", options=ANY_SIZE)["shop.orders"]
+        found = {
+            name: getattr(report, f"rows_{name}") for name in ("inserted", "updated", "deleted")
+        }
+        assert found == {name: int(name == change) for name in found}, sql
+        shop.check()
+
+
+def test_an_older_source_is_asked_for_what_it_can(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows are chosen by those that they reference alone, until both sides know more."""
+    older = {name: what for name, what in negotiation.FEATURES.items() if name != REFERRING}
+    with Shop(request, spark, tmp_path, {"lines": LINES}) as shop:
+        fill(shop, random.Random(7), 30)
+        with monkeypatch.context() as patch:
+            patch.setattr("source_agent.server.service.FEATURES", older)
+            shop.well()
+        assert shop.where("shop.customer") == """"t" = 'x'"""
+        shop.check()
+        shop.well(options=Options(accept_schema=True))
+        assert '"orders"' in shop.where("shop.customer")
+        shop.check()
+
+
 def test_the_view_decides(shop: Shop) -> None:
     del shop.view_lines["lines"]
     shop.well()
     assert shop.where("shop.line") == ""
+    assert shop.where("shop.customer") == """"t" = 'x'""", "it is asked for by what it was, too"
     shop.check()
 
 

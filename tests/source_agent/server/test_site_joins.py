@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.limits import DERIVATION_DEPTH_MAX
+from driftline.limits import DERIVATION_DEPTH_MAX, REFERENCES_MAX
 from driftline.relations.derivation_messages import to_message
 from driftline.relations.derivations import (
     FEATURE,
@@ -43,12 +44,15 @@ CREATE TABLE private (id INTEGER PRIMARY KEY NOT NULL, n INT);
 INSERT INTO customer VALUES (1, 'CH', 5, NULL), (2, 'DE', 9, 1), (3, 'CH', 7, 1);
 INSERT INTO orders VALUES (1, 1, 'O', 1, '1', 1), (2, 2, 'O', 1, '1', 1), (3, NULL, 'O', 1, '1', 1);
 INSERT INTO orders VALUES (4, 3, 'F', 1, '1', 1), (5, 3, 'O', 1, '1', 1), (6, 9, 'O', 1, '1', 1);
+ANALYZE;
 """
 ORDERS = '[relations.orders]\ntable = "orders"\nderive = ["columns", "rows", "joins"]\n'
 CUSTOMER = (
     '[relations.customer]\ntable = "customer"\ncolumns = ["id", "country", "chief"]\n'
     'derive = ["rows", "joins"]\n'
 )
+OPEN = ORDERS.replace(', "joins"', "") + CUSTOMER
+TURNED = {"own": "id", "relation": "orders", "referenced": "customer"}
 SWISS = ColumnPredicate("country", Operator.EQUAL, ("CH",))
 TYPED = (("country", "text"),)
 
@@ -81,9 +85,17 @@ class Agent:
         configuration(self.folder, self.folder / "erp.db", certs=None, relations=relations)
         self.server.reload()
 
-    def described(self, derivation: Derivation | None = None) -> pb.Description:
+    def described(
+        self,
+        derivation: Derivation | None = None,
+        *,
+        relation: str = "orders",
+        beside: Sequence[str] = (),
+    ) -> pb.Description:
         message = None if derivation is None else to_message(derivation)
-        request = pb.DescribeRequest(protocol=1, relation="orders", derivation=message)
+        request = pb.DescribeRequest(
+            protocol=1, relation=relation, derivation=message, beside=beside
+        )
         with channel(self.server.port, None) as over:
             return SourceStub(over).Describe(request, timeout=10).description
 
@@ -95,8 +107,11 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     made.server.stop()
 
 
-def opened(message: pb.Derivation, recipe: bytes = bytes(16)) -> pb.Request:
+def opened(
+    message: pb.Derivation, recipe: bytes = bytes(16), relation: str = "orders"
+) -> pb.Request:
     request = opening(recipe)
+    request.open.relation = relation
     request.open.features.append(FEATURE)
     request.open.derivation.CopyFrom(message)
     return request
@@ -115,9 +130,38 @@ def test_a_description_says_which_joins_there_are(agent: Agent) -> None:
 def test_rows_are_chosen_by_those_that_they_reference(agent: Agent) -> None:
     is_open = ColumnPredicate("status", Operator.EQUAL, ("O",))
     chosen = Derivation(("id",), AndPredicate((joined(), is_open)))
-    description = agent.described(chosen)
-    names = [column.name for column in description.columns]
+    names = [column.name for column in agent.described(chosen).columns]
     assert names == ["id", "customer", "status"], "what is compared is read"
+    assert counted(agent, chosen, "orders") == 2
+
+
+def test_rows_are_chosen_by_those_that_reference_them(agent: Agent) -> None:
+    """Also where foreign keys are NULL, or lead to no row because nothing enforces them."""
+    agent.reload(OPEN)
+    (one,) = agent.described(relation="customer", beside=["orders", "private", "nothing"]).referring
+    assert (list(one.columns), one.relation, list(one.referenced)) == (
+        ["id"],
+        "orders",
+        ["customer"],
+    )
+    assert one.joined.rows_expected == 6
+    assert not one.joined.referring, "nothing is joined with itself"
+    assert not agent.described(relation="customer").referring, "nobody asked"
+    assert not agent.described(relation="customer", beside=["customer"]).referring
+    names = REFERENCES_MAX * ["orders"]
+    assert agent.described(relation="customer", beside=names).referring
+    with pytest.raises(grpc.RpcError) as caught:
+        agent.described(relation="customer", beside=[*names, "orders"])
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    is_open = ColumnPredicate("status", Operator.EQUAL, ("O",))
+    for status, count in ((is_open, 3), (replace(is_open, values=("F",)), 1)):
+        rows = joined(status, (("status", "text"),), **TURNED)
+        assert counted(agent, Derivation(None, rows), "customer") == count
+
+
+def counted(agent: Agent, chosen: Derivation, relation: str) -> int:
+    """The rows that a source compares of a derivation."""
+    description = agent.described(chosen, relation=relation)
     columns = tuple(
         Column(c.name, parse_type(c.type), c.nullable, c.ordinal) for c in description.columns
     )
@@ -129,8 +173,38 @@ def test_rows_are_chosen_by_those_that_they_reference(agent: Agent) -> None:
         text_of(canonical(chosen.rows)),
     )
     with channel(agent.server.port, None) as over, Peer(over) as peer:
-        peer.send(opened(to_message(chosen), recipe.id))
-        assert peer.until("finished")[-1].finished.count == 2
+        peer.send(opened(to_message(chosen), recipe.id, relation))
+        return peer.until("finished")[-1].finished.count
+
+
+@pytest.mark.parametrize(
+    "relations",
+    [
+        pytest.param(OPEN.replace('"rows", "joins"', '"rows"'), id="joins are not allowed"),
+        pytest.param(
+            CUSTOMER + ORDERS.replace(', "rows", "joins"', ""), id="nor rows of the other"
+        ),
+        pytest.param(CUSTOMER + ORDERS + 'scan = "never"\n', id="the other is not scanned"),
+        pytest.param(CUSTOMER + ORDERS + 'allow = ["another"]\n', id="the other is another's"),
+        pytest.param(
+            CUSTOMER + ORDERS.replace("derive", 'columns = ["id", "status"]\nderive'),
+            id="the foreign key is not published",
+        ),
+        pytest.param(
+            CUSTOMER
+            + ORDERS.replace('table = "orders"', 'query = "SELECT * FROM orders"\nkey = ["id"]'),
+            id="a query",
+        ),
+        pytest.param(CUSTOMER, id="the other is not published"),
+    ],
+)
+def test_what_that_references_is_not_offered(agent: Agent, relations: str) -> None:
+    agent.reload(relations.replace('["columns", "rows", "joins"]', '["rows"]'))
+    assert not agent.described(relation="customer", beside=["orders"]).referring
+    rows = joined(ColumnPredicate("status", Operator.IS_NULL), (("status", "text"),), **TURNED)
+    with pytest.raises(grpc.RpcError) as caught:
+        agent.described(Derivation(None, rows), relation="customer")
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize(
