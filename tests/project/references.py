@@ -13,6 +13,7 @@ import ast
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -37,6 +38,16 @@ HEAD = (
     "| setting | values | default | meaning | a wrong value, and its error |\n|---|---|---|---|---|"
 )
 DIALECT = "http://json-schema.org/draft-07/schema#"  # the newest that Taplo implements in full
+LEFT_OUT = {  # by examples that show only what they are about: the table, and the least it may be
+    "relations": {
+        "database": '[database]\nurl = "sqlite:///erp.db"\n',
+        "server": '[server]\nlisten = "127.0.0.1:7443"\ninsecure = true\n',
+    },
+    "fragments": {
+        "warehouse": '[warehouse]\npath = "warehouse"\n',
+        "sources": '[sources.erp]\naddress = "127.0.0.1:7443"\ninsecure = true\n',
+    },
+}
 AGENT_ALONE = "†"  # a wrong value that no schema can tell
 OPTIONS_HEAD = "| option | meaning |\n|---|---|"
 OPTIONS_OF_ALL = {"--all", "--debug", "--json", "--help"}
@@ -184,6 +195,19 @@ def _of_kind(kind: SettingKind[object]) -> dict[str, object]:
     if kind.each is not None:
         return {**kind.schema, "additionalProperties": _of_kind(kind.each)}
     return dict(kind.schema)
+
+
+def whole(example: str) -> str:
+    """Return the text of a file of settings of which a page shows a part."""
+    shown = tomllib.loads(example)
+    added = [
+        text
+        for part, tables_ in LEFT_OUT.items()
+        if part in shown
+        for name, text in tables_.items()
+        if name not in shown
+    ]
+    return "\n".join([example, *added])
 
 
 def commands() -> Mapping[str, click.Group]:

@@ -2,8 +2,8 @@
 
 A fenced block runs unless its info string says `no-run reason="…"`. Blocks of shell with
 `scenario=NAME` run in one folder around an SQLite database, each command once (see `world`); the
-others run in an empty folder. TOML goes to the loader of its side. Python compiles, and runs where
-it may.
+others run in an empty folder. TOML goes to the loader of its side, a part of a file with the rest.
+Python compiles, and runs where it may.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.harness.object_stores import SeaweedFS
 from tests.harness.pair import plain
 from tests.harness.servers import PostgreSQL
 from tests.harness.views import Sites
-from tests.project.references import commands
+from tests.project.references import commands, whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -537,14 +537,15 @@ def test_the_page_shows_what_explain_prints(views_page: Sites) -> None:
 def test_toml_is_accepted_by_its_agent(block: Block, tmp_path: Path) -> None:
     from warehouse_agent import config as warehouse_configure
 
-    parsed = tomllib.loads(block.text)
+    text = whole(block.text)
+    parsed = tomllib.loads(text)
     for name in re.findall(r'"([\w/.-]+\.(?:pem|key|password))"', block.text):
         stand_in = tmp_path / name
         stand_in.parent.mkdir(exist_ok=True)
         stand_in.write_text("stand-in\n")
         stand_in.chmod(0o600)
     file = tmp_path / "file.toml"
-    file.write_text(block.text)
+    file.write_text(text)
     if "warehouse" in parsed:
         assert warehouse_configure.load(file).fragments
     elif "server" in parsed:
@@ -557,7 +558,7 @@ def test_the_dump_files_of_the_guide_are_served(tmp_path: Path) -> None:
     """With a file as the guide's format describes it, in a folder of the test."""
     signs = ('format = "accounts.toml"', 'encoding = "cp1252"')
     source, format = (b.text for b in of("toml") if any(sign in b.text for sign in signs))
-    (tmp_path / "source.toml").write_text(source.replace("/data/erp", f"{tmp_path}"))
+    (tmp_path / "source.toml").write_text(whole(source).replace("/data/erp", f"{tmp_path}"))
     (tmp_path / "accounts.toml").write_text(format)
     text = "id;name;balance;opened\n7;Müller;-1234,50;2024-02-29\n8;;;\n"
     (tmp_path / "accounts-1.csv.gz").write_bytes(gzip.compress(text.encode("cp1252")))
@@ -609,6 +610,13 @@ def test_every_field_is_documented() -> None:
     assert failed.error is not None
     assert set(failed.error) <= listed
     assert {f.name for f in fields(AuditEntry)} <= coded(page("dba/audit.md"))
+
+
+def test_every_extra_is_documented() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    section = page("operating/install.md").split("## Installing\n")[1].split("\n## ")[0]
+    listed = [e for cells in rows_of_tables(section)[2:] for e in re.findall("`([^`]+)`", cells[0])]
+    assert sorted(listed) == sorted(project["optional-dependencies"])
 
 
 def test_every_command_is_documented() -> None:

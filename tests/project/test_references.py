@@ -30,6 +30,7 @@ from tests.project.references import (
     refused,
     schema,
     settings,
+    whole,
 )
 from warehouse_agent.config.file import load as load_warehouse
 from warehouse_agent.history.alarms import MonitoringState
@@ -188,7 +189,7 @@ def examples() -> Iterator[tuple[str, str]]:
     for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
         text = page.read_text(encoding="utf-8")
         for match in _FENCE.finditer(text):
-            yield f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}", match[1]
+            yield f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}", whole(match[1])
     for file in sorted([*ROOT.glob("deploy/**/*.toml"), *ROOT.glob("tests/golden/*/*.toml")]):
         yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
     yield from (("source", SOURCE), ("dump", DUMP), ("format", FORMAT), ("warehouse", WAREHOUSE))
