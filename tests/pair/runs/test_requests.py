@@ -1,8 +1,9 @@
 """How many requests each command makes of the warehouse's files: one table, SQLite, small steps.
 
 On a disk `tests/harness/counted_store.py` says what counts; in an object store a proxy counts
-whatever is asked, by delta-rs too. The numbers stand in docs/operating/requests.md; a test compares
-them, so that a change which asks for more, or less, shows it there.
+whatever is asked, by delta-rs too. The numbers stand in `requests.md` beside this, those of object
+stores in docs/operating/requests.md; a test compares them, so that a change which asks for more, or
+less, shows it there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from warehouse_agent.visible_versions import warehouse_versions
 from warehouse_agent.visible_versions.flips import fragment_member
 from warehouse_agent.visible_versions.readers import read
 
+PAGE = ROOT / "docs" / "operating" / "requests.md"
+BY_KIND = Path(__file__).with_name("requests.md")
 ROWS = 400
 KINDS = ("notes", "history", "memory", "log", "data")  # whose reads have a column each
 HEADER = ("command", *(f"reads of {kind}" for kind in KINDS), *(f"{one}s" for one in OPERATIONS))
@@ -134,9 +137,9 @@ def found(pair: Pair, spark: SparkSession) -> dict[str, Counted]:
     return asked(pair, partial(command, pair), read_all)
 
 
-def stated(header: str) -> list[str]:
-    """Return the lines of the table of the page that begins with a header."""
-    page = (ROOT / "docs" / "operating" / "requests.md").read_text(encoding="utf-8")
+def stated(file: Path, header: str) -> list[str]:
+    """Return the lines of the table of a file that begins with a header."""
+    page = file.read_text(encoding="utf-8")
     return page[page.index(header) :].split("\n\n")[0].rstrip().splitlines()[2:]
 
 
@@ -153,7 +156,8 @@ def line(name: str, one: Counted) -> str:
 @pytest.mark.spark
 def test_the_table_is_what_commands_ask_for(found: dict[str, Counted]) -> None:
     counts = [line(name, one) for name, one in found.items()]
-    assert stated("| " + " | ".join(HEADER)) == counts, "\n".join(["the table is now:", *counts])
+    header = "| " + " | ".join(HEADER)
+    assert stated(BY_KIND, header) == counts, "\n".join(["the table is now:", *counts])
 
 
 def test_the_table_is_what_an_object_store_is_asked_for(
@@ -180,7 +184,7 @@ def test_the_table_is_what_an_object_store_is_asked_for(
     ]
     names = ("| in an object store", *(f"{one}s" for one in OPERATIONS), "of freshness")
     header = " | ".join(names)
-    assert stated(header) == counts, "\n".join(["the table is now:", *counts])
+    assert stated(PAGE, header) == counts, "\n".join(["the table is now:", *counts])
 
 
 @pytest.mark.spark
