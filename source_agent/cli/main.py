@@ -183,7 +183,7 @@ def serve(config: Path, port_file: Path | None) -> None:
 )  # fmt: skip
 @click.option(
     "--rows", type=click.IntRange(1, ROWS_COMPARED_MAX), default=ROWS_COMPARED,
-    show_default=True, help="Rows that --reads compares of each, about.",
+    show_default=True, help="About how many rows --reads compares of each.",
 )  # fmt: skip
 @_all_of
 @_relations
@@ -198,7 +198,8 @@ def check(
 ) -> None:
     """Check the address, the relations, scan costs and privileges.
 
-    A line for each relation; all that is known of those that are named, which alone are checked.
+    Prints a line for each relation. If some are named, checks these alone, and prints all that is
+    known of them.
 
     Reads catalogues only. Exit code: 0 if the agent can listen and serve all relations, 1 if not, 2
     if the configuration is wrong, 4 if the database is not available.
@@ -249,7 +250,7 @@ def grants(config: Path, login: str | None) -> None:
 def explain(config: Path, verbose: bool, names: tuple[str, ...]) -> None:
     """Print every SQL text that the agent can issue.
 
-    A line for each relation; all texts of those that are named, or with --verbose of all.
+    Prints a line for each relation; all texts of those that are named, or with --verbose of all.
     """
     from source_agent.checks.statements import explain as sections_of
     from source_agent.cli import explain as printing
@@ -290,7 +291,7 @@ def enroll(
 ) -> None:
     """Make an authority and the certificates of both agents.
 
-    With --authority: only the certificates of what is named, signed by an authority that exists.
+    With --authority: only certificates of the source or warehouse that is named, signed by it.
     """
     try:
         from source_agent.enrolment import enroll as make

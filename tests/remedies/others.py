@@ -294,7 +294,7 @@ NOBODY: dict[str, tuple[str, ...]] = {
         "Try another release of the driver; with --debug there is a traceback.",
         "Uninstall one of them.",
     ),
-    _STORED: ("Set as_text for the column, or publish a query that casts it to OCTETS.",),
+    _STORED: ("Set as_text for it in source.toml, or cast it to OCTETS in a query.",),
     _CHECKED: ("Write the query without it: Spark does not support it.",),
     _COLLISION: (
         "Remove `read_at_most` from the fragment, so that all rows are compared.",

@@ -68,7 +68,7 @@ CASES: list[tuple[str, Relation, tuple[Relation, ...]]] = [
         (ORDERS,),
     ),
     (
-        "Set as_text = […], or publish a query that casts ….",
+        "Set as_text = […] in source.toml, or publish a query that casts ….",
         replace(ORDERS, where=None),
         (
             replace(ORDERS, where=None, as_text=("note",)),

@@ -186,7 +186,7 @@ def init(config: Path, /, force: bool, address: str | None, **options: Any) -> N
     """Write a first warehouse.toml: a template, or, with --source, all that it serves.
 
     If the file exists, print what it lacks of the source, and write nothing. A source that is in
-    the file needs its address alone.
+    the file needs --source alone.
     """
     from warehouse_agent.cli import init as first_file
     from warehouse_agent.inspection.first_configuration import known_source, source_of
@@ -222,7 +222,8 @@ def notify(config: Path, as_json: bool) -> None:
 def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Show what a refresh of fragments and views, by default of all, would do and cost.
 
-    This reads no row of the source. All prices of those that are named, or with --verbose of all.
+    Reads no row of the source. Prints a line for each; all prices of those that are named, or with
+    --verbose of all.
     """
     from warehouse_agent.cli import plan as forecasts
 
@@ -256,7 +257,7 @@ def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
         "--without",
         metavar="VIEW",
         multiple=True,
-        help="Leave a view, and the views over it, as they are. May be given again.",
+        help="Leave a view, and the views over it, as they are; repeatable.",
     ),
     click.option("--due", is_flag=True, help="Only what `driftline schedule` says is due."),
 )
@@ -302,7 +303,7 @@ def refresh(
 def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[int]:
     """Show which fragments are due, why, and when the others will be.
 
-    Of a view that is named, all that it reads is shown.
+    For a view that is named, shows all that it reads.
     """
     from warehouse_agent.cli import schedule as printed
     from warehouse_agent.views.selection import select
@@ -316,7 +317,7 @@ def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[i
 def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]:
     """Refresh what is due, again and again, until SIGTERM.
 
-    SIGTERM ends it after the refreshes that are at work, a second one at once.
+    SIGTERM ends it after the running refreshes, a second SIGTERM at once.
     """
     from warehouse_agent.cli import commands
     from warehouse_agent.cli.schedule import LoopPrinter
@@ -366,14 +367,14 @@ def fit(config: Path, name: str, plot: Path | None, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("names", nargs=-1, metavar="[VIEWS]...")
-@click.option("--ask", is_flag=True, help="Ask the sources, also if what they offer is noted.")
+@click.option("--ask", is_flag=True, help="Ask the sources what they offer now; do not use notes.")
 @_json
 @_verbose
 @click.pass_obj
 def explain(config: Path, names: Sequence[str], ask: bool, as_json: bool, verbose: bool) -> None:
-    """Show what each site contributes to views, what is evaluated there, and what is not.
+    """Show what each source contributes to views, what is evaluated there, and what is not.
 
-    A line for each table of every view; all that is known of views that are named.
+    Prints a line for each table of every view; all that is known of views that are named.
     """
     from warehouse_agent.cli import explain as decomposition
     from warehouse_agent.views.inputs import load
@@ -420,7 +421,7 @@ def receipt(config: Path, name: str, output: Path | None) -> None:
 def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Show what is published, how fresh it is and how it was proven, and what failed since.
 
-    Details of tables that are named, or with --verbose of all.
+    Prints a line for each table; details of those that are named, or with --verbose of all.
     """
     from warehouse_agent.cli import status as published
 
@@ -445,7 +446,7 @@ def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]
 def report(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Write pages of what happened, what failed and what was saved, to be read in any browser.
 
-    DIR/index.html is the first. They ask nothing of any network and run no script.
+    Open DIR/index.html. The pages load nothing from a network and run no script.
     """
     from warehouse_agent.cli import commands
 
@@ -512,7 +513,7 @@ def gc(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file .parquet or .csv. Default: NEW.changes.parquet",
 )
-@click.option("--whole-rows", is_flag=True, help="Join rows of NEW, not pointers: many changes.")
+@click.option("--whole-rows", is_flag=True, help="Join whole rows of NEW: cheaper if many changed.")
 @click.option("--allow-shrink", is_flag=True, help="Accept that more than half the rows are gone.")
 @_json
 @click.pass_obj

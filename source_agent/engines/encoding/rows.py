@@ -282,7 +282,7 @@ def row_encoder(
 def _as_text(names: Sequence[str]) -> str:
     listed = ", ".join(f'"{name}"' for name in names)
     which = "them" if len(names) > 1 else "it"
-    return f"Set as_text = [{listed}], or publish a query that casts {which}."
+    return f"Set as_text = [{listed}] in source.toml, or publish a query that casts {which}."
 
 
 _STORED = {bytearray: " (TEXT)", int: " (INTEGER)", float: " (REAL)"}  # SQLite's storage classes

@@ -224,7 +224,7 @@ class FirebirdSession(SnapshotSession):
             raise ValueDoesNotFit(
                 f"A text is not in the character set that its column declares: {error}.",
                 where=shape.relation.name,
-                remedy="Set as_text for the column, or publish a query that casts it to OCTETS.",
+                remedy="Set as_text for it in source.toml, or cast it to OCTETS in a query.",
                 abroad="A text is not in the character set that its column declares.",
             ) from error
 

@@ -33,7 +33,10 @@ def test_values_of_all_columns_are_named_at_the_source(tmp_path: Path) -> None:
     assert error.message.count("in the row with key 7.") == 2
     assert "'x'" in error.message
     assert "'3'" in error.message
-    assert error.remedy == 'Set as_text = ["a", "b"], or publish a query that casts them.'
+    assert (
+        error.remedy
+        == 'Set as_text = ["a", "b"] in source.toml, or publish a query that casts them.'
+    )
     assert error.details == {
         "1. value": "x", "1. key": "7", "2. value": "3", "2. key": "7",
     }  # fmt: skip
