@@ -3,11 +3,12 @@
     python -m benchmarks.source.again [--engine mariadb] [--scale 0.5] [--rounds 3] [--share 0.01 …]
 
 TPC-H lineitem, whose key is (bigint, int), on PostgreSQL, which has places of rows, or on MariaDB,
-where they are read by their keys. A `driftline-source` of its own process serves it twice in each
-round: with `limits.memory_at_most` as it is by default, and with 0, as before the agent kept where
-rows lie. Each refresh finds another scattered share of the rows updated. Processor seconds of the
-agent and of the server, start excluded, and those of the database's client that copies the table to
-nothing and its server; the least of all rounds.
+where they are read by their keys. A `driftline-source` of its own process serves it three times in
+each round: with `limits.memory_at_most` that holds where all rows lie, with one that holds the keys
+of few, which a scan of keys alone finds, and with none, so that all rows are scanned again. Each
+refresh finds another scattered share of the rows updated. Processor seconds of the agent and of the
+server, start excluded, and those of the database's client that copies the table to nothing and its
+server; the least of all rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from tests.harness.pair import UNBRAKED, Pair, SourceProcess
 from tests.harness.servers import FamilyServer, MariaDB, PostgreSQL
 from warehouse_agent.report import Report
 
-WAYS = {"where they lie": "", "second scan": "memory_at_most = 0"}
+# By way, the bytes of `memory_at_most` for each row. Locators need eight at least.
+WAYS = {"where they lie": 64, "keys first": 4, "second scan": 0}
 SHARES = (0.0, 0.001, 0.01, 0.1)
 ENGINES: dict[str, type[PostgreSQL | MariaDB]] = {"postgresql": PostgreSQL, "mariadb": MariaDB}
 SESSIONS_END_S_MAX = 30.0
@@ -144,9 +146,10 @@ def measure(
         copies.append(sum(bench.copy()))
         say(f"{bench.rows:,} rows; COPY to nothing: {copies[-1]:.2f} s of client and server")
         for share in shares:
-            for way, limits in WAYS.items():
+            for way, each in WAYS.items():
                 if share:
                     bench.change(share, 97 * number + len(found))
+                limits = f"memory_at_most = {each * bench.rows}"
                 found.setdefault((share, way), []).append(bench.refresh(limits))
                 say(f"{share:7.1%}  {way:14} {found[share, way][-1]}")
     for (share, way), measured in found.items():

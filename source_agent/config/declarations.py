@@ -166,8 +166,7 @@ class LimitsTable(SettingsTable):
         MEMORY_AT_MOST,
         "the memory in which all scans together keep where their rows lie, some 8 bytes a row, or"
         " their keys; changed rows with a key that is no integer are then read by these, not by a"
-        " second scan ([what a scan costs](dba/scans.md#what-a-scan-costs)). `0`: always by a second"
-        " scan",
+        " second scan ([what a scan costs](dba/scans.md#what-a-scan-costs)). `0`: always by one",
     )
 
 

@@ -62,10 +62,9 @@ class Comparison:
         level = min(max(opening.level, 1), _LEVEL_MAX)
         frames = FrameBuilder(shape.recipe, parsed.salt, level=level)
         self._memory = memory
-        self._share: MemoryShare | None = None
-        if memory is not None and memory.expects(shape.relation.name):
-            self._share = MemoryShare(memory)
-        self._scan = Scan(reader, frames, parsed.ours, pool, memory=self._share)
+        self._share = None if memory is None else MemoryShare(memory)
+        keeps = memory is not None and memory.expects(shape.relation.name)
+        self._scan = Scan(reader, frames, parsed.ours, pool, memory=self._share, keeps=keeps)
         self._session, self._opening = session, opening
         self._activity = session.capabilities.activities.get(shape.relation.name)
 

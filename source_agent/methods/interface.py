@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from driftline import wire_pb2 as pb
+from driftline.arrays import Bools, Positions
 from driftline.reconciliation.ranges import Partition, RangeSums
 from driftline.rows.digests import Digest
 
 from source_agent.methods.request_validation import ParsedOpening
 from source_agent.scan.accumulators import Accumulator
+from source_agent.scan.batches import Batches
 from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.locators import ROW_BYTES_LEAST, KeptLocators, Labelling, MemoryShare
 from source_agent.scan.marked import ExchangeMarker
@@ -28,6 +30,7 @@ from source_agent.scan.reader import Reader
 from source_agent.scan.workers import WorkerPool, fill
 
 T = TypeVar("T")
+KEY_BYTES_EXPECTED: Final = 64  # of a key that is kept to read its row
 # Yields a reply to be sent; or None, to be sent the next request.
 Replies = Generator[pb.Reply | None, pb.Request, T]
 
@@ -38,7 +41,8 @@ class Scan:
 
     reader: of the relation, in one snapshot; frames: to `flush` before any other reply; ours: the
     warehouse's total; pool: processes that may read parts of a scan; marked: the marker of the
-    relation, if the warehouse asked for its mark; memory: for where rows lie; None: it is not kept.
+    relation, if the warehouse asked for its mark; memory: for keys, and for where rows lie if it
+    `keeps` that; None: there is none.
     """
 
     reader: Reader
@@ -47,6 +51,7 @@ class Scan:
     pool: WorkerPool | None = None
     marked: ExchangeMarker | None = None
     memory: MemoryShare | None = None
+    keeps: bool = True
 
     def fill(self, *accumulators: Accumulator, kept: KeptLocators | None = None) -> None:
         """Read every row once, shared with the pool, and add it to every accumulator.
@@ -61,13 +66,22 @@ class Scan:
     def keeping(self, label: Labelling) -> KeptLocators | None:
         """Return what keeps where the rows of the scan lie.
 
-        label: see `scan.locators`. None: the rows have no locators, or there is no memory for them.
+        label: see `scan.locators`. None: the rows have no locators, or they shall not be kept, or
+        there is no memory for them.
         """
         memory, expected = self.memory, self.reader.shape.rows_expected
-        if memory is None or not memory.holds(max(expected, 1) * ROW_BYTES_LEAST):
+        if memory is None or not self.keeps or not memory.holds(max(expected, 1) * ROW_BYTES_LEAST):
             return None
         again = self.reader.again()
         return None if again is None else KeptLocators(again, label, memory)
+
+    def keys_first(
+        self, is_wanted: Callable[[Positions], Bools], *, rows: int, total: int
+    ) -> tuple[Batches, int] | None:
+        """Return what `Reader.keys_first` returns, within the memory; None too if there is none."""
+        if self.memory is None or not self.memory.holds(rows * KEY_BYTES_EXPECTED):
+            return None
+        return self.reader.keys_first(is_wanted, self.memory.take, rows=rows, total=total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,13 @@ def _identify(
     reader.tally.phase = "identify"
     batches = _located(reader, handed.kept, reading, by, coarse.total.count)
     if batches is None:
+        found = scan.keys_first(
+            lambda where: reading[partition.indices(where) >> by],
+            rows=expected,
+            total=coarse.total.count,
+        )
+        batches = None if found is None else found[0]
+    if batches is None:
         first, last = _coarse_bounds(partition, np.flatnonzero(reading), by)
         batches = reader.find(first, last, rows=expected, total=coarse.total.count)
     for batch in batches:

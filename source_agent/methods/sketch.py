@@ -17,7 +17,7 @@ before a row is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -162,6 +162,11 @@ class SketchDecoded:
 
         return label
 
+    def _is_decoded(self, decoded: DecodedSketch, salt: Salt) -> Callable[[Positions], Bools]:
+        """Return the test of positions, int64 [n], for a decoded k, or for none."""
+        label, is_wanted = self._labelling(salt), _wanted(decoded)
+        return lambda positions: is_wanted(label(positions))
+
     def _send(
         self, scan: Scan, decoded: DecodedSketch, kept: KeptLocators | None
     ) -> Iterator[pb.Reply]:
@@ -194,6 +199,9 @@ class SketchDecoded:
             kept.drop()
             if found is not None:
                 return found
+        rows, is_decoded = decoded.rows, self._is_decoded(decoded, reader.salt)
+        if (by_key := scan.keys_first(is_decoded, rows=rows, total=total)) is not None:
+            return _FoundRows(*by_key, is_exact=True)
         is_hashed = self.sketch.embedding.base is None
         if is_hashed or not reader.by_index(decoded.rows, total):
             return _FoundRows(reader.scan(), total)
@@ -216,18 +224,23 @@ class _FoundRows:
 def _located(reader: Reader, decoded: DecodedSketch, kept: KeptLocators) -> _FoundRows | None:
     """Return the rows below every decoded k and outside, read where they lie; None: they are not
     kept, or are too many."""
+    if (again := kept.again) is None:
+        return None
+    locators = kept.chosen(_wanted(decoded), reader.again_most(again, decoded.total.count))
+    if locators is None:
+        return None
+    return _FoundRows(reader.at(again, locators), len(locators), is_exact=True)
+
+
+def _wanted(decoded: DecodedSketch) -> Callable[[U32], Bools]:
+    """Return the test of labels, uint32 [n], for a decoded k, or for none."""
     is_decoded = among(decoded.ks.astype(np.uint32))
 
     def is_wanted(labels: U32) -> Bools:
         chosen: Bools = is_decoded(labels) | (labels == _OUTSIDE)
         return chosen
 
-    if (again := kept.again) is None:
-        return None
-    locators = kept.chosen(is_wanted, reader.again_most(again, decoded.total.count))
-    if locators is None:
-        return None
-    return _FoundRows(reader.at(again, locators), len(locators), is_exact=True)
+    return is_wanted
 
 
 def _stuck(decoder: Decoder) -> bytes:

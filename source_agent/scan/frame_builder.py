@@ -14,7 +14,7 @@ from driftline import wire_pb2
 from driftline.arrays import Bools
 from driftline.limits import FRAME_BODY_BYTES_TARGET, FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
 from driftline.rows import frames
-from driftline.rows.columns import Block
+from driftline.rows.columns import Block, stacked
 from driftline.rows.digests import MixedFingerprints, Salt
 from driftline.values.types import Recipe
 
@@ -107,11 +107,8 @@ def _concatenate(
 ) -> tuple[Block, MixedFingerprints]:
     if len(blocks) == 1:
         return blocks[0], mixed[0]
-    offsets = np.cumsum([0, *(len(b.buffer) for b in blocks)])
-    starts = [b.starts[:-1] + offset for b, offset in zip(blocks, offsets, strict=False)]
-    buffer = np.concatenate([b.buffer for b in blocks])
     return (
-        Block(buffer, np.concatenate([*starts, offsets[-1:]]).astype(np.int64)),
+        stacked(blocks),
         MixedFingerprints(
             np.concatenate([m.m0 for m in mixed]), np.concatenate([m.m1 for m in mixed])
         ),

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from driftline.arrays import U32, U64, Bools, Bytes, Positions
-from driftline.rows.columns import Block
+from driftline.rows.columns import Block, stacked
 
 from source_agent.scan.accumulators import HashedRows
 from source_agent.scan.batches import Locators
@@ -136,7 +136,9 @@ class _KeyBatch:
 
     def take(self, rows: Positions) -> Block:
         """Return the keys of these rows, numbered from 0."""
-        return _block(self.sizes, self.keys).take(rows)
+        starts = np.zeros(len(self.sizes) + 1, np.int64)
+        np.cumsum(self.sizes, out=starts[1:])
+        return Block(self.keys, starts).take(rows)
 
 
 class KeptLocators:
@@ -188,20 +190,12 @@ class KeptLocators:
 
 def _joined(found: list[Locators]) -> Locators:
     """Return all of these, numbers ascending."""
-    keys = [some for some in found if isinstance(some, Block)]
-    if keys:
-        sizes = np.concatenate([np.diff(some.starts) for some in keys])
-        return _block(sizes, np.concatenate([some.buffer for some in keys]))
+    if keys := [some for some in found if isinstance(some, Block)]:
+        return stacked(keys)
     numbers = [some for some in found if not isinstance(some, Block)]
     locators: U64 = np.concatenate([np.zeros(0, np.uint64), *numbers])
     locators.sort()
     return locators
-
-
-def _block(sizes: U32 | Positions, keys: Bytes) -> Block:
-    starts = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=starts[1:])
-    return Block(keys, starts)
 
 
 def _batch(labels: U32, locators: Locators) -> _Batch | _KeyBatch:

@@ -4,12 +4,13 @@ A `Reader` turns the rows of an engine into batches. It counts them, refuses NUL
 that the snapshot is still the one in which the exchange began. Rows that were compared are read
 again by index if the key is an indexed integer and at most INDEX_SHARE of the rows is read, else
 where they lie, or by their keys, if the scan kept that (`locators`), else by another scan of the
-snapshot. All ways were measured (`docs/results/source.md`).
+snapshot: of the keys alone, by which few rows are then read, or of all rows. All ways were measured
+(`docs/results/source.md`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ from driftline.errors import (
     ValueDoesNotFit,
 )
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, REPEATED_BATCHES_MAX, SAMPLES_MAX
-from driftline.rows.columns import Block, gather, pick, value_spans
+from driftline.rows.columns import Block, gather, pick, stacked, value_spans
 from driftline.rows.digests import MixedFingerprints, Salt, mix
 from driftline.rows.fingerprints import database_seed, fingerprints, lanes, position_seed
 from driftline.rows.key_order import key_text
@@ -39,6 +40,8 @@ from source_agent.scan.batches import Batch, Batches, Locators
 
 INDEX_SHARE = 0.25  # measured: up to 0.75 and more, but from a cache and in key order
 KEY_SHARE = 0.1  # of rows that are read by their keys: each costs some six scanned ones
+KEYS_FIRST_SHARE = 0.02  # the same, behind a scan of keys, which costs a third of one of rows
+KEYS_FIRST_COLUMNS = 2  # for each column of the key
 KEYS_AT_ONCE = 4096  # looked up by one call: their texts take some 100 bytes each
 
 
@@ -128,6 +131,39 @@ class Reader:
         able = self._session.capabilities.locators
         assert able is not None, "the session has located the relation"
         return self.batches(able.read_located(again.shape, locators))
+
+    def keys_first(
+        self,
+        is_wanted: Callable[[Positions], Bools],
+        take: Callable[[int], bool],
+        *,
+        rows: int,
+        total: int,
+    ) -> tuple[Batches, int] | None:
+        """Scan keys alone; return the rows whose positions are wanted, read by key, and their
+        number. None: another scan of all rows costs less, or the keys do not fit.
+
+        Args:
+            is_wanted: asked for positions, int64 [n]; returns bool [n].
+            take: takes so many bytes of memory, or returns False.
+            rows: estimated number of wanted rows; total: of all rows.
+        """
+        able, shape, most = self._session.capabilities, self.shape, int(KEYS_FIRST_SHARE * total)
+        is_keyed = shape.keyed and not shape.indexed and not shape.is_joined
+        is_wide = len(self.recipe.columns) >= KEYS_FIRST_COLUMNS * self.recipe.key_columns
+        is_exact = self.consistency is Consistency.EXACT
+        is_able = able.read_keys is not None and is_keyed and is_wide and is_exact
+        if not is_able or rows > most:
+            return None
+        key, salt, found, count = self.fragment_key, self.salt, list[Block](), 0
+        alone = Reader(self._session, shape.keys(), fragment_key=key, salt=salt, tally=self.tally)
+        for batch in alone.scan():
+            some = keys_of(batch.block.take(is_wanted(batch.positions)), self.recipe.key_columns)
+            count += len(some)
+            if count > most or not take(some.buffer.nbytes + some.starts.nbytes):
+                return None
+            found.append(some)
+        return self.batches(self._with_keys(stacked(found))), count
 
     def _with_keys(self, keys: Block) -> Iterator[Rows]:
         read_keys = self._session.capabilities.read_keys

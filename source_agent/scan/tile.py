@@ -133,6 +133,9 @@ class TileReader(Reader, ABC, Generic[Tile]):
     def again(self) -> None:
         """Return None: rows are held, or read by index again."""
 
+    def keys_first(self, *_: object, **__: object) -> None:
+        """Return None: rows are held, or read by index again."""
+
     def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:  # noqa: ARG002
         return self.scan()
 

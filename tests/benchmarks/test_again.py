@@ -19,8 +19,10 @@ def test_one_scan_against_two(tmp_path: Path, engine: str) -> None:
     scans = {of: measured[0].scans for of, measured in found.items()}
     assert scans == {
         (0.0, "where they lie"): 1,
+        (0.0, "keys first"): 1,
         (0.0, "second scan"): 1,
         (0.02, "where they lie"): 1,
+        (0.02, "keys first"): 2,
         (0.02, "second scan"): 2,
     }
     assert all(one.agent_s > 0 and one.peak_mb > 1 for (one,) in found.values())

@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 from driftline.arrays import U64, Bools, Bytes, Integers, Positions
 from driftline.errors import NullKey
-from driftline.rows.columns import Block, gather, pick, spans_at
+from driftline.rows.columns import Block, gather, pick, spans_at, stacked
 from driftline.rows.fingerprints import fingerprints, position_seed
 from driftline.rows.frames import Fingerprints
 from driftline.rows.keys import null_keys, positions
@@ -121,16 +121,6 @@ def _cut(buffer: Bytes, starts: Integers, recipe: Recipe) -> Block:
     ends = np.zeros(len(starts) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return Block(pick(buffer, starts, sizes), ends)
-
-
-def stacked(blocks: Sequence[Block]) -> Block:
-    """Return the rows of all blocks as one."""
-    sizes = [np.diff(block.starts) for block in blocks]
-    starts = np.zeros(sum(map(len, sizes)) + 1, np.int64)
-    if blocks:
-        np.cumsum(np.concatenate(sizes), out=starts[1:])
-    empty = np.zeros(0, np.uint8)
-    return Block(np.concatenate([empty, *(b.buffer[: b.starts[-1]] for b in blocks)]), starts)
 
 
 def stacked_records(chunks: Sequence[Records], *, has_rows: bool = True) -> Records:

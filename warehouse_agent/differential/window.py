@@ -37,7 +37,7 @@ from driftline.limits import (
     DIFF_KEYS_BYTES,
     DIFF_LEFT_BYTES,
 )
-from driftline.rows.columns import Block
+from driftline.rows.columns import Block, stacked
 
 from warehouse_agent.differential.matching import Collision, DistinctKeys, WindowExhausted, match
 from warehouse_agent.differential.records import (
@@ -47,7 +47,6 @@ from warehouse_agent.differential.records import (
     Records,
     cut_behind_keys,
     in_blocks,
-    stacked,
     stacked_records,
 )
 

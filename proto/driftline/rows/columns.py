@@ -145,6 +145,16 @@ def gather(rows: Sequence[bytes]) -> Block:
     return Block(np.frombuffer(b"".join(rows), np.uint8), starts)
 
 
+def stacked(blocks: Sequence[Block]) -> Block:
+    """Return the rows of all blocks as one."""
+    sizes = [np.diff(block.starts) for block in blocks]
+    starts = np.zeros(sum(map(len, sizes)) + 1, np.int64)
+    if blocks:
+        np.cumsum(np.concatenate(sizes), out=starts[1:])
+    empty = np.zeros(0, np.uint8)
+    return Block(np.concatenate([empty, *(b.buffer[: b.starts[-1]] for b in blocks)]), starts)
+
+
 def integers_at(buffer: Bytes, at: Integers, width: int) -> npt.NDArray[np.signedinteger]:
     """Return the big-endian integer of 2, 4 or 8 bytes at each offset, [n] of that width."""
     if not len(at):

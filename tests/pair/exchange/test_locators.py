@@ -114,6 +114,19 @@ def test_memory_that_another_scan_holds_is_not_there() -> None:
     assert memory.taken == ENOUGH - 1000
 
 
+def test_keys_are_scanned_alone_where_places_do_not_fit() -> None:
+    """Then few rows are read by key; what was promised of the memory is kept."""
+    for schema, most in ((ROWID, ROWS * 8), (COMPOSITE, ROWS * 12)):
+        memory = LocatorMemory(lambda most=most: most)  # type: ignore[misc]
+        result = compared(schema, 50, memory)
+        tally = result.pair.tally
+        assert tally.scans == 2
+        shipped, again = len(result.shipped()), tally.rows_read - 2 * ROWS
+        assert shipped - 50 <= again <= shipped + 50
+        assert memory.taken == 0
+    assert compared(ROWID, 400, LocatorMemory(lambda: ROWS * 8)).pair.tally.rows_read > 2 * ROWS
+
+
 def test_many_rows_are_read_by_a_second_scan() -> None:
     """More than a quarter of the rows; nothing is read again where nothing changed."""
     memory = LocatorMemory(lambda: ENOUGH)
