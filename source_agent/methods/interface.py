@@ -78,7 +78,10 @@ class Scan:
     def keys_first(
         self, is_wanted: Callable[[Positions], Bools], *, rows: int, total: int
     ) -> tuple[Batches, int] | None:
-        """Return what `Reader.keys_first` returns, within the memory; None too if there is none."""
+        """Return what `Reader.keys_first` returns, within the memory; None too if there is none.
+
+        is_wanted: asked for positions, int64 [n]; returns bool [n].
+        """
         if self.memory is None or not self.memory.holds(rows * KEY_BYTES_EXPECTED):
             return None
         return self.reader.keys_first(is_wanted, self.memory.take, rows=rows, total=total)

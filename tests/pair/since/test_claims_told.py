@@ -125,7 +125,7 @@ def test_files_that_are_verified_and_repaired(stock: Stock) -> None:
 
 
 def test_all_that_watches_says_claimed(stock: Stock, tmp_path: Path) -> None:
-    metrics, told = tmp_path / "driftline.prom", tmp_path / "told"
+    metrics, told = tmp_path / "metrics.prom", tmp_path / "told"
     stock.pair.warehouse_lines = (
         f'[metrics]\ntextfile = "{metrics}"\n'
         f'[notify]\ncommand = ["/bin/sh", "-c", "cat >> {told}"]\n'
