@@ -120,7 +120,7 @@ def replayed(
     """Return the refreshes of histories of one kind, after WARM_AFTER days."""
     refreshes, kinds = list[Refresh](), list[str]()
     for history, start in drawn:
-        runs = simulated(history, Line(), start=start, has_model=has_model)
+        runs = simulated(history, Line(is_brief=True), start=start, has_model=has_model)
         middles = (at - timedelta(hours=12) for at in ends_of(history, start)[1:])
         refreshes += runs[WARM_AFTER:]
         kinds += [KINDS[max(at.weekday() - 4, 0)] for at in middles][WARM_AFTER:]

@@ -254,7 +254,7 @@ def main(refreshes: int, seeds: int) -> None:
     for name in shapes(0):
         histories = [daily(shapes(seed, refreshes)[name]) for seed in range(seeds)]
         for objective in Objective:
-            line = Line(objective=objective)
+            line = Line(objective=objective, is_brief=True)
             runs = [r for history in histories for r in simulated(history, line)[WARM_AFTER:]]
             ratios = [r.ratio for r in runs if r.changed]
             told = balance((r.expected, r.changed) for r in runs)

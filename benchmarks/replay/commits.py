@@ -228,7 +228,8 @@ def replay(
     ):
         with closing(source.open()) as session:
             shape = session.describe(source.relation)
-            warehouse = Warehouse(shape.recipe, Line(RTT_S, BYTES_PER_S, objective))
+            line = Line(RTT_S, BYTES_PER_S, objective, is_brief=True)
+            warehouse = Warehouse(shape.recipe, line)
             warehouse.refresh(session, shape, times[0], 0)
         for commit in history.commits(0, max(times) if upto is None else upto):
             if commit.number not in times:

@@ -35,7 +35,7 @@ from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation, Shape
 from source_agent.scan.batches import Batch
 from source_agent.scan.frame_builder import FrameBuilder
-from tests.harness.exchange_pair import Pair
+from tests.harness.exchange_pair import BRIEFLY, Pair
 from tests.harness.histories import Commit, History, Row, apply
 from tests.reference.rows import row_bytes
 from warehouse_agent.planning.choice import QUANTILES
@@ -213,7 +213,7 @@ class Wire(Pair):
     """Counts what passes. `opening_bytes` went up before anything was heard."""
 
     def __init__(self, session: Session, shape: Shape) -> None:
-        super().__init__(session, shape)
+        super().__init__(session, shape, agreed=BRIEFLY)
         self.sent: list[int] = []
         self.opening_bytes = 0
 

@@ -714,7 +714,7 @@ class Open(_message.Message):
     shifts: _builtins.bytes
     """one byte each"""
     strata: _builtins.bytes
-    """strata x STRATUM_CELLS bytes"""
+    """strata x STRATUM_CELLS bytes; may be empty if `brief`"""
     level: _builtins.int
     """zstd"""
     later: _builtins.bool
@@ -1328,6 +1328,7 @@ class Verdict(_message.Message):
     STUCK_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
     UNMARKED_FIELD_NUMBER: _builtins.int
+    STRATA_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     sum: _builtins.bytes
     differing: _builtins.int
@@ -1338,6 +1339,8 @@ class Verdict(_message.Message):
     """Σ r modulo 2^8 of cells of the source, if many differ"""
     unmarked: _builtins.bool
     """the mark cannot be used: this is about all rows, and ranges"""
+    strata: _builtins.bytes
+    """instead of `differing`, if the warehouse sent none: the source's"""
     def __init__(
         self,
         *,
@@ -1347,10 +1350,11 @@ class Verdict(_message.Message):
         stuck: _builtins.bytes = ...,
         sample: _builtins.bytes = ...,
         unmarked: _builtins.bool = ...,
+        strata: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "differing", b"differing", "sample", b"sample", "stuck", b"stuck", "sum", b"sum", "unmarked", b"unmarked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "differing", b"differing", "sample", b"sample", "strata", b"strata", "stuck", b"stuck", "sum", b"sum", "unmarked", b"unmarked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

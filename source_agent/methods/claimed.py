@@ -30,18 +30,20 @@ from source_agent.methods.request_validation import ParsedOpening
 @dataclass(frozen=True, slots=True)
 class ClaimRead:
     """The answer to an opening with a mark that is claimed. strata: the warehouse's, of its ranges
-    of rows."""
+    of rows, None: left out; is_brief: an empty list of deleted keys is left out."""
 
     partition: Partition
-    strata: Bytes
+    strata: Bytes | None
+    is_brief: bool
 
     @classmethod
     def match(cls, opening: ParsedOpening) -> Self | None:
         """Return the answer if the opening claims a mark. Raises MalformedMessage."""
         if not request_validation.is_claim(opening.message):
             return None
-        partition = opening.partition
-        return cls(partition, request_validation.strata_in(opening.message, partition.ranges))
+        partition, said = opening.partition, opening.message
+        strata = request_validation.strata_in(said, partition.ranges)
+        return cls(partition, strata, request_validation.is_brief(said))
 
     def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         marked = scan.marked
@@ -57,5 +59,6 @@ class ClaimRead:
             yield from scan.frames.add(batch)
         yield from scan.frames.flush()
         scan.reader.check_snapshot()
-        yield pb.Reply(deleted=pb.Deleted(positions=gone.astype("<i8").tobytes()))
+        if len(gone) or not self.is_brief:
+            yield pb.Reply(deleted=pb.Deleted(positions=gone.astype("<i8").tobytes()))
         return ExchangeEnd(behind.digest, by_marker=True)

@@ -35,10 +35,11 @@ from source_agent.scan.reader import Reader
 
 @dataclass(frozen=True, slots=True)
 class RangesCompared:
-    """The answer to an opening by ranges. strata: the warehouse's, of its ranges."""
+    """The answer to an opening by ranges. strata: the warehouse's, of its ranges; None: it left
+    them out."""
 
     partition: Partition
-    strata: Bytes
+    strata: Bytes | None
 
     @classmethod
     def match(cls, opening: ParsedOpening) -> Self:
@@ -52,8 +53,8 @@ class RangesCompared:
         sums = totals.sums
         if sums.total == scan.ours:
             return ExchangeEnd(sums.total, equal=True)
-        differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
-        yield verdict(sums.total, differing)
+        slots = sums.short_digests()
+        yield verdict(sums.total, difference(self.strata, slots, scan.reader.salt))
         SourceFailpoint.VERDICT_SENT.reach()
         return Handover(sums, self.partition, (yield None), kept)
 
@@ -62,36 +63,50 @@ class RangesCompared:
         return self.partition.indices(positions).astype(np.uint32)
 
 
-def differing_slots(theirs: Bytes, slots: U64, salt: Salt) -> int:
+@dataclass(frozen=True, slots=True)
+class SlotDifference:
+    """How many slots differ, ranges or cells of the finest table; or the source's strata over them,
+    by which the warehouse estimates it."""
+
+    differing: int = 0
+    strata: bytes = b""
+
+
+def difference(theirs: Bytes | None, slots: U64, salt: Salt) -> SlotDifference:
     """Estimate how many slots, digests of ranges or cells [n], differ from the warehouse's.
 
-    theirs: the warehouse's strata, uint8 [strata, STRATUM_CELLS].
+    theirs: the warehouse's strata, uint8 [strata, STRATUM_CELLS]; None: it left them out.
     """
-    return estimate_differing(theirs, strata(slots, salt), len(slots))
+    ours = strata(slots, salt)
+    if theirs is None:
+        return SlotDifference(strata=ours.tobytes())
+    return SlotDifference(estimate_differing(theirs, ours, len(slots)))
 
 
-def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes = b"") -> pb.Reply:
-    """Return the reply to a difference: the source's total, and an estimate of how much differs.
+def verdict(
+    total: Digest, found: SlotDifference, *, stuck: bytes = b"", sample: bytes = b""
+) -> pb.Reply:
+    """Return the reply to a difference: the source's total, and how much differs.
 
-    differing: ranges, or cells of the finest table; stuck: compressed bitmap of the cells that did
-    not decode; sample: of the source's cells (`Cells.sample`).
+    stuck: compressed bitmap of the cells that did not decode; sample: of the source's cells
+    (`Cells.sample`).
     """
-    made = pb.Verdict(count=total.count, sum=total.sum_bytes(), differing=differing)
-    made.stuck, made.sample = stuck, sample
+    made = pb.Verdict(count=total.count, sum=total.sum_bytes(), differing=found.differing)
+    made.stuck, made.sample, made.strata = stuck, sample, found.strata
     return pb.Reply(verdict=made)
 
 
 def compare_unmarked(
-    scan: Scan, partition: Partition, theirs: Bytes
+    scan: Scan, partition: Partition, theirs: Bytes | None
 ) -> Replies[ExchangeEnd | Handover]:
-    """Compare all rows by their ranges: a mark cannot be used. theirs: the warehouse's strata."""
+    """Compare all rows by their ranges: a mark cannot be used. theirs: the warehouse's strata,
+    None: left out."""
     totals = RangeTotals(partition)
     scan.fill(totals)
     sums = totals.sums
     if sums.total == scan.ours:
         return ExchangeEnd(sums.total, equal=True)
-    differing = differing_slots(theirs, sums.short_digests(), scan.reader.salt)
-    said = verdict(sums.total, differing)
+    said = verdict(sums.total, difference(theirs, sums.short_digests(), scan.reader.salt))
     said.verdict.unmarked = True
     yield said
     return Handover(sums, partition, (yield None))

@@ -57,7 +57,7 @@ from driftline.rows.digests import Digest, Salt
 from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.rows.key_digests import HASH_BYTES
 from driftline.values.types import Recipe
-from driftline.wire.negotiation import check_features, check_fields, check_protocol
+from driftline.wire.negotiation import BRIEF, check_features, check_fields, check_protocol
 
 from source_agent.engines.relations.shapes import Shape
 from source_agent.printable import counted
@@ -129,15 +129,23 @@ def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
     return MalformedMessage("An exchange about a relation begins with Open.")
 
 
-def strata_in(opening: pb.Open, slots: int) -> Bytes:
-    """Return the warehouse's strata of `slots` ranges or cells, uint8 [strata, STRATUM_CELLS].
+def is_brief(opening: pb.Open) -> bool:
+    """Return True if strata may be absent, and an empty list of deleted keys is left out."""
+    return BRIEF in opening.features
+
+
+def strata_in(opening: pb.Open, slots: int) -> Bytes | None:
+    """Return the warehouse's strata of `slots` ranges or cells, uint8 [strata, STRATUM_CELLS];
+    None: it leaves them out.
 
     Raises MalformedMessage if they are strata of another number of slots.
     """
-    return _strata(opening.strata, slots)
+    return _strata(opening.strata, slots, opening)
 
 
-def _strata(data: bytes, slots: int) -> Bytes:
+def _strata(data: bytes, slots: int, opening: pb.Open) -> Bytes | None:
+    if not data and is_brief(opening):
+        return None
     count = strata_of(slots)
     if len(data) != count * STRATUM_CELLS:
         raise MalformedMessage("An opening has another number of strata than its slots.")
@@ -182,31 +190,30 @@ def _sketch(said: pb.Sketch, opening: pb.Open, shape: Shape) -> SketchParameters
 class SketchedRows:
     """The warehouse's rows, as a sketch of the source is compared with them beside cells.
 
-    `ours`: their total; `strata`: over their cells; `check`: of them."""
+    `ours`: their total; `strata`: over their cells, None: left out; `check`: of them."""
 
     ours: Digest
-    strata: Bytes
+    strata: Bytes | None
     check: int
 
 
-def sums_of(said: pb.Sums, count: int, third: int) -> SketchedRows:
-    """Return what came after the opening of a sketch of `count` rows, with `third` cells a third.
-
-    Raises MalformedMessage.
-    """
+def sums_of(said: pb.Sums, opening: pb.Open) -> SketchedRows:
+    """Return what came after the opening of a sketch. Raises MalformedMessage."""
     if len(said.sum) != _SUM_BYTES or said.check >= PRIME:
         raise MalformedMessage("Sums have fields of a wrong size.")
-    ours = Digest(count, int.from_bytes(said.sum, "little"))
-    return SketchedRows(ours, _strata(said.strata, HASHES * third), said.check)
+    ours = Digest(opening.count, int.from_bytes(said.sum, "little"))
+    strata = _strata(said.strata, HASHES * opening.sketch.third, opening)
+    return SketchedRows(ours, strata, said.check)
 
 
 @dataclass(frozen=True, slots=True)
 class SinceParameters:
-    """Rows behind a mark. `keys`: the sketch of the warehouse's keys, `strata` over its cells;
-    `ours`: their digest; `hashes`: the sum of the database's hashes of them, None: not made."""
+    """Rows behind a mark. `keys`: the sketch of the warehouse's keys, `strata` over its cells,
+    None: left out; `ours`: their digest; `hashes`: the sum of the database's hashes of them, None:
+    not made."""
 
     keys: SketchParameters
-    strata: Bytes
+    strata: Bytes | None
     ours: Digest
     hashes: int | None
 
@@ -248,7 +255,7 @@ def since_of(opening: pb.Open, shape: Shape) -> SinceParameters | None:
     keys = _sketch(said.keys, opening, shape)
     return SinceParameters(
         keys,
-        _strata(said.strata, HASHES * keys.third),
+        _strata(said.strata, HASHES * keys.third, opening),
         Digest(opening.count, int.from_bytes(said.sum, "little")),
         int.from_bytes(said.hashes, "little") if said.hashes else None,
     )

@@ -58,11 +58,13 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True)
 class SinceRead:
-    """The answer to an opening with a mark. strata: the warehouse's, of its ranges of rows."""
+    """The answer to an opening with a mark. strata: the warehouse's, of its ranges of rows; None:
+    left out; is_brief: an empty list of deleted keys is left out."""
 
     parameters: SinceParameters
     partition: Partition
-    strata: Bytes
+    strata: Bytes | None
+    is_brief: bool
 
     @classmethod
     def match(cls, opening: ParsedOpening) -> Self | None:
@@ -70,9 +72,9 @@ class SinceRead:
         parameters = request_validation.since_of(opening.message, opening.shape)
         if parameters is None:
             return None
-        partition = opening.partition
-        strata = request_validation.strata_in(opening.message, partition.ranges)
-        return cls(parameters, partition, strata)
+        partition, said = opening.partition, opening.message
+        strata = request_validation.strata_in(said, partition.ranges)
+        return cls(parameters, partition, strata, request_validation.is_brief(said))
 
     def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         marked, given = scan.marked, self.parameters
@@ -160,7 +162,8 @@ class SinceRead:
                 yield from scan.frames.pick(batch, chosen)
         yield from scan.frames.flush()
         scan.reader.check_snapshot()
-        yield pb.Reply(deleted=pb.Deleted(ks=pack(keys.ks)))
+        if len(keys.ks) or not self.is_brief:
+            yield pb.Reply(deleted=pb.Deleted(ks=pack(keys.ks)))
 
     def _is_new(self, scan: Scan, where: Positions, behind: RowsBehindMark, ks: U64) -> Bools:
         """Return which rows, int64 [n], came without the marker: bool [n]."""

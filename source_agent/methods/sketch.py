@@ -35,7 +35,7 @@ from driftline.rows.digests import Digest, Salt
 from source_agent.failpoints import SourceFailpoint
 from source_agent.methods import request_validation
 from source_agent.methods.interface import ExchangeEnd, Handover, Replies, Scan
-from source_agent.methods.ranges import differing_slots, verdict
+from source_agent.methods.ranges import SlotDifference, difference, verdict
 from source_agent.methods.request_validation import (
     CellCount,
     ParsedOpening,
@@ -69,12 +69,15 @@ class DecodedSketch:
 
 @dataclass(slots=True)
 class SketchDecoded:
-    """The answer to an opening with a sketch. strata: the warehouse's, of its cells; None: they
-    come later, with the rest of its sums."""
+    """The answer to an opening with a sketch. strata: the warehouse's, of its cells, None: left
+    out; is_brief: an empty list of deleted keys is left out; later: the opening, if the sums of the
+    warehouse follow it."""
 
     sketch: request_validation.SketchParameters
     partition: Partition
     strata: Bytes | None
+    is_brief: bool = False
+    later: pb.Open | None = None
     _times: int = field(default=0, init=False)  # that cells came
 
     @classmethod
@@ -83,14 +86,15 @@ class SketchDecoded:
         sketch = request_validation.sketch_of(opening.message, opening.shape)
         if sketch is None:
             return None
-        if opening.message.later:
-            return cls(sketch, opening.partition, None)
-        strata = request_validation.strata_in(opening.message, HASHES * sketch.third)
-        return cls(sketch, opening.partition, strata)
+        said, is_brief = opening.message, request_validation.is_brief(opening.message)
+        if said.later:
+            return cls(sketch, opening.partition, None, is_brief, said)
+        strata = request_validation.strata_in(said, HASHES * sketch.third)
+        return cls(sketch, opening.partition, strata, is_brief)
 
     def replies(self, scan: Scan) -> Replies[ExchangeEnd | Handover]:
         # Before the scan, so that a malformed message costs the database nothing.
-        received = None if self.strata is None else (yield from self.first_cells())
+        received = (yield from self.first_cells()) if self.later is None else None
         kept = scan.keeping(self._labelling(scan.reader.salt))
         decoded = yield from self.decode(scan, received, kept)
         if not isinstance(decoded, DecodedSketch):
@@ -117,10 +121,9 @@ class SketchDecoded:
         filled = SketchCells(self.sketch.embedding, self.sketch.third, salt)
         scan.fill(totals, filled, kept=kept)
         total, cells = totals.sums.total, filled.cells
-        if self.strata is None:
+        if self.later is not None:
             cells.shrink()  # it may be held for a while
-            said, third = (yield None).sums, self.sketch.third
-            theirs = request_validation.sums_of(said, scan.ours.count, third)
+            theirs = request_validation.sums_of((yield None).sums, self.later)
             received = yield from self.first_cells()
         else:
             theirs = SketchedRows(scan.ours, self.strata, self.sketch.check)
@@ -134,11 +137,12 @@ class SketchDecoded:
                 decoder.take(*received)
             if decoder.solved:
                 return DecodedSketch(decoder.ks, decoder.rs, filled.outside, total)
-            differing, sample = decoder.differing, b""
-            if differing is None:
-                differing = differing_slots(theirs.strata, cells.r, salt)
-                sample = cells.sample(sampled(differing, len(cells))) if is_first else b""
-            yield verdict(total, differing, stuck=_stuck(decoder), sample=sample)
+            found, sample = SlotDifference(decoder.differing or 0), b""
+            if decoder.differing is None:
+                found = difference(theirs.strata, cells.r, salt)
+                if is_first and theirs.strata is not None:
+                    sample = cells.sample(sampled(found.differing, len(cells)))
+            yield verdict(total, found, stuck=_stuck(decoder), sample=sample)
             SourceFailpoint.VERDICT_SENT.reach()
             is_first = False
             request = yield None
@@ -189,7 +193,8 @@ class SketchDecoded:
             yield from scan.frames.flush()
             is_whole = found.rows in {None, rows} and (not found.is_exact or chosen == rows)
             reader.check_snapshot(outside == decoded.outside and is_whole)
-        yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
+        if not (self.is_brief and has_rows.all()):
+            yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
 
     def _find(self, scan: Scan, decoded: DecodedSketch, kept: KeptLocators | None) -> _FoundRows:
         """Read the rows below every decoded k and outside, and others too if a scan is cheaper."""

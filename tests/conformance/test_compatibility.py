@@ -1,9 +1,10 @@
 """Each side against the other side of an older release: two people upgrade on two days.
 
-LATEST is the commit before the messages last changed, BASE one before checksums, OLDER one before
-markers, foreign keys and named keys. Each is taken out of the repository's own history; its source
-agent runs as a process against this tree's warehouse, and its warehouse as a process against this
-tree's source agent. Whoever adds messages moves LATEST to the commit before.
+LATEST is the commit before the messages last changed, LISTED one before claims, BASE one before
+checksums, OLDER one before markers, foreign keys and named keys. Each is taken out of the
+repository's own history; its source agent runs as a process against this tree's warehouse, and its
+warehouse as a process against this tree's source agent. Whoever adds messages moves LATEST to the
+commit before.
 
 FIELD is the commit before the first archive, unit and failpoint. Its wheel is built and installed,
 and one side after the other is upgraded around one warehouse, as users do it.
@@ -25,7 +26,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import VersionMismatch
 from driftline.relations.reference_messages import FEATURE
-from driftline.wire.negotiation import CHECKSUM, CLAIMED, LATER, SINCE
+from driftline.wire.negotiation import BRIEF, CHECKSUM, CLAIMED, LATER, SINCE
 from pyspark.sql import SparkSession
 
 from source_agent.engines.sqlite.activity import WAL
@@ -40,6 +41,7 @@ from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.reply_validation import refusal
 
 LATEST = "c9218253ad08eca44f990417fffd20a50081bd33"
+LISTED = "5762206b61689be46cb4579f5ec78ff05d36f1e6"
 BASE = "00d938a352968ee54b996c61315e48e46daf722f"
 OLDER = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
 FIELD = "d5146057dbfa90ee8da1a9a36df9842adc154a90"
@@ -83,6 +85,12 @@ def tree_of(commit: str, folder: Path, paths: tuple[str, ...] = PRODUCT) -> Path
 def latest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree of LATEST."""
     return tree_of(LATEST, tmp_path_factory.mktemp("latest"))
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of LISTED."""
+    return tree_of(LISTED, tmp_path_factory.mktemp("listed"))
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +186,7 @@ def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
                 raise refusal(stream.receive().refused)
 
 
-def test_a_source_before_the_newest_messages_compares_keys(latest: Path, pair: Pair) -> None:
+def test_a_source_before_claims_compares_keys(listed: Path, pair: Pair) -> None:
     """It cannot trust a marker alone; where the source is upgraded, no mark has to be made anew."""
     pair.legacy.execute("ALTER TABLE orders ADD COLUMN version INTEGER")
     pair.legacy.execute("ALTER TABLE orders ADD COLUMN gone BOOLEAN DEFAULT FALSE")
@@ -195,7 +203,7 @@ def test_a_source_before_the_newest_messages_compares_keys(latest: Path, pair: P
         return report.proof
 
     pair.stop()
-    with SourceProcess(pair.source_toml(), tree=latest) as source:
+    with SourceProcess(pair.source_toml(), tree=listed) as source:
         pair.address = source.address
         pair.refresh("orders")
         assert changed(ROWS) == "keys"
@@ -207,6 +215,22 @@ def test_a_source_before_the_newest_messages_compares_keys(latest: Path, pair: P
     pair.restart()
     assert changed(2 * ROWS) == "claimed"
     pair.check("orders")
+
+
+def test_a_source_before_the_newest_messages_gets_strata(latest: Path, pair: Pair) -> None:
+    pair.stop()
+    with SourceProcess(pair.source_toml(), tree=latest) as source:
+        pair.address = source.address
+        changes: Changes = None
+        for again in (0, 1, 2):
+            check_reports([json.loads(report.to_json()) for report in pair.reports()], changes)
+            pair.check("orders")
+            changes = edit(pair, again)
+        with SourceChannel(pair.config().sources["erp"]) as link, link.stream() as stream:
+            assert BRIEF not in link.describe("orders").features
+            stream.send(pb.Request(open=pb.Open(protocol=1, relation="orders", features=[BRIEF])))
+            with pytest.raises(VersionMismatch, match=BRIEF):
+                raise refusal(stream.receive().refused)
 
 
 def test_a_source_before_later_sums_is_asked_for_none(
@@ -324,7 +348,7 @@ def older_warehouse(
             process.wait()
 
 
-@pytest.mark.parametrize("release", ["latest", "base", "older"])
+@pytest.mark.parametrize("release", ["latest", "listed", "base", "older"])
 def test_an_older_warehouse_refreshes_from_this_source(
     release: str, pair: Pair, request: pytest.FixtureRequest
 ) -> None:

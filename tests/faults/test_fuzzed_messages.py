@@ -33,7 +33,7 @@ from source_agent.methods.comparison import Comparison, ReadCounts
 from source_agent.methods.request_validation import check_release
 from source_agent.server.service import start
 from tests.harness.agents import channel, configuration, make_orders
-from tests.harness.exchange_pair import Groups, Ours, Pair
+from tests.harness.exchange_pair import AGREED, BRIEFLY, Groups, Ours, Pair
 from tests.simulation.clock import virtual_time
 from tests.simulation.database import COMPOSITE, INTEGER, TEXT, Engine, History, Isolation, Schema
 from warehouse_agent.methods.registry import compare
@@ -65,6 +65,7 @@ class Recorded:
     side: Callable[[], Any]
     requests: tuple[bytes, ...]
     replies: tuple[bytes, ...]
+    agreed: Agreement
 
 
 def database(schema: Schema) -> tuple[Engine, History]:
@@ -84,6 +85,7 @@ def recorded() -> tuple[Recorded, ...]:
     """A conversation of each method."""
     found = []
     options: dict[str, Any]
+    brief = Sketch(embedding_for(ROWS, (-100, 400)), 60, 1, stalls=False)
     for name, schema, options, forced in (
         ("load", INTEGER, {}, None),
         ("ranges", INTEGER, {"partition": uniform(8)}, Method.RANGE),
@@ -93,6 +95,8 @@ def recorded() -> tuple[Recorded, ...]:
         ("groups", INTEGER, {"groups": Groups(embedding_for(ROWS, (-100, 400)), (3, 0, 7))}, None),
         ("later", INTEGER, {"sketch": Sketch(embedding_for(ROWS, (-100, 400)), 60, 1)}, None),
         ("resumed load", INTEGER, {}, None),
+        ("brief ranges", INTEGER, {"partition": uniform(8)}, Method.RANGE),
+        ("brief sketch", INTEGER, {"sketch": brief}, None),
     ):
         engine, history = database(schema)
         table = {} if "load" in name else history.states[-2]["orders"]
@@ -101,7 +105,9 @@ def recorded() -> tuple[Recorded, ...]:
             [schema.encode(row) for row in table.values()], schema.recipe, partition, **options
         )
         session = engine.open()
-        pair = _Recording(session, session.describe(Relation("orders", table="t")))
+        agreed = BRIEFLY if name.startswith("brief") else AGREED
+        shape = session.describe(Relation("orders", table="t"))
+        pair = _Recording(session, shape, agreed=agreed)
         side = listed_side if name == "resumed load" else _side(ours, forced, later=name == "later")
         compare(side(), *ours.talk(pair))
         found.append(
@@ -112,6 +118,7 @@ def recorded() -> tuple[Recorded, ...]:
                 side,
                 tuple(pair.sent),
                 tuple(r.SerializeToString() for r in pair.received),
+                agreed,
             )
         )
     return tuple(found)
@@ -129,8 +136,8 @@ def _side(ours: Ours, forced: Method | None, *, later: bool) -> Callable[[], Any
 
 
 class _Recording(Pair):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
         self.sent: list[bytes] = []
 
     def send(self, request: pb.Request) -> None:
@@ -246,10 +253,8 @@ def at_the_source(rng: random.Random) -> None:
 class _Played:
     """A wire on which recorded replies come, whatever is sent."""
 
-    agreed = Agreement()
-
-    def __init__(self, replies: Sequence[bytes]) -> None:
-        self._replies = iter(replies)
+    def __init__(self, replies: Sequence[bytes], agreed: Agreement) -> None:
+        self._replies, self.agreed = iter(replies), agreed
 
     def send(self, request: pb.Request) -> None:
         request.SerializeToString()
@@ -269,7 +274,7 @@ def at_the_warehouse(rng: random.Random) -> None:
     replies = list(one.replies)
     at = rng.randrange(len(replies))
     replies[at] = mutated(rng, replies[at], pb.Reply)
-    wire = _Played(replies)
+    wire = _Played(replies, one.agreed)
     try:
         compare(one.side(), *one.ours.talk(wire, kept.append, room=StagingRoom(1 << 20)))
     finally:
@@ -353,7 +358,9 @@ def test_the_recordings_are_valid() -> None:
     with virtual_time():
         for one in recorded():
             kept: list[bytes] = []
-            outcome = compare(one.side(), *one.ours.talk(_Played(one.replies), kept.append))
+            outcome = compare(
+                one.side(), *one.ours.talk(_Played(one.replies, one.agreed), kept.append)
+            )
             assert not outcome.is_equal
         sent = {
             pb.Request.FromString(d).WhichOneof("message") for r in recorded() for d in r.requests

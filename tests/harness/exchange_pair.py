@@ -30,7 +30,7 @@ from driftline.rows.digests import Digest, MixedFingerprints, Salt, mix
 from driftline.rows.fingerprints import fingerprints, position_seed
 from driftline.rows.keys import positions
 from driftline.values.types import Recipe
-from driftline.wire.negotiation import Agreement
+from driftline.wire.negotiation import BRIEF, Agreement
 
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
@@ -60,6 +60,7 @@ from warehouse_agent.transport.waiting import Waiting, Wire
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)
 PRICES, LINE, AGREED = flat(20.0), Line(rtt_s=0.0), Agreement()
+BRIEFLY = Agreement(features=(BRIEF,))
 
 Cell = int | str | bytes | None
 Table = list[tuple[Cell, ...]]  # in tuple order
@@ -272,9 +273,14 @@ class Pair:
     """The wire, with the source at its other end. `round_trips` are counted independently, and
     `bytes` of the messages, both ways. `memory`: in which the source keeps where rows lie."""
 
-    agreed = Agreement()
-
-    def __init__(self, session: Session, shape: Shape, memory: LocatorMemory | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        shape: Shape,
+        memory: LocatorMemory | None = None,
+        agreed: Agreement = AGREED,
+    ) -> None:
+        self.agreed = agreed
         self.tally, self._memory = ReadCounts(), memory
         self.received: list[pb.Reply] = []
         self.round_trips = self.bytes = 0
@@ -363,12 +369,13 @@ def exchange(
     within: Bounds | None = None,
     later: bool = False,
     memory: LocatorMemory | None = None,
+    agreed: Agreement = AGREED,
 ) -> Result:
     """One relation compared, from the opening to the end; `ours` are those in the tile alone."""
     shape = session.describe(relation)
     encoded = [encode(row) for row in ours]
     mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, groups)
-    result = Result(Pair(session, shape, memory), mine)
+    result = Result(Pair(session, shape, memory, agreed), mine)
     talk = mine.talk(result.pair, result.frames.append, line=line, within=within)
     result.outcome = found = compare(mine.side(forced, line, prices, later=later), *talk)
     if groups is not None and groups.part is None and isinstance(found.difference, BelowKeys):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
+
+from driftline.wire.negotiation import BRIEF
 
 from warehouse_agent.config import Source
 from warehouse_agent.json_values import number
@@ -93,13 +95,16 @@ _LINE_NUMBERS = tuple(
 )
 
 
-def line(store: Store, source: Source, rows_per_s: float | None) -> Line:
+def line(
+    store: Store, source: Source, rows_per_s: float | None, features: Collection[str] = ()
+) -> Line:
     """Return the line to a source as it was last measured, or a usual one.
 
     Neither rate is above the limit of the DBA that the source last described.
 
     Args:
         rows_per_s: how fast the source read the relation, by the notes of its fragment.
+        features: of the source, as far as it was asked.
     """
     noted, usual = LineNotes.read(store, source), Line()
     return Line(
@@ -107,6 +112,7 @@ def line(store: Store, source: Source, rows_per_s: float | None) -> Line:
         min(noted.bytes_per_s or usual.bytes_per_s, noted.bytes_per_s_max or math.inf),
         source.objective,
         min(rows_per_s or usual.rows_per_s, noted.rows_per_s_max or math.inf),
+        BRIEF in features,
     )
 
 

@@ -235,13 +235,14 @@ def know(
         before = notes.policies(base)
         changes += row_security.changes(before, PolicyDigests.from_message(description))
     history = history.with_newest(base)
+    features = () if reply is None else reply.features
     at = Situation(
         fragment=fragment,
         base=base,
         recipe=published or described,
         notes=notes,
         earlier=tuple(history.earlier),
-        line=line_notes.line(store, fragment.source, notes.rows_per_s),
+        line=line_notes.line(store, fragment.source, notes.rows_per_s, features),
         now=datetime.now(UTC),
         allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
         marker=_marker_state(fragment, base, notes, reply, staged),

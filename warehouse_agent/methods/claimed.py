@@ -18,12 +18,12 @@ from driftline import wire_pb2 as pb
 from driftline.arrays import Positions
 from driftline.errors import MalformedMessage, ProofFailed
 from driftline.limits import GONE_ROWS_MAX
-from driftline.reconciliation.ranges import Partition, strata
+from driftline.reconciliation.ranges import Partition
 from driftline.rows.digests import Digest
 
 from warehouse_agent.methods import key_sums
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions
-from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
+from warehouse_agent.methods.interface import Offers, Priced, Step, WorkingCopy
 from warehouse_agent.methods.ranges import BesideRanges, RangePlan
 from warehouse_agent.methods.since import priced_changes
 from warehouse_agent.planning.candidates import PlanInputs, Whole
@@ -51,7 +51,8 @@ class ClaimOpening:
     ) -> Priced:
         del expected, offers  # it stalls only where it is not a refresh by the marker any more
         marker = _marker(known)
-        fixed = REPLY_BYTES + opening_bytes(known.partition, known.partition.ranges)
+        slots = known.strata_sent(known.partition.ranges)
+        fixed = REPLY_BYTES + opening_bytes(known.partition, slots)
         fixed += len(marker.mark) * 2
         return priced_changes(known, marker, fixed, changed, scanned=0), NAMES[self.method]
 
@@ -91,17 +92,19 @@ class ClaimSide(BesideRanges):
         Raises:
             MalformedMessage, ProofFailed: the answer is none of claims, or does not fit our rows.
         """
-        slots = strata(self.ranges.sums.short_digests(), terms.salt).tobytes()
+        slots = self.ranges.strata(terms)
         said = pb.Open(strata=slots, since=pb.Since(mark=self.marker.mark, claimed=True))
         yield terms.opening(self.compared, self.ranges.partition, said)
         shipped = ShippedPositions(terms, "")
         reply = yield shipped.take
         match reply.WhichOneof("message"):
             case "verdict" if reply.verdict.unmarked:
-                return StalledExchange(self.ranges.disagreement(reply.verdict), self.ranges)
+                return self.ranges.stalled(reply.verdict, terms)
             case "deleted":
                 done = yield shipped.take
                 return self._replaced(terms, reply.deleted, done.finished, shipped)
+            case "finished" if terms.is_brief and reply.finished.since.claimed:
+                return self._replaced(terms, pb.Deleted(), reply.finished, shipped)
             case "finished":
                 return terms.finished(reply, self.compared, None, Method.RANGE)
         raise MalformedMessage("The source compares cells where there are none.")

@@ -27,7 +27,7 @@ from driftline.rows.key_digests import checksum_hashes, mixed_keys
 from driftline.rows.key_order import KeyRange
 from driftline.rows.keys import positions, received
 from driftline.values.types import Recipe
-from driftline.wire.negotiation import CLAIMED, SINCE, Agreement
+from driftline.wire.negotiation import BRIEF, CLAIMED, SINCE, Agreement
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import warnings
@@ -66,6 +66,11 @@ class ExchangeTerms:
     marks: bool = False
     audited: bytes = b""
     claims: bool = False
+
+    @property
+    def is_brief(self) -> bool:
+        """Return True if strata may be left out, and the source leaves out empty lists."""
+        return BRIEF in self.agreed.features
 
     def opening(
         self, ours: Digest, partition: Partition, said: pb.Open | None = None
@@ -169,6 +174,11 @@ class ShippedKeys:
         where = positions(keys, terms.recipe, position_seed(terms.fragment_key))
         ks, inside = self._embedding.embed(where, terms.salt)
         self._ks.append(ks[inside] if self._among is None else _among(ks[inside], self._among))
+
+    @property
+    def came(self) -> bool:
+        """Return True if a frame of rows came."""
+        return bool(self._ks)
 
     def replaced(self, gone: U64) -> BelowKeys:
         """Return that our rows of all collected k are replaced, and those of `gone`, uint64 [n],

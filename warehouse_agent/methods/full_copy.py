@@ -97,7 +97,7 @@ class CopySide:
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Ask for every row as one who has none."""
-        yield terms.opening(Digest(), everything(), pb.Open(strata=no_strata(terms.salt)))
+        yield terms.opening(Digest(), everything(), pb.Open(strata=no_strata(terms)))
         return terms.finished((yield None), self.compared, AllRows(), Method.FULL)
 
 

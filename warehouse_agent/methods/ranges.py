@@ -16,10 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
-from driftline.arrays import Bools
+from driftline.arrays import U64, Bools
 from driftline.errors import MalformedMessage
-from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX, ROW_HASHES_MAX
-from driftline.reconciliation.ranges import Partition, RangeSums, strata
+from driftline.limits import (
+    DIGESTS_PER_MESSAGE,
+    MESSAGE_BYTES_MAX,
+    RANGES_MAX,
+    ROW_HASHES_MAX,
+    STRATUM_CELLS,
+)
+from driftline.reconciliation.ranges import Partition, RangeSums, estimate_differing, strata
 from driftline.rows.digests import Digest, Salt
 
 from warehouse_agent.history.notes import NextPartNote
@@ -64,23 +70,37 @@ class RangeSide(RangedRows):
     turn: ClassVar[NextPartNote] = NextPartNote()
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
-        slots = strata(self.sums.short_digests(), terms.salt).tobytes()
-        yield terms.opening(self.compared, self.partition, pb.Open(strata=slots))
+        said = pb.Open(strata=self.strata(terms))
+        yield terms.opening(self.compared, self.partition, said)
         reply = yield None
         if not reply.HasField("verdict"):
             return terms.finished(reply, self.compared, None, Method.RANGE)
         if reply.verdict.sample:
             raise MalformedMessage("A sample of cells came where there are none.")
-        return StalledExchange(self.disagreement(reply.verdict), self)
+        return self.stalled(reply.verdict, terms)
 
-    def disagreement(self, verdict: pb.Verdict, stall: Stall | None = None) -> Disagreement:
-        """Return what is known after a verdict; `stall` is the sketch that the source holds."""
+    def strata(self, terms: ExchangeTerms) -> bytes:
+        """Return the strata of our ranges; empty if they may be left out."""
+        if terms.is_brief:
+            return b""
+        return strata(self.sums.short_digests(), terms.salt).tobytes()
+
+    def stalled(self, verdict: pb.Verdict, terms: ExchangeTerms) -> StalledExchange:
+        """Return the state after a verdict about ranges. Raises MalformedMessage."""
+        differing = slots_that_differ(verdict, self.sums.short_digests(), terms.salt)
+        return StalledExchange(self.disagreement(verdict, differing), self)
+
+    def disagreement(
+        self, verdict: pb.Verdict, differing: int, stall: Stall | None = None
+    ) -> Disagreement:
+        """Return what is known after a verdict about so many differing slots; `stall` is the sketch
+        that the source holds."""
         return Disagreement(
             self.costs,
             ours=Digest(self.compared.count + self.costs.rows_lost),
             theirs=Digest(verdict.count, int.from_bytes(verdict.sum, "little")),
             ranges=self.partition.ranges,
-            differing=verdict.differing,
+            differing=differing,
             stall=stall,
         )
 
@@ -247,9 +267,26 @@ def bitmap(data: bytes, count: int) -> Bools:
     return bits.astype(np.bool_)
 
 
-def no_strata(salt: Salt) -> bytes:
-    """Return the strata of one who has no rows."""
-    return strata(RangeSums(1).short_digests(), salt).tobytes()
+def no_strata(terms: ExchangeTerms) -> bytes:
+    """Return the strata of one who has no rows; empty if they may be left out."""
+    if terms.is_brief:
+        return b""
+    return strata(RangeSums(1).short_digests(), terms.salt).tobytes()
+
+
+def slots_that_differ(verdict: pb.Verdict, ours: U64, salt: Salt) -> int:
+    """Return how many slots differ, as a verdict says or as its strata tell.
+
+    ours: digests of our ranges or cells, uint64 [slots]. Raises MalformedMessage: the strata are of
+    another number of slots.
+    """
+    if not verdict.strata:
+        return verdict.differing
+    mine = strata(ours, salt)
+    if len(verdict.strata) != mine.size:
+        raise MalformedMessage("A verdict has another number of strata than the slots.")
+    theirs = np.frombuffer(verdict.strata, np.uint8).reshape(-1, STRATUM_CELLS)
+    return estimate_differing(mine, theirs, len(ours))
 
 
 def multiset_difference(

@@ -87,7 +87,7 @@ class ListedSide:
         yield terms.opening(
             Digest(),
             everything(),
-            pb.Open(features=(CHUNKS,), strata=no_strata(terms.salt), chunks=True),
+            pb.Open(features=(CHUNKS,), strata=no_strata(terms), chunks=True),
         )
         yield from _listed(self.chunks.shift, listed)
         reply = yield None

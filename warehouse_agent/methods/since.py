@@ -23,7 +23,7 @@ from driftline import wire_pb2 as pb
 from driftline.arrays import Bools
 from driftline.errors import MalformedMessage, ProofFailed
 from driftline.limits import SKETCH_KEYS_MAX
-from driftline.reconciliation.ranges import Partition, strata
+from driftline.reconciliation.ranges import Partition
 from driftline.reconciliation.sketches import Grid, unpack
 from driftline.rows.digests import Digest
 from driftline.rows.key_digests import HASH_BYTES
@@ -32,10 +32,10 @@ from driftline.wire.negotiation import CHECKSUM
 from warehouse_agent.change_models.operational_time import changes_expected
 from warehouse_agent.methods import key_sums
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions
-from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
+from warehouse_agent.methods.interface import Offers, Priced, Step, WorkingCopy
 from warehouse_agent.methods.key_sums import KeySums
 from warehouse_agent.methods.ranges import RangeSide
-from warehouse_agent.methods.sketch import NO_CELLS, CellSide, sized
+from warehouse_agent.methods.sketch import NO_CELLS, NO_KEYS, CellSide, sized
 from warehouse_agent.planning.candidates import Candidate, ExchangeWork, PlanInputs, Whole, priced
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
@@ -74,8 +74,10 @@ class SinceOpening:
     ) -> Priced:
         del offers  # it stalls only where it is not a refresh by the marker any more
         marker, sketch = _marker(known), _sized(known, expected)
-        fixed = REPLY_BYTES + opening_bytes(known.partition, known.partition.ranges)
-        fixed += opening_bytes(known.partition, sketch.cells) + sketch.bytes_sent
+        ranges, cells = known.partition.ranges, sketch.cells
+        fixed = REPLY_BYTES + opening_bytes(known.partition, known.strata_sent(ranges))
+        cells = cells if sketch.stalls else known.strata_sent(cells)
+        fixed += opening_bytes(known.partition, cells) + sketch.bytes_sent
         fixed += SKETCH_BYTES + len(marker.mark) * 2
         share = HASHED_SHARE if marker.hashes else KEY_SHARE
         if marker.keys_per_s is not None:
@@ -151,19 +153,18 @@ class SinceSide(CellSide):
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the mark and the sketch of our keys; stall if all rows have to be compared."""
-        cells, salt, hashes = self.cells, terms.salt, b""
-        cells.reduce()
+        hashes = b""
         if self.marker.hashes:
             hashes = self.sums.hashes.to_bytes(HASH_BYTES, "little")
         since = pb.Since(
             mark=self.marker.mark,
             keys=self.described(),
             sum=self.sums.keys.sum_bytes(),
-            strata=strata(cells.r, salt).tobytes(),
+            strata=self.strata(terms),
             hashes=hashes,
             checksums=bool(self.marker.checksum),
         )
-        slots = strata(self.ranges.sums.short_digests(), salt).tobytes()
+        slots = self.ranges.strata(terms)
         features = (CHECKSUM,) if since.checksums else ()
         said = pb.Open(features=features, strata=slots, since=since)
         yield terms.opening(self.compared, self.ranges.partition, said)
@@ -183,13 +184,16 @@ class SinceSide(CellSide):
         reply = yield shipped.take
         match reply.WhichOneof("message"):
             case "verdict" if reply.verdict.unmarked:
-                return StalledExchange(self.ranges.disagreement(reply.verdict), self.ranges)
+                return self.ranges.stalled(reply.verdict, terms)
             case "verdict":
-                found = self.stalled(reply.verdict, grid, partial(self._go_on, shipped=shipped))
+                go_on = partial(self._go_on, shipped=shipped)
+                found = self.stalled(reply.verdict, grid, go_on, terms)
                 return replace(found, at=replace(found.at, of_keys=True))
             case "deleted":
                 done = yield shipped.take
                 return self._replaced(terms, reply.deleted, done.finished, shipped)
+            case "finished" if terms.is_brief and reply.finished.since.by_marker:
+                return self._replaced(terms, pb.Deleted(), reply.finished, shipped)
         return terms.finished(reply, self.compared, None, Method.RANGE)
 
     def _replaced(
@@ -205,7 +209,8 @@ class SinceSide(CellSide):
             ProofFailed: the keys of the result would not be the source's.
         """
         span = self.sketch.embedding.span
-        ks = unpack(deleted.ks, span=span, count_max=min(self.sketch.cells, SKETCH_KEYS_MAX))
+        most = min(self.sketch.cells, SKETCH_KEYS_MAX)
+        ks = unpack(deleted.ks, span=span, count_max=most) if deleted.ks else NO_KEYS
         where, came = shipped.ascending(), shipped.rows
         gone = key_sums.replaced(
             self.copy, where, self.sketch.embedding, ks, checksum=self.marker.checksum

@@ -28,7 +28,7 @@ from driftline.wire.negotiation import LATER
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedKeys
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
-from warehouse_agent.methods.ranges import BesideRanges, RangeSide, bitmap
+from warehouse_agent.methods.ranges import BesideRanges, RangeSide, bitmap, slots_that_differ
 from warehouse_agent.planning.candidates import PlanInputs, Whole, stalled_ways
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
@@ -43,7 +43,7 @@ from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall, open
 from warehouse_agent.tasks import digests
 from warehouse_agent.transport.waiting import Requests
 
-NO_CELLS = np.zeros(0, np.bool_)
+NO_CELLS, NO_KEYS = np.zeros(0, np.bool_), np.zeros(0, np.uint64)
 
 
 class SketchOpening:
@@ -112,17 +112,34 @@ class CellSide(BesideRanges):
             piece.cells, piece.last = data[at : at + step], at + step >= len(data)
             yield pb.Request(cells=piece)
 
+    def strata(self, terms: ExchangeTerms) -> bytes:
+        """Return the strata of our cells; empty if they may be left out, and are not expected to be
+        needed."""
+        self.cells.reduce()
+        if terms.is_brief and not self.sketch.stalls:
+            return b""
+        return strata(self.cells.r, terms.salt).tobytes()
+
     def stalled(
-        self, verdict: pb.Verdict, grid: Grid | None, go_on: Callable[..., Requests[Step]]
+        self,
+        verdict: pb.Verdict,
+        grid: Grid | None,
+        go_on: Callable[..., Requests[Step]],
+        terms: ExchangeTerms,
     ) -> StalledExchange:
-        """Return the state after a verdict about the cells of this grid; `go_on` sends others."""
+        """Return the state after a verdict about the cells of this grid; `go_on` sends others.
+
+        Raises MalformedMessage.
+        """
         stuck = NO_CELLS if grid is None else bitmap(verdict.stuck, len(grid))
         sample = None
         if verdict.sample:
             sample = CellSample(len(verdict.sample), self.cells.differing(verdict.sample))
         stall = Stall(self.sketch, grid, int(np.count_nonzero(stuck)), sample)
         more_cells = partial(go_on, before=grid, stuck=stuck)
-        return StalledExchange(self.ranges.disagreement(verdict, stall), self.ranges, more_cells)
+        differing = slots_that_differ(verdict, self.cells.r, terms.salt)
+        at = self.ranges.disagreement(verdict, differing, stall)
+        return StalledExchange(at, self.ranges, more_cells)
 
 
 class SketchSide(CellSide):
@@ -132,20 +149,16 @@ class SketchSide(CellSide):
 
     def open(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send the total and the sketch; stall if the source cannot decode it."""
-        said = pb.Open(strata=self._strata(terms), sketch=self.described())
+        said = pb.Open(strata=self.strata(terms), sketch=self.described())
         yield terms.opening(self.compared, self.ranges.partition, said)
         return (yield from self._go_on(terms, self.sketch.sent))
 
     def follow(self, terms: ExchangeTerms) -> Requests[Step]:
         """Send what the opening did not have; go on as `open` does."""
-        slots, check = self._strata(terms), self.cells.check
+        slots, check = self.strata(terms), self.cells.check
         sums = pb.Sums(sum=self.compared.sum_bytes(), strata=slots, check=check)
         yield pb.Request(sums=sums)
         return (yield from self._go_on(terms, self.sketch.sent))
-
-    def _strata(self, terms: ExchangeTerms) -> bytes:
-        self.cells.reduce()
-        return strata(self.cells.r, terms.salt).tobytes()
 
     def _go_on(
         self,
@@ -160,12 +173,14 @@ class SketchSide(CellSide):
         reply = yield None if grid is None else keys.take
         match reply.WhichOneof("message"):
             case "verdict":
-                return self.stalled(reply.verdict, grid, self._go_on)
+                return self.stalled(reply.verdict, grid, self._go_on, terms)
             case "deleted":
                 span, most = self.sketch.embedding.span, self.sketch.cells
                 found = keys.replaced(unpack(reply.deleted.ks, span=span, count_max=most))
                 return terms.finished((yield keys.take), self.compared, found, Method.SKETCH)
-        return terms.finished(reply, self.compared, None, Method.SKETCH)
+        is_replaced = terms.is_brief and keys.came and not reply.finished.equal
+        replaced = keys.replaced(NO_KEYS) if is_replaced else None
+        return terms.finished(reply, self.compared, replaced, Method.SKETCH)
 
 
 @dataclass(slots=True)

@@ -259,6 +259,10 @@ class PlanInputs:
         """The costs by which a continuation is chosen."""
         return Costs(self.prices, self.line, self.integer_key, self.forced, self.rows_lost)
 
+    def strata_sent(self, slots: int) -> int:
+        """Return the slots whose strata go with an opening: all, or none if they are left out."""
+        return 0 if self.line.is_brief else slots
+
     @property
     def ours(self) -> int:
         """Rows of our side."""
@@ -313,8 +317,8 @@ def load(known: PlanInputs) -> Candidate:
     """Return the first load: Describe, then every row."""
     rows, size = known.rows_expected, None
     if rows is not None and not known.prices.guessed:
-        ranges = known.partition.ranges
-        size = plan.opening_bytes(known.partition, ranges) + int(known.prices.copy(rows))
+        slots = known.strata_sent(known.partition.ranges)
+        size = plan.opening_bytes(known.partition, slots) + int(known.prices.copy(rows))
     took = None if rows is None or size is None else round(known.line.seconds(size, 2, rows), 2)
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
 
@@ -350,7 +354,8 @@ def at_once(known: PlanInputs) -> tuple[Candidate, Candidate]:
     """Return the copy that nothing precedes, if nothing changed and if something did."""
     rows, level = known.theirs, known.level
     coarser = LEVELS[level(known.ours, at_once=True)] / LEVELS[level(known.ours)]
-    size = plan.opening_bytes(plan.everything(), 1) + int(known.prices.copy(rows) * coarser)
+    size = plan.opening_bytes(plan.everything(), known.strata_sent(1))
+    size += int(known.prices.copy(rows) * coarser)
     unchanged, copy = (
         _candidate(known, Method.FULL, size, 1, 0, changed) for changed in (0, known.ours)
     )
@@ -377,7 +382,8 @@ def stalled_ways(
     in_cells = changed if by_index or sketch is None else max(changed, new)
     counted = min(changed, new, ours) if by_index and sketch is not None else 0
     differing = _differing(known, sketch, in_cells)
-    stall = None if sketch is None else _stall(sketch, differing, in_cells)
+    has_strata = bool(_slots_sent(known, sketch))
+    stall = None if sketch is None else _stall(sketch, differing, in_cells, sampled_too=has_strata)
     ranges, compared = known.partition.ranges, Digest(theirs - counted)
     at = Disagreement(known.costs, Digest(ours), compared, ranges, differing, stall)
     offered = offers(at)
@@ -389,10 +395,13 @@ def stalled_ways(
         size = int(known.prices.changes(shipped))
         again = plan.rows_again(shipped, theirs, by_index=by_index)
         options[chosen] = Choice(chosen, size, rows_read=again, round_trips=0)
+    slots = sketch.cells if sketch else ranges
+    late = 0 if has_strata else plan.strata_bytes(slots)  # they come with the verdict
     fixed += plan.FOUND_BYTES + (stall.sample.cells if stall and stall.sample else 0)
     for method, choice in options.items():
         d = ours if method is Method.FULL else changed
         size, trips = fixed + choice.bytes_expected, 1 + choice.round_trips
+        size += late if choice.round_trips else 0
         candidates.append(_candidate(known, method, size, trips, choice.rows_read, d))
     return tuple(candidates), NAMES[chosen]
 
@@ -446,7 +455,9 @@ def in_tiles(known: PlanInputs, tiled: Tiled, changed: int) -> tuple[tuple[Candi
     chosen, candidates, ours = f"in {counted(tiled.tiles, 'tile')}", [], known.ours
     pauses_s = (tiled.tiles - 1) * tiled.wanted.pause_s
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
-        size, trips = pass_cost(ours, d, known.prices.row, tiled.wanted)
+        size, trips = pass_cost(
+            ours, d, known.prices.row, tiled.wanted, has_strata=not known.line.is_brief
+        )
         work = ExchangeWork(size, trips, 0, ours, pauses_s)
         candidates.append(priced(known, what, method, work, d))
     return tuple(candidates), chosen
@@ -562,9 +573,16 @@ def _rewritten(known: PlanInputs, changed: int) -> int:
 
 def _fixed_bytes(known: PlanInputs, sketch: Sketch | None) -> int:
     """Return the bytes of a refresh that finds nothing: the opening and an end."""
-    slots = sketch.cells if sketch else known.partition.ranges
-    fixed = plan.REPLY_BYTES + plan.opening_bytes(known.partition, slots)
+    first = _slots_sent(known, sketch)
+    fixed = plan.REPLY_BYTES + plan.opening_bytes(known.partition, first)
     return fixed + (sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0)
+
+
+def _slots_sent(known: PlanInputs, sketch: Sketch | None) -> int:
+    """Return the slots whose strata go with the opening; 0 if they come with a verdict."""
+    if sketch is None:
+        return known.strata_sent(known.partition.ranges)
+    return sketch.cells if sketch.stalls else known.strata_sent(sketch.cells)
 
 
 def _differing(known: PlanInputs, sketch: Sketch | None, changed: int) -> int:
@@ -574,12 +592,13 @@ def _differing(known: PlanInputs, sketch: Sketch | None, changed: int) -> int:
     return round(expected_slots(sketch.cells, HASHES * changed))
 
 
-def _stall(sketch: Sketch, differing: int, changed: int) -> Stall:
-    """Return what the source would hold at its verdict, with a sample if its cells are too full."""
+def _stall(sketch: Sketch, differing: int, changed: int, *, sampled_too: bool) -> Stall:
+    """Return what the source would hold at its verdict, with a sample if its cells are too full and
+    it knows by our strata how many are worth sending (`sampled_too`)."""
     if sketch.decodes(changed):
         return Stall(sketch)
     stall = Stall(sketch, sketch.sent, len(sketch.sent or ()))  # every cell is stuck
-    count = sampled(differing, sketch.cells)
+    count = sampled(differing, sketch.cells) if sampled_too else 0
     if not count or sketch_size.underestimated(changed, sketch.sent) < sketch_size.ESTIMATE_ERROR:
         return stall
     return replace(stall, sample=CellSample(count, round(count * differing / sketch.cells)))

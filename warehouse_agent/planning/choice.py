@@ -326,13 +326,18 @@ def floor_bytes(rows: int, changed: int, row_bytes: float) -> int:
 
 
 def opening_bytes(partition: Partition, slots: int) -> int:
-    """Return the bytes of the first message: strata of `slots`, and a start and a shift for every
-    segment."""
+    """Return the bytes of the first message: strata of `slots`, 0 if it has none, and a start and a
+    shift for every segment."""
     starts = partition.starts
     # Steps are zigzag varints, modulo 2^64: seven bits a byte, one of them the sign.
     steps = [(b - a + (1 << 63)) % (1 << 64) - (1 << 63) for a, b in pairwise((0, *starts))]
     varints = sum((step.bit_length() + 7) // 7 for step in steps)
-    return OPEN_BYTES + key_ranges.strata_of(slots) * STRATUM_CELLS + varints + len(starts)
+    return OPEN_BYTES + strata_bytes(slots) + varints + len(starts)
+
+
+def strata_bytes(slots: int) -> int:
+    """Return the bytes of strata of `slots`; 0 if there are none."""
+    return key_ranges.strata_of(slots) * STRATUM_CELLS if slots else 0
 
 
 def shrank(before: int, after: int) -> bool:

@@ -25,12 +25,14 @@ class Objective(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The measured line: seconds of a round trip, bytes a second, and rows read a second."""
+    """The measured line: seconds of a round trip, bytes a second, and rows read a second; and if
+    the source leaves out what an exchange may do without (`wire.negotiation.BRIEF`)."""
 
     rtt_s: float = 0.1
     bytes_per_s: float = 1.25e6
     objective: Objective = Objective.SECONDS
     rows_per_s: float = ROWS_PER_S
+    is_brief: bool = False
 
     def seconds(self, size: float, round_trips: float, rows: float) -> float:
         """Return the seconds of an exchange: its bytes, round trips and rows read, one by one."""

@@ -8,7 +8,7 @@ are missing, and only these follow (`refined`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from driftline.arrays import Floats
@@ -52,12 +52,13 @@ THIRDS = (60, 360, 2520, 10080, 27720, 55440, 110880, 221760, 332640, 498960, TH
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A sketch of our side: how keys embed, cells in a third of its finest table, and the fold of
-    the cells that go up with the opening, 0 if none do."""
+    """A sketch of our side: how keys embed, cells in a third of its finest table, the fold of the
+    cells that go up with the opening, 0 if none do, and if these are expected not to decode."""
 
     embedding: Embedding
     third: int
     fold: int = 0
+    stalls: bool = True
 
     @property
     def cells(self) -> int:
@@ -158,6 +159,15 @@ def open_sketch(
     embedding = embedding_for(rows, bounds)
     if expected is None:
         return Sketch(embedding, next((t for t in THIRDS if t >= rows), THIRDS[-1]))
+    third, fold = _third_and_fold(rows, expected, prices, line, sure)
+    sketch = Sketch(embedding, third, fold)
+    return replace(sketch, stalls=not sketch.decodes(expected.median))
+
+
+def _third_and_fold(
+    rows: int, expected: ChangeForecast, prices: Prices, line: Line, sure: int
+) -> tuple[int, int]:
+    """Return the cells of a third of the finest table, and the fold of those that go first."""
     full = prices.copy(rows)
     cap = int(WORTH * full + WORTH_BYTES) // CELL_BYTES + (cells_for(sure) if sure else 0)
     cap = min(cap, HASHES * THIRD_CELLS_MAX)
@@ -166,7 +176,7 @@ def open_sketch(
     finest = min(max(FINER * cells_for(expected.quantile(0.98)), FINEST, rows), HASHES * rows)
     target = min(max(UNFOLDS * chosen, finest), HASHES * THIRD_CELLS_MAX)
     if not chosen:
-        return Sketch(embedding, next(t for t in THIRDS if HASHES * t >= target))
+        return next(t for t in THIRDS if HASHES * t >= target), 0
     third = -(-chosen // HASHES)
     fits = [f for f in FOLDS if f * third <= THIRD_CELLS_MAX]
     if HASHES * fits[-1] * third < target and chosen < THRESHOLD * expected.median:
@@ -175,7 +185,7 @@ def open_sketch(
         third = min(folded, key=lambda cells: abs(cells - third), default=third)
         fits = [THIRD_CELLS_MAX // third]
     fold = next((f for f in fits if f * HASHES * third >= target), fits[-1])
-    return Sketch(embedding, fold * third, fold)
+    return fold * third, fold
 
 
 def _cheapest(

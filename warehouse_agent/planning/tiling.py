@@ -22,14 +22,13 @@ from statistics import median
 
 import numpy as np
 import numpy.typing as npt
-from driftline.limits import RANGES_MAX, STRATUM_CELLS
+from driftline.limits import RANGES_MAX
 from driftline.reconciliation.groups import ROW_HASH_BYTES
 from driftline.reconciliation.ranges import (
     POSITION_MAX,
     POSITION_MIN,
     Partition,
     RangeSums,
-    strata_of,
     uniform,
 )
 from driftline.rows.digests import MASK128, Digest, MixedFingerprints
@@ -366,17 +365,21 @@ def tail_for(inserted: Sequence[int], wanted: PassSettings) -> int:
     return min((max(inserted, default=0) + wanted.rows // 2) // wanted.rows, TAIL_TILES_MAX)
 
 
-def pass_cost(rows: int, changed: int, row_bytes: float, wanted: PassSettings) -> tuple[int, int]:
+def pass_cost(
+    rows: int, changed: int, row_bytes: float, wanted: PassSettings, *, has_strata: bool = True
+) -> tuple[int, int]:
     """Return bytes and round trips of a pass that finds `changed` scattered changes.
 
     An equal tile takes its opening and an end, in one round trip; one that differs takes digests
     and row hashes as well, in three (`choice`, the range method).
+
+    has_strata: every opening has strata; else they come of tiles that differ.
     """
     tiles = count_for(rows, wanted)
     hit = tiles * -math.expm1(changed * math.log1p(-1 / tiles)) if tiles > 1 else min(changed, 1)
-    strata = strata_of(max(rows // tiles // choice.ROWS_PER_RANGE, 2))
-    opening = choice.OPEN_BYTES + strata * STRATUM_CELLS + _TILE_BYTES
-    size = tiles * opening + changed * row_bytes
+    strata = choice.strata_bytes(max(rows // tiles // choice.ROWS_PER_RANGE, 2))
+    size = tiles * (choice.OPEN_BYTES + _TILE_BYTES) + changed * row_bytes
+    size += strata * (tiles if has_strata else hit)
     if changed:
         size += hit * _refine_bytes(rows / tiles, changed / hit)
     return round(size), tiles + 2 * round(hit)

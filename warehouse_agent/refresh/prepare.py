@@ -354,7 +354,7 @@ def _situation(
         recipe=layout.recipe,
         notes=notes,
         earlier=tuple(history.earlier),
-        line=line_notes.line(job.store, job.fragment.source, notes.rows_per_s),
+        line=line_notes.line(job.store, job.fragment.source, notes.rows_per_s, features),
         now=datetime.now(UTC),
         is_other=is_other,
         allowance=allowance,

@@ -40,7 +40,14 @@ from driftline.peer_text import one_line
 from driftline.relations.activity import Activity, UnknownActivity
 from driftline.relations.activity_messages import from_message
 from driftline.wire import pieces
-from driftline.wire.negotiation import FOLLOWING, REFERRING, Agreement, agree, is_negotiable
+from driftline.wire.negotiation import (
+    FOLLOWING,
+    REFERRING,
+    WHERE_NAMED,
+    Agreement,
+    agree,
+    is_negotiable,
+)
 from driftline.wire_pb2_grpc import SourceStub
 from google.protobuf.message import DecodeError
 
@@ -215,7 +222,7 @@ class SourceChannel:
         self.features = frozenset(reply.features)
         # A feature that an exchange cannot do without is asked for by that exchange alone.
         self.agent = reply.agent
-        self._agreed = agree(reply.protocols, reply.features, our_features=())
+        self._agreed = agree(reply.protocols, reply.features, our_features=WHERE_NAMED)
         return reply
 
     def activity(self, relations: Sequence[str]) -> dict[str, Activity]:
@@ -244,7 +251,8 @@ class SourceChannel:
         return dict(zip(relations, map(from_message, reply.activities), strict=True))
 
     def agreed(self) -> Agreement:
-        """Return protocol and features that both agents know; ask the source once, if needed.
+        """Return protocol and features that both agents know; ask the source once, if needed. No
+        exchange needs the features: none is known of a source that was not asked.
 
         Raises:
             DriftlineError: as `describe`.

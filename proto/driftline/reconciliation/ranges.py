@@ -97,7 +97,9 @@ def from_quantiles(quantiles: Sequence[int], ranges: int) -> Partition:
     """Return at most about `ranges` ranges of similar size from ascending quantiles of the key.
 
     Positions below the first and above the last quantile have ranges of their own, so rows inserted
-    beyond the largest key are apart from all others.
+    beyond the largest key are apart from all others. A width of ranges stays in use as
+    long as it makes 0.4 to 1 times the wanted number of them, so that keys that are spread about
+    evenly have few segments.
     """
     knots = sorted(set(quantiles))
     if not knots:
@@ -111,9 +113,14 @@ def from_quantiles(quantiles: Sequence[int], ranges: int) -> Partition:
         shifts.append(63)
     share = max(min(ranges, RANGES_MAX - 3 * SEGMENTS_MAX) // max(len(knots) - 1, 1), 1)
     past = knots[-1] + 1
+    shift, is_first = 0, True
     for start, end in zip(knots, [*knots[1:-1], past], strict=False):
-        starts.append(start)
-        shifts.append(min(max(-(-(end - start) // share) - 1, 0).bit_length(), 63))
+        most = share << shift
+        if is_first or not 0.4 * most <= end - start <= most:
+            shift = min(max(-(-(end - start) // share) - 1, 0).bit_length(), 63)
+            starts.append(start)
+            shifts.append(shift)
+        is_first = False
     if past <= POSITION_MAX:
         starts.append(past)
         shifts.append(63)

@@ -33,6 +33,7 @@ CLAIMED = "claimed"
 FOLLOWING = "following"
 LATER = "later"
 REFERRING = "referring"
+BRIEF = "brief"
 CHUNKS = "chunks"
 
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
@@ -49,7 +50,10 @@ FEATURES: Mapping[str, str] = {
     CHUNKS: "rows of an unfinished load that are listed by chunks, and do not come again",
     REFERRING: "rows chosen by rows that reference them, described for relations that are named",
     LATER: "sums of a warehouse that come after its opening, awaited behind the scan",
+    BRIEF: "strata that come from the source where it is needed, and no empty list of deleted keys",
 }
+
+WHERE_NAMED = (BRIEF,)  # that every opening asks a source for which named them
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error
 

@@ -50,6 +50,8 @@ from source_agent.scan import batches, reader
 from tests.harness import exchange_pair
 from tests.harness.examples import examples
 from tests.harness.exchange_pair import (
+    AGREED,
+    BRIEFLY,
     COMPOSITE,
     INTEGER,
     LOOSE,
@@ -147,7 +149,7 @@ def sketches(draw: st.DrawFn, schema: Schema, ours: Table) -> Sketch:
     embedding = embedding_for(len(ours), bounds)
     if embedding.base is None and draw(st.booleans()):
         embedding = Embedding(draw(st.sampled_from([1, 7, 1 << 31])))
-    return Sketch(embedding, third, fold)
+    return Sketch(embedding, third, fold, draw(st.booleans()))
 
 
 def run(schema: Schema, ours: Table, theirs: Table, *, wal: bool = False, **options: Any) -> Result:
@@ -210,6 +212,7 @@ def test_any_edit_is_found(schema: Schema, data: st.DataObject) -> None:
             forced=method,
             sketch=sketch,
             later=data.draw(st.booleans()) if sketch else False,
+            agreed=data.draw(st.sampled_from([AGREED, BRIEFLY])),
         )
 
 

@@ -94,7 +94,9 @@ def test_a_request_outside_of_an_exchange_is_malformed_or_newer() -> None:
 
 def test_strata_are_as_many_as_their_slots_need(source: AskedSource) -> None:
     said = source.opening(ROWS)
-    assert validation.strata_in(said, 16).shape == (strata_of(16), STRATUM_CELLS)
+    found = validation.strata_in(said, 16)
+    assert found is not None
+    assert found.shape == (strata_of(16), STRATUM_CELLS)
     with pytest.raises(MalformedMessage):
         validation.strata_in(said, 1 << 12)
 
