@@ -152,6 +152,7 @@ class Situation:
             days=self.days,
             zone=self.fragment.time_zone,
             is_load=is_load,
+            groups=self.notes.turn.groups,
         )
 
 

@@ -35,6 +35,7 @@ from driftline.relations.activity import Activity
 from warehouse_agent.config import Proof, Require
 from warehouse_agent.history.marks import KeptMark
 from warehouse_agent.json_values import GREATEST, knots, number
+from warehouse_agent.planning.group_selection import GroupSizes
 from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store, json_of
@@ -125,19 +126,21 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class NextPartNote:
-    """The beginning of the next part of a table, and the bytes of a key that travels itself.
+    """The beginning of the next part of a table, and what the last comparison by groups measured.
 
     None: not known, or, in what a refresh learnt, as before.
 
     Attributes:
         position: after the last part.
         key: the string forms of a key; empty: the least one.
-        key_bytes: measured on the keys of the last part.
+        key_bytes: of a key that travels itself, measured on the keys of the last part.
+        groups: of the last comparison.
     """
 
     position: int | None = None
     key: tuple[str, ...] | None = None
     key_bytes: float | None = None
+    groups: GroupSizes | None = None
 
     def after(self, newer: NextPartNote) -> NextPartNote:
         """Return what is known after a refresh that learnt `newer`."""
@@ -145,6 +148,7 @@ class NextPartNote:
             self.position if newer.position is None else newer.position,
             self.key if newer.key is None else newer.key,
             self.key_bytes if newer.key_bytes is None else newer.key_bytes,
+            newer.groups or self.groups,
         )
 
 
@@ -336,6 +340,7 @@ class Notes:
                 _position(body.get("turn_from")),
                 _texts(body.get("turn_from_key")),
                 number(body, "named_key_bytes"),
+                _groups(body.get("groups")),
             ),
             quantiles=_quantiles(body),
             others={key: body[key] for key in body if key not in _KEYS},
@@ -375,6 +380,8 @@ class Notes:
         yield from ((key, value) for key, value in learnt.items() if value is not None)
         if self.turn.key is not None:
             yield "turn_from_key", list(self.turn.key)
+        if self.turn.groups is not None:
+            yield "groups", asdict(self.turn.groups)
         if (quantiles := self.quantiles) is not None:
             yield "quantiles", list(quantiles.positions)
             yield "quantiles_rows", quantiles.rows
@@ -386,7 +393,7 @@ _KEYS = frozenset(
         *("checked", "head", "damaged", "part", "wish", "mark", "marker_time", "row_security"),
         *(one.name for one in fields(LearntPrices)),
         *("rows_per_s", "keys_per_s", "turn_from", "turn_from_key", "named_key_bytes"),
-        *("quantiles", "quantiles_rows", "key"),
+        *("groups", "quantiles", "quantiles_rows", "key"),
     )
 )
 
@@ -499,6 +506,20 @@ def _quantiles(body: Mapping[str, object]) -> Quantiles | None:
     if not positions or not isinstance(key, str):
         return None
     return Quantiles(tuple(positions), int(number(body, "quantiles_rows") or 0), key)
+
+
+def _groups(body: object) -> GroupSizes | None:
+    if not isinstance(body, Mapping):
+        return None
+    compared, groups, alone = (body.get(name) for name in ("compared", "groups", "alone"))
+    each, is_named = number(body, "key_bytes"), body.get("is_named")
+    if type(compared) is not int or type(groups) is not int or type(alone) is not int:
+        return None
+    if not 0 < compared <= GREATEST or not 0 <= alone <= compared - groups <= compared:
+        return None
+    if each is None or not isinstance(is_named, bool):
+        return None
+    return GroupSizes(compared, groups, alone, each, is_named)
 
 
 def _position(value: object) -> int | None:

@@ -28,6 +28,7 @@ from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.methods.sketch import LaterSide, MoreCells, SketchOpening
 from warehouse_agent.planning.candidates import (
     Candidate,
+    ChangeKinds,
     CopyReason,
     Part,
     PlanInputs,
@@ -258,7 +259,13 @@ def predicted(known: PlanInputs, expected: ChangeForecast | None) -> Candidate:
 
 
 def modelled(
-    known: PlanInputs, expected: ChangeForecast | None, changed: int, method: Method, theirs: int
+    known: PlanInputs,
+    expected: ChangeForecast | None,
+    changed: int,
+    method: Method,
+    theirs: int,
+    *,
+    kinds: ChangeKinds | None = None,
 ) -> Candidate | None:
     """Return the modelled cost of a refresh after it is done; None: the model has no such way.
 
@@ -269,8 +276,9 @@ def modelled(
         changed: rows that were found changed.
         method: the method that was used.
         theirs: rows at the source.
+        kinds: of the changes that were found; None: as in earlier refreshes.
     """
-    known = replace(known, rows_expected=theirs)
+    known = replace(known, rows_expected=theirs, kinds=kinds)
     if isinstance(known.scope, Part):
         return in_part(known, known.scope, expected, changed)
     candidates, chosen = refreshes(known, expected, max(changed, 1), with_rivals=False)

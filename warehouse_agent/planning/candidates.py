@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from driftline.errors import NEXT_SCAN, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import GROUPED_KEYS_MAX
-from driftline.reconciliation.groups import ROW_HASH_BYTES
+from driftline.reconciliation.groups import ROW_HASH_BYTES, refines
 from driftline.reconciliation.ranges import Partition
 from driftline.reconciliation.sketches import HASHES, sampled
 from driftline.rows.digests import Digest
@@ -28,6 +28,7 @@ from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import chunk_size, group_selection, sketch_size
 from warehouse_agent.planning.change_forecast import ChangeForecast, DayOfChanges, EarlierRefresh
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
+from warehouse_agent.planning.group_selection import GroupSizes
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import LEVELS, Prices
@@ -181,6 +182,22 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeKinds:
+    """The shares of inserted and of deleted rows among changed ones; the others are updated."""
+
+    inserted: float = 0.0
+    deleted: float = 0.0
+
+    @classmethod
+    def of(cls, earlier: Sequence[EarlierRefresh]) -> ChangeKinds:
+        """Return those of earlier refreshes; all are updates if nothing is known."""
+        told = [one for one in earlier if one.counts_changes and not one.is_load]
+        changed = max(sum(one.changed for one in told), 1)
+        inserted, deleted = (sum(one.inserted for one in told), sum(one.deleted for one in told))
+        return cls(inserted / changed, deleted / changed)
+
+
+@dataclass(frozen=True, slots=True)
 class PlanInputs:
     """Everything that a prediction depends on.
 
@@ -194,7 +211,9 @@ class PlanInputs:
     an unfinished exchange staged are among ours; `unstaged`: those of an unfinished load or copy
     are listed by chunks, and not among ours; `days` are the totals of changes by day, oldest first,
     none if they are not needed; `zone` is the source's time zone; `is_load`: no row of a version is
-    compared, so all rows are expected to come, or the rest of those that cut exchanges staged.
+    compared, so all rows are expected to come, or the rest of those that cut exchanges staged;
+    `groups` are those of the last comparison by groups; `kinds` are those of the changes, None:
+    as in earlier refreshes.
     """
 
     name: str
@@ -221,6 +240,8 @@ class PlanInputs:
     days: tuple[DayOfChanges, ...] = ()
     zone: str = "UTC"
     is_load: bool = False
+    groups: GroupSizes | None = None
+    kinds: ChangeKinds | None = None
 
     @property
     def refusal(self) -> DriftlineError | None:
@@ -412,21 +433,17 @@ def in_groups(
     """Return "nothing changed" and, unless there are more rows than groups can name, a comparison
     of all rows by groups that finds `changed` rows."""
     ours, planned = known.ours, _planned_changes(known, expected)
-    key = _key_bytes(known, ours)
-    idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0, key).bytes_expected
+    sizes = _group_sizes(known, ours, planned, is_named=known.in_shards)
+    idle = _GROUPS_BYTES + _by_groups(known, sizes, 0).bytes_expected
     unchanged = _candidate(known, None, idle, 1, 0, 0)
+    choice = _by_groups(known, sizes, changed)
+    size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
     if known.in_shards:
-        choice = _by_groups(known, ours, planned, changed, known.named_key_bytes or key)
-        size, rows = _GROUPS_BYTES + choice.bytes_expected, ours + choice.rows_read
-        trips, way = choice.round_trips * -(-ours // GROUPED_KEYS_MAX), NAMES[Method.GROUP]
-        return unchanged, priced(
-            known, way, Method.GROUP, ExchangeWork(size, trips, 0, rows), changed
-        )
+        work = ExchangeWork(size, trips * -(-ours // GROUPED_KEYS_MAX), 0, ours + choice.rows_read)
+        return unchanged, priced(known, NAMES[Method.GROUP], Method.GROUP, work, changed)
     if ours > GROUPED_KEYS_MAX:
         return (unchanged,)
-    choice = _by_groups(known, ours, planned, changed, key)
     again = plan.rows_again(choice.rows_read, known.theirs, by_index=known.by_index)
-    size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
     return unchanged, _candidate(known, Method.GROUP, size, trips, again, changed)
 
 
@@ -436,9 +453,8 @@ def in_part(
     """Return the comparison of a part, read by index, that finds `changed` rows."""
     compared = min(part.rows_max, known.ours)
     planned = _planned_changes(known, expected) * compared // max(known.ours, 1)
-    named = None if known.by_index else known.named_key_bytes
-    key = _key_bytes(known, compared) if named is None else named
-    choice = _by_groups(known, compared, planned, changed, key)
+    is_named = not known.by_index or compared > GROUPED_KEYS_MAX
+    choice = _by_groups(known, _group_sizes(known, compared, planned, is_named=is_named), changed)
     size, rows = _GROUPS_BYTES + choice.bytes_expected, compared + choice.rows_read
     what = f"{counted(compared, 'row')} of it, by groups"
     work = ExchangeWork(size, choice.round_trips, 0, rows)
@@ -468,55 +484,71 @@ def _planned_changes(known: PlanInputs, expected: ChangeForecast | None) -> int:
     return expected.median if expected else round(known.ours * plan.CHANGE_SHARE)
 
 
-def _key_bytes(known: PlanInputs, rows: int) -> float:
-    """Return the bytes of a k, of the k of so many rows."""
+def _group_sizes(known: PlanInputs, rows: int, planned: int, *, is_named: bool) -> GroupSizes:
+    """Return the groups of `rows` rows: those of the last comparison of as many. Before there was
+    one, all rows are taken to be equally likely, and groups to be sized for `planned` changes."""
+    if known.groups is not None:
+        learnt = known.groups.for_rows(rows, is_named=is_named)
+        if learnt is not None:
+            return learnt
     span = sketch_size.embedding_for(max(known.ours, 1), known.bounds).span
-    return group_selection.key_bytes(rows, span)
-
-
-def _by_groups(known: PlanInputs, rows: int, planned: int, changed: int, key: float) -> Choice:
-    """Return a comparison of `rows` equally likely rows, in groups sized for `planned` changes; it
-    reads the rows of groups that differ. `key`: bytes of a key on the line."""
+    key = group_selection.key_bytes(rows, span)
+    if is_named and known.named_key_bytes is not None:
+        key = known.named_key_bytes
     share = np.full(1, min(planned / max(rows, 1), 1.0))
     one = group_selection.Histogram.of(share)
-    alike = group_selection.Histogram(one.counts * rows, one.updates * rows)
-    row = known.prices.row
-    gone = min(round(changed * _deleted_share(known.earlier)), rows)
     sizes = group_selection.grouping(
-        alike,
-        row_bytes=row,
+        group_selection.Histogram(one.counts * rows, one.updates * rows),
+        row_bytes=known.prices.row,
         key_bytes=key,
         wait_bytes=known.line.round_trip_bytes,
         p_delete=_p_delete(known, planned, rows),
     )
     n = int(sizes.rows.max())
     if not n:  # not worth comparing
-        return Choice(Method.GROUP, int(rows * row), rows_read=0)
+        return GroupSizes(rows, 0, rows, 0.0, is_named)
+    return GroupSizes(rows, math.ceil(rows / n), 0, key, is_named)
+
+
+def _by_groups(known: PlanInputs, sizes: GroupSizes, changed: int) -> Choice:
+    """Return a comparison by groups that finds `changed` rows; it reads the rows of groups that
+    differ. Rows of a group are taken to be equally likely to change."""
+    rows, groups = sizes.compared, sizes.groups
+    kinds = known.kinds or ChangeKinds.of(known.earlier)
+    new, gone = round(changed * kinds.inserted), min(round(changed * kinds.deleted), rows)
+    updated = max(changed - new - gone, 0)
+    named = max(rows - sizes.alone, groups, 1)
+    n = named / max(groups, 1)
 
     def touched(count: int) -> float:
-        """Return the rows of the groups that so many changed rows are in."""
-        return rows * (1 - (1 - min(count / max(rows, 1), 1)) ** n)
+        """Return the share of groups that so many changed rows are in."""
+        return 1 - math.pow(1 - min(count / named, 1), n)
 
-    updated, differing = changed - gone, touched(changed)
-    size = rows * (key + ROW_HASH_BYTES / n) + gone * key
-    if sizes.is_refined:  # a group that lost rows costs one hash
-        size += ROW_HASH_BYTES * (touched(updated) + touched(gone) / n) + updated * row
-    else:
-        size += max(differing - gone, 0) * row
-    trips = 1 + (sizes.is_refined and changed > 0)
-    return Choice(Method.GROUP, int(size), rows_read=math.ceil(differing), round_trips=trips)
+    differing = named * touched(updated + gone) if groups else 0.0
+    left, lost = max(differing - gone, 0.0), groups * touched(gone)
+    hashes = named * touched(updated) + lost  # one for a group that lost rows
+    is_refined = differing > 0 and refines(
+        rows=round(left),
+        hashes=round(hashes),
+        differing=round(groups * touched(updated)),
+        lost=round(lost),
+        groups=groups,
+        row_bytes=round(known.prices.row),
+        wait_bytes=round(known.line.round_trip_bytes),
+    )
+    size = (rows + gone) * sizes.key_bytes + ROW_HASH_BYTES * groups
+    if is_refined:
+        size += ROW_HASH_BYTES * hashes
+    come = new + sizes.alone + (updated if is_refined else left)
+    size += known.prices.changes(come)
+    again, trips = math.ceil(differing), 1 + is_refined
+    return Choice(Method.GROUP, int(size), rows_read=again, round_trips=trips)
 
 
 def _p_delete(known: PlanInputs, planned: int, rows: int) -> float:
     """Return P({−t}) of one of `rows` rows, of which `planned` are expected to change."""
-    return min(planned * _deleted_share(known.earlier) / max(rows, 1), _P_DELETE_MAX)
-
-
-def _deleted_share(earlier: Sequence[EarlierRefresh]) -> float:
-    """Return the share of deleted rows among the changed ones of earlier refreshes; 0 if nothing
-    is known."""
-    counted = [one for one in earlier if one.counts_changes and not one.is_load]
-    return sum(one.deleted for one in counted) / max(sum(one.changed for one in counted), 1)
+    deleted = ChangeKinds.of(known.earlier).deleted
+    return min(planned * deleted / max(rows, 1), _P_DELETE_MAX)
 
 
 def _candidate(

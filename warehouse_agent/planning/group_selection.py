@@ -44,6 +44,7 @@ CLASS_EDGES: Final[Floats] = np.exp2(np.r_[-24:-6:1.0, -6:-3:0.5, -3:0:0.125])
 
 TEXT_KEY_BYTES: Final = 6  # of a text among its neighbours, until one was measured
 REFINED_BYTES: Final = 8.3  # of a row whose group is refined: its hash, and a bit of the answer
+_ALIKE = 2  # times as many rows, for which what a comparison measured still holds
 _NEWTON_STEPS = 24  # 12 steps reach the last bit from the starts that `lambert_w` takes
 
 
@@ -211,6 +212,39 @@ def grouping(
     if whole.bytes_expected <= cost + wait_bytes:
         return whole
     return GroupPlan(rows, cost, is_refined=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSizes:
+    """The groups of a comparison, by which one is priced.
+
+    Attributes:
+        compared: rows, of which `alone` are in no group: they come, changed or not.
+        groups: into which the others are put.
+        key_bytes: of a compared row's key in the lists that are sent.
+        is_named: keys travel themselves.
+    """
+
+    compared: int
+    groups: int
+    alone: int
+    key_bytes: float
+    is_named: bool = False
+
+    def for_rows(self, rows: int, *, is_named: bool) -> GroupSizes | None:
+        """Return what is expected of `rows` rows by these, of an earlier comparison; None: it was
+        of another kind, or of a part where all rows are compared now."""
+        is_alike = rows <= _ALIKE * self.compared and self.compared <= _ALIKE * rows
+        if not is_alike or is_named != self.is_named:
+            return None
+        return self.scaled(rows)
+
+    def scaled(self, rows: int) -> GroupSizes:
+        """Return as many groups for `rows` rows as these are for theirs."""
+        by = rows / self.compared
+        return replace(
+            self, compared=rows, groups=round(self.groups * by), alone=round(self.alone * by)
+        )
 
 
 def key_bytes(rows: int, span: int) -> float:

@@ -25,6 +25,7 @@ from warehouse_agent.history.notes import (
 )
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
+from warehouse_agent.planning.candidates import ChangeKinds
 from warehouse_agent.refresh import derivation, marker_audit, schema_change
 from warehouse_agent.refresh.finish import (
     Proven,
@@ -146,7 +147,9 @@ def _result(
     differing = changed + (p.base.rows_lost if p.base else 0)
     is_total = proof_of(job, p, out) is Proof.TOTAL
     marking = marker_audit.with_changes(compared.marking, out, changed, deleted)
-    model = modelled(p.known, p.expected, differing, out.method, out.theirs.count)
+    inserted = min(max(out.theirs.count - p.total.count + deleted, 0), differing - deleted)
+    kinds = ChangeKinds(*(count / max(differing, 1) for count in (inserted, deleted)))
+    model = modelled(p.known, p.expected, differing, out.method, out.theirs.count, kinds=kinds)
     return PublishedVersion(
         version=version,
         rows=out.theirs.count,

@@ -45,6 +45,7 @@ ONE_ALONE = {"now", "rows_expected", "allowance"}
 PART = 'require = "fuzzy"\nread_at_most = 1000'
 TILES = 'require = "fuzzy"\nincremental = { rows = 300, pause_s = 0.001 }'
 KEYS = 'proof = "keys"'
+GROUPS = 'method = "group"'
 
 
 @dataclass
@@ -141,7 +142,9 @@ def test_a_first_load(orders: Orders) -> None:
     assert foretold.rows_expected == used.rows_expected
 
 
-@pytest.mark.parametrize("lines", ["", PART, TILES, KEYS, 'method = "range"', 'method = "full"'])
+@pytest.mark.parametrize(
+    "lines", ["", PART, TILES, KEYS, GROUPS, 'method = "range"', 'method = "full"']
+)
 def test_later_refreshes(orders: Orders, lines: str) -> None:
     """The first one computes quantiles; then they are noted, and the next plan has them."""
     orders.lines(lines)
@@ -157,6 +160,7 @@ def test_later_refreshes(orders: Orders, lines: str) -> None:
     assert used.earlier
     assert (used.tiled is not None) == (lines == TILES)
     assert (used.read_at_most is not None) == (lines == PART)
+    assert (used.groups is not None) == (lines in (PART, GROUPS))
     assert (used.marker is not None) == (lines == KEYS)
 
 

@@ -30,6 +30,7 @@ from warehouse_agent.history.notes import (
 )
 from warehouse_agent.history.view_notes import ValidInputsNote, ViewNotes
 from warehouse_agent.json_values import GREATEST, LEAST
+from warehouse_agent.planning.group_selection import GroupSizes
 from warehouse_agent.planning.marker_state import MarkerAudit
 from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.planning.view_cost import FACTOR_LEAST, FACTOR_MOST, PHASES
@@ -63,6 +64,16 @@ markings = st.builds(
 )
 policies = st.builds(PolicyDigests, texts, st.dictionaries(st.tuples(texts, texts), texts))
 positions = st.integers(POSITION_MIN, POSITION_MAX)
+group_sizes = st.builds(
+    lambda groups, more, alone, key_bytes, is_named: GroupSizes(
+        groups + more + alone, groups, alone, key_bytes, is_named
+    ),
+    st.integers(1, 1000),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+    st.floats(LEAST, GREATEST),
+    st.booleans(),
+)
 
 
 def of_version(said: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -85,7 +96,11 @@ notes = st.builds(
     rows_per_s=amounts,
     keys_per_s=amounts,
     turn=st.builds(
-        NextPartNote, st.none() | positions, st.none() | st.lists(texts).map(tuple), amounts
+        NextPartNote,
+        st.none() | positions,
+        st.none() | st.lists(texts).map(tuple),
+        amounts,
+        st.none() | group_sizes,
     ),
     quantiles=st.none()
     | st.builds(
@@ -136,7 +151,7 @@ WHOLE = Notes(
     prices=LearntPrices(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 12.0),
     rows_per_s=7.0,
     keys_per_s=8.0,
-    turn=NextPartNote(17, ("a", "1"), 9.5),
+    turn=NextPartNote(17, ("a", "1"), 9.5, GroupSizes(900, 80, 20, 0.5)),
     quantiles=Quantiles((1, 5, 9), 100, "id"),
 )
 WHOLE_VIEW = ViewNotes("a", ValidInputsNote("a", "17", {"t": 3}, {"t": "x"}, 2), {"join": 2.0})
@@ -186,6 +201,9 @@ def test_what_is_damaged_is_missing(body: dict[str, Any], of_view: dict[str, Any
         ("turn_from_key", "abc"),
         ("turn_from", 1 << 70),
         ("rows_per_s", -1.0),
+        ("groups", {"compared": 9, "groups": 9, "alone": 1, "key_bytes": 1.0, "is_named": True}),
+        ("groups", {"compared": 9, "groups": 2.5, "alone": 1, "key_bytes": 1.0, "is_named": True}),
+        ("groups", {"compared": 9, "groups": 2, "alone": 1, "key_bytes": -1.0, "is_named": True}),
         ("phase_factors", {"join": "x"}),
         ("phase_factors", {"join": -1.0}),
         ("current", {"version": "a", "inputs": {"t": 3}, "made_of": {}}),

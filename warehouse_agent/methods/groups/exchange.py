@@ -18,7 +18,7 @@ from driftline.arrays import U64, Bools, Integers
 from driftline.errors import MalformedMessage
 from driftline.limits import GROUP_KEYS_PER_MESSAGE, GROUPED_KEYS_MAX
 from driftline.reconciliation import named_keys
-from driftline.reconciliation.groups import GroupSums, SizedGroups
+from driftline.reconciliation.groups import ROW_HASH_BYTES, GroupSums, SizedGroups
 from driftline.reconciliation.named_keys import KeyMap, Ranks
 from driftline.reconciliation.ranges import short_digests
 from driftline.reconciliation.sketches import unpack
@@ -36,6 +36,7 @@ from warehouse_agent.methods.ranges import (
     want,
 )
 from warehouse_agent.planning.choice import Method, everything
+from warehouse_agent.planning.group_selection import GroupSizes
 from warehouse_agent.tasks.difference import BelowKeys, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.transport.waiting import Requests
@@ -142,6 +143,15 @@ class GroupedRows:
             return unpack(piece.ks, span=self.embedding.span, count_max=GROUP_KEYS_PER_MESSAGE)
         assert isinstance(self.embedding, Ranks), "a piece is named as its groups are"
         return self.embedding.embed(piece.positions)[0]
+
+    def measured(self, compared: int) -> GroupSizes | None:
+        """Return what `compared` rows took, for the next forecast; None: there is no group."""
+        groups = sum(len(piece.digests) for piece in self.pieces) // ROW_HASH_BYTES
+        if not groups or not compared:
+            return None
+        named = [len(p.keys if isinstance(p, NamedPiece) else p.ks) for p in self.pieces]
+        alone, is_named = len(self.ungrouped), isinstance(self.part, KeyPartLimits)
+        return GroupSizes(compared, groups, alone, sum(named) / compared, is_named)
 
     def ours(self) -> U64:
         """Return the k, uint64 [n] ascending, of our rows that may be replaced."""

@@ -120,12 +120,16 @@ def reduce(
     size = sum(len(piece.keys) for piece in assigned.pieces)
     recipe = copy.layout.recipe
     following = () if window.following is None else key_text(window.following, recipe)
-    turn = NextPartNote(key=tuple(following), key_bytes=size / max(assigned.compared.count, 1))
-    none = np.zeros(0, np.uint64)
+    none, compared = np.zeros(0, np.uint64), assigned.compared
     grouped = GroupedRows(
         ranks, assigned.pieces, none, *costs, KeyPartLimits(window.ranges, rows_max)
     )
-    return GroupSide(grouped, assigned.compared, copy, assigned.rest, turn, assigned.updates_left)
+    turn = NextPartNote(
+        key=tuple(following),
+        key_bytes=size / max(compared.count, 1),
+        groups=grouped.measured(compared.count),
+    )
+    return GroupSide(grouped, compared, copy, assigned.rest, turn, assigned.updates_left)
 
 
 def window_of(copy: WorkingCopy, rows: int) -> KeyWindow:

@@ -140,6 +140,7 @@ class GroupScanPlan:
         rule = assignment.AssignmentRule(grouping, embedding, copy.salt, part)
         found = assignment.assign(*place, rule)
         grouped = GroupedRows(embedding, found.pieces, found.ungrouped, *costs, part_of)
+        turn = replace(turn, groups=grouped.measured(found.compared.count))
         return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
 
 

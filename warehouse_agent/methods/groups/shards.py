@@ -193,6 +193,8 @@ def reduce(
     shards = Shards(copy, plan, chosen, costs, rows_max, each)
     first = shards.side(0, shards.allowed(0, 0))
     turn = first.turn
+    if turn.groups is not None:  # all shards are taken to be like the first
+        turn = replace(turn, groups=turn.groups.scaled(compared.count))
     if chosen.window is not None:
         following, recipe = chosen.window.following, copy.layout.recipe
         key = () if following is None else tuple(key_text(following, recipe))
