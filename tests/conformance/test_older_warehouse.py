@@ -94,6 +94,7 @@ SINCE = {
     "changed",
     "schema",
     "requests_expected",
+    "part_expected",
     "wrong_since",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 

@@ -12,6 +12,7 @@ from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.inspection import place_prediction, refresh_prediction
+from warehouse_agent.inspection.part_prediction import PartForecast
 from warehouse_agent.inspection.refresh_prediction import Forecast, MarkerForecast
 from warehouse_agent.planning.candidates import Candidate
 from warehouse_agent.planning.request_cost import RequestForecast
@@ -75,7 +76,10 @@ def line_of(forecast: Forecast) -> str:
     if forecast.source_error:
         return f"{forecast.name}: the source could not be asked: {forecast.source_error}"
     if forecast.refused:
-        return f"{forecast.name}: will be refused now: {forecast.refused}"
+        part = ""
+        if forecast.part_expected is not None:
+            part = f" A part by groups {_found_text(forecast.part_expected)}."
+        return f"{forecast.name}: will be refused now: {forecast.refused}{part}"
     if forecast.schema_changes:
         changes = counted(len(forecast.schema_changes), "change")
         return f"{forecast.name}: will be refused without --accept-schema: {changes} of columns"
@@ -118,6 +122,8 @@ def text_of(forecast: Forecast) -> str:
         lines.append(f"  {mark} {candidate.what}: {_cost(candidate)}")
     if forecast.marker is not None:
         lines.append(f"    {_marker_text(forecast.marker)}")
+    if forecast.part_expected is not None:
+        lines += _part_lines(forecast.part_expected)
     if forecast.why:
         lines.append(f"    {forecast.chosen}: {forecast.why}")
     if forecast.row_hours is not None:
@@ -179,6 +185,23 @@ def _marker_text(marker: MarkerForecast) -> str:
     if marker.used:
         return f'proves "keys"; {every}'
     return f"the marker is not used: {marker.why}; {every}"
+
+
+def _part_lines(part: PartForecast) -> list[str]:
+    """Return what a part would find, and, where the fragment does not allow one, what to write."""
+    by = "by the statistics of each row" if part.by_statistics else "if all rows are alike"
+    new = counted(part.new_rows_max, "new row")
+    said = f"{_found_text(part)}, {by}, and up to {new} behind the greatest key"
+    if not part.settings:
+        return [f"    the part {said}"]
+    written = " and ".join(f'`{key} = "{value}"`' for key, value in part.settings.items())
+    return [f"  with {written} it compares {part.way.what}: {_cost(part.way)}", f"    it {said}"]
+
+
+def _found_text(part: PartForecast) -> str:
+    """Return which changes a part finds."""
+    rows = f"{part.found:,.1f} of {part.changed:,.1f} changed rows"
+    return f"finds about {rows} (all of them: {part.finds_all:.0%})"
 
 
 def _requests_text(asked: RequestForecast) -> str:

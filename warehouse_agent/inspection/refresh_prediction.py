@@ -1,10 +1,11 @@
 """What a refresh of a fragment would do and cost, before it is done (`plan`).
 
-No row is read: the inputs are the published version, earlier refreshes and, if it answers, the
-source's description. `planning` prices the candidates as in a refresh, so a forecast is wrong only
-where its inputs are: the number of changed rows is predicted from earlier refreshes, and the number
-of source rows is the estimate of its catalogue. A source that does not answer is reported; the rest
-of the forecast still holds. `predict` is pure. Rejected: a trial in Spark, which costs a refresh.
+No row of the source is read, and of ours at most the statistics of rows (`part_prediction`). The
+inputs are the published version, earlier refreshes and, if it answers, the source's description.
+`planning` prices the candidates as in a refresh, so a forecast is wrong only where its inputs are:
+the number of changed rows is predicted from earlier refreshes, and the number of source rows is the
+estimate of its catalogue. A source that does not answer is reported; the rest of the forecast still
+holds. `predict` is pure. Rejected: a trial in Spark, which costs a refresh.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from warehouse_agent.history.forecast_inputs import (
 )
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import RefreshHistory, for_forecast, read
-from warehouse_agent.inspection import place_prediction
+from warehouse_agent.inspection import part_prediction, place_prediction
+from warehouse_agent.inspection.part_prediction import PartForecast
 from warehouse_agent.inspection.place_prediction import Places, RefreshAmounts
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import change_forecast, choice, request_cost
@@ -73,6 +75,7 @@ class ForecastFacts:
         source_error: why the source could not be asked; None: it was.
         schema_changes: of the relation, each in words, that a refresh refuses.
         requests: of the object store; None: a disk, or a first load.
+        situation: out of which the inputs of the prediction are made; None: nobody tells.
     """
 
     staged_bytes: int = 0
@@ -81,6 +84,7 @@ class ForecastFacts:
     source_error: str | None = None
     schema_changes: tuple[str, ...] = ()
     requests: RequestForecast | None = None
+    situation: Situation | None = None
 
 
 NOTHING = ForecastFacts()
@@ -136,6 +140,7 @@ class Forecast:
     staged_rows: int | None = None  # of a load, or a copy that goes on; None: not known
     staged_listed: bool | None = None  # the source leaves them out by chunks; None: not known
     requests_expected: RequestForecast | None = None  # None: a disk, or a first load
+    part_expected: PartForecast | None = None  # None: all rows may be compared
     schema: int = JSON_SCHEMA
 
 
@@ -157,6 +162,7 @@ def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Fo
     now, zone = datetime.now(UTC), fragment.time_zone
     memory = change_memory.remembered(store, fragment.name, zone, history)
     held = history.held_back_s or (None, None)
+    at = beside.situation
     return replace(
         predicted,
         rows_forecast=rows_forecast(memory, zone, predicted.rows_published, now),
@@ -164,6 +170,7 @@ def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Fo
         held_back_s=held[0],
         last_s=held[1],
         places_expected=None if steps is None else _places(steps, known, predicted),
+        part_expected=None if at is None else part_prediction.part_expected(known, at, steps),
     )
 
 
@@ -265,6 +272,7 @@ def know(
         None if goes_on is None else knows_chunks,
         schema_changes=tuple(changes),
         requests=None if base is None else _requests(store, base),
+        situation=at,
     )
 
 

@@ -16,7 +16,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
-import numpy as np
 from driftline.errors import NEXT_SCAN, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import GROUPED_KEYS_MAX
 from driftline.reconciliation.groups import ROW_HASH_BYTES, refines
@@ -495,10 +494,8 @@ def _group_sizes(known: PlanInputs, rows: int, planned: int, *, is_named: bool) 
     key = group_selection.key_bytes(rows, span)
     if is_named and known.named_key_bytes is not None:
         key = known.named_key_bytes
-    share = np.full(1, min(planned / max(rows, 1), 1.0))
-    one = group_selection.Histogram.of(share)
     sizes = group_selection.grouping(
-        group_selection.Histogram(one.counts * rows, one.updates * rows),
+        group_selection.Histogram.even(rows, planned / max(rows, 1)),
         row_bytes=known.prices.row,
         key_bytes=key,
         wait_bytes=known.line.round_trip_bytes,

@@ -44,6 +44,7 @@ CLASS_EDGES: Final[Floats] = np.exp2(np.r_[-24:-6:1.0, -6:-3:0.5, -3:0:0.125])
 
 TEXT_KEY_BYTES: Final = 6  # of a text among its neighbours, until one was measured
 REFINED_BYTES: Final = 8.3  # of a row whose group is refined: its hash, and a bit of the answer
+LIKELIEST, IN_TURN = 0.6, 0.25  # shares of the rows of a part; the rest is for new rows
 _ALIKE = 2  # times as many rows, for which what a comparison measured still holds
 _NEWTON_STEPS = 24  # 12 steps reach the last bit from the starts that `lambert_w` takes
 
@@ -131,6 +132,12 @@ class Histogram:
         at, classes = class_of(p_update), len(CLASS_EDGES) + 1
         updates = np.bincount(at, p_update, classes).astype(np.float64)
         return cls(np.bincount(at, minlength=classes), updates)
+
+    @classmethod
+    def even(cls, rows: int, p_update: float) -> Histogram:
+        """Build the histogram of `rows` rows that all have one P({±t})."""
+        one = cls.of(np.full(1, min(p_update, 1.0)))
+        return cls(one.counts * rows, one.updates * rows)
 
     def __add__(self, other: Histogram) -> Histogram:
         return Histogram(self.counts + other.counts, self.updates + other.updates)
@@ -285,6 +292,53 @@ def most_likely(histogram: Histogram, rows: int) -> PartSelection:
             return PartSelection(at + 1, left / count)
         left -= count
     return PartSelection(0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PartBudget:
+    """Rows that a part reads: those most likely to have changed, the next ones in key order after
+    the last part, and new rows behind the greatest key."""
+
+    likeliest: int
+    in_turn: int
+    new: int
+
+    @classmethod
+    def of(cls, rows_max: int, *, in_turn_max: int | None = None) -> PartBudget:
+        """Divide `rows_max` rows; the likeliest get what is beyond `in_turn_max` rows in turn."""
+        in_turn, likeliest = (int(share * rows_max) for share in (IN_TURN, LIKELIEST))
+        taken = in_turn if in_turn_max is None else min(in_turn, in_turn_max)
+        return cls(likeliest + in_turn - taken, taken, rows_max - in_turn - likeliest)
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtChanges:
+    """Rows of ours that are expected to have been updated or deleted, how many of them a part is
+    expected to find, and the probability that it finds all."""
+
+    changed: float
+    found: float
+    finds_all: float
+
+
+def caught(histogram: Histogram, budget: PartBudget, p_delete: float) -> CaughtChanges:
+    """Return which changes of published rows a part finds. Rows in turn are taken to be as likely
+    to have changed as all that are not among the likeliest.
+
+    Args:
+        p_delete: P({−t}), of each row alike.
+    """
+    rows = int(histogram.counts.sum())
+    chosen = most_likely(histogram, budget.likeliest)
+    left = np.zeros(len(histogram.counts))  # shares of the classes that are not compared
+    left[: chosen.least] = 1.0
+    if chosen.least:
+        left[chosen.least - 1] = 1.0 - chosen.share
+    left *= 1.0 - min(budget.in_turn / max(float(histogram.counts @ left), 1.0), 1.0)
+    missed = float(histogram.updates @ left + p_delete * (histogram.counts @ left))
+    unchanged = np.exp(-exponents(histogram.means, p_delete) @ (histogram.counts * left))
+    changed = float(histogram.updates.sum()) + p_delete * rows
+    return CaughtChanges(changed, changed - missed, float(unchanged))
 
 
 def unfit_key(name: str) -> ConfigurationError:

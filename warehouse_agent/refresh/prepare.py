@@ -230,7 +230,7 @@ def _prepared_pass(
         changes=changes,
         expected=expected,
         rows_expected=base.rows,
-        stamp=_stamp(at),
+        stamp=stamp_of(at),
         tiles=tiles,
     )
 
@@ -244,7 +244,7 @@ def _prepared_whole(
     has: Callable[[str], bool],
 ) -> PreparedWhole:
     """Build the working copy, and reduce it to our side of one exchange."""
-    base, stamp, salt = at.base, _stamp(at), Salt.fresh()
+    base, stamp, salt = at.base, stamp_of(at), Salt.fresh()
     # All rows are compared, whatever relation these are of; else only those of this one.
     exchange, is_whole = job.exchange(base, layout), at.read_at_most is None
     staged = job.staging.leftovers(exchange, anywhere=is_whole)
@@ -264,7 +264,7 @@ def _prepared_whole(
     changes, expected = forecasts(known)
     rows_expected = (base.rows if base else 0) if told is None else told
     _expect_steps(job, known, changes, size=int(rows_expected * known.prices.copied))
-    outlook = _outlook(base, changes, stamp)
+    outlook = outlook_of(base, changes, stamp)
     if later := _is_later(job, at, known) and has(LATER):
         job.steps.expect(work_of_digests(files))  # before the source is asked
     copy = WorkingCopy(
@@ -377,7 +377,7 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
     return base.layout, None
 
 
-def _outlook(
+def outlook_of(
     base: Snapshot | None, changes: ChangeForecast | None, stamp: StatisticsStamp
 ) -> ChangeOutlook | None:
     """Return the outlook on the updates of rows; None if no version has their statistics.
@@ -389,7 +389,7 @@ def _outlook(
     return stamp.view if changes is not None else replace(stamp.view, share=choice.CHANGE_SHARE)
 
 
-def _stamp(at: Situation) -> StatisticsStamp:
+def stamp_of(at: Situation) -> StatisticsStamp:
     """Return the stamp of the rows that this refresh writes, after earlier ones."""
     earlier = list(at.earlier)
     elapsed_s = (at.now - earlier[-1].at).total_seconds() if earlier else None
@@ -488,7 +488,7 @@ def _staged_chunks(
     frames = StagedFrames(uris, unstaged.frame_bytes, unstaged.changed, RowsBefore(files, None))
     place = (job.steps, job.folder("taken"), frames, layout, job.key_file)
     try:
-        return take_up(*place, _stamp(at), salt)
+        return take_up(*place, stamp_of(at), salt)
     except _UNFIT:  # the source sends these rows again
         job.staging.clear()
         return None

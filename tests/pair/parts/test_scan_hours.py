@@ -174,11 +174,28 @@ def test_refused_then_in_part_then_completely(
     assert said in refused.body["error"]["message"]
     assert 'proof = "part"' in refused.body["error"]["remedy"]
     assert refused.body["bytes_sent"] == refused.body["source_rows_read"] == 0
-    assert said in site.driftline("plan", "orders", "--json").body["refused"]
+    refusal = site.driftline("plan", "orders", "--json").body
+    assert said in refusal["refused"]
     assert "is refused now" in site.driftline("doctor").out
 
-    site.pair.fragment_lines["orders"] = PART
+    # But a part is offered, with what it would find and the settings that it needs.
+    part = refusal["part_expected"]
+    assert part["way"]["what"] == "1,000 rows of it, by groups"
+    assert part["way"]["source_scans"] == 0
+    assert part["by_statistics"]
+    evenly = 0.85 * LIMIT / ROWS  # the rest of a part is for new rows
+    assert part["found"] > 1.3 * evenly * part["changed"], "the rows that change are known"
+    assert 0 < part["finds_all"] < 1
+    assert part["new_rows_max"] == LIMIT - LIMIT * 85 // 100
+    shown = site.driftline("plan", "orders").out
+    assert '`require = "fuzzy"` and `proof = "part"` it compares 1,000 rows of it' in shown
+    lines = "\n".join(f'{key} = "{value}"' for key, value in part["settings"].items())
+    assert lines == PART
+
+    site.pair.fragment_lines["orders"] = lines
     planned = site.driftline("plan", "orders", "--json").body
+    assert planned["part_expected"]["settings"] == {}
+    assert planned["part_expected"]["way"]["bytes"] == part["way"]["bytes"]
     assert planned["refused"] is None
     assert planned["chosen"] == "1,000 rows of it, by groups"
     assert planned["why"].startswith("the source allows no scan")
@@ -189,6 +206,7 @@ def test_refused_then_in_part_then_completely(
     assert found["source_rows_read"] <= 2 * LIMIT
     assert ROWS - LIMIT <= found["rows_left"] < ROWS - LIMIT / 2
     assert 0 < found["updates_left"] < found["rows_left"] / 20
+    assert found["predicted"]["bytes"] == part["way"]["bytes"]
     assert "no scan" in found["allowed"]
     assert site.full_scans() == scans
 

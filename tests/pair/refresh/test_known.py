@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
@@ -29,15 +29,17 @@ from warehouse_agent.history.change_memory import remembered
 from warehouse_agent.history.forecast_inputs import even_knots, forecasts
 from warehouse_agent.history.refresh_history import EARLIER_MAX, read
 from warehouse_agent.inspection import refresh_prediction
-from warehouse_agent.methods.registry import opening_for
+from warehouse_agent.inspection.part_prediction import part_expected
+from warehouse_agent.methods.registry import opening_for, predicted
 from warehouse_agent.planning.candidates import PlanInputs
 from warehouse_agent.planning.choice import partition_for
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh.job import Options
-from warehouse_agent.refresh.prepare import prepare
+from warehouse_agent.refresh.prepare import PreparedWhole, prepare
 from warehouse_agent.runs import attempt
 from warehouse_agent.scheduler.due import FragmentDecision, scheduled
 from warehouse_agent.storage.formats import head
+from warehouse_agent.tasks.steps import Steps
 
 ROWS = 2000
 # Of the moment, or asked for by one of the two alone.
@@ -55,6 +57,7 @@ class Orders:
     pair: Pair
     legacy: Legacy
     used: list[PlanInputs]
+    prepared: list[PreparedWhole]
 
     @property
     def fragment(self) -> Fragment:
@@ -107,17 +110,19 @@ def orders(
     legacy.many(
         "INSERT INTO orders VALUES (?, ?, ?)", [(3 * i, f"note {i * i}", i) for i in range(ROWS)]
     )
-    used = list[PlanInputs]()
+    used, prepared = list[PlanInputs](), list[PreparedWhole]()
 
     def noted(*args: Any, **options: Any) -> Any:
         found = prepare(*args, **options)
         used.append(found.known)
+        if isinstance(found, PreparedWhole):
+            prepared.append(found)
         return found
 
     monkeypatch.setattr(attempt, "prepare", noted)
     published = {"orders": f'table = "orders"\nmarker = {BY_VERSION}'}
     with Pair(NoSpark(), legacy, tmp_path / "pair", published) as pair:
-        made = Orders(pair, legacy, used)
+        made = Orders(pair, legacy, used, prepared)
         made.lines("")
         yield made
     legacy.close()
@@ -162,6 +167,38 @@ def test_later_refreshes(orders: Orders, lines: str) -> None:
     assert (used.read_at_most is not None) == (lines == PART)
     assert (used.groups is not None) == (lines in (PART, GROUPS))
     assert (used.marker is not None) == (lines == KEYS)
+
+
+def test_a_part_finds_what_plan_says(orders: Orders) -> None:
+    """Without settings it is offered; with them the refresh has the price, and leaves the rows."""
+    for first in (7, 7, 40):
+        orders.refreshed()
+        orders.change(first, 20)
+    allowed = 'scan = "never"\nrows_by_key = 1000'
+    orders.pair.publish("orders", f'table = "orders"\nmarker = {BY_VERSION}\n{allowed}')
+    reply, error = refresh_prediction._describe(orders.fragment)
+    assert reply is not None, error
+    history = read(orders.pair.store, "orders")
+    known, beside = refresh_prediction.know(orders.pair.store, orders.fragment, history, reply)
+    assert known.refusal is not None
+    assert beside.situation is not None
+    orders.lines('require = "fuzzy"\nproof = "part"')
+    used = orders.refreshed()
+    at = replace(beside.situation, now=used.now)
+    steps = Steps(NoSpark(), 64 << 20)
+    part = part_expected(replace(known, now=used.now), at, steps)
+    assert part is not None
+    assert part.by_statistics
+    assert used.read_at_most == 1000
+    assert part.way == predicted(used, forecasts(used)[1])
+    left = orders.prepared[-1].ours.updates_left
+    # The rows in turn have some of the likeliest among them, which the forecast does not know.
+    assert part.changed - part.found == pytest.approx(left, rel=0.15)
+    evenly = part_expected(replace(known, now=used.now), at, None)
+    assert evenly is not None
+    assert not evenly.by_statistics
+    assert evenly.found / evenly.changed < part.found / part.changed
+    assert evenly.finds_all < part.finds_all < 1
 
 
 def test_quantiles_that_a_refresh_computes_anew_are_not_foretold_by(orders: Orders) -> None:

@@ -46,7 +46,7 @@ FIELDS = [
     "changes_expected", "change_share", "change_share_from", "floor_bytes", "candidates", "chosen",
     "why", "staged_bytes", "source_error", "schema_changes", "tiles", "tiles_done", "refused",
     "marker", "rows_forecast", "row_hours", "held_back_s", "last_s", "places_expected",
-    "staged_rows", "staged_listed", "requests_expected", "schema", "error",
+    "staged_rows", "staged_listed", "requests_expected", "part_expected", "schema", "error",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,11 +33,14 @@ from warehouse_agent.methods.groups.exchange import GroupedRows
 from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import (
     A_MAX,
+    CLASS_EDGES,
     GROUP_ROWS_MAX,
     REFINED_BYTES,
     ByteSizes,
     GroupPlan,
     Histogram,
+    PartBudget,
+    caught,
     class_of,
     expected_benefit,
     exponents,
@@ -616,3 +620,32 @@ def test_where_a_window_of_positions_ends(steps: Steps, tmp_path: Path) -> None:
         assert window_end(steps, files, LAYOUT, int(start), count) == expected
     assert window_end(steps, files, LAYOUT, 7, ROWS + 1) is None
     assert window_end(steps, files, LAYOUT, int(ids[-1]) + 1, 1) is None
+
+
+# What a part finds.
+@given(
+    p=st.lists(st.floats(0, 0.5), min_size=20, max_size=60),
+    share=st.floats(0.1, 1.5),
+    deleted=st.sampled_from([0.0, 0.01, 0.2]),
+)
+def test_a_part_finds_the_likeliest_rows(p: list[float], share: float, deleted: float) -> None:
+    """Between what an even draw finds and all; the same as counted row by row."""
+    probabilities, rows = np.array(p), len(p)
+    budget = PartBudget.of(int(share * rows) + 1)
+    assert budget.likeliest + budget.in_turn + budget.new == int(share * rows) + 1
+    found = caught(Histogram.of(probabilities), budget, deleted)
+    assert found.changed == pytest.approx(probabilities.sum() + deleted * rows)
+    compared = min((budget.likeliest + budget.in_turn) / rows, 1.0)
+    assert compared * found.changed - 1e-6 <= found.found <= found.changed + 1e-6
+    likeliest = np.sort(probabilities)[::-1]
+    left = 1.0 - min(budget.in_turn / max(rows - budget.likeliest, 1), 1.0)
+    missed = left * (likeliest[budget.likeliest :] + deleted).sum()
+    # Within a class a row is as likely as another.
+    width = (CLASS_EDGES[1:] / CLASS_EDGES[:-1]).max()
+    assert found.changed - found.found <= width * missed + deleted + 1e-6
+    assert math.exp(-3 * (found.changed - found.found)) <= found.finds_all * (1 + 1e-9) <= 1 + 1e-6
+
+
+def test_keys_that_travel_themselves_bound_the_rows_in_turn() -> None:
+    assert PartBudget.of(1000) == PartBudget(600, 250, 150)
+    assert PartBudget.of(1000, in_turn_max=100) == PartBudget(750, 100, 150)

@@ -31,9 +31,8 @@ from warehouse_agent.planning.candidates import (
 )
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import NAMES, Method
+from warehouse_agent.planning.group_selection import PartBudget
 from warehouse_agent.storage import data_files
-
-LIKELIEST, IN_TURN = 0.6, 0.25  # shares of the budget; the rest is for new rows
 
 
 class GroupOpening:
@@ -115,13 +114,12 @@ class GroupScanPlan:
                 return sharded.reduce(copy, grouping, ShardScope(), costs, rows_max=self.limit)
             group_selection.refuse_too_many(copy.name, copy.rows)
         else:
-            in_turn, likely = (int(share * self.rows_max) for share in (IN_TURN, LIKELIEST))
+            budget = budget_of(self.rows_max, is_by_key=is_by_key)
+            likeliest = group_selection.most_likely(counted, budget.likeliest)
             # All compared rows are read by their keys, so each is in a group.
             grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
             if is_by_key:
-                count = min(in_turn, key_parts.KEYS_IN_TURN_MAX)
-                near = key_parts.window_of(copy, count)
-                likeliest = group_selection.most_likely(counted, likely + in_turn - count)
+                near = key_parts.window_of(copy, budget.in_turn)
                 part = PartRows(likeliest, near.inside)
                 if not is_sharded:
                     with contextlib.suppress(LimitExceeded):  # their keys are too long
@@ -130,9 +128,8 @@ class GroupScanPlan:
                 chosen = ShardScope(part, near)
                 return sharded.reduce(copy, grouping, chosen, costs, rows_max=self.rows_max)
             assert bounds is not None, "keys embed from a base only where all files have bounds"
-            window, following = _window(copy, bounds, in_turn)
+            window, following = _window(copy, bounds, budget.in_turn)
             turn = NextPartNote(position=following)
-            likeliest = group_selection.most_likely(counted, likely)
             part, part_of = (
                 PartRows(likeliest, RowsInPositions(*window)),
                 _part_of(window, bounds, self.rows_max),
@@ -142,6 +139,12 @@ class GroupScanPlan:
         grouped = GroupedRows(embedding, found.pieces, found.ungrouped, *costs, part_of)
         turn = replace(turn, groups=grouped.measured(found.compared.count))
         return GroupSide(grouped, found.compared, copy, found.rest, turn, found.updates_left)
+
+
+def budget_of(rows_max: int, *, is_by_key: bool) -> PartBudget:
+    """Return the rows that a part reads; `is_by_key`: keys travel themselves."""
+    in_turn_max = key_parts.KEYS_IN_TURN_MAX if is_by_key else None
+    return PartBudget.of(rows_max, in_turn_max=in_turn_max)
 
 
 def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartLimits:
