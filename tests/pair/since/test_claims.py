@@ -190,6 +190,24 @@ def test_a_wrong_flag_is_refused_by_name(stock: Stock, value: int | None) -> Non
     assert refused(stock, "VALUE") == told, "by an audit too"
 
 
+@pytest.mark.parametrize("engine", ["sqlite"])
+@pytest.mark.parametrize("value", ["x", "", 0.5, b"\x01", 2**40])
+def test_a_flag_of_another_type_is_refused_by_name(
+    stock: Stock, value: str | float | bytes
+) -> None:
+    """A column of SQLite may hold any value, whatever its declared type; it is not published."""
+    stock.mark(by_time(stock.legacy, FLAG), 'columns = ["id", "amount"]')
+    stock.refresh()
+    at = now(stock.legacy)
+    stock.legacy.many("UPDATE stock SET gone = ?, updated_at = ? WHERE id = ?", [(value, at, 33)])
+    told = refused(stock, "VALUE")
+    assert "'gone', is NULL, or neither 0 nor 1, in the row with key id=33" in told
+    stock.make_due()
+    assert refused(stock, "VALUE") == told
+    stock.legacy.execute("UPDATE stock SET gone = FALSE WHERE id = 33")
+    assert stock.refresh().proof == "total"
+
+
 class Liars:
     """Writers of a small table of which some lie; `lies` are the keys that no marker shows right.
 
