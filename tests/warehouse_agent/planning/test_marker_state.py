@@ -7,7 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.warehouse_agent.planning.test_copy_at_once import LAN, WAN, known
+from warehouse_agent.change_models.operational_time import changes_expected
+from warehouse_agent.methods.registry import opening_for
+from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.planning.marker_state import AUDITS_MISSED, MarkerAudit, MarkerState
+from warehouse_agent.planning.network import Line
 
 NOW = datetime(2026, 5, 10, tzinfo=UTC)
 AUDIT = MarkerAudit("2026-05-09T00:00:00Z", "2026-05-02T00:00:00Z", 48_210, 12, ("1", "2"), 1)
@@ -23,6 +28,21 @@ def test_a_marker_is_used_until_an_audit_is_due() -> None:
     assert replace(STATE, audit=None).refused(NOW) == "there is no mark yet"
     wrong = replace(STATE, audit=replace(AUDIT, in_row=AUDITS_MISSED))
     assert "--trust-marker" in wrong.refused(NOW)
+
+
+@pytest.mark.parametrize("line", [LAN, WAN])
+@pytest.mark.parametrize("rows", [10_000, 100_000, 3_000_000])
+@pytest.mark.parametrize("times", [None, 3.0, 1.0, 0.5, 0.1])
+def test_a_disturbed_measurement_of_keys_asks_for_no_scan(
+    line: Line, rows: int, times: float | None
+) -> None:
+    """A source that was busy while keys were read took longer than for all rows at another time."""
+    speed = None if times is None else times * line.rows_per_s
+    for hashes in (False, True):
+        state = replace(STATE, hashes=hashes, keys_per_s=speed)
+        at = known(line, *[0.001] * 8, rows=rows, marker=state, now=NOW)
+        expected = changes_expected(list(at.earlier), at.ours, at.now)
+        assert isinstance(opening_for(at, expected), SinceOpening)
 
 
 def test_an_audit_is_kept_as_json() -> None:
