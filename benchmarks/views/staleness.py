@@ -1,7 +1,7 @@
 """Staleness of a view by the number of view phases, as in MAUVE's Figures 8-11 and 13-16.
 
     python -m benchmarks.views.staleness [--rows 4000] [--piece 60] [--only 8,9]
-    python -m benchmarks.views.staleness --paper --only 8    30,000 updates
+    python -m benchmarks.views.staleness --paper    Figure 8 with its 30,000 updates; minutes
 
 Two tables of one source and their join, all through the real maintenance: a stream of insertions
 and deletions comes in pieces; each piece is a refresh of both fragments, which run ahead of the
@@ -15,10 +15,12 @@ phase), and what a view phase adds to it. When a piece arrives is the stream's: 
 arrival is added up, not slept. VS, S1 and S2 are computed by Eq. 4 for every changed row: T_eb is
 when its piece would have been proven without any view phase. The last piece always has its phase.
 "evened" is the quotient if every piece and every phase of a figure took as long as the median one:
-the same phases, without the machine's noise.
+the same phases, without the machine's noise. "processor" is the same by the processor seconds of
+this process and Spark's, which other programs of the machine hardly disturb.
 
 `--paper`: 30,000 to 100,000 updates, as there, on tables of its smaller size (30 MB in all) and, in
-Figure 16, of its larger one. Without it a stream has a sixtieth of the updates, by default.
+Figure 16, of its larger one; Figure 8 alone, unless `--only` says more, because all figures are
+some 700 refreshes of seconds each. Without it a stream has a sixtieth of the updates, by default.
 
 Streams: steady ones of four sizes (Figures 8-11); discontinuous ones of a high and of a medium rate
 (13, 14), where a share of the time is idle, in periods of a negative exponential distribution; lag
@@ -35,9 +37,10 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 
@@ -65,7 +68,6 @@ SETTINGS = {
     "spark.driver.memory": "2g",
 }
 SIZES = {8: 8, 9: 11, 10: 19, 11: 27}  # pieces; 30, 40, 70 and 100 thousand updates there
-PAPER_ROWS, PAPER_PIECE = 72_000, 3_750  # 30 MB in two tables of 208 bytes a row
 NEVER = 'max_lag = "7d"\nchunk_rows = 1000000'  # unless the view is named
 IDLE = (0.0, 0.5)
 DISCONTINUOUS = 12  # pieces
@@ -76,17 +78,43 @@ Step = tuple[float, float | None]  # seconds of a piece, and of the view phase a
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes of one use of the command; see its options."""
+
+    rows: int
+    piece: int
+    only: str
+    phases: str
+    warm: int
+
+
+SMALL = Scale(4000, 60, "8,9,10,11,13,14,16", "1,2,3,4,6", 20)
+PAPER = Scale(72_000, 3_750, "8", SMALL.phases, 4)  # 30 MB in two tables of 208 bytes a row
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """What one stream through the maintenance came to; `lag_s`: seconds in which nothing came."""
+    """What one stream through the maintenance came to; `lag_s`: seconds in which nothing came.
+    `processor`: the steps in seconds of the processor."""
 
     found: Staleness
     lag_s: float
     steps: Sequence[Step]
+    processor: Sequence[Step] = ()
 
     @property
     def phases(self) -> Sequence[float]:
         """Seconds of each view phase."""
         return [phase_s for _, phase_s in self.steps if phase_s is not None]
+
+
+def evened(runs: Sequence[Sequence[Step]], rows: int) -> list[float]:
+    """Return the VS of steady streams, if every piece and every phase of all of them took as long
+    as the median one."""
+    piece_s = statistics.median(base_s for steps in runs for base_s, _ in steps)
+    phase_s = statistics.median(s for steps in runs for _, s in steps if s is not None)
+    alike = ([(piece_s, None if s is None else phase_s) for _, s in steps] for steps in runs)
+    return [run_of(steps, [0.0] * len(steps), rows).found.vs_s for steps in alike]
 
 
 def run_of(steps: Sequence[Step], arrivals: Sequence[float], rows: int) -> Run:
@@ -120,6 +148,7 @@ class Mauve:
         self.numbers = itertools.count()
         self.pieces: deque[float] = deque(maxlen=20)  # seconds without a view phase
         self.phases: deque[float] = deque(maxlen=5)  # what the last ones added
+        self.processor: deque[float] = deque(maxlen=20)  # as `pieces`
         for name in self.alive:
             self._insert(name, rows)
         self._runner(NEVER)
@@ -155,19 +184,21 @@ class Mauve:
         self.config = self.sites.config()
         self.runner = Runner(self.sites.spark, self.config, sleep=lambda _: None)
 
-    def _refresh(self, *, is_named: bool) -> Step:
-        """Refresh; return the seconds without the view phase, and those of the phase if any."""
+    def _refresh(self, *, is_named: bool) -> tuple[Step, Step]:
+        """Refresh; return the seconds without the view phase, and those of the phase if any: on the
+        wall, and of the processor."""
         chosen = select(self.config, ["v"] if is_named else [], not is_named)
-        began = time.monotonic()
+        began, spent_s = time.monotonic(), cpu_s([os.getpid()])
         reports = {r.name: r for r in self.runner.refresh(chosen, Options())}
-        took = time.monotonic() - began
+        took, spent_s = time.monotonic() - began, cpu_s([os.getpid()]) - spent_s
         assert all(r.error is None for r in reports.values()), reports
         if not reports["v"].view_phases:
             self.pieces.append(took)
-            return took, None
-        base_s = statistics.median(self.pieces) if self.pieces else 0.0
+            self.processor.append(spent_s)
+            return (took, None), (spent_s, None)
+        base_s, base_cpu_s = (statistics.median(q or [0.0]) for q in (self.pieces, self.processor))
         self.phases.append(max(took - base_s, 0.0))
-        return base_s, self.phases[-1]
+        return (base_s, self.phases[-1]), (base_cpu_s, max(spent_s - base_cpu_s, 0.0))
 
     def stream(self, arrivals: Sequence[float], phases: int | None) -> Run:
         """Send a stream; `arrivals` of its pieces in seconds after the beginning.
@@ -185,7 +216,8 @@ class Mauve:
         for number in range(1, len(arrivals) + 1):
             self._edit()
             steps.append(self._refresh(is_named=number == len(arrivals)))
-        return run_of(steps, arrivals, self.piece // 4 * 4)
+        wall, processor = zip(*steps, strict=True)
+        return replace(run_of(wall, arrivals, self.piece // 4 * 4), processor=processor)
 
     def sweep(self, arrivals: Sequence[float], phases: Sequence[int]) -> Iterator[Run]:
         return (self.stream(arrivals, n) for n in phases)
@@ -225,6 +257,7 @@ def steady(mauve: Mauve, only: set[int], phases: Sequence[int]) -> None:
         "VS",
         "÷ best",
         "evened",
+        "processor",
         "S1, S2",
         "Eq. 7",
         "U; V",
@@ -237,17 +270,15 @@ def steady(mauve: Mauve, only: set[int], phases: Sequence[int]) -> None:
         runs = [*before, *mauve.sweep(arrivals, phases[3:])]
         piece_s = statistics.median(base_s for run in runs for base_s, _ in run.steps)
         phase_s = statistics.median(seconds for run in runs for seconds in run.phases)
-        evened = [
-            run_of(
-                [(piece_s, None if took is None else phase_s) for _, took in run.steps],
-                arrivals,
-                mauve.piece // 4 * 4,
-            ).found.vs_s
-            for run in (ours, *runs)
+        changed = mauve.piece // 4 * 4
+        quotients = [
+            evened_vs[0] / min(evened_vs[1:])
+            for kind in ("steps", "processor")
+            for evened_vs in [evened([getattr(run, kind) for run in (ours, *runs)], changed)]
         ]
         best = min(run.found.vs_s for run in runs)
         more = [str(len(ours.phases)), f"{ours.found.vs_s:.2f}", f"{ours.found.vs_s / best:.2f}"]
-        more += [f"**{evened[0] / min(evened[1:]):.2f}**"]
+        more += [f"**{quotient:.2f}**" for quotient in quotients]
         more += [f"{ours.found.s1_s:.2f}, {ours.found.s2_s:.2f}"]
         base_s, cost = len(arrivals) * piece_s, PhaseCost(phase_s, 0.0)
         more += [f"{expected_vs_s(len(ours.phases), base_s, 0, cost):.2f}"]
@@ -281,30 +312,29 @@ def scaled(mauve: Mauve, phases: Sequence[int]) -> None:
 
 
 @click.command()
-@click.option("--rows", default=4000, show_default=True, help="Of each table.")
-@click.option("--piece", default=60, show_default=True, help="Updates in a piece.")
 @click.option("--paper", "is_papers_size", is_flag=True, help="Rows and updates as in the paper.")
-@click.option("--only", default="8,9,10,11,13,14,16", show_default=True, help="Figures.")
-@click.option(
-    "--phases", default="1,2,3,4,6", show_default=True, help="Of a view, in Figures 8-11."
-)
-@click.option("--warm", default=20, show_default=True, help="View phases that teach the costs.")
-def main(rows: int, piece: int, is_papers_size: bool, only: str, phases: str, warm: int) -> None:
+@click.option("--rows", type=int, help=f"Of each table. [{SMALL.rows}]")
+@click.option("--piece", type=int, help=f"Updates in a piece. [{SMALL.piece}]")
+@click.option("--only", help=f"Figures. [{SMALL.only}]")
+@click.option("--phases", help=f"Of a view, in Figures 8-11. [{SMALL.phases}]")
+@click.option("--warm", type=int, help=f"View phases that teach the costs. [{SMALL.warm}]")
+def main(*, is_papers_size: bool, **options: Any) -> None:
     """Print the tables."""
-    if is_papers_size:
-        rows, piece = PAPER_ROWS, PAPER_PIECE
+    given = {name: value for name, value in options.items() if value is not None}
+    scale = replace(PAPER if is_papers_size else SMALL, **given)
     began, spent_s = time.monotonic(), cpu_s([os.getpid()])
-    wanted = {int(figure) for figure in only.split(",")}
-    sweep = [int(n) for n in phases.split(",")]
+    wanted = {int(figure) for figure in scale.only.split(",")}
+    sweep = [int(n) for n in scale.phases.split(",")]
     spark = DeferredSession(SETTINGS)
     with TemporaryDirectory() as folder:
-        with Mauve(spark, Path(folder) / "small", rows, piece, warm) as mauve:
+        with Mauve(spark, Path(folder) / "small", scale.rows, scale.piece, scale.warm) as mauve:
             steady(mauve, wanted, sweep)
             interrupted(mauve, wanted)
             if 16 in wanted:
                 scaled(mauve, sweep)
         if 16 in wanted:
-            with Mauve(spark, Path(folder) / "large", 3 * rows, piece, warm) as mauve:
+            large = Path(folder) / "large"
+            with Mauve(spark, large, 3 * scale.rows, scale.piece, scale.warm) as mauve:
                 scaled(mauve, sweep)
     spent_s = cpu_s([os.getpid()]) - spent_s
     print(f"\nAll of it: {time.monotonic() - began:.0f} s, {spent_s:.0f} s of processor.")

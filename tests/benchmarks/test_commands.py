@@ -503,7 +503,7 @@ COMMANDS = {
         "--rows 100 --piece 8 --only 8 --phases 1 --warm 2",
         (
             r"\| figure, updates \| n = 1 \| automatic: n \| VS \|",
-            rf"\| 8: 64 \| {N} \| \d+ \| {N} \| {N} \| \*\*{N}\*\* \| {N}, {N} \| {N} \|",
+            rf"\| 8: 64 \| {N} \| \d+ \| {N} \| {N} \| \*\*{N}\*\* \| \*\*{N}\*\* \| {N}, {N} \|",
         ),
         (SPARK,),
     ),
