@@ -52,8 +52,8 @@ from warehouse_agent.tasks.difference import ListedRows, NoDifference, Outcome
 from warehouse_agent.transport.waiting import Requests
 
 # Seconds of the source for a key, over those for a row: measured on PostgreSQL, where keys are read
-# and sketched, and where the database adds up their hashes (docs/results/refreshes.md). All keys are
-# on no more pages than all rows, and fewer bytes are read and hashed of each: where one measurement
+# and sketched, and where the database adds up their hashes (docs/results/refreshes.md). Keys lie
+# on no more pages than rows, and fewer bytes of each are read and hashed: where a measurement
 # says that they take longer than KEY_SHARE, something else kept the source busy.
 KEY_SHARE: Final = 0.6
 HASHED_SHARE: Final = 0.15
