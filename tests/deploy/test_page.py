@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests import ROOT
-from tests.project.test_docs import coded, of, page, rows_of_tables, scenario
+from tests.project.test_docs import of, scenario
 
 FOLLOWED = {
     "release": "by the fixture of the release, into a folder of its own",
@@ -18,8 +18,12 @@ def test_every_command_is_followed() -> None:
     assert scenario("release") == ["deploy/release dist"]
 
 
-def test_the_page_names_all_that_is_there() -> None:
-    rows = rows_of_tables(page("operating/deployment.md").split("## ")[0])
-    listed = {name.rstrip("/") for row in rows for name in coded(row[0])} - {"deploy"}
-    tracked = {path.name for path in (ROOT / "deploy").iterdir()} - {"__pycache__"}
-    assert listed == tracked
+def test_each_file_says_what_it_is_for() -> None:
+    """In a comment or a docstring of its first lines, as the page promises."""
+    files = [
+        p for p in (ROOT / "deploy").rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    ]
+    assert len(files) >= 20
+    for file in files:
+        lines = file.read_text(encoding="utf-8").removeprefix("#!/usr/bin/env bash\n")
+        assert lines.startswith(('"""', "# ")) or file.suffix == ".json", file.name
