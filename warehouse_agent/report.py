@@ -336,12 +336,17 @@ def age(at: str | None, now: datetime) -> str:
         seconds = (now - moment).total_seconds()
     except (ValueError, TypeError):  # TypeError: it has no time zone
         return at or "unknown"
-    past = abs(seconds)
+    if abs(seconds) < _AGES[-1][1]:
+        return "just now"
+    return f"{span(seconds)} ago" if seconds > 0 else f"in {span(-seconds)}"
+
+
+def span(seconds: float) -> str:
+    """Return a span of time in words: `3 hours`, `12 minutes`, `40 seconds`."""
     for unit, length, enough in _AGES:
-        if past >= length * enough:
-            words = counted(int(past // length), unit)
-            return f"{words} ago" if seconds > 0 else f"in {words}"
-    return "just now"
+        if seconds >= length * enough:
+            return counted(int(seconds // length), unit)
+    return counted(int(seconds), "second")
 
 
 def utc_now() -> str:

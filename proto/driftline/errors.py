@@ -227,7 +227,7 @@ class DuplicateKey(DriftlineError, code="DUPLICATE_KEY"):
 
 
 class ValueDoesNotFit(DriftlineError, code="VALUE"):
-    """The declared type or the carrier cannot hold a value."""
+    """A value does not fit the type that its column has, at the source or in the warehouse."""
 
 
 class MalformedMessage(DriftlineError, code="MALFORMED"):

@@ -24,18 +24,23 @@ def table(
     *,
     numbers: Collection[str] = (),
     colours: Sequence[str] = (),
+    last_min: int = 0,
 ) -> list[str]:
     """Return the headings and a line for each row, in at most `width` characters.
 
     Args:
         numbers: headings of columns that are aligned on the right.
+        last_min: characters of the last column that are never cut: a terminal that has too few
+            goes on in its next line.
         colours: of the last cell of each row, by names of click; none: no line has a colour.
     """
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     left = width - sum(widths[1:-1]) - len(_GAP) * (len(widths) - 1)
     if widths[0] + widths[-1] > left:
-        widths[-1] = min(widths[-1], max(left // 2, left - widths[0]))
+        widths[-1] = min(widths[-1], max(left // 2, left - widths[0], last_min))
         widths[0] = max(left - widths[-1], NAME_CHARACTERS_MIN)
+    if last_min:
+        width = max(width, width - left + widths[0] + last_min)
 
     def line(cells: Sequence[str]) -> str:
         aligned = [

@@ -71,6 +71,8 @@ SINCE = {
     "state",
     "alarms",
     "late_s",
+    "late_after_s",
+    "recovered",
     "last_s",
     "held_back_s",
     "put_off_until",

@@ -415,13 +415,14 @@ def receipt(config: Path, name: str, output: Path | None) -> None:
         is_flag=True,
         help="Only what needs a look; exit codes: 0 ok, 1 warning, 2 critical, 3 unknown.",
     ),
-    click.option("--totals", is_flag=True, help="Also the totals of all refreshes."),
+    click.option("--totals", is_flag=True, help="Also what all refreshes did, saved and cost."),
     _verbose,
 )
 def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Show what is published, how fresh it is and how it was proven, and what failed since.
 
-    Prints a line for each table; details of those that are named, or with --verbose of all.
+    Prints a line for each table; details of those that are named, or with --verbose of all, also of
+    what failed in the last day.
     """
     from warehouse_agent.cli import status as published
 

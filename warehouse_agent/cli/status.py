@@ -18,7 +18,12 @@ from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import alarms
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.notes import UncomparedNote
-from warehouse_agent.inspection.published_state import PublishedState, history_of, reading
+from warehouse_agent.inspection.published_state import (
+    PublishedState,
+    RefreshTotals,
+    history_of,
+    reading,
+)
 from warehouse_agent.inspection.state_words import (
     NOTHING_PUBLISHED,
     proof_text,
@@ -68,7 +73,9 @@ def status(
         totals: also print the totals of all refreshes.
     """
     shown, now = list[PublishedState](), datetime.now(UTC)
-    with reading(config, chosen, now, ask=ask, totals=totals) as state:
+    details = verbose or len(chosen) == 1
+    read = reading(config, chosen, now, ask=ask, totals=totals, recovered=details and not check)
+    with read as state:
 
         def one(fragment: Fragment | View) -> None:
             table = state(fragment)
@@ -85,7 +92,7 @@ def status(
         sys.exit(worst.value)
     if shown and not as_json:
         lines = table_of(shown, now, shutil.get_terminal_size().columns, has_colour())
-        if verbose or len(shown) == 1:
+        if details:
             lines += remarks_on(shown, now)
         else:
             lines += asked_text(shown)
@@ -170,7 +177,11 @@ def table_of(
     tables = urgent_first(shown)
     rows = [_cells(table, now) for table in tables]
     marked = [_COLOURS[urgency(table)] for table in tables] if colours else []
-    return text_tables.table(HEADINGS, rows, width, numbers=_NUMBERS, colours=marked)
+    # The code of an error is what is looked for.
+    codes = max((len(row[-1]) for t, row in zip(tables, rows, strict=True) if t.failed), default=0)
+    return text_tables.table(
+        HEADINGS, rows, width, numbers=_NUMBERS, colours=marked, last_min=codes
+    )
 
 
 def _summary(shown: Sequence[PublishedState]) -> list[str]:
@@ -195,19 +206,11 @@ def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
         f"{s.name}: {_load(s, s.staged, now)}" for s in shown if s.staged and s.version is None
     ]
     lines += [line for status in shown for line in _failed(status, now)]
-    if any(status.proof == "part" for status in shown):
-        lines.append("part: only some rows were compared since the last full comparison")
-    lines += [line for status in shown for line in _audit(status, now)]
-    lines += [_part_line(status.name, status.part) for status in shown if status.part is not None]
-    if hidden := [status.name for status in shown if status.row_security]:
-        lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
-    lines += [f"{s.name}: {s.other}; the next refresh looks at its rows" for s in shown if s.other]
-    lines += [f"{s.name} stays behind its inputs: {s.stale}" for s in shown if s.stale]
     lines += [
-        f"readers are given version {s.visible_version} of {s.name} until the next flip"
-        f"{_waiting(s, now)}"
+        f"{s.name}: well again; {one.times:,}× failed, the last {age(one.at, now)}: {one.code}:"
+        f" {one.where}: {one.message}"
         for s in shown
-        if s.visible_version not in (None, s.version)
+        for one in s.recovered or ()
     ]
     lines += [
         f"{s.name} was {told} when it last moved" for s in shown if (told := _stale(s.staleness))
@@ -226,7 +229,10 @@ def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
 def asked_text(shown: Sequence[PublishedState]) -> list[str]:
     """Return what was asked for beside the table, as lines: activity and totals."""
     lines = [f"{s.name}: {activity_text(s.activity)}" for s in shown if s.activity]
-    return lines + [f"{s.name}: {s.totals.text}" for s in shown if s.totals]
+    totals = [(s.name, s.totals) for s in shown if s.totals]
+    if len(totals) > 1:
+        totals.append((f"all {len(totals)}", RefreshTotals.of_all([one for _, one in totals])))
+    return lines + [f"{name}: {one.text}" for name, one in totals]
 
 
 def _cells(table: PublishedState, now: datetime) -> tuple[str, ...]:
@@ -258,7 +264,7 @@ def _failed(status: PublishedState, now: datetime) -> list[str]:
     if status.failed is None and status.version is None and status.staged is None:
         lines.append(f"{status.name}: {NOTHING_PUBLISHED}; driftline refresh {status.name}")
     if status.late_s is not None and status.failed is None:
-        late = alarms.late_text(status.late_s)
+        late = alarms.late_text(status.late_s, status.late_after_s or 0.0)
         lines.append(f"{status.name}: {late}; does `driftline run` or a timer still run?")
     if status.put_off_until is not None:
         lines.append(f"{status.name}: its source reads nothing before {status.put_off_until}")

@@ -15,7 +15,7 @@ from typing import Final
 
 from warehouse_agent.history.failures import Failure, in_all, often, since_success
 from warehouse_agent.history.refresh_history import RefreshHistory
-from warehouse_agent.report import counted, utc_at
+from warehouse_agent.report import counted, span, utc_at
 
 FAILURES_MAX: Final = 3  # in a row, of a kind that another try may mend
 LATE: Final = 1.5  # times the longest interval: a refresh takes its time, and may fail once
@@ -125,21 +125,27 @@ def alarms(known: TableFacts) -> list[Alarm]:
     if known.stale is not None:
         raised.append(Alarm(MonitoringState.WARNING, f"stays behind its inputs: {known.stale}"))
     if (late := late_s(known)) is not None:
-        raised.append(Alarm(MonitoringState.WARNING, late_text(late)))
+        raised.append(Alarm(MonitoringState.WARNING, late_text(late, limit_s(known) or 0.0)))
     return sorted(raised, key=lambda one: -_WORST.index(one.state))
 
 
 def late_s(known: TableFacts) -> float | None:
     """Return for how many seconds no refresh went well, if that is longer than the timing that is
     asked for allows; None: it is not late."""
-    if known.unseen_s is None or known.interval_s is None or known.put_off_until:
+    limit = limit_s(known)
+    if known.unseen_s is None or limit is None or known.put_off_until:
         return None
-    return known.unseen_s if known.unseen_s > LATE * known.interval_s else None
+    return known.unseen_s if known.unseen_s > limit else None
 
 
-def late_text(seconds: float) -> str:
-    """Return what is said of a table that is late for so many seconds."""
-    return f"late: no refresh went well for {seconds / 3600:,.0f} hours"
+def limit_s(known: TableFacts) -> float | None:
+    """Return the seconds without a refresh after which a table is late; None: it never is."""
+    return None if known.interval_s is None else LATE * known.interval_s
+
+
+def late_text(seconds: float, limit: float) -> str:
+    """Return what is said of a table that no refresh has reached for so many seconds."""
+    return f"late: no refresh went well for {span(seconds)}; the limit is {span(limit)}"
 
 
 def worst(states: Iterable[MonitoringState]) -> MonitoringState:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
-from warehouse_agent.history.history_lines import FailureLine, HistoryLine, SuccessLine
+from warehouse_agent.history.history_lines import FailureLine, HistoryLine, SuccessLine, moment
 from warehouse_agent.history.refresh_history import Enough, RefreshHistory
 from warehouse_agent.report import age
 
+RECENT: Final = timedelta(hours=24)  # for which a failure is told of a table that is well again
+FAILURES_LONG: Final = 3  # in a row: waiting alone does not help
 FAILURES_READ_MAX: Final = 200  # since the last success: some 400 kB of a history are read
 
 
@@ -51,9 +53,16 @@ class Failure:
     @property
     def why(self) -> str:
         """Return the cause and the remedy, in words."""
-        retry = "It is tried again by itself, or run it again." if self.safe_to_retry else ""
-        said = [f"{self.code}: {self.where}: {self.message}", self.remedy or retry]
+        said = [f"{self.code}: {self.where}: {self.message}", self.what_to_do]
         return " ".join(filter(None, said))
+
+    @property
+    def what_to_do(self) -> str:
+        """Return the remedy; of one that has none, what may help; empty: nothing is known."""
+        if self.remedy or not self.safe_to_retry:
+            return self.remedy
+        often = " If it goes on: `driftline doctor`." if self.times >= FAILURES_LONG else ""
+        return f"It is tried again by itself, or run it again.{often}"
 
     def lines(self, name: str, now: datetime) -> list[str]:
         """Return as lines how often and when refreshes of a table failed, why, and what to do."""
@@ -96,6 +105,25 @@ def kept(history: RefreshHistory) -> list[Failure]:
     """Return all failures in the history of which a time is known, the newest first."""
     failed = (failure for line in history.lines if (failure := _failure(line)) is not None)
     return list(_merged(one for one in failed if one.at is not None))
+
+
+def recovered(history: RefreshHistory, now: datetime) -> list[Failure]:
+    """Return the failures of the last RECENT after which a refresh went well, the newest first.
+
+    Args:
+        history: read whole.
+        now: with a time zone.
+    """
+    over = itertools.dropwhile(lambda line: isinstance(line, FailureLine), history.lines)
+    failed = (failure for line in over if (failure := _failure(line)) is not None)
+    return list(_merged(one for one in failed if _is_recent(one, now)))
+
+
+def _is_recent(one: Failure, now: datetime) -> bool:
+    try:
+        return one.at is not None and moment(one.at) >= now - RECENT
+    except (ValueError, OverflowError):
+        return False
 
 
 def in_all(newest_first: Iterable[Failure]) -> Failure | None:

@@ -8,7 +8,6 @@ it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -51,6 +50,7 @@ class RefreshCost:
         sent, received: bytes, from the view of the warehouse.
         held_back_s: seconds among `seconds` by which the source read more slowly.
         copied: bytes that a copy of all rows would have taken.
+        rows_read, scans: rows that the source read, and its scans of the relation.
         phases: the seconds of each phase; empty if `seconds` is None.
     """
 
@@ -60,6 +60,8 @@ class RefreshCost:
     held_back_s: float | None
     copied: int | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
+    rows_read: int | None = None
+    scans: int | None = None
 
     @property
     def bytes(self) -> int | None:
@@ -353,6 +355,8 @@ def _spent(body: Mapping[str, Any]) -> RefreshCost:
         _amount(body.get("held_back_s")),
         _count(body.get("copy_bytes")),
         phases or {},
+        _count(body.get("source_rows_read")),
+        _count(body.get("source_scans")),
     )
 
 
@@ -378,8 +382,9 @@ def _phases(phases: object) -> dict[str, float] | None:
     """Return the seconds of phases; None if one of them is damaged."""
     if not isinstance(phases, dict):
         return None
-    if any(_amount(one) is None for one in phases.values()):
-        return None
+    for one in phases.values():
+        if _amount(one) is None:
+            return None
     return phases
 
 
@@ -410,9 +415,12 @@ def _text(value: object) -> str | None:
 
 
 def _moment(text: object) -> datetime | None:
-    with contextlib.suppress(ValueError, OverflowError):
-        return moment(text).astimezone(UTC) if isinstance(text, str) else None
-    return None
+    if not isinstance(text, str):
+        return None
+    try:
+        return moment(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def moment(text: str) -> datetime:

@@ -26,6 +26,7 @@ from typing import Any, Final
 from warehouse_agent.history.history_lines import DAMAGED, FailureLine, HistoryLine, SuccessLine
 from warehouse_agent.json_values import GREATEST
 from warehouse_agent.planning.change_forecast import DayOfChanges
+from warehouse_agent.report import counted, is_held_back_for_long, span
 
 DAYS_MAX: Final = 100
 MONTHS_MAX: Final = 120
@@ -105,6 +106,8 @@ class Totals:
         sent, received, seconds, held_back_s: of all refreshes, as in `history_lines.RefreshCost`.
         copied, moved_beside: bytes that copies would have taken, where that is known, and bytes
             that these refreshes moved.
+        read_in: refreshes, failed ones too, of which it is known what the source read.
+        rows_read, scans: rows that the source read in these, and its scans.
         foretold, in_band: refreshes whose changes were forecast; of these those within the band.
         error: changed rows over those of the forecast's median, both with one row more.
         phases: seconds, by phase.
@@ -131,6 +134,9 @@ class Totals:
     changed: Bins = field(default_factory=Bins)
     copied: int = 0
     moved_beside: int = 0
+    read_in: int = 0
+    rows_read: int = 0
+    scans: int = 0
     foretold: int = 0
     in_band: int = 0
     compared: int = 0
@@ -172,6 +178,9 @@ class Totals:
             self.changed.plus(other.changed),
             self.copied + other.copied,
             self.moved_beside + other.moved_beside,
+            self.read_in + other.read_in,
+            self.rows_read + other.rows_read,
+            self.scans + other.scans,
             self.foretold + other.foretold,
             self.in_band + other.in_band,
             self.compared + other.compared,
@@ -183,12 +192,24 @@ class Totals:
 
     @property
     def text(self) -> str:
-        """Return the totals in words."""
-        return (
+        """Return the totals in words: what happened, what it saved, what it cost the source."""
+        said = (
             f"{self.refreshes:,} refreshes went well, {sum(self.failed.values()):,} failed,"
             f" +{self.inserted:,} ~{self.updated:,} -{self.deleted:,} rows,"
             f" {self.sent + self.received:,} bytes, {self.seconds:,.0f} s"
         )
+        if self.copied:
+            said += f"; saved {saving(self.moved_beside, self.copied)}: moved"
+            said += f" {self.moved_beside:,} of the {self.copied:,} bytes of copies"
+        if self.rows_read:
+            known = (
+                "" if self.read_in >= self.attempts else f" (known of {self.read_in:,} refreshes)"
+            )
+            said += f"; cost the source{known}: {counted(self.rows_read, 'row')} read in"
+            said += f" {counted(self.scans, 'scan')}"
+            if is_held_back_for_long(self.held_back_s):
+                said += f", held back for {span(self.held_back_s)}"
+        return said
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads, without zeros."""
@@ -224,72 +245,98 @@ _COUNTS: Final = tuple(one.name for one in fields(Totals) if one.type == "int")
 class _Sums:
     """Sums by the names of attributes of `Totals`, while lines are added up."""
 
-    counts: Counter[str] = field(default_factory=Counter)
+    refreshes: int = 0
+    loads: int = 0
+    loaded: int = 0
+    put_off: int = 0
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    sent: int = 0
+    received: int = 0
+    copied: int = 0
+    moved_beside: int = 0
+    read_in: int = 0
+    rows_read: int = 0
+    scans: int = 0
+    foretold: int = 0
+    in_band: int = 0
+    compared: int = 0
     seconds: float = 0.0
     held_back_s: float = 0.0
-    bins: dict[str, Counter[int | None]] = field(
-        default_factory=lambda: {name: Counter() for name in _BINS}
-    )
-    failed: Counter[str] = field(default_factory=Counter)
-    columns: Counter[str] = field(default_factory=Counter)
-    parts: Counter[str] = field(default_factory=Counter)
+    took_s: dict[int | None, int] = field(default_factory=dict)
+    moved: dict[int | None, int] = field(default_factory=dict)
+    changed: dict[int | None, int] = field(default_factory=dict)
+    error: dict[int | None, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
+    parts: dict[int, int] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
 
     def add(self, line: HistoryLine) -> None:
-        spent, counts = line.spent, self.counts
-        if spent.copied is not None and spent.bytes is not None:
-            counts["copied"] += spent.copied
-            counts["moved_beside"] += spent.bytes
-        counts["sent"] += spent.sent or 0
-        counts["received"] += spent.received or 0
+        spent = line.spent
+        if spent.copied is not None and (moved := spent.bytes) is not None:
+            self.copied += spent.copied
+            self.moved_beside += moved
+        if spent.rows_read is not None:
+            self.read_in += 1
+            self.rows_read += spent.rows_read
+            self.scans += spent.scans or 0
+        self.sent += spent.sent or 0
+        self.received += spent.received or 0
         self.seconds += spent.seconds or 0.0
         self.held_back_s += spent.held_back_s or 0.0
         for name, seconds in spent.phases.items():
             self.phases[name] = self.phases.get(name, 0.0) + seconds
-        match line:
-            case FailureLine(is_put_off=True):
-                counts["put_off"] += 1
-            case FailureLine(code=code):
-                self.failed[code] += 1
-            case SuccessLine(is_load=True, rows=rows):
-                counts["refreshes"] += 1
-                counts["loads"] += 1
-                counts["loaded"] += rows.inserted if rows else 0
-            case SuccessLine():
-                counts["refreshes"] += 1
-                self._add_changes(line)
+        if isinstance(line, FailureLine):
+            if line.is_put_off:
+                self.put_off += 1
+            else:
+                self.failed[line.code] = self.failed.get(line.code, 0) + 1
+            return
+        self.refreshes += 1
+        if line.is_load:
+            self.loads += 1
+            self.loaded += line.rows.inserted if line.rows else 0
+        else:
+            self._add_changes(line)
 
     def _add_changes(self, line: SuccessLine) -> None:
         """Add what a refresh that was no load took, and what it says of its changes."""
-        counts, bins = self.counts, self.bins
-        bins["took_s"][_bin(line.spent.seconds)] += 1
-        bins["moved"][_bin(line.spent.bytes)] += 1
+        _count_in(self.took_s, line.spent.seconds)
+        _count_in(self.moved, line.spent.bytes)
         if (rows := line.rows) is not None:
-            counts["inserted"] += rows.inserted
-            counts["updated"] += rows.updated
-            counts["deleted"] += rows.deleted
-            bins["changed"][_bin(rows.changed)] += 1
+            changed = rows.changed
+            self.inserted += rows.inserted
+            self.updated += rows.updated
+            self.deleted += rows.deleted
+            _count_in(self.changed, changed)
             if line.expected is not None and line.counts_changes:
                 low, median, high = line.expected
-                counts["foretold"] += 1
-                counts["in_band"] += low <= rows.changed <= high
-                bins["error"][_bin((rows.changed + 1) / (median + 1))] += 1
+                self.foretold += 1
+                self.in_band += low <= changed <= high
+                _count_in(self.error, (changed + 1) / (median + 1))
         if (places := line.changed) is not None:
-            counts["compared"] += places.compared
-            self.columns.update(places.columns)
+            self.compared += places.compared
+            for name, number in places.columns.items():
+                self.columns[name] = self.columns.get(name, 0) + number
             for part, number in enumerate(places.parts):
                 if number:
-                    self.parts[str(part)] += number
+                    self.parts[part] = self.parts.get(part, 0) + number
 
     @property
     def totals(self) -> Totals:
-        values: dict[str, Any] = dict(self.counts)
-        values |= {name: _counted_bins(one) for name, one in self.bins.items()}
-        return Totals(
-            **values, seconds=self.seconds, held_back_s=self.held_back_s,
-            failed=dict(self.failed), columns=_most(self.columns), parts=dict(self.parts),
-            phases=self.phases,
-        )  # fmt: skip
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values |= {name: _counted_bins(values[name]) for name in _BINS}
+        values["columns"] = _most(self.columns)
+        values["parts"] = {str(part): number for part, number in self.parts.items()}
+        return Totals(**values)
+
+
+def saving(moved: int, copied: int) -> str:
+    """Return the share of bytes that was saved, with as many digits as it is sure of."""
+    share = 100 * (1 - moved / copied)
+    return "nothing" if share <= 0 else f"{share:.1f} %" if share < 99.9 else f"{share:.2f} %"
 
 
 _ZERO: Final = _BINS_MAX + 1  # stands for amounts of 0 while bins are counted
@@ -300,6 +347,12 @@ def _bin(amount: float | None) -> int | None:
     if amount is None:
         return None
     return math.floor(math.log(amount, BIN)) if amount > 0 else _ZERO
+
+
+def _count_in(bins: dict[int | None, int], amount: float | None) -> None:
+    """Count an amount in its bin."""
+    number = _bin(amount)
+    bins[number] = bins.get(number, 0) + 1
 
 
 def _counted_bins(counts: Mapping[int | None, int]) -> Bins:

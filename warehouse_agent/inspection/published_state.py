@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from driftline.errors import NotFound
@@ -25,7 +26,7 @@ from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.failures import Failure
 from warehouse_agent.history.notes import Notes, UncomparedNote
 from warehouse_agent.history.refresh_history import RefreshHistory
-from warehouse_agent.history.totals import OlderTotals
+from warehouse_agent.history.totals import OlderTotals, Totals
 from warehouse_agent.planning.marker_state import MarkerAudit
 from warehouse_agent.report import (
     JSON_SCHEMA,
@@ -68,6 +69,9 @@ class RefreshTotals:
         rows_loaded: by first loads.
         rows_inserted, rows_updated, rows_deleted: by all others.
         bytes_sent, bytes_received, seconds, held_back_s: of all.
+        copy_bytes, bytes_beside: that copies would have taken, where that is known, and that these
+            refreshes moved.
+        source_rows_read, source_scans: by the source, in `source_known_of` of all refreshes.
         text: the same in words.
     """
 
@@ -83,13 +87,16 @@ class RefreshTotals:
     bytes_received: int
     seconds: float
     held_back_s: float
+    copy_bytes: int
+    bytes_beside: int
+    source_rows_read: int
+    source_scans: int
+    source_known_of: int
     text: str
 
     @classmethod
-    def of(cls, history: RefreshHistory) -> RefreshTotals:
-        """Return the totals of a history that was read whole."""
-        by_day = history.by_day
-        one, since = by_day.whole, by_day.since
+    def of(cls, one: Totals, since: str | None) -> RefreshTotals:
+        """Return totals as they are shown, since a day or month."""
         return cls(
             since,
             one.refreshes,
@@ -103,7 +110,40 @@ class RefreshTotals:
             one.received,
             round(one.seconds, 3),
             round(one.held_back_s, 3),
+            one.copied,
+            one.moved_beside,
+            one.rows_read,
+            one.scans,
+            one.read_in,
             f"{f'since {since}: ' if since else ''}{one.text}",
+        )
+
+    @classmethod
+    def of_all(cls, every: Sequence[RefreshTotals]) -> RefreshTotals:
+        """Return the totals of several tables together."""
+        whole = reduce(Totals.plus, (one.as_totals for one in every), Totals())
+        return cls.of(whole, min((one.since for one in every if one.since), default=None))
+
+    @property
+    def as_totals(self) -> Totals:
+        """Return them as sums that can be added."""
+        return Totals(
+            refreshes=self.refreshes,
+            failed={"": self.failed} if self.failed else {},
+            put_off=self.put_off,
+            loaded=self.rows_loaded,
+            inserted=self.rows_inserted,
+            updated=self.rows_updated,
+            deleted=self.rows_deleted,
+            sent=self.bytes_sent,
+            received=self.bytes_received,
+            seconds=self.seconds,
+            held_back_s=self.held_back_s,
+            copied=self.copy_bytes,
+            moved_beside=self.bytes_beside,
+            rows_read=self.source_rows_read,
+            scans=self.source_scans,
+            read_in=self.source_known_of,
         )
 
 
@@ -140,10 +180,12 @@ class PublishedState:
     other: str | None = None  # what another program wrote after this version; null: nothing
     damaged: int | None = None  # data files noted as missing or damaged; null: none
     failed: Failure | None = None  # the refreshes since the last that went well
+    recovered: list[Failure] | None = None  # of the last day, before one went well; null: not read
     put_off_until: str | None = None  # its source reads nothing before; null: it does
     state: MonitoringState | None = None
     alarms: list[str] | None = None  # why it is not ok; null: it is
     late_s: float | None = None  # since a refresh went well, if it is late; null: it is not
+    late_after_s: float | None = None  # without a refresh, it is late; null: it never is
     totals: RefreshTotals | None = None  # of all its refreshes, if they are asked for
     staged: StagedRows | None = None  # by first loads that were cut; null: nothing, or a version
     schema: int = JSON_SCHEMA
@@ -199,12 +241,14 @@ def reading(
     *,
     ask: bool,
     totals: bool = False,
+    recovered: bool = False,
 ) -> Iterator[Callable[[Fragment | View], PublishedState]]:
     """Read what is published of tables, READ_AT_ONCE at a time; yield what returns that of each.
 
     Args:
         ask: ask the sources of the fragments whether anything changed.
         totals: read whole histories, and add them up.
+        recovered: read whole histories, and say what failed in the last day before one went well.
     """
     store = Store.of(config)
     fragments = [one for one in chosen if isinstance(one, Fragment)] if ask else []
@@ -214,15 +258,20 @@ def reading(
         killed = [
             one for one in command_records.current(store, now.timestamp()) if not one.is_running
         ]
-        read = {one.name: pool.submit(_read, store, one, ask=ask, whole=totals) for one in chosen}
+        whole = totals or recovered
+        read = {one.name: pool.submit(_read, store, one, ask=ask, whole=whole) for one in chosen}
 
         def state(one: Fragment | View) -> PublishedState:
             known = read[one.name].result()
             table = _ahead(store, _visible(known.state, flipped.result()))
             table = replace(table, activity=_activity(known, said.get(one.name)))
             if totals:
-                table = replace(table, totals=RefreshTotals.of(known.history))
+                by_day = known.history.by_day
+                totalled = RefreshTotals.of(by_day.whole, by_day.since)
+                table = replace(table, totals=totalled)
             history = known.history
+            if recovered:
+                table = replace(table, recovered=failures.recovered(history, now))
             if table.kind != "view":
                 newest = known.version
                 run = None if newest is None else (newest.record.report or {}).get("run")
@@ -262,6 +311,7 @@ def _judged(
         state=alarms.worst([one.state for one in wrong] or [MonitoringState.OK]),
         alarms=[one.why for one in wrong] or None,
         late_s=alarms.late_s(known),
+        late_after_s=alarms.limit_s(known),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.inspection.published_state import PublishedState
-from warehouse_agent.report import counted
+from warehouse_agent.report import counted, span
 from warehouse_agent.storage.staged_files import StagedRows
 
 NOTHING_PUBLISHED: Final = "nothing published yet"
@@ -39,12 +39,18 @@ def state_text(table: PublishedState) -> str:
     if table.damaged:
         return f"{counted(table.damaged, 'file')} damaged"
     if table.late_s is not None:
-        return f"late: {table.late_s / 3600:,.0f} hours"
+        return f"late: {_short(table.late_s)}, limit {_short(table.late_after_s or 0.0)}"
     if table.put_off_until is not None:
         return "ok, put off"
     if table.visible_version not in (None, table.version):
         return f"ok, readers: {table.visible_version}"
     return "ok"
+
+
+def _short(seconds: float) -> str:
+    """Return a span of time in few letters: `3 h`, `12 min`."""
+    number, _, unit = span(seconds).partition(" ")
+    return f"{number} {'min' if unit.startswith('minute') else unit[0]}"
 
 
 def proof_text(table: PublishedState) -> str:

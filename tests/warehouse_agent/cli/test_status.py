@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import click
 import pytest
+from driftline.errors import BY_CODE
 from driftline.text_tables import shortened
 from hypothesis import given
 from hypothesis import strategies as st
 
 from warehouse_agent.cli.status import remarks_on, table_of
-from warehouse_agent.history.alarms import MonitoringState
+from warehouse_agent.history.alarms import MonitoringState, late_text
 from warehouse_agent.history.failures import Failure
 from warehouse_agent.inspection.published_state import PublishedState
 from warehouse_agent.report import age
@@ -68,25 +69,44 @@ def test_a_table() -> None:
     failing = replace(
         published("invoices"), state=MonitoringState.CRITICAL, failed=replace(FAILURE, times=3)
     )
-    late = replace(published("sites"), state=MonitoringState.WARNING, late_s=7200.0)
+    late = replace(
+        published("sites"), state=MonitoringState.WARNING, late_s=7200.0, late_after_s=600.0
+    )
     new = PublishedState("items", state=MonitoringState.UNKNOWN)
     fuzzy = replace(published("ledger", "part", None), consistency="fuzzy")
     shown = [published("orders"), new, fuzzy, late, failing]
     assert table_of(shown, NOW, 80) == [
         "table     version       rows  as of        proof        state",
         "invoices       12  1,204,118  3 hours ago  total        failed 3×: UNREACHABLE",
-        "sites          12  1,204,118  3 hours ago  total        late: 2 hours",
+        "sites          12  1,204,118  3 hours ago  total        late: 2 h, limit 10 min",
         "items                                                   nothing published yet",
         "orders         12  1,204,118  3 hours ago  total        ok",
         "ledger         12  1,204,118  3 hours ago  part, fuzzy  ok",
     ]
     assert remarks_on(shown, NOW) == [
-        f"invoices: the last 3 refreshes failed: {WHY}",
-        "sites: late: no refresh went well for 2 hours; does `driftline run` or a timer still run?",
+        f"invoices: the last 3 refreshes failed: {WHY} If it goes on: `driftline doctor`.",
+        f"sites: {late_text(7200.0, 600.0)}; does `driftline run` or a timer still run?",
         "items: nothing published yet; driftline refresh items",
         "part: only some rows were compared since the last full comparison",
         "probability of a missed change: at most 6e-37 per refresh",
     ]
+
+
+def test_no_code_is_cut() -> None:
+    codes = sorted(BY_CODE)
+    shown = [
+        replace(
+            published(f"a_table_{n}"),
+            rows_total=10**11,
+            version=10**6,
+            failed=replace(FAILURE, code=code, times=200),
+        )
+        for n, code in enumerate(codes)
+    ]
+    for width in (20, 40, 60, 80, 120):
+        lines = table_of(shown, NOW, width)[1:]
+        assert all(line.endswith(code) for line, code in zip(lines, codes, strict=True))
+    assert all(len(line) <= 100 for line in lines)
 
 
 def test_what_readers_see_and_who_is_behind() -> None:
@@ -149,6 +169,12 @@ def test_a_first_load_that_was_cut(
     assert remarks_on([tried], NOW)[0] == f"items: {said}, last tried 2 minutes ago"
 
 
+def test_lateness_is_said_in_words_of_its_size() -> None:
+    assert late_text(450.0, 300.0) == (
+        "late: no refresh went well for 7 minutes; the limit is 5 minutes"
+    )
+
+
 def test_the_odds_are_said_once_and_are_the_worst() -> None:
     lines = remarks_on([published("a"), published("b", missed=1e-15), published("c")], NOW)
     assert [line for line in lines if "missed" in line] == [
@@ -195,5 +221,5 @@ def test_five_hundred_tables_in_eighty_columns() -> None:
     )  # fmt: skip
     lines = table_of(shown, NOW, 80)
     assert (len(lines), max(map(len, lines)) <= 80) == (501, True)
-    assert lines[1].startswith("product")
-    assert "failed 12×: " in lines[1]
+    assert lines[1].startswith("produ")
+    assert lines[1].endswith("failed 12×: UNREACHABLE")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,8 @@ def test_the_state_of_a_table(known: TableFacts, state: MonitoringState) -> None
     found = alarms.alarms(known)
     assert alarms.worst([one.state for one in found] or [MonitoringState.OK]) is state
     late = [one.why for one in found if one.why.startswith("late: ")]
-    assert late == ([] if (s := alarms.late_s(known)) is None else [alarms.late_text(s)])
+    since, limit = alarms.late_s(known), alarms.limit_s(known) or 0.0
+    assert late == ([] if since is None else [alarms.late_text(since, limit)])
 
 
 def test_the_worst_state_counts() -> None:
@@ -144,3 +145,17 @@ def test_the_worst_state_counts() -> None:
         MonitoringState.UNKNOWN,
     ]
     assert [one.value for one in named] == [0, 1, 2, 3]
+
+
+def test_failures_of_the_last_day_that_are_over(tmp_path: Path) -> None:
+    well = WENT_WELL | {"checked_at": "2026-01-05T09:00:00Z"}
+    old = attempt(2) | {"failed_at": "2026-01-04T11:00:00Z"}
+    known = written(
+        tmp_path, old, WENT_WELL, attempt(3, "UNREACHABLE"), attempt(4), well, attempt(11)
+    )
+    assert [one.code for one in failures.recovered(known, NOW)] == ["RECIPE", "UNREACHABLE"]
+    assert failures.recovered(known, NOW + timedelta(days=2)) == []
+    damaged = attempt(4) | {"failed_at": "yesterday"}
+    known = written(tmp_path, damaged, attempt(5), well)
+    assert [one.at for one in failures.recovered(known, NOW)] == ["2026-01-05T05:00:00Z"]
+    assert failures.recovered(RefreshHistory(), NOW) == []

@@ -28,7 +28,7 @@ from warehouse_agent.monitoring.report.axes import (
     span_text,
 )
 from warehouse_agent.monitoring.report.refresh_series import PARTS, RefreshPoint, TableSeries
-from warehouse_agent.report import counted
+from warehouse_agent.report import counted, is_held_back_for_long
 
 WIDTH, HEIGHT = 2000, 480  # of a drawing, in its own units: no more is seen of a place
 # That have a colour, by class p0, p1…; `evaluate` and `join` are of views.
@@ -77,6 +77,7 @@ def charts_of(series: TableSeries, now: float, interval_s: float | None) -> list
         changes(series),
         traffic(series),
         durations(series),
+        load(series),
         predictions(series),
         columns(series),
         key_ranges(series),
@@ -145,7 +146,7 @@ def changes(series: TableSeries) -> Chart | None:
         upper = [(x.at(p.at), y.at(high)) for p, (_, _, high) in foretold]
         lower = [(x.at(p.at), y.at(low)) for p, (low, _, _) in foretold]
         marks.append(f'<path class="area s2" d="{_path([*upper, *lower[::-1]])}Z"/>')
-        legend.append(("area s2", "forecast: 8 of 10 lie within"))
+        legend.append(("area s2", "forecast, meant for 8 of 10 refreshes"))
     within = [point for point in points if point.is_as_forecast]
     outside = [point for point in points if not point.is_as_forecast]
     for chosen, mark, what in (
@@ -160,8 +161,8 @@ def changes(series: TableSeries) -> Chart | None:
     said += f" {max(p.changed or 0 for p in points):,}."
     whole = series.whole
     if whole.foretold:
-        said += f" {whole.in_band / whole.foretold:.0%} of {whole.foretold:,} forecasts had the"
-        said += " number in their band."
+        said += f" {whole.in_band / whole.foretold:.0%} of {_refreshes(whole.foretold)} were within"
+        said += " their forecast."
     rows = (
         (
             p.when, f"{p.changed:,}", *_rows(p),
@@ -227,9 +228,6 @@ def durations(series: TableSeries) -> Chart | None:
     said = f"A refresh took {span_text(statistics.median(took))} in the median," if took else ""
     most = max(names, key=lambda name: sum(one.get(name, 0.0) for one in spent))
     said += f" most of it in “{most}”."
-    held = sum(point.held_back_s or 0.0 for point in points)
-    if held >= 1:
-        said += f" The source held it back for {span_text(held)} in all, to spare its database."
     rows = (
         (
             p.when, _span(p.seconds), *(_span(one.get(name)) for name in names),
@@ -239,6 +237,42 @@ def durations(series: TableSeries) -> Chart | None:
     )  # fmt: skip
     headings = ("refreshed at", "in all", *names, "held back")
     return _chart("seconds", "How long it took", said, marks, legend, x, y, headings, rows)
+
+
+def load(series: TableSeries) -> Chart | None:
+    """Return the rows that the source read for each refresh, beside those of the table."""
+    points = [point for point in series.points if point.rows_read is not None]
+    if not any(point.rows_read for point in points):  # nothing is read for a view
+        return None
+    x = axes.moments(points[0].at, points[-1].at)
+    read = [(p.at, float(p.rows_read or 0)) for p in points]
+    tables = [(p.at, float(p.total)) for p in points if p.total]
+    y = axes.counts(max(value for _, value in (*read, *tables)), count_text)
+    marks, legend = list[str](), list[tuple[str, str]]()
+    for one, mark, what in ((tables, "dash s4", "rows of the table"), (read, "line s1", "read")):
+        if one:
+            marks.append(f'<path class="{mark}" d="{_path((x.at(a), y.at(b)) for a, b in one)}"/>')
+            legend.insert(0, (mark, what))
+    said = f"A refresh read {count_text(statistics.median(v for _, v in read))} rows of the source"
+    said += " in the median."
+    if (whole := series.whole).read_in:
+        said += f" {_refreshes(whole.read_in)} read {count_text(whole.rows_read)} in"
+        said += f" {counted(whole.scans, 'scan')}"
+        held = is_held_back_for_long(whole.held_back_s)
+        said += (
+            f", held back for {span_text(whole.held_back_s)} to spare its database."
+            if held
+            else "."
+        )
+    rows = (
+        (
+            p.when, f"{p.rows_read:,}", "" if p.scans is None else f"{p.scans:,}",
+            _span(p.phases.get("exchange")), _span(p.held_back_s),
+        )
+        for p in reversed(points)
+    )  # fmt: skip
+    headings = ("refreshed at", "rows read", "scans", "scan and line", "held back")
+    return _chart("load", "What it cost the source", said, marks, legend, x, y, headings, rows)
 
 
 def predictions(series: TableSeries) -> Chart | None:
@@ -262,17 +296,16 @@ def predictions(series: TableSeries) -> Chart | None:
         if one:
             marks.append(_marks(mark, ((x.at(a), y.at(b)) for a, b in one)))
             legend.append((mark, what))
-    said = "; ".join(
-        f"{what}: {statistics.median(value for _, value in one):.2g} times the predicted in the"
-        " median"
-        for what, one in (("Bytes", sents), ("seconds", tooks))
+    said = " and ".join(
+        f"{statistics.median(value for _, value in one):.2g} times the predicted {what}"
+        for what, one in (("bytes", sents), ("seconds", tooks))
         if one
     )
-    said += "."
+    said = f"In the median a refresh took {said}."
     if (middle := series.whole.error.quantile(0.5)) is not None:
         high = series.whole.error.quantile(0.9) or 0.0
-        said += f" Changed rows of all refreshes: {middle:.2g} times the forecast’s median, nine of"
-        said += f" ten at most {high:.2g} times."
+        said += f" Of rows, {middle:.2g} times those expected had changed; in nine of ten refreshes"
+        said += f" at most {high:.2g} times."
     rows = (
         (
             p.when, p.predicted.what,
@@ -287,7 +320,7 @@ def predictions(series: TableSeries) -> Chart | None:
         "refreshed at", "predicted way", "bytes predicted", "moved", "time predicted", "taken",
     )  # fmt: skip
     return _chart(
-        "predicted", "Predicted and actual", f"{said[0].upper()}{said[1:]}", marks, legend, x, y,
+        "predicted", "Predicted and actual", said, marks, legend, x, y,
         headings, rows,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from driftline.errors import (
@@ -29,7 +29,7 @@ from driftline.errors import (
 
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.command_records import DONE, FAILED, CommandRecord
-from warehouse_agent.history.failures import Failure
+from warehouse_agent.history.failures import RECENT, Failure
 from warehouse_agent.history.history_lines import RowCounts
 from warehouse_agent.history.totals import Totals
 from warehouse_agent.inspection.published_state import PublishedState
@@ -37,7 +37,7 @@ from warehouse_agent.inspection.state_words import proof_text, state_text, urgen
 from warehouse_agent.monitoring.messages import without_name
 from warehouse_agent.monitoring.report.axes import moment_text
 from warehouse_agent.monitoring.report.refresh_series import TableSeries
-from warehouse_agent.report import age, counted
+from warehouse_agent.report import age, counted, span
 
 # Codes of errors whose messages name files, addresses, columns and counts, but no value of a row.
 VALUE_FREE: Final = frozenset(
@@ -49,8 +49,7 @@ VALUE_FREE: Final = frozenset(
 )  # fmt: skip
 NAMED_MAX: Final = 8  # tables with one cause that are named
 TROUBLES_MAX: Final = 40  # causes that are explained; the table names the other tables
-RECENT: Final = timedelta(hours=24)  # for which a failure is told of a table that is well again
-_AGAIN: Final = "It is tried again by itself, or run it again."
+_HIDDEN: Final = "The message may name values of rows: `driftline status` of the table shows it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,15 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A thing to look at that is no failure: in a word, in words, and what to do."""
+    """A thing to look at that is no failure: in a word, in words, and what to do.
+
+    `remedy` may have `{name}` for the table. `when` differs from table to table.
+    """
 
     word: str
     text: str
     remedy: str
+    when: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class IndexRow:
         as_of, age: the source's time of the rows, and how long ago that is at the report's time.
         changes, seconds: of the newest refresh that went well; None: not known, or a load.
         moved, copied: bytes of all refreshes of which both are known.
+        read: rows that the source read for the newest refresh that went well; None: not known.
+        since: the first day or month of which totals are known.
         due: when it is refreshed next, in words.
         failure: since the last refresh that went well.
         recovered: failures of the last day, after which a refresh went well.
@@ -105,6 +110,8 @@ class IndexRow:
     proof: str = ""
     moved: int = 0
     copied: int = 0
+    read: int | None = None
+    since: str | None = None
     seconds: float | None = None
     due: str = ""
     failure: Failure | None = None
@@ -175,6 +182,8 @@ def row_of(
         proof=proof_text(table) if table.version is not None else "",
         moved=series.whole.moved_beside,
         copied=series.whole.copied,
+        read=None if newest is None else newest.rows_read,
+        since=series.since,
         seconds=None if newest is None else newest.seconds,
         due=due,
         failure=table.failed,
@@ -206,9 +215,9 @@ def cause_of(failure: Failure, *, values: bool) -> Cause:
     is_shown = values or failure.code in VALUE_FREE
     return Cause(
         failure.code,
-        failure.message if is_shown else meaning(failure.code),
+        failure.message if is_shown else f"{meaning(failure.code)} {_HIDDEN}".strip(),
         failure.where,
-        failure.remedy or (_AGAIN if failure.safe_to_retry else ""),
+        failure.what_to_do,
         tuple(failure.details.items()) if values else (),
     )
 
@@ -242,7 +251,9 @@ def _trouble(
     first, more = rows[0], max(len(rows) - NAMED_MAX, 0)
     names = tuple(row.name for row in rows[:NAMED_MAX])
     if first.failure is None or first.failure.code != key[1]:
-        return Trouble(key[0], names, more, key[1], "", None, key[2])
+        when = _said([(r.name, one.when) for r in rows for one in r.wrong if one.text == key[1]])
+        remedy = key[2].replace(" {name}", f" {first.name}" if len(rows) == 1 else "")
+        return Trouble(key[0], names, more, key[1], when, None, remedy)
     failure, cause = first.failure, cause_of(first.failure, values=values)
     if len(rows) > 1:
         same = all((r.failure or failure).message == failure.message for r in rows)
@@ -255,10 +266,16 @@ def _trouble(
 
 def _when(rows: Sequence[IndexRow], now: datetime) -> str:
     """Return when the refreshes of tables failed, once if it is the same for all."""
-    told = [(row.name, failed_when(row.failure, now)) for row in rows if row.failure is not None]
-    if len({when for _, when in told}) == 1:
+    return _said(
+        [(row.name, failed_when(row.failure, now)) for row in rows if row.failure is not None]
+    )
+
+
+def _said(told: Sequence[tuple[str, str]]) -> str:
+    """Return what is told of the first NAMED_MAX tables, once if it is the same for all."""
+    if len({what for _, what in told}) == 1:
         return told[0][1]
-    return "; ".join(f"{name}: {when}" for name, when in told)
+    return "; ".join(f"{name}: {what}" for name, what in told[:NAMED_MAX])
 
 
 def failed_when(failure: Failure, now: datetime) -> str:
@@ -284,6 +301,10 @@ def whole_of(every: Iterable[Totals]) -> Totals:
             deleted=whole.deleted + one.deleted,
             copied=whole.copied + one.copied,
             moved_beside=whole.moved_beside + one.moved_beside,
+            read_in=whole.read_in + one.read_in,
+            rows_read=whole.rows_read + one.rows_read,
+            scans=whole.scans + one.scans,
+            held_back_s=whole.held_back_s + one.held_back_s,
         )
     return whole
 
@@ -307,14 +328,16 @@ def _command(record: CommandRecord) -> CommandRow:
 def _wrong(table: PublishedState) -> Iterator[Remark]:
     """Yield what needs a look beside a failure."""
     if table.failed is None and table.version is None:
-        yield Remark("not published", "nothing published yet", "Run `driftline refresh`.")
+        yield Remark("not published", "nothing published yet", "Run `driftline refresh {name}`.")
     if table.damaged:
         yield Remark("damaged", "data files damaged", "The next refresh pulls the rows again.")
     if table.stale is not None and table.failed is None:  # why may hold values of rows
-        yield Remark("behind", "stays behind its inputs", "`driftline status --verbose` says why.")
+        remedy = "`driftline status --verbose {name}` says why."
+        yield Remark("behind", "stays behind its inputs", remedy)
     if table.late_s is not None and table.failed is None:
         late = "late: no refresh went well in the time that is asked for"
-        yield Remark("late", late, "See whether `driftline run`, or a timer, runs.")
+        when = f"none for {span(table.late_s)}; the limit is {span(table.late_after_s or 0.0)}"
+        yield Remark("late", late, "See whether `driftline run`, or a timer, runs.", when)
 
 
 def _seconds(at: str | None) -> float:

@@ -15,7 +15,7 @@ from driftline.peer_text import visible
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from warehouse_agent.history.totals import Totals
+from warehouse_agent.history.totals import Totals, saving
 from warehouse_agent.inspection.published_state import PublishedState
 from warehouse_agent.monitoring.report import axes
 from warehouse_agent.monitoring.report.charts import charts_of
@@ -83,6 +83,7 @@ def index(
         scope=scope,
         rows=urgent_rows(rows),
         whole=whole_of(every),
+        since=min((row.since for row in rows if row.since), default=None),
         troubles=wrong[:TROUBLES_MAX],
         troubles_left=max(len(wrong) - TROUBLES_MAX, 0),
         to_look_at=sum(row.needs_a_look for row in rows),
@@ -138,18 +139,12 @@ def _environment() -> Environment:
         "short": axes.count_text,
         "span": axes.span_text,
         "moment": axes.moment_text,
-        "saving": _saving,
+        "saving": saving,
         "code": _with_code,
         "cells": _cells,
     }
     environment.globals |= {"release": release()}
     return environment
-
-
-def _saving(moved: int, copied: int) -> str:
-    """Return the share of bytes that was saved, with as many digits as it is sure of."""
-    share = 100 * (1 - moved / copied)
-    return "nothing" if share <= 0 else f"{share:.1f} %" if share < 99.9 else f"{share:.2f} %"
 
 
 def _cells(rows: Iterable[tuple[str, ...]], tag: str) -> Markup:

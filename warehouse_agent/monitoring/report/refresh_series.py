@@ -39,6 +39,7 @@ class RefreshPoint:
         at: when it had compared; `when` says the same to the minute, in UTC.
         age_before_s, age_s: of the published data directly before it and after it; None: not known.
         floor: bytes that the changed rows alone take, at the price of a copy for each row.
+        rows_read, scans: by the source; `total`: rows that the table had then.
         why: why a view was computed in its way.
     """
 
@@ -55,6 +56,9 @@ class RefreshPoint:
     seconds: float | None
     held_back_s: float | None
     phases: Mapping[str, float]
+    rows_read: int | None
+    scans: int | None
+    total: int | None
     method: str | None
     why: str | None
     predicted: PredictedCost | None
@@ -171,6 +175,9 @@ def _point(line: SuccessLine, before: SuccessLine | None) -> RefreshPoint:
         seconds=spent.seconds,
         held_back_s=spent.held_back_s,
         phases=spent.phases,
+        rows_read=spent.rows_read,
+        scans=spent.scans,
+        total=line.total,
         method=line.method,
         why=line.why,
         predicted=line.predicted,

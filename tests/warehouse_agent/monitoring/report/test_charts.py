@@ -23,7 +23,7 @@ from warehouse_agent.monitoring.report.refresh_series import PARTS, TableSeries,
 from warehouse_agent.tasks import changed_places
 
 NOW = datetime(2026, 11, 30, 6, tzinfo=UTC)
-ALL = {"freshness", "changes", "bytes", "seconds", "predicted", "columns", "keys", "days"}
+ALL = {"freshness", "changes", "bytes", "seconds", "load", "predicted", "columns", "keys", "days"}
 
 
 def history(*bodies: Mapping[str, Any]) -> RefreshHistory:
@@ -72,7 +72,7 @@ def test_nothing_is_drawn_of_no_past() -> None:
 
 def test_one_refresh_is_drawn() -> None:
     charts = drawn(series_of(history(past(refreshes=1)[0])))
-    assert charts.keys() == {"freshness", "bytes", "seconds", "predicted", "days"}
+    assert charts.keys() == {"freshness", "bytes", "seconds", "load", "predicted", "days"}
 
 
 def test_failures_alone_are_days() -> None:
