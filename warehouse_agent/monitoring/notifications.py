@@ -174,6 +174,8 @@ def overdue(ended: EndedCommand, known: Told) -> Iterator[Event]:
             continue
         state = known.tables.get(fragment.name, TableState())
         unseen_s = None if state.well_at is None else now.timestamp() - state.well_at
+        if unseen_s is not None and unseen_s < 0:  # by a clock that was wrong
+            unseen_s = None
         interval_s = longest_s(config, fragment)
         if interval_s is not None and (unseen_s is None or unseen_s > alarms.LATE * interval_s):
             doubted.append((state.is_stale, unseen_s is None, fragment.name, interval_s, state))

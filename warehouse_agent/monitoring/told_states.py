@@ -104,7 +104,7 @@ class TableState:
     def after(self, seen: Event) -> tuple[TableState, bool]:
         """Return the state after an event, and True if it is to be told."""
         if seen.kind is ToldKind.RECOVERED:
-            return TableState(max(seen.at, self.well_at or 0.0)), bool(self.told)
+            return TableState(seen.at), bool(self.told)  # earlier, if a clock went back
         if seen.kind is ToldKind.SCHEMA_CHANGED and seen.version is not None:
             return self, True
         mark = _STALE if seen.kind is ToldKind.STALE else seen.code

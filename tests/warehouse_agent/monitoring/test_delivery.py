@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -129,6 +130,57 @@ def test_who_speaks_no_http_is_named() -> None:
         thread.join()
 
 
+@pytest.mark.parametrize(
+    ("head", "again"),
+    [(b"", b"H"), (b"HTTP/1.1 200 OK\r\nX: ", b"x"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n")],
+    ids=["the status", "a header", "more to come"],
+)
+def test_who_answers_byte_by_byte_is_left_in_time(head: bytes, again: bytes) -> None:
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line, contextlib.suppress(OSError):
+                line.recv(65536)
+                line.sendall(head)
+                while not is_over.wait(0.05):
+                    line.sendall(again)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        began = time.monotonic()
+        if head:  # which has said that it took the message
+            assert to_address(url, BODY, TIMEOUT_S) == "127.0.0.1 answered 200"
+        else:
+            with pytest.raises(NotDelivered, match=r"^127.0.0.1: no answer of HTTP"):
+                to_address(url, BODY, TIMEOUT_S)
+        assert time.monotonic() - began < TIMEOUT_S * delivery.ANSWER_TIMES + 1
+        is_over.set()
+        thread.join()
+
+
+def test_an_answer_without_end_is_not_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        sent = []
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line, contextlib.suppress(OSError):
+                line.recv(65536)
+                line.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    sent.append(line.send(b"x" * 65536))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert to_address(url, BODY, LIMIT_S) == "127.0.0.1 answered 200"
+        thread.join()
+        assert sum(sent) < 64 << 20
+
+
 def test_a_proxy_of_the_environment_is_asked_for_other_machines_alone(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +251,22 @@ def test_what_a_failing_program_said_last_is_named(tmp_path: Path) -> None:
         python(tmp_path, r"import sys; print('a\nno such user \x1b', file=sys.stderr); sys.exit(3)")
     with pytest.raises(NotDelivered, match=r"^nowhere does not start: No such file"):
         to_program(["/nowhere", "secret"], BODY, LIMIT_S, tmp_path)
+
+
+@pytest.mark.starts
+def test_a_program_that_writes_without_end_fills_nothing(tmp_path: Path) -> None:
+    began = time.monotonic()
+    endless = "import os\nwhile True: os.write({}, b'no\\n' * 20000)"
+    for number in (1, 2):
+        with pytest.raises(NotDelivered, match=r"did not end in 1 s, and was killed"):
+            python(tmp_path, endless.format(number), 1.0)
+    assert time.monotonic() - began < LIMIT_S
+    python(tmp_path, "import os, stat\nassert stat.S_ISFIFO(os.fstat(2).st_mode)")
+    many = (
+        "import os\nfor _ in range(100): os.write(2, b'no\\n' * 20000)\nos.write(2, b'at last')\n"
+    )
+    with pytest.raises(NotDelivered, match=r"ended with 3: at last$"):
+        python(tmp_path, f"{many}os._exit(3)")
 
 
 @pytest.mark.starts

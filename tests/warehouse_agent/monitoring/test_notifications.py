@@ -241,6 +241,21 @@ def test_an_overdue_table_is_told_by_a_command_that_did_not_touch_it(
     assert receiver.events == [("stale", "orders"), ("recovered", "orders")]
 
 
+def test_a_clock_that_was_ahead_hides_no_overdue_table(made: Made, receiver: Receiver) -> None:
+    config = made(f'webhook = "{receiver.url}"')
+    tell(ended(config, well(), at=NOW + 5000 * HOUR))
+    refresh_history.append(Store.of(config), "orders", well().to_json())
+    tell(ended(config, well("lines"), at=NOW + HOUR))
+    assert receiver.events == []
+    tell(ended(config, well("lines"), at=NOW + 2 * HOUR))
+    assert receiver.events == [("stale", "orders")]
+    tell(ended(config, well(), at=NOW + 3 * HOUR))
+    tell(ended(config, well("lines"), at=NOW + 4 * HOUR))
+    assert receiver.events == [("stale", "orders"), ("recovered", "orders")]
+    tell(ended(config, well("lines"), at=NOW + 5 * HOUR))
+    assert receiver.events[2:] == [("stale", "orders")]
+
+
 def test_what_another_configuration_refreshed_is_not_overdue(
     made: Made, receiver: Receiver
 ) -> None:
