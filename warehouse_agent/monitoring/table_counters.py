@@ -56,16 +56,17 @@ class TableCounters:
 
     def plus(self, lines: Iterable[HistoryLine]) -> TableCounters:
         """Return the counters with newer lines, the oldest first."""
-        return reduce(TableCounters._plus, lines, self)
+        newer = tuple(lines)
+        after = reduce(TableCounters._after, newer, self)
+        return replace(after, totals=self.totals.plus(_slim(Totals.of(*newer))))
 
-    def _plus(self, line: HistoryLine) -> TableCounters:
-        totals = self.totals.plus(_slim(Totals.of(line)))
+    def _after(self, line: HistoryLine) -> TableCounters:
+        """Return all but the totals with a newer line."""
         if isinstance(line, FailureLine):
             at = self.attempted if line.at is None else line.at.timestamp()
             counts = not line.is_put_off  # which is no failure, and clears none
             return replace(
                 self,
-                totals=totals,
                 attempted=at,
                 failures=self.failures + counts,
                 code=known_code(line.code) if counts else self.code,
@@ -75,7 +76,7 @@ class TableCounters:
         as_of = self.as_of if line.as_of is None else _seconds(line.as_of)
         is_exact = line.consistency == Require.EXACT.value
         return TableCounters(
-            totals,
+            self.totals,
             self.attempted if ended is None else ended,
             self.succeeded if ended is None else ended,
             as_of,
