@@ -60,6 +60,11 @@ class HeldFragment:
                 return PinnedInput.published(self.job.name, base)
 
     @property
+    def read_at(self) -> str:
+        """Return the source's time of the rows with which it was compared."""
+        return self.proven.compared.found.as_of
+
+    @property
     def snapshot(self) -> tuple[str, str] | None:
         """Return what names the snapshot of a new version: its source, and the time of its rows.
 

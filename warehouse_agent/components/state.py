@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -43,6 +43,7 @@ class FragmentState:
         head: the newest version that is committed, pinned; None: never published.
         batches: changes by the version that brought them, the target's included.
         is_urgent: readers are not to wait for the target.
+        read_at: the source's time of the target's rows; None: this command did not compare them.
     """
 
     flipped: int | None
@@ -51,6 +52,7 @@ class FragmentState:
     head: Snapshot | None
     batches: Mapping[int, ProvenBatch]
     is_urgent: bool = False
+    read_at: str | None = None
 
     @property
     def is_ahead(self) -> bool:
@@ -128,6 +130,8 @@ def state_of(
         name: _fragment(store, name, held.get(name), heads[name], flipped[name], lowest.get(name))
         for name in names
     }
+    for name, one in held.items():
+        fragments[name] = replace(fragments[name], read_at=one.read_at)
     return ComponentState(fragments, members, number)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -37,6 +37,7 @@ from warehouse_agent.components.state import ComponentState, state_of
 from warehouse_agent.components.view_phase import BehindView, FailedView, PhaseOfView, ViewPhase
 from warehouse_agent.config import Fragment, OnFailure
 from warehouse_agent.events import RefreshNotStarted, refresh_ended
+from warehouse_agent.history.notes import Notes
 from warehouse_agent.refresh.finish import Proven
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.services import CommandServices
@@ -187,7 +188,22 @@ class ComponentTurn:
     def _decided(self, state: ComponentState, *, evaluating: bool = False) -> list[PhaseOfView]:
         """Decide what becomes of the views once the fragments are what they will be."""
         moving = self._moving(state)
-        return self._views.decided(state.targets, state.members, moving, evaluating=evaluating)
+        return self._views.decided(
+            state.targets, state.members, moving, self._read_at(state), evaluating=evaluating
+        )
+
+    def _read_at(self, state: ComponentState) -> Callable[[str], str]:
+        """Return a function that returns the source's time of a fragment's rows."""
+        store = self._services.store
+
+        def read_at(name: str) -> str:
+            one = state.fragments[name]
+            if one.read_at is not None:
+                return one.read_at
+            assert one.head is not None, "it is an input of a view that is decided"
+            return Notes.read(store, name).comparison(one.head).as_of
+
+        return read_at
 
     def _waiting(self, state: ComponentState) -> HeldChanges | None:
         """Return the changes that wait for a later command; None: the last phase is due now."""
@@ -197,7 +213,8 @@ class ComponentTurn:
         if (ahead := state.ahead) is None or state.is_urgent:
             return None
         # A view that is new, stale or changed is no matter of waiting.
-        given = self._views.decided(state.visible, state.members, self._moving(state))
+        moving, read_at = self._moving(state), self._read_at(state)
+        given = self._views.decided(state.visible, state.members, moving, read_at)
         if not all(one.is_current for one in given):
             return None
         reason = phase_schedule.due(ahead, limits, self._forecast.between(), time.time())

@@ -6,7 +6,7 @@ version is (a command was killed before it flipped), or it stays behind with the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from warehouse_agent.config import View
@@ -45,6 +45,24 @@ class NewestViewVersion:
     version: int
     inputs: Mapping[str, int]
     has_recipe: bool
+
+
+def torn(chosen_by: Mapping[str, Collection[str]], read_at: Callable[[str], str]) -> str | None:
+    """Return why rows of a view's inputs may be missing; None: no input was chosen by another one
+    as that was at another time.
+
+    Args:
+        chosen_by: by input whose rows were chosen by others: those of them that the view reads.
+        read_at: returns the source's time of an input's rows, which tells snapshots apart.
+    """
+    for name, others in chosen_by.items():
+        for other in sorted(others):
+            if (there := read_at(other)) != (here := read_at(name)):
+                return (
+                    f"rows of {name}, of {here}, were chosen by those of {other}, which is of"
+                    f" {there}: a refresh of both brings them together"
+                )
+    return None
 
 
 def decide(

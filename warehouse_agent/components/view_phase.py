@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from driftline.errors import DriftlineError, Locked, NotFound, WarehouseUnavailable
+from driftline.relations.derivations import relations_in
 
+from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.components.view_decision import (
     CurrentView,
     NewestViewVersion,
     StaleView,
     ViewAdoption,
     decide,
+    torn,
 )
 from warehouse_agent.config import View
 from warehouse_agent.events import RefreshStarted
@@ -223,6 +226,7 @@ class ViewPhase:
         fragments: Mapping[str, PinnedInput | None],
         members: Mapping[str, Member],
         moving: Collection[str],
+        read_at: Callable[[str], str],
         *,
         evaluating: bool = False,
     ) -> list[PhaseOfView]:
@@ -232,6 +236,7 @@ class ViewPhase:
             fragments: the component's fragments as they will be; None: never published.
             members: of the newest warehouse version.
             moving: names of the views that move with them; the others stay as flipped.
+            read_at: returns the source's time of a fragment's rows.
         """
         inputs = dict(fragments)
         behind: dict[str, str] = {}
@@ -246,7 +251,7 @@ class ViewPhase:
                     behind[name] = member.stale
                 inputs[name] = self._unmoved(name, member)
                 continue
-            one = self._one(self._services.config.views[name], inputs, behind, member)
+            one = self._one(self._services.config.views[name], inputs, behind, member, read_at)
             turned.append(one)
             if evaluating:
                 self._evaluate(one, inputs)
@@ -320,6 +325,7 @@ class ViewPhase:
         inputs: Mapping[str, PinnedInput | None],
         behind: Mapping[str, str],
         member: Member | None,
+        read_at: Callable[[str], str],
     ) -> PhaseOfView:
         """Decide what becomes of one view; a table that cannot be read is an error of the view."""
         report = self._reports.setdefault(view.name, self._services.begun(view.name))
@@ -346,8 +352,10 @@ class ViewPhase:
                     state = KeptVersion(head, is_current=True)
                 case ViewAdoption() if head is not None:
                     state = KeptVersion(head)
-                case _ if lacks := self._lacking(view, inputs):
-                    state = BehindView(head, lacks)
+                case _:
+                    lacks = self._lacking(view, inputs)
+                    if late := lacks or torn(_chosen_by(view, inputs), read_at):
+                        state = BehindView(head, late)
             return PhaseOfView(view, report, state)
         except Exception as problem:
             return PhaseOfView(view, report, FailedView(None, mistake(problem, view.name)))
@@ -460,6 +468,21 @@ def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, PinnedInput | 
     )
     is_whole = recipe.query == query.text and len(present) == len(view.inputs)
     return is_whole and not began_anew and has_inputs_of(recipe, query, present)
+
+
+def _chosen_by(view: View, inputs: Mapping[str, PinnedInput | None]) -> dict[str, frozenset[str]]:
+    """Return the inputs whose rows were chosen at their site by those of other inputs, with these;
+    both are kept relations, `source.relation`."""
+    found = {}
+    for name in view.inputs:
+        one = inputs[name]
+        if one is None or isinstance(one.layout, ViewLayout) or one.layout.derivation is None:
+            continue
+        if (rows := one.layout.derivation.rows) is not None:
+            source = name.partition(".")[0]
+            others = {f"{source}.{relation}" for relation in relations_in(rows)}
+            found[name] = frozenset(others & {*view.inputs})
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,6 +308,17 @@ def _joined(
     return tuple(found)
 
 
+def rows_read(joins: Iterable[ReferencePredicate], references: Sequence[JoinableReference]) -> int:
+    """Return the rows of other relations that a database reads to choose rows by these joins, by
+    its source's estimates."""
+    offered = {one.path: one for one in references}
+    return sum(
+        there.rows_expected + rows_read(references_in(join.rows), there.references)
+        for join in joins
+        for there in (offered[join.path],)
+    )
+
+
 def _plainly_named(joined: JoinableReference) -> dict[str, ComparedColumn] | None:
     """Return the columns of a referenced relation by name in lower case; None if some might be
     published under another name than they have at the source."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError
 from driftline.limits import JOIN_ROWS_FACTOR
-from driftline.relations.derivations import DerivablePart
+from driftline.relations.derivations import DerivablePart, ReferencePredicate, relations_in
 
 from warehouse_agent.columns.layout import Layout, derived
 from warehouse_agent.config import Fragment, View, WarehouseConfig
@@ -30,9 +30,12 @@ from warehouse_agent.decomposition.view_needs import (
     Decomposition,
     DerivationOffer,
     NeedShare,
+    OccurrenceNeed,
+    rows_read,
     united,
 )
 from warehouse_agent.refresh import derivation, schema_change
+from warehouse_agent.report import counted
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
@@ -43,6 +46,7 @@ from warehouse_agent.views.inputs import query_of
 from warehouse_agent.views.query import ColumnUse, Query
 
 _HERE = "warehouse"
+SITE_JOINS_SHARE = 0.25  # of a kept relation's rows: joins at its site are advised if no more join
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,8 @@ def _site(
     databases = [k.reply.database for k in known.values() if k.reply is not None]
     dialect = dialect_of(databases[0] if databases else "")
     tables, joined = [], []
+    head = formats.view_head(Store.of(config), view.name)
+    view_rows = None if head is None else head.rows
     kept = [(f := config.fragments.get(name)) is not None and f.is_kept for name in view.inputs]
     sites = [site_of(name) if k else None for name, k in zip(view.inputs, kept, strict=True)]
     for number in numbers:
@@ -162,7 +168,11 @@ def _site(
             tables.append(TableShare(name, alias, version, notes=("a view, which is kept here",)))
             continue
         allowed = _allowed(one, view, query, number, sites)
-        tables.append(_table(one, alias, allowed, dialect))
+        table = _table(one, alias, allowed, dialect)
+        if not view.site_joins and view_rows is not None:
+            joins = _joins(one, wish_of(view.name, query, number, sites))
+            table = replace(table, notes=(*table.notes, *_advice(one, joins, view_rows)))
+        tables.append(table)
         if allowed is not None and one.offer is not None:
             joined.append(JoinedOccurrence(one.fragment.relation, one.offer, allowed.shares[0]))
     proposal = None
@@ -196,6 +206,33 @@ def _allowed(
         return None
     free = replace(one.offer, allowed=frozenset(DerivablePart))
     return united([wish_of(view.name, query, number, sites if view.site_joins else ())], free)
+
+
+def _joins(one: _Known, wish: OccurrenceNeed) -> tuple[ReferencePredicate, ...]:
+    """Return the joins that would choose rows of a kept relation; none if they may not."""
+    if one.offer is None or not one.fragment.is_kept:
+        return ()
+    is_allowed = DerivablePart.JOINS in one.offer.allowed
+    return united([wish], one.offer).shares[0].joins if is_allowed else ()
+
+
+def _advice(one: _Known, joins: Sequence[ReferencePredicate], view_rows: int) -> tuple[str, ...]:
+    """Return what joins at the site would save, and what they cost, if that is worth it.
+
+    Each row of the view is made of one row of each table, so at most as many of its rows join.
+    """
+    if not joins or one.base is None or one.offer is None:
+        return ()
+    if view_rows > SITE_JOINS_SHARE * one.base.rows:
+        return ()
+    read = counted(rows_read(joins, one.offer.references), "row")
+    names = {name for join in joins for name in (join.relation, *relations_in(join.rows))}
+    others = ", ".join(sorted(names))
+    said = (
+        f"at most {view_rows:,} of its {one.base.rows:,} rows are in the view: site_joins = true"
+        f" would leave others at the site, whose database then also reads about {read} of {others}"
+    )
+    return (said,)
 
 
 def _saving(one: _Known, dialect: Dialect) -> str | None:

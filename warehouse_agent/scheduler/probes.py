@@ -13,6 +13,7 @@ from typing import Final
 
 from driftline.errors import DriftlineError, NotNow
 from driftline.relations.activity import Activity, UnknownActivity
+from driftline.relations.derivations import DerivablePart
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
@@ -76,7 +77,11 @@ def change(
     if isinstance(said, ProbeResult):
         return ProbedChange(said, version.version)
     before = notes.comparison(version).activity
-    return ProbedChange(change_since(before, said, refreshes(history)), version.version)
+    derivation = version.layout.derivation
+    # Rows that others choose change while their own relation does not: that contradicts nothing.
+    is_joined = derivation is not None and DerivablePart.JOINS in derivation.parts
+    earlier = [] if is_joined else refreshes(history)
+    return ProbedChange(change_since(before, said, earlier), version.version)
 
 
 def refreshes(history: RefreshHistory) -> list[FullRefresh]:

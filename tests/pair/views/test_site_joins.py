@@ -16,6 +16,7 @@ from tests.harness.legacy import LEGACIES
 from tests.harness.views import Sites, served
 from tests.pair.views.test_derived import is_equal
 from tests.warehouse_agent.cli.test_main import command
+from warehouse_agent.inspection.site_shares import decomposed
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
 
@@ -223,6 +224,33 @@ def test_the_view_decides(shop: Shop) -> None:
     shop.well()
     assert shop.where("shop.line") == ""
     assert shop.where("shop.customer") == """"t" = 'x'""", "it is asked for by what it was, too"
+    shop.check()
+    config, rows = shop.config(), sum(shop.expected("lines").values())
+    (site,) = decomposed(config, config.views["lines"], ask=False)
+    said = (
+        f"at most {rows} of its 60 rows are in the view: site_joins = true would leave others at"
+        " the site, whose database then also reads about 40 rows of customer, orders"
+    )
+    assert [said in table.notes for table in site.tables] == [True, False, False]
+
+
+def test_a_view_waits_while_its_rows_are_of_two_snapshots(shop: Shop) -> None:
+    """One of the tables failed: what another one chose by it may lack rows that both had."""
+    before, pair = shop.expected("lines"), shop.pairs["shop"]
+    shop.sql("shop", "UPDATE customer SET t = 'x'")
+    pair.publish("line", served("line", ("columns", "rows")))
+    for _ in range(2):
+        reports = shop.refresh()
+        assert reports["shop.line"].error
+        assert reports["shop.orders"].error is None
+        stale = reports["lines"].stale
+        assert stale is not None
+        assert "rows of shop.line, of " in stale
+        assert "were chosen by those of shop.customer" in stale
+        assert shop.seen("lines") == before
+    pair.publish("line", served("line", ALL))
+    shop.well()
+    assert shop.seen("lines") != before
     shop.check()
 
 

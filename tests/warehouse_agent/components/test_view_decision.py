@@ -13,6 +13,7 @@ from warehouse_agent.components.view_decision import (
     ViewAdoption,
     ViewEvaluation,
     decide,
+    torn,
 )
 from warehouse_agent.config import View
 from warehouse_agent.visible_versions.members import Member
@@ -51,3 +52,20 @@ def test_decisions(
 def test_a_view_over_a_stale_view_stays_behind() -> None:
     found = decide(VIEW, {"a": 3, "b": 1}, {"b": "division by zero"}, AT, MADE)
     assert found == StaleView("its input b is stale")
+
+
+@pytest.mark.parametrize(
+    ("chosen_by", "why"),
+    [
+        ({}, None),
+        ({"a": (), "c": ()}, None),
+        ({"a": ("b",), "b": ("a",)}, None),
+        ({"a": ("b", "c")}, "rows of a, of 1, were chosen by those of c, which is of 2: "),
+        ({"b": ("a",), "c": ("b",)}, "rows of c, of 2, were chosen by those of b, which is of 1: "),
+    ],
+)
+def test_rows_that_were_chosen_in_another_snapshot(
+    chosen_by: dict[str, tuple[str, ...]], why: str | None
+) -> None:
+    found = torn(chosen_by, {"a": "1", "b": "1", "c": "2"}.__getitem__)
+    assert (found is None) if why is None else (found or "").startswith(why)
