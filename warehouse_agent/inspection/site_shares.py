@@ -275,10 +275,12 @@ def _unjoined(one: _Known, share: NeedShare) -> list[str]:
             [one for one in some if one.relation == need.relation and _pairs(one) <= need.equal]
             for some in (description.references, description.referring)
         )
-        if any(one.joined.rows_expected > at_most for one in below):
+        if below and not (at_most and all(one.joined.rows_expected for one in below)):
+            why = "the database has no estimate of the rows of both: ANALYZE makes one"
+        elif any(one.joined.rows_expected > at_most for one in below):
             why = f"it has more than {JOIN_ROWS_FACTOR} times as many rows"
         elif below:
-            continue  # no condition there, or its rows are not counted
+            continue  # no condition there means the same there
         elif not along:
             why = "no foreign key that is told: declare FOREIGN KEY … REFERENCES"
         elif not any(reference.HasField("joined") for reference in along):

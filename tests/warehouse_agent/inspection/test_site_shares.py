@@ -108,6 +108,34 @@ def test_joins_at_a_site(tmp_path: Path) -> None:
         assert joins == said
 
 
+@pytest.mark.parametrize(("orders", "why"), [(None, "ANALYZE"), (32, ""), (33, "16 times")])
+def test_why_rows_that_reference_others_do_not_choose(
+    tmp_path: Path, orders: int | None, why: str
+) -> None:
+    keys = ", FOREIGN KEY (customer) REFERENCES customer (id)"
+    tables = {
+        "erp": {
+            "customer": "id INTEGER PRIMARY KEY, name VARCHAR",
+            "orders": f"id INTEGER PRIMARY KEY, customer INT, state INT{keys}",
+        }
+    }
+    view = "SELECT c.id FROM erp.orders o, erp.customer c WHERE o.customer = c.id AND o.state = 1"
+    derive = ("columns", "rows", "joins")
+    with Sites(DeferredSession({}), tmp_path, tables, {"v": view}, derive=derive) as sites:
+        sites.view_lines["v"] = "site_joins = true"
+        for table, rows in (("customer", 2), ("orders", orders or 1)):
+            for number in range(rows):
+                sites.sql("erp", f"INSERT INTO {table} (id) VALUES (?)", number)
+            if orders is not None:
+                sites.sql("erp", f"ANALYZE {table}")
+        config = sites.config()
+        (site,) = decomposed(config, config.views["v"], ask=True)
+    customer = site.tables[1]
+    assert any("IN (SELECT" in one for one in customer.pushed) == (not why)
+    notes = [note for note in customer.notes if note.startswith("rows are not chosen by those of")]
+    assert [why in note for note in notes] == ([True] if why else [])
+
+
 def test_a_condition_that_other_views_weaken(tmp_path: Path) -> None:
     views = {
         name: f"SELECT c.id FROM crm.customer c WHERE c.{condition}"
