@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,10 +35,38 @@ DAMAGED = (ValueError, LookupError, TypeError, AttributeError)  # of reading wha
 
 
 @dataclass(frozen=True, slots=True)
+class Distance:
+    """How far an update moved a row: ((new − old) / `scale`)² of a numeric column, the squared
+    error of Gal and Eckstein (Section 5.5.1, Eq. 14). A move by `scale` counts as one row."""
+
+    column: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeanSquare:
+    """What a refresh found of the moves of a numeric column.
+
+    Attributes:
+        column: its name.
+        square: the mean of (new − old)² over the updated rows that have a number on both sides.
+        measured: the share of those among the updated rows; each of the others counts as one row.
+    """
+
+    column: str
+    square: float
+    measured: float
+
+    def of(self, distance: Distance) -> float:
+        """Return the mean distance of an updated row."""
+        return self.measured * self.square / distance.scale**2 + 1 - self.measured
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
     """Rows that changed from `start` to `end`, seconds since 1970 by the source's clock.
 
-    `rows`: of the relation at its start.
+    `rows`: of the relation at its start; `moves`: of the updated rows, None: not known.
     """
 
     start: float
@@ -47,6 +75,7 @@ class Interval:
     updated: float
     deleted: float
     rows: float = 0.0
+    moves: MeanSquare | None = None
 
     @property
     def changed(self) -> float:
@@ -77,6 +106,7 @@ class RefreshObservation:
         exchange_s: of a pass over tiles, the seconds of its exchange; else 0.
         is_resumed: an earlier command had begun the pass.
         took_s: seconds of all phases.
+        moves: of a numeric column in its updated rows; None: not measured.
     """
 
     as_of: str | None
@@ -89,6 +119,7 @@ class RefreshObservation:
     exchange_s: float = 0.0
     is_resumed: bool = False
     took_s: float | None = None
+    moves: MeanSquare | None = None
 
 
 def _zeros() -> Floats:
@@ -201,7 +232,8 @@ class Memory:
         if report.is_other:
             return before
         rows = max(total - float(changed[0]) + float(changed[2]), 0.0)
-        return before.plus(Interval(self.until, at, inserted, updated, deleted, rows))
+        found = Interval(self.until, at, inserted, updated, deleted, rows, report.moves)
+        return before.plus(found)
 
     def plus(self, one: Interval) -> Memory:
         """Return the memory with one interval more."""
@@ -212,22 +244,38 @@ class Memory:
             recent = recent[1:]
         return replace(self, recent=recent, folded=folded)
 
-    def weighed(self, weights: tuple[float, float, float]) -> Memory:
+    def weighed(
+        self, weights: tuple[float, float, float], distance: Distance | None = None
+    ) -> Memory:
         """Return the memory with each change counted by its weight; folded intervals, whose kinds
         are not known, by the mean weight of the recent ones.
 
+        Steps of mean 0 add up in their squares: a row that moved Γ times by steps of variance σ²
+        is at Γσ² from where it was, in the mean (Prop. 7). So what an interval found, however long
+        it was, tells the rate at which distance grows. Steps that mostly go one way make a longer
+        interval weigh more than its part of the time.
+
         Args:
             weights: of an inserted, an updated and a deleted row.
+            distance: by which an updated row weighs besides; None: each counts as one.
         """
-        if weights == (1.0, 1.0, 1.0):
+        if weights == (1.0, 1.0, 1.0) and distance is None:
             return self
         inserted, updated, deleted = weights
+        usual = self.mean_distance(distance)
+
+        def moved(one: Interval) -> float:
+            if distance is None or one.moves is None or one.moves.column != distance.column:
+                return usual
+            return one.moves.of(distance)
+
         recent = tuple(
             replace(
                 one,
                 inserted=one.inserted * inserted,
-                updated=one.updated * updated,
+                updated=one.updated * updated * moved(one),
                 deleted=one.deleted * deleted,
+                moves=None,
             )
             for one in self.recent
         )
@@ -235,6 +283,19 @@ class Memory:
         mean = sum(one.changed for one in recent) / found if found else 1.0
         folded = replace(self.folded, rows=self.folded.rows * mean)
         return replace(self, recent=recent, folded=folded)
+
+    def mean_distance(self, distance: Distance | None) -> float:
+        """Return the mean distance of the updated rows of recent intervals whose moves are known;
+        1 if none are."""
+        known = [
+            (one.updated, one.moves.of(distance))
+            for one in self.recent
+            if distance is not None
+            and one.moves is not None
+            and one.moves.column == distance.column
+        ]
+        rows = sum(updated for updated, _ in known)
+        return sum(updated * moved for updated, moved in known) / rows if rows else 1.0
 
     def in_zone(self, zone: str) -> Memory:
         """Return the memory for a time zone; sums of hours of another zone are forgotten."""
@@ -259,6 +320,7 @@ class Memory:
             "line": self.line,
             "taken": self.taken,
             "behind_s": self.behind_s,
+            "moves": [one.moves and astuple(one.moves) for one in self.recent],
         }
 
 
@@ -288,7 +350,13 @@ def from_json(body: Mapping[str, Any]) -> Memory:
     """Return the memory that `to_json` wrote; an empty one if it is damaged."""
     try:
         folded, until, line = body["folded"], body["until"], body["line"]
-        recent = tuple(Interval(*map(_amount, one)) for one in body["recent"])
+        listed = body["recent"]
+        moves = [None if one is None else _moves(one) for one in body.get("moves") or ()]
+        if len(moves) != len(listed):  # a release without them has written the others
+            moves = [None] * len(listed)
+        recent = tuple(
+            replace(_interval(one), moves=moved) for one, moved in zip(listed, moves, strict=True)
+        )
         if any(one.end <= one.start for one in recent) or len(recent) > RECENT_MAX:
             return Memory()
         inserted, updated, deleted = map(_amount, body["parts"])
@@ -358,6 +426,19 @@ def _amount(raw: Any) -> float:
     if not 0 <= value <= GREATEST:
         raise ValueError(raw)
     return value
+
+
+def _interval(raw: Any) -> Interval:
+    start, end, inserted, updated, deleted, *rest = map(_amount, raw)
+    (rows,) = rest or [0.0]
+    return Interval(start, end, inserted, updated, deleted, rows)
+
+
+def _moves(raw: Any) -> MeanSquare:
+    column, square, measured = raw
+    if not 0 <= square < math.inf:
+        raise ValueError(raw)
+    return MeanSquare(str(column), float(square), min(_amount(measured), 1.0))
 
 
 def _hours(raw: Any) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from driftline.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
 from driftline.settings.declarations import SettingsTable, in_units, nearest
@@ -17,6 +18,7 @@ from driftline.settings.kinds import (
     table_of,
 )
 
+from warehouse_agent.change_models.memory import Distance
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.config import timing
 from warehouse_agent.config.names import check_name
@@ -29,7 +31,7 @@ from warehouse_agent.config.settings import (
     Require,
     Source,
 )
-from warehouse_agent.config.timing import TimingTable
+from warehouse_agent.config.timing import DistanceTable, TimingTable
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import PassSettings
 
@@ -97,6 +99,11 @@ class FragmentTable(TimingTable):
     priority = integer("rank").by_default(
         0, "fragments of a source with a higher one are refreshed first"
     )
+    distance = table_of(DistanceTable).optional(
+        "an updated row weighs by how far a numeric column moved, times its weight in"
+        " `weights_by_change`; see [scheduling](operating/scheduling.md#what-you-ask-for)",
+        "each updated row counts as one",
+    )
     event_time = TEXT.optional(
         "a column of type timestamp or timestamptz that says when something happened to the row;"
         " `fit` and decisions [learn from it](operating/scheduling.md#claimed-times)"
@@ -117,6 +124,10 @@ def parse(name: str, table: FragmentTable, sources: Mapping[str, Source]) -> Fra
         )
     if len(relation.encode()) > NAME_BYTES_MAX:
         raise table.error("relation", f"It has more than {NAME_BYTES_MAX} bytes.")
+    distance = None
+    if (said := table.distance) is not None:
+        distance = Distance(said.column, said.scale)
+    timed = timing.parse(name, table, sources[source].time_zone, sources[source].refresh_hours)
     weakest = Proof.TOTAL if table.read_at_most is None else Proof.PART
     fragment = Fragment(
         name=name,
@@ -131,7 +142,8 @@ def parse(name: str, table: FragmentTable, sources: Mapping[str, Source]) -> Fra
         incremental=_incremental(table.incremental),
         staging_at_most=table.staging_at_most,
         priority=table.priority,
-        timing=timing.parse(name, table, sources[source].time_zone, sources[source].refresh_hours),
+        timing=None if timed is None else replace(timed, distance=distance),
+        distance=distance,
         event_time=_event_time(table),
     )
     _check_part(table, fragment)

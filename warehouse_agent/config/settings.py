@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from driftline.settings.hours import WeekSpan
 
+from warehouse_agent.change_models.memory import Distance
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
@@ -122,6 +123,7 @@ class Fragment:
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
     `timing`: when it is to be refreshed; None: as the views over it say, else once a day.
+    `distance`: by which an updated row weighs; None: each counts as one.
     `event_time`: a column from which `fit` learns when rows change; None: from refreshes alone.
     `is_kept`: nobody configured it; a view needs it, and its table lies below `_driftline/kept`.
     `wishes`: of a kept fragment, what each occurrence in each view needs of it.
@@ -140,6 +142,7 @@ class Fragment:
     staging_at_most: int | None = None
     priority: int = 0
     timing: Timing | None = None
+    distance: Distance | None = None
     event_time: EventTime | None = None
     is_kept: bool = False
     wishes: tuple[OccurrenceNeed, ...] = ()

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from driftline.settings.declarations import SettingsTable, in_units
 from driftline.settings.hours import WeekSpan
-from driftline.settings.kinds import ZONE, choice, duration, map_of, number, table_of, written
+from driftline.settings.kinds import TEXT, ZONE, choice, duration, map_of, number, table_of, written
 
 from warehouse_agent.timetable.timing import INTERVAL_MAX_S, Timing, TimingPolicy, closed_s
 
@@ -49,6 +49,13 @@ class ChangeWeightsTable(SettingsTable):
     insert = number("weight").by_default(1.0, "of an inserted row")
     update = number("weight").by_default(1.0, "of an updated row")
     delete = number("weight").by_default(1.0, "of a deleted row")
+
+
+class DistanceTable(SettingsTable):
+    """A numeric column by whose moves an updated row weighs: ((new − old) / scale)²."""
+
+    column = TEXT.required("a column of a number type, as it is published")
+    scale = number("unit of the column").by_default(1.0, "the move that counts as one changed row")
 
 
 class TimingTable(SettingsTable):

@@ -17,10 +17,16 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
-from warehouse_agent.change_models.memory import DAMAGED, Memory, RefreshObservation, from_json
+from warehouse_agent.change_models.memory import (
+    DAMAGED,
+    MeanSquare,
+    Memory,
+    RefreshObservation,
+    from_json,
+)
 from warehouse_agent.events import Event, RefreshCommitted
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.history.history_lines import HistoryLine, SuccessLine
+from warehouse_agent.history.history_lines import ChangeCounts, HistoryLine, SuccessLine
 from warehouse_agent.history.refresh_history import Histories, RefreshHistory, read
 from warehouse_agent.storage.store import PRIVATE, Store
 
@@ -71,7 +77,16 @@ def observation(line: SuccessLine) -> RefreshObservation:
         exchange_s=line.exchange_s if line.is_tiled else 0.0,
         is_resumed=line.is_resumed,
         took_s=line.spent.seconds,
+        moves=_moves(line.changed),
     )
+
+
+def _moves(found: ChangeCounts | None) -> MeanSquare | None:
+    """Return the moves of a numeric column; None: no updated row was compared, or none asked."""
+    if found is None or found.moves is None or not found.compared:
+        return None
+    column, rows, square = found.moves
+    return MeanSquare(column, square, min(rows / found.compared, 1.0))
 
 
 @functools.lru_cache(maxsize=MEMORIES)

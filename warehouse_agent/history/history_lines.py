@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -79,11 +80,14 @@ class ChangeCounts:
         compared: updated rows whose columns were compared.
         columns: of these those that changed in a column, by its name.
         parts: changed rows in each part of the key's order; empty: not known.
+        moves: the name of a numeric column, of how many compared rows it was measured, and the mean
+            square of its moves in these; None: none was asked for.
     """
 
     compared: int
     columns: Mapping[str, int]
     parts: tuple[int, ...]
+    moves: tuple[str, int, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +313,16 @@ def _changed(value: object) -> ChangeCounts | None:
     listed = _counts(parts) if isinstance(parts, list) else []
     named = columns.items() if isinstance(columns, dict) else ()
     counts = {str(name): rows for name, one in named if (rows := _count(one)) is not None}
-    return ChangeCounts(compared, counts, tuple(listed))
+    return ChangeCounts(compared, counts, tuple(listed), _moves(value.get("moves")))
+
+
+def _moves(value: object) -> tuple[str, int, float] | None:
+    if not isinstance(value, dict) or (column := _text(value.get("column"))) is None:
+        return None
+    rows, square = _count(value.get("rows")), value.get("square")
+    if rows is None or not isinstance(square, (int, float)) or not 0 <= square < math.inf:
+        return None
+    return column, rows, float(square)
 
 
 def _needs_spark(places: object, whys: object) -> bool:

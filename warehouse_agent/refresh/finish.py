@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driftline.errors import (
     ConfigurationError,
@@ -37,7 +37,7 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.planning import choice, proof_diagnosis
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.prepare import Prepared, PreparedPass
+from warehouse_agent.refresh.prepare import Prepared, PreparedPass, measured_column
 from warehouse_agent.refresh.recovery import repair
 from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.report import counted
@@ -392,6 +392,16 @@ def _changes(job: Job, p: Prepared, applied: RewrittenFiles) -> VersionFeed:
     if before is None:
         before, after = tuple(f for f in applied.gone if f not in p.base.lost), applied.added
     ends = bounds((*p.base.files, *applied.added))
-    feed = change_feed.write(*place, before=before, after=after, layout=p.layout, bounds=ends)
+    feed = change_feed.write(
+        *place,
+        before=before,
+        after=after,
+        layout=p.layout,
+        bounds=ends,
+        measured=measured_column(p.layout, job.fragment),
+    )
+    if (places := feed.places) is not None and places.moves is not None and job.fragment.distance:
+        moves = replace(places.moves, column=job.fragment.distance.column)  # as it is configured
+        feed = replace(feed, places=replace(places, moves=moves))
     WarehouseFailpoint.FEED_WRITTEN.reach()
     return repair.without_feed(job.store, job.name, feed, p.base) if p.base.lost else feed

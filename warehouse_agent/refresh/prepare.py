@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ClassVar
 
+import pyarrow as pa
 from driftline.errors import (
     ConfigurationError,
     LimitExceeded,
@@ -29,6 +30,7 @@ from driftline.rows.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.wire.negotiation import CHUNKS, LATER
 
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.config import Fragment
 from warehouse_agent.events import PhasesExpected
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.history import line_notes
@@ -201,6 +203,7 @@ def prepare(
     layout, told = _layout(job, base, describe)
     if job.fragment.incremental is not None:
         _check_key(layout, job.name)
+    measured_column(layout, job.fragment)
     fragment_key = _fragment_key(job, base)
     at = _situation(job, base, layout, told, allowance, features, history)
     match at.pass_over:
@@ -434,6 +437,33 @@ def _check_key(layout: Layout, name: str) -> None:
             where=name,
             remedy="Remove `incremental` from the fragment.",
         )
+
+
+def measured_column(layout: Layout, fragment: Fragment) -> str | None:
+    """Return the column in data files that `distance` of a fragment names; None: it has none.
+
+    Raises:
+        ConfigurationError: there is no such column, or it is published as no number.
+    """
+    if (distance := fragment.distance) is None:
+        return None
+    name, where = distance.column, f"fragments.{fragment.name}.distance.column"
+    columns = [column.name for column in layout.recipe.columns]
+    remedy = "Name a column that is published as a number, or remove `distance`."
+    if name not in columns:
+        raise ConfigurationError(
+            f"{fragment.name} has no column {name!r}.", where=where, remedy=remedy
+        )
+    published: str = layout.names[columns.index(name)]
+    kind = layout.file_schema.field(published).type
+    is_number = (pa.types.is_decimal, pa.types.is_integer, pa.types.is_floating)
+    if not any(is_of(kind) for is_of in is_number):
+        raise ConfigurationError(
+            f"{name!r} of {fragment.name} is published as {kind}, no number.",
+            where=where,
+            remedy=remedy,
+        )
+    return published
 
 
 def _published_files(job: Job, base: Snapshot | None, layout: Layout) -> tuple[DataFile, ...]:

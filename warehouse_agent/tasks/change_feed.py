@@ -73,6 +73,7 @@ def write(
     after: Sequence[DataFile],
     layout: Layout,
     bounds: tuple[int, int] | None = None,
+    measured: str | None = None,
 ) -> VersionFeed:
     """Write the feed of a version from the files of its removed and its new rows; one step.
 
@@ -83,6 +84,7 @@ def write(
 
     Args:
         bounds: the least and the greatest integer key of the table; None: its key is no integer.
+        measured: a numeric column whose moves are wanted; None: none.
 
     Raises:
         ProofFailed: the operations do not add up.
@@ -94,7 +96,7 @@ def write(
     uris, sizes = [f.uri for f in (*before, *after)], [f.size for f in (*before, *after)]
     rows = spread(steps, uris, function, _FOUND, work=work, sizes=sizes, at_once=True).to_pylist()
     files = [row for row in rows if row["path"] is not None]
-    places = changed_places.merged(row for row in rows if row["path"] is None)
+    places = changed_places.merged((row for row in rows if row["path"] is None), measured)
     feed = replace(_of(folder, files), places=places)
     _check(feed.counts, before, after, name)
     return feed

@@ -10,7 +10,7 @@ compares them. Up to so many updated rows the counts are exact; else they are th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from driftline.arrays import Bools, Integers
 PARTS: Final = 32  # of the order of an integer key, equally wide between its least and greatest
 PAIRS_MAX: Final = 1024
 PAIRS_BYTES: Final = 1 << 20
+SQUARE_MAX: Final = 1e300  # of a move that is measured
 _ALL: Final = 2**63 - 1
 SIDES: Final = ("before", "after")
 SAMPLED: Final = (
@@ -34,6 +35,16 @@ _MIXED: Final = "_driftline_mixed"
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnMoves:
+    """The moves of a numeric column in updated rows: `rows` of them have a number on both sides,
+    and `square` is the mean of (new − old)² over these."""
+
+    column: str
+    rows: int
+    square: float
+
+
+@dataclass(frozen=True, slots=True)
 class ChangedPlaces:
     """Columns and parts of the key's order in which a version differs from the one before.
 
@@ -41,16 +52,19 @@ class ChangedPlaces:
         compared: updated rows that were compared column by column.
         columns: of these the rows that changed in a column, by its published name; no zeros.
         parts: changed rows in each of PARTS parts of the key's order; None: the key is no integer.
+        moves: of a numeric column that was asked for in the compared rows; None: none was.
     """
 
     compared: int
     columns: Mapping[str, int]
     parts: tuple[int, ...] | None
+    moves: ColumnMoves | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as the report has it."""
         parts = None if self.parts is None else list(self.parts)
-        return {"compared": self.compared, "columns": dict(self.columns), "parts": parts}
+        said = {"compared": self.compared, "columns": dict(self.columns), "parts": parts}
+        return said if self.moves is None else said | {"moves": asdict(self.moves)}
 
 
 @dataclass
@@ -127,8 +141,11 @@ class ChangeSampler:
         return {"parts": parts, "limit": limit, **images}
 
 
-def merged(rows: Iterable[Mapping[str, Any]]) -> ChangedPlaces:
-    """Return what tasks found, from the values that each of them returned."""
+def merged(rows: Iterable[Mapping[str, Any]], measured: str | None = None) -> ChangedPlaces:
+    """Return what tasks found, from the values that each of them returned.
+
+    measured: a numeric column of the images whose moves are wanted; None: none.
+    """
     parts, limit = np.zeros(PARTS, np.int64), _ALL
     has_parts = False
     images: dict[str, list[pa.Table]] = {side: [] for side in SIDES}
@@ -145,21 +162,36 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> ChangedPlaces:
     before, after = (pa.concat_tables(images[side]) for side in SIDES)
     low = (table.filter(pc.less(table[_MIXED], limit)) if limit < _ALL else table
            for table in (before, after))  # fmt: skip
-    compared, columns = _differing(*low)
-    return ChangedPlaces(compared, columns, counted)
+    before, after = _paired(*low)
+    moves = None if measured is None else _moves(measured, before[measured], after[measured])
+    return ChangedPlaces(len(before), _differing(before, after), counted, moves)
 
 
-def _differing(before: pa.Table, after: pa.Table) -> tuple[int, dict[str, int]]:
-    """Return the number of rows that both tables have, and in how many each column differs."""
+def _paired(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the rows that both tables have, in one order."""
     mixed = (table[_MIXED].to_numpy() for table in (before, after))
-    both, left, right = np.intersect1d(*mixed, return_indices=True)
+    _, left, right = np.intersect1d(*mixed, return_indices=True)
+    return before.take(pa.array(left)), after.take(pa.array(right))
+
+
+def _differing(before: pa.Table, after: pa.Table) -> dict[str, int]:
+    """Return in how many rows of two tables each column differs."""
     columns = {}
     for name in before.column_names:
         if name != _MIXED:
-            some = before[name].take(pa.array(left)), after[name].take(pa.array(right))
+            some = before[name], after[name]
             if number := _number_differing(*(one.combine_chunks() for one in some)):
                 columns[name] = number
-    return len(both), columns
+    return columns
+
+
+def _moves(name: str, before: pa.ChunkedArray, after: pa.ChunkedArray) -> ColumnMoves:
+    """Return the moves of a column. A move too large for a float is not measured."""
+    old, new = (one.cast(pa.float64(), safe=False).to_numpy() for one in (before, after))
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = (new - old) ** 2
+    known = squares[squares <= SQUARE_MAX]  # no NULL and no NaN, which are no less
+    return ColumnMoves(name, len(known), float(known.mean()) if len(known) else 0.0)
 
 
 def _number_differing(before: pa.Array, after: pa.Array) -> int:

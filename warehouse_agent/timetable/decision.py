@@ -24,7 +24,7 @@ from driftline.settings.hours import WeekSpan, next_open
 
 from warehouse_agent.change_models import processes
 from warehouse_agent.change_models.fit import FINER, Model
-from warehouse_agent.change_models.memory import Memory
+from warehouse_agent.change_models.memory import Distance, Memory
 from warehouse_agent.change_models.week import HOUR_S, HOURS, Week
 from warehouse_agent.timetable import claims, policies, replay
 from warehouse_agent.timetable.claims import Claims
@@ -151,7 +151,8 @@ def _one(
     if not model.knows(hours):
         return replace(decision, untold=_untold(model, hours))
     size = memory.recent[-1].rows if memory.recent else 0.0
-    told = _unseen(model, timing, given, last, decision.at, size)
+    moved = memory.mean_distance(timing.distance)
+    told = _unseen(model, timing, given, last, decision.at, size, moved)
     return replace(decision, rows=told.rows, row_hours=told.row_hours, stale_hours=told.stale_hours)
 
 
@@ -211,7 +212,7 @@ def _moment(
     ):
         return now + wait_s, given.probe.why or "its source may be asked again then", "probe"
     is_any = timing.policy is TimingPolicy.FIRST_ALTERATION  # one change is as good as another
-    weighed, note = memory if is_any else _weighed(memory, timing.by_change), ""
+    weighed, note = memory if is_any else _weighed(memory, timing.by_change, timing.distance), ""
     if given.probe.answer is ProbeAnswer.CONTRADICTED:
         note = "; its source said that nothing changed when something had, so it is not believed"
     known = (
@@ -226,9 +227,11 @@ def _moment(
 
 
 @functools.lru_cache(maxsize=CACHED)
-def _weighed(memory: Memory, by_change: tuple[float, float, float]) -> Memory:
+def _weighed(
+    memory: Memory, by_change: tuple[float, float, float], distance: Distance | None
+) -> Memory:
     """Return the memory with changes counted by their weights: one object for each memory."""
-    return memory.weighed(by_change)
+    return memory.weighed(by_change, distance)
 
 
 def _may_wait(timing: Timing, given: Circumstances, wait_s: float) -> bool:
@@ -261,7 +264,9 @@ def _by_probe(
         return at, "its source says that it changed"
     model = claims.model(memory, timing.zone, given.claims)
     rows = pending(given.probe, (now - given.last) / HOUR_S, model)
-    weighed = claims.model(_weighed(memory, timing.by_change), timing.zone, given.claims)
+    weighed = claims.model(
+        _weighed(memory, timing.by_change, timing.distance), timing.zone, given.claims
+    )
     enough = 1.0
     if model is not None and weighed is not None and model.mean > 0:
         hour_weight = float(timing.hourly_weights().mean())
@@ -373,13 +378,21 @@ def unseen(memory: Memory, timing: Timing, given: Circumstances, until: float) -
     if model is None or not model.knows((until - given.last) / HOUR_S):
         return None
     size = memory.recent[-1].rows if memory.recent else 0.0
-    return _unseen(model, timing, given, given.last, until, size)
+    moved = memory.mean_distance(timing.distance)
+    return _unseen(model, timing, given, given.last, until, size, moved)
 
 
 def _unseen(
-    model: Model, timing: Timing, given: Circumstances, last: float, until: float, size: float
+    model: Model,
+    timing: Timing,
+    given: Circumstances,
+    last: float,
+    until: float,
+    size: float,
+    moved: float,
 ) -> Unseen:
-    """Return what is expected to be unseen; `size`: rows of the relation, 0: not known."""
+    """Return what is expected to be unseen; `size`: rows of the relation, 0: not known; `moved`:
+    the mean distance of an updated row."""
     week, weights = Week(timing.zone), timing.hourly_weights()
     hours = (until - last) / HOUR_S
     start = float(week.hour_of(last)) + (last % HOUR_S) / HOUR_S
@@ -394,7 +407,7 @@ def _unseen(
     late = given.duration_s / HOUR_S
     # Until the refresh is published, what it found is unseen still.
     late_hours = late * float(weights.mean())
-    weight, other_weight = timing.change_weights(model)
+    weight, other_weight = timing.change_weights(model, moved)
     return Unseen(
         rows=born + changed * of_rows,
         row_hours=weight * (born_hours + born * late_hours)

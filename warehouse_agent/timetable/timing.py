@@ -11,6 +11,7 @@ from driftline.arrays import Bools, Floats
 from driftline.settings.hours import DAY, WeekSpan
 
 from warehouse_agent.change_models.fit import Model
+from warehouse_agent.change_models.memory import Distance
 from warehouse_agent.change_models.week import HOUR_S, HOURS
 from warehouse_agent.timetable.policies import fixed_interval
 
@@ -41,6 +42,7 @@ class Timing:
         interval_min_s, interval_max_s: seconds from one refresh to the next.
         weights: of hours of the week; all others weigh 1.
         by_change: weights of an inserted, an updated and a deleted row.
+        distance: by which an updated row weighs besides; None: each counts as one.
         zone: the time zone of these hours, and of the model's.
         is_asked: a goal or the longest interval was written, so it makes something due.
     """
@@ -54,6 +56,7 @@ class Timing:
     policy: TimingPolicy = TimingPolicy.AUTO
     weights: tuple[tuple[WeekSpan, float], ...] = ()
     by_change: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    distance: Distance | None = None
     zone: str = "UTC"
     is_asked: bool = True
 
@@ -70,9 +73,11 @@ class Timing:
         """Return the mean weight of each hour of the week, [168]."""
         return _hourly(self.weights)
 
-    def change_weights(self, model: Model) -> tuple[float, float]:
-        """Return the weight of an inserted row, and the mean one of the other changes."""
+    def change_weights(self, model: Model, moved: float = 1.0) -> tuple[float, float]:
+        """Return the weight of an inserted row, and the mean one of the other changes; `moved`: the
+        mean distance of an updated row."""
         inserted, updated, deleted = self.by_change
+        updated *= moved
         others = model.shares[1] + model.shares[2]
         if not others:
             return inserted, (updated + deleted) / 2

@@ -15,8 +15,10 @@ from tests.warehouse_agent.change_models.weeks import MONDAY
 from warehouse_agent.change_models.memory import (
     INTERVAL_DAYS_MAX,
     RECENT_MAX,
+    Distance,
     Interval,
     LearnedMemories,
+    MeanSquare,
     Memory,
     RefreshObservation,
     from_json,
@@ -31,7 +33,7 @@ def text(day: float) -> str:
     return datetime.fromtimestamp(MONDAY + day * DAY_S, UTC).isoformat()
 
 
-def report(day: float, changed: int = 0, **facts: Any) -> RefreshObservation:
+def report(day: float, changed: int = 0, /, **facts: Any) -> RefreshObservation:
     """The report of a refresh whose snapshot is `day` days after MONDAY; checked an hour later."""
     body = {
         "command": "refresh",
@@ -196,3 +198,118 @@ def test_a_model_is_kept_until_a_quarter_more_is_known() -> None:
     assert learned.of("items", first) is first
     assert learned.of("orders", first) is first  # its history was lost
     assert learned.of("orders", in_tokyo := first.in_zone("Asia/Tokyo")) is in_tokyo
+
+
+def moved(
+    day: float, rows: int, square: float, measured: int | None = None, column: str = "price"
+) -> RefreshObservation:
+    """The report of a refresh that found `rows` updated ones, and measured some of their moves."""
+    moves = {"column": column, "rows": rows if measured is None else measured, "square": square}
+    places = {"compared": rows, "columns": {}, "parts": None, "moves": moves}
+    return report(day, rows, changed=places)
+
+
+PRICE = Distance("price", 2.0)
+ONES = (1.0, 1.0, 1.0)
+
+
+def test_updates_weigh_by_the_square_of_their_moves() -> None:
+    reports = [
+        LOAD,
+        report(1, 30),  # before the column was measured
+        moved(2, 10, 16.0),
+        moved(3, 10, 0.0),
+        moved(4, 8, 4.0, measured=2),
+        moved(5, 9, 99.0, column="weight"),
+        report(6, 0),
+    ]
+    memory = Memory().after(reports)
+    told = [one.changed for one in memory.weighed(ONES, PRICE).recent]
+    usual = (10 * 4 + 10 * 0 + 8 * (0.25 * 1 + 0.75)) / 28
+    assert told == pytest.approx([30 * usual, 40, 0, 8, 9 * usual, 0])
+    assert memory.mean_distance(PRICE) == pytest.approx(usual)
+    halved = memory.weighed((1.0, 0.5, 1.0), PRICE)
+    assert [one.changed for one in halved.recent] == pytest.approx([each / 2 for each in told])
+    assert memory.weighed(ONES) is memory
+    unknown = memory.weighed(ONES, Distance("colour"))
+    assert [one.changed for one in unknown.recent] == [one.changed for one in memory.recent]
+
+
+def test_inserted_and_deleted_rows_have_no_distance() -> None:
+    found = Memory().after([LOAD, report(1, 0, rows_inserted=4, rows_deleted=3)])
+    (one,) = found.weighed(ONES, PRICE).recent
+    assert (one.inserted, one.updated, one.deleted) == (4, 0, 3)
+
+
+def test_moves_are_kept() -> None:
+    memory = Memory().after([LOAD, report(1, 3), moved(2, 10, 1e290), moved(3, 4, 0.25, 1)])
+    again = from_json(json.loads(json.dumps(memory.to_json())))
+    assert again.recent == memory.recent
+    assert [one.moves for one in again.recent] == [
+        None,
+        MeanSquare("price", 1e290, 1.0),
+        MeanSquare("price", 0.25, 0.25),
+    ]
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        3,
+        [1, 2],
+        ["price"],
+        ["price", -1, 1],
+        ["price", "x", 1],
+        ["price", 1, -1],
+        ["price", None, 1],
+    ],
+)
+def test_damaged_moves(moves: Any) -> None:
+    body = json.loads(json.dumps(Memory().after([LOAD, moved(1, 3, 4.0)]).to_json()))
+    assert from_json(body | {"moves": [moves]}).recent == ()
+
+
+@pytest.mark.parametrize("moves", [None, [], [None], [["price", 1.0, 1.0]] * 5])
+def test_moves_of_other_intervals_are_not_used(moves: Any) -> None:
+    """A release that knows none has written the intervals."""
+    body = json.loads(json.dumps(Memory().after([LOAD, moved(1, 3, 4.0)]).to_json()))
+    (one,) = from_json(body | {"moves": moves}).recent
+    assert (one.changed, one.moves) == (3, None)
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        7,
+        {},
+        {"column": "price"},
+        {"column": 3, "rows": 1, "square": 1},
+        {"column": "price", "rows": -1, "square": 1},
+        {"column": "price", "rows": 1, "square": -1.0},
+        {"column": "price", "rows": 1, "square": "1"},
+    ],
+)
+def test_a_line_with_damaged_moves_counts_without(moves: Any) -> None:
+    places = {"compared": 5, "columns": {}, "parts": None, "moves": moves}
+    (one,) = Memory().after([LOAD, report(1, 5, changed=places)]).recent
+    assert (one.changed, one.moves) == (5, None)
+
+
+@pytest.mark.parametrize("days", [1, 4, 16])
+@pytest.mark.parametrize("deviation", [0.5, 3.0])
+def test_a_random_walk_is_as_far_as_prop_7_says_whenever_it_is_looked_at(
+    days: int, deviation: float
+) -> None:
+    """Γσ² for each row, in the squared error of Eq. 14; here by simulation, net of what came back
+    and with rows that moved several times."""
+    rng, rows, per_day = np.random.default_rng(days), 4000, 0.3
+    reports = [LOAD]
+    for number in range(1, 9):
+        steps = rng.poisson(per_day * days, rows)
+        net = rng.normal(0.0, deviation * np.sqrt(steps))
+        updated = steps > 0
+        square = float(np.mean(net[updated] ** 2))
+        reports.append(moved(number * days, int(updated.sum()), square))
+    weighed = Memory().after(reports).weighed(ONES, Distance("price", 2.0))
+    told = sum(one.changed for one in weighed.recent) / (8 * days)
+    assert told == pytest.approx(rows * per_day * deviation**2 / 2.0**2, rel=0.05)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,9 @@ def batch(rows: Mapping[int, Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(listed, SCHEMA)
 
 
-def sampled(updates: Rows, tasks: int, bounds: tuple[int, int] | None) -> ChangedPlaces:
+def sampled(
+    updates: Rows, tasks: int, bounds: tuple[int, int] | None, measured: str | None = None
+) -> ChangedPlaces:
     """Let each task see some rows of each side, in another order."""
     samplers = [ChangeSampler(bounds) for _ in range(tasks)]
     for number, side in enumerate(("before", "after")):
@@ -39,7 +43,7 @@ def sampled(updates: Rows, tasks: int, bounds: tuple[int, int] | None) -> Change
             sampler.pair(side, rows, positions, np.ones(len(mine), np.bool_))
             if number:
                 sampler.count(positions)
-    return merged(one.finish() for one in samplers)
+    return merged((one.finish() for one in samplers), measured)
 
 
 def differs(before: object, after: object) -> bool:
@@ -91,3 +95,45 @@ def test_any_bounds(ends: tuple[int, int]) -> None:
 def test_what_the_report_has() -> None:
     told: dict[str, Any] = ChangedPlaces(3, {"note": 2}, None).to_json()
     assert told == {"compared": 3, "columns": {"note": 2}, "parts": None}
+
+
+@given(UPDATES, st.integers(1, 4))
+def test_moves_are_measured_where_both_sides_have_a_number(updates: Rows, tasks: int) -> None:
+    moves = sampled(updates, tasks, None, "price").moves
+    both = [(a[1], b[1]) for a, b in updates.values()]
+    known = [
+        (new - old) ** 2
+        for old, new in both
+        if old is not None and new is not None and not math.isnan(new - old)
+    ]
+    if not updates:
+        assert moves is None
+        return
+    assert moves is not None
+    assert (moves.column, moves.rows) == ("price", len(known))
+    assert moves.square == pytest.approx(np.mean(known) if known else 0.0)
+    assert sampled(updates, tasks, None).moves is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "rows", "square"),
+    [
+        (pa.int64(), 2**62, 2**62 + 2**20, 1, 2.0**40),
+        (pa.int64(), -(2**63), 2**63 - 1, 1, 2.0**128),
+        (pa.decimal128(38, 2), Decimal("-1.25"), Decimal("1.25"), 1, 6.25),
+        (pa.float64(), 1e308, -1e308, 0, 0.0),
+        (pa.float64(), 0.0, math.inf, 0, 0.0),
+        (pa.float32(), None, 1.0, 0, 0.0),
+    ],
+)
+def test_moves_at_the_ends_of_types(
+    kind: pa.DataType, old: object, new: object, rows: int, square: float
+) -> None:
+    schema, sampler = pa.schema([("price", kind)]), ChangeSampler(None)
+    for side, value in (("before", old), ("after", new)):
+        images = pa.RecordBatch.from_pylist([{"price": value}], schema)
+        sampler.pair(side, images, np.zeros(1, np.int64), np.ones(1, np.bool_))
+    moves = merged([sampler.finish()], "price").moves
+    assert moves is not None
+    assert moves.rows == rows
+    assert moves.square == pytest.approx(square)

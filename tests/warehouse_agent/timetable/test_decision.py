@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.warehouse_agent.change_models.weeks import HOUR, MONDAY, OFFICE, every, remembered
 from warehouse_agent.change_models.fit import KNOWN_MIN, fit
-from warehouse_agent.change_models.memory import Interval, Memory
+from warehouse_agent.change_models.memory import Distance, Interval, MeanSquare, Memory
 from warehouse_agent.change_models.week import HOUR_S, HOURS
 from warehouse_agent.timetable.activity_change import ALARMS_MAX, FullRefresh, change_since
 from warehouse_agent.timetable.decision import ASK_S, Circumstances, Decision, decide
@@ -378,6 +378,26 @@ def test_changes_count_by_their_weight() -> None:
     assert daily.rows == pytest.approx(counted.rows)
     assert daily.row_hours == pytest.approx(counted.row_hours * mean, rel=0.02)
     assert plain.policy == weighed.policy
+
+
+def test_updates_count_by_how_far_a_column_moved() -> None:
+    """Moves of half of the scale weigh a quarter: intervals twice as long for updates alone."""
+    worth = Timing(refresh_worth=2_400, interval_max_s=90 * DAY_S)
+    plain = kinds(0, 100, 0)
+    moves = MeanSquare("price", 0.25, 1.0)
+    memory = replace(plain, recent=tuple(replace(one, moves=moves) for one in plain.recent))
+    near = replace(worth, distance=Distance("price", 1.0))
+    _, hours = decided(1, worth, memory)
+    _, longer = decided(1, near, memory)
+    assert longer == pytest.approx(2 * hours, rel=0.02)
+    daily, counted = (
+        decided(1, replace(DAILY, distance=one), memory)[0] for one in (near.distance, None)
+    )
+    assert counted.row_hours is not None
+    assert daily.rows == pytest.approx(counted.rows)
+    assert daily.row_hours == pytest.approx(counted.row_hours / 4, rel=0.02)
+    other, _ = decided(1, replace(DAILY, distance=Distance("weight")), memory)
+    assert other.row_hours == pytest.approx(counted.row_hours)
 
 
 def test_rows_that_are_deleted_weigh_where_they_are_deleted() -> None:
