@@ -65,8 +65,8 @@ class RangesCompared:
 
 @dataclass(frozen=True, slots=True)
 class SlotDifference:
-    """How many slots differ, ranges or cells of the finest table; or the source's strata over them,
-    by which the warehouse estimates it."""
+    """The number of slots that differ, ranges or cells of the finest table; or the source's strata
+    over them, by which the warehouse estimates it."""
 
     differing: int = 0
     strata: bytes = b""

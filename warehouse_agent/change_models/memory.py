@@ -36,7 +36,7 @@ DAMAGED = (ValueError, LookupError, TypeError, AttributeError)  # of reading wha
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far an update moved a row: ((new − old) / `scale`)² of a numeric column, the squared
+    """The distance by which an update moved a row: ((new − old) / `scale`)² of a numeric column, the squared
     error of Gal and Eckstein (Section 5.5.1, Eq. 14). A move by `scale` counts as one row."""
 
     column: str
@@ -45,7 +45,7 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class MeanSquare:
-    """What a refresh found of the moves of a numeric column.
+    """The moves of a numeric column that a refresh found.
 
     Attributes:
         column: its name.
