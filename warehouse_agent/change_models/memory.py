@@ -36,8 +36,8 @@ DAMAGED = (ValueError, LookupError, TypeError, AttributeError)  # of reading wha
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distance by which an update moved a row: ((new − old) / `scale`)² of a numeric column, the squared
-    error of Gal and Eckstein (Section 5.5.1, Eq. 14). A move by `scale` counts as one row."""
+    """The distance of an update: ((new − old) / `scale`)² of a numeric column, the squared error of
+    Gal and Eckstein (Section 5.5.1, Eq. 14). A move by `scale` counts as one row."""
 
     column: str
     scale: float = 1.0

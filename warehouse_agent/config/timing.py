@@ -54,7 +54,7 @@ class ChangeWeightsTable(SettingsTable):
 class DistanceTable(SettingsTable):
     """A numeric column by whose moves an updated row weighs: ((new − old) / scale)²."""
 
-    column = TEXT.required("a column of a number type, as it is published")
+    column = TEXT.required("a column that is published as a number", "in `distance`")
     scale = number("unit of the column").by_default(1.0, "the move that counts as one changed row")
 
 
