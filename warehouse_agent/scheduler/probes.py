@@ -15,6 +15,7 @@ from driftline.errors import DriftlineError, NotNow
 from driftline.relations.activity import Activity, UnknownActivity
 from driftline.relations.derivations import DerivablePart
 
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.history.refresh_history import RefreshHistory
@@ -77,6 +78,7 @@ def change(
     if isinstance(said, ProbeResult):
         return ProbedChange(said, version.version)
     before = notes.comparison(version).activity
+    assert isinstance(version.layout, Layout), "the version of a fragment"
     derivation = version.layout.derivation
     # Rows that others choose change while their own relation does not: that contradicts nothing.
     is_joined = derivation is not None and DerivablePart.JOINS in derivation.parts

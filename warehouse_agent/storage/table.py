@@ -178,6 +178,10 @@ class Version(Protocol):
         """Return the id that differs from earlier tables of the same name."""
 
     @property
+    def layout(self) -> Layout | ViewLayout:
+        """Return its layout."""
+
+    @property
     def record(self) -> VersionRecord:
         """Return the record of its commit."""
 
