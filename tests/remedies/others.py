@@ -204,7 +204,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "tests/source_agent/server/test_site_joins.py::test_what_is_not_offered": (
         (
-            "Declare FOREIGN KEY … REFERENCES in the database: at most one row matches then. The"
+            "Declare FOREIGN KEY … REFERENCES in the database. The"
             ' other relation needs derive = ["rows"], and no `scan`.'
         ),
     ),
