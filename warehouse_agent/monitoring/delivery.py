@@ -37,7 +37,7 @@ ANSWER_TIMES: Final = 3  # the time limit of a piece, for a whole request and th
 _SAID_CHARACTERS_MAX: Final = 200  # of the last line of a program's stderr
 _SAID_BYTES_MAX: Final = 4096
 _PIPE_BYTES: Final = 64 << 10  # as much as a pipe holds
-_POLL_S: Final = 0.05
+_POLL_MS: Final = 50
 
 
 def to_address(
@@ -216,11 +216,12 @@ class _End:
         self._thread.join()
 
     def _read(self) -> None:
+        ready, is_last = select.poll(), False
         with self._pipe:
-            is_last = False
+            ready.register(self._pipe, select.POLLIN)
             while not is_last:
                 is_last = self._is_over.is_set()
-                select.select([self._pipe], [], [], 0 if is_last else _POLL_S)
+                ready.poll(0 if is_last else _POLL_MS)
                 try:
                     data = os.read(self._pipe.fileno(), _PIPE_BYTES)
                 except BlockingIOError:  # nothing is there now

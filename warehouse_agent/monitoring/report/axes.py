@@ -101,7 +101,8 @@ def ratios(values: Sequence[float]) -> Axis:
 
 
 def moments(first: float, last: float) -> Axis:
-    """Return an axis of time from one moment to another, both in seconds since 1970."""
+    """Return an axis of time between two moments, both in seconds since 1970."""
+    first, last = min(first, last), max(first, last)
     if last - first < 1:
         first, last = first - HOUR_S, last + HOUR_S
     width = last - first

@@ -127,7 +127,8 @@ def series_of(history: RefreshHistory) -> TableSeries:
     months = sorted((name, one) for name, one in by_day.by.items() if len(name) < _DAY)
     months.sort(key=lambda one: one[0] != OLDER)
     failed = list(islice(failures.kept(history), FAILURES_SHOWN))
-    points = list(islice(_points(history), REFRESHES_SHOWN))[::-1]
+    points = list(islice(_points(history), REFRESHES_SHOWN))
+    points.sort(key=lambda point: point.at)  # a clock may have gone back
     first = points[0].at if points else float("-inf")
     at = (line.at for line in history.lines if not isinstance(line, SuccessLine))
     failed_at = sorted(one.timestamp() for one in at if one is not None)

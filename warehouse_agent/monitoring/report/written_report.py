@@ -158,15 +158,15 @@ def _lot(
             try:
                 table = state(one)
                 series = series_of(refresh_history.read(store, one.name))
+                row = row_of(table, series, scope.now, _due(config, store, one, scope))
+                schemas = list(_schemas(store, one, series))
+                text = pages.table(scope, row, table, series, _interval_s(config, one), schemas)
             except Exception as problem:
                 error = mistake(problem, one.name)
                 row, series = unread(one.name, _kind(one), error), TableSeries()
                 text = pages.table(scope, row, PublishedState(one.name), series, None, ())
                 yield _MadePage(row, series.whole, text, error)
                 continue
-            row = row_of(table, series, scope.now, _due(config, store, one, scope))
-            schemas = list(_schemas(store, one, series))
-            text = pages.table(scope, row, table, series, _interval_s(config, one), schemas)
             yield _MadePage(row, series.whole, text)
 
 

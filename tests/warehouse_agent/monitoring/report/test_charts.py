@@ -101,6 +101,16 @@ def test_the_age_of_data_falls_with_a_refresh() -> None:
     assert chart.description.startswith("Now 2 h old, at most 3.2 h since 2026-11-30 01:10.")
 
 
+@pytest.mark.parametrize("back_s", [1, 3600, 7200, 90_000])
+def test_a_clock_that_went_back_is_drawn_in_order(back_s: int) -> None:
+    bodies = past(refreshes=3)
+    newest = datetime.fromisoformat(bodies[0]["checked_at"]) - timedelta(seconds=back_s)
+    bodies[-1] |= {"checked_at": newest.isoformat(), "as_of": newest.isoformat()}
+    series = series_of(history(*bodies))
+    assert [p.at for p in series.points] == sorted(p.at for p in series.points)
+    drawn(series)
+
+
 def test_changed_rows_alone_cost_their_share_of_a_copy() -> None:
     body = past()[-1] | {
         "rows_inserted": 10, "rows_updated": 20, "rows_deleted": 5, "rows_total": 1000,
