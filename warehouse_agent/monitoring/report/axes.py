@@ -14,6 +14,7 @@ from typing import Final
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 GREATEST_SHOWN: Final = 1e30  # of any amount on an axis
+LEAST_SHOWN: Final = 1e-30  # less is none
 _TICKS: Final = 4
 _MOMENTS: Final = 5  # ticks of an axis of time
 _STEPS_S: Final = (
@@ -171,7 +172,7 @@ def _digits(amount: float) -> str:
 
 def _rounded(most: float) -> tuple[float, float]:
     """Return a round top of an axis and the step of its ticks."""
-    if most <= 0:
+    if most < LEAST_SHOWN:
         return 1.0, 1.0
     power = 10.0 ** math.floor(math.log10(most / _TICKS))
     step = next(one * power for one in (1, 2, 5, 10) if most <= one * power * _TICKS * (1 + 1e-9))

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.harness.past_refreshes import Past
@@ -136,6 +136,7 @@ def test_damaged_lines_are_drawn_or_left_out(data: st.DataObject) -> None:
 
 
 @pytest.mark.property
+@example([5e-324])
 @given(st.lists(st.floats(0, 1e15), min_size=1, max_size=5))
 def test_axes_hold_any_amount(values: list[float]) -> None:
     most = max(values)
