@@ -97,9 +97,14 @@ class Situation:
         lost files), lack values of new columns, or fall under policies that no longer apply.
         """
         base = self.base
-        if base is None or not base.rows or base.lost or self.is_other:
+        if base is None or not base.rows or base.lost or self.is_other or self.is_by_key:
             return None
         return rows_of_part(self.fragment, self.allowance, self.now)
+
+    @property
+    def is_by_key(self) -> bool:
+        """Return True if all rows are compared by their keys."""
+        return is_by_key(self.fragment, self.base, self.allowance, self.now)
 
     def known(
         self, files: Sequence[DataFile], partition: Partition, tiled: Tiled | None = None
@@ -152,6 +157,7 @@ class Situation:
             days=self.days,
             zone=self.fragment.time_zone,
             is_load=is_load,
+            by_key=self.is_by_key,
             groups=self.notes.turn.groups,
         )
 
@@ -163,6 +169,24 @@ def forecasts(known: PlanInputs) -> tuple[ChangeForecast | None, ChangeForecast 
         known.earlier, known.ours, known.now, known.days, zone=known.zone
     )
     return changes, with_lost(changes, known.rows_lost, known.ours)
+
+
+def is_by_key(
+    fragment: Fragment, base: Snapshot | None, allowance: Allowance | None, now: datetime
+) -> bool:
+    """Return True if a refresh compares all rows of a version by their keys: no scan may begin, and
+    the source allows that many rows by key.
+
+    Args:
+        base: the published version; None: nothing is published.
+        allowance: what the source allows; None: it did not say.
+    """
+    if base is None or not base.rows or allowance is None or not allowance.covers(base.rows, now):
+        return False
+    is_grouped = fragment.method in {None, Method.GROUP} and fragment.incremental is None
+    is_proven = fragment.proof in {Proof.TOTAL, Proof.PART} and fragment.read_at_most is None
+    has_order = group_selection.named_key_bytes(base.layout.recipe, None) is not None
+    return is_grouped and is_proven and has_order
 
 
 def rows_of_part(fragment: Fragment, allowance: Allowance | None, now: datetime) -> int | None:

@@ -37,7 +37,7 @@ from driftline.peer_text import one_line
 from driftline.x509 import read_der
 
 from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
-from warehouse_agent.history.forecast_inputs import rows_of_part
+from warehouse_agent.history.forecast_inputs import is_by_key, rows_of_part
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.inspection import watcher_readiness
 from warehouse_agent.inspection.first_configuration import size_and_key
@@ -280,7 +280,9 @@ def _allowed(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None)
     if allowance is None or not (said := allowance.describe(now)):
         return ""
     rows = rows_of_part(fragment, allowance, now) if base is not None and base.rows else None
-    if rows is not None:
+    if is_by_key(fragment, base, allowance, now):
+        means = "a refresh now compares all rows, by key"
+    elif rows is not None:
         means = f"a refresh now compares at most {counted(rows, 'row')}"
     elif allowance.may_scan(now) or fragment.incremental is not None:
         means = "a refresh now compares all rows"

@@ -402,6 +402,8 @@ def _why(known: PlanInputs, candidates: tuple[Candidate, ...], chosen: str) -> s
         if said is None or said.may_scan(known.now):
             return f"read_at_most = {known.read_at_most}"
         return f"the source allows {said.describe(known.now)} ({PROOF_OF_PART})"
+    if known.by_key and known.in_shards and known.allowance is not None:
+        return f"the source allows {known.allowance.describe(known.now)}, enough for all rows"
     if known.tiled is not None:
         return "incremental"
     if known.forced is not None:

@@ -51,6 +51,7 @@ from warehouse_agent.planning.network import Objective
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.transport.waiting import Requests, Waiting
 
+GROUPS = GroupOpening()
 OPENINGS: tuple[Opening, ...] = (
     ResumedLoad(),
     FullCopyOpening(),
@@ -58,7 +59,7 @@ OPENINGS: tuple[Opening, ...] = (
     SinceOpening(),
     SketchOpening(),
     RangeOpening(),
-    GroupOpening(),
+    GROUPS,
 )
 COPY_AT_ONCE = CopyAtOnce()  # beside these: no refresh takes it by what is known of it alone
 # The first of equally cheap continuations is taken.
@@ -73,8 +74,11 @@ def opening_for(known: PlanInputs, expected: ChangeForecast | None) -> Opening:
     """Return the opening of a refresh: the configured method's, else the first possible one.
 
     A refresh by a marker is none if one that compares all rows is as cheap: that is an audit. One
-    that would compare all rows compares none if a copy is expected to take less.
+    that would compare all rows compares none if a copy is expected to take less. Where no scan may
+    begin, and all rows may be read by key, groups are the only way.
     """
+    if known.by_key and known.in_shards:
+        return GROUPS
     usable = [opening for opening in OPENINGS if opening.supports(known)]
     first = next((o for o in usable if o.method is known.forced), usable[0])
     if COPY_AT_ONCE.supports(known) and _takes_more_than_a_copy(known, expected, first):

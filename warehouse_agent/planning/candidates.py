@@ -105,16 +105,26 @@ class Allowance:
         begins: when scans may begin next, if not when the source was asked; None: never.
         rows_by_key: the most rows that an exchange may compare by key; None: no limit.
         has_hours: scans may begin in some hours only; False: always, or never.
+        knows_keys: the source takes rows that are named by their keys.
     """
 
     scan: bool
     begins: datetime | None = None
     rows_by_key: int | None = None
     has_hours: bool = False
+    knows_keys: bool = False
 
     def may_scan(self, now: datetime) -> bool:
         """Return True if a scan may begin now."""
         return self.scan or (self.begins is not None and self.begins <= now)
+
+    def covers(self, rows: int, now: datetime) -> bool:
+        """Return True if `rows` rows may all be compared by key and no scan may begin: if the DBA
+        named a limit, and a part of as many leaves the room for new rows that every part has."""
+        if self.may_scan(now) or self.rows_by_key is None or not self.knows_keys:
+            return False
+        budget = group_selection.PartBudget.of(self.rows_by_key)
+        return rows <= budget.likeliest + budget.in_turn
 
     def part(self, read_at_most: int | None, now: datetime) -> int | None:
         """Return how many rows a refresh that may be partial compares by key; None: it compares
@@ -211,6 +221,7 @@ class PlanInputs:
     are listed by chunks, and not among ours; `days` are the totals of changes by day, oldest first,
     none if they are not needed; `zone` is the source's time zone; `is_load`: no row of a version is
     compared, so all rows are expected to come, or the rest of those that cut exchanges staged;
+    `by_key`: no scan may begin, and all rows may be compared by their keys;
     `groups` are those of the last comparison by groups; `kinds` are those of the changes, None:
     as in earlier refreshes.
     """
@@ -239,6 +250,7 @@ class PlanInputs:
     days: tuple[DayOfChanges, ...] = ()
     zone: str = "UTC"
     is_load: bool = False
+    by_key: bool = False
     groups: GroupSizes | None = None
     kinds: ChangeKinds | None = None
 
@@ -302,9 +314,11 @@ class PlanInputs:
 
     @property
     def in_shards(self) -> bool:
-        """True if groups of all rows, more than one exchange can name, are read by key."""
-        is_asked = self.forced is Method.GROUP and isinstance(self.scope, Whole)
-        return is_asked and self.ours > GROUPED_KEYS_MAX and self.named_key_bytes is not None
+        """True if groups of all rows are read by key: no scan may begin, or they are asked for, and
+        are more than one exchange can name."""
+        if not isinstance(self.scope, Whole) or not self.ours or self.named_key_bytes is None:
+            return False
+        return self.by_key or (self.forced is Method.GROUP and self.ours > GROUPED_KEYS_MAX)
 
     @property
     def by_index(self) -> bool:

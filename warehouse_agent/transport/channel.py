@@ -37,6 +37,7 @@ from driftline.limits import (
     REFERENCES_MAX,
 )
 from driftline.peer_text import one_line
+from driftline.reconciliation import named_keys
 from driftline.relations.activity import Activity, UnknownActivity
 from driftline.relations.activity_messages import from_message
 from driftline.wire import pieces
@@ -316,6 +317,7 @@ def allowances(reply: pb.DescribeReply) -> dict[str, Allowance]:
             datetime.fromisoformat(said.begins) if said.begins else None,
             said.rows_by_key or None,
             bool(said.ends),
+            named_keys.FEATURE in reply.features,
         )
         for name, said in zip(reply.relations, reply.allowances, strict=False)
     }

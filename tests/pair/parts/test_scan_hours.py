@@ -231,6 +231,48 @@ def test_refused_then_in_part_then_completely(
     assert site.driftline("status", "orders", "--json").body["part"] is None
 
 
+@pytest.mark.parametrize(
+    ("legacy", "closed"),
+    [("sqlite", NEVER), ("sqlite", CLOSED["hours"][0]), ("postgresql", NEVER)],
+    ids=["sqlite-never", "sqlite-hours", "postgresql-never"],
+    indirect=["legacy"],
+)
+def test_enough_rows_by_key_for_all(site: Site, closed: str) -> None:
+    """All rows are compared by groups, without a setting of the fragment, and proven as by a
+    scan; whatever a part would have been allowed."""
+    site.refresh()
+    enough = 5 * ROWS // 4  # with as much room for new rows as a part has
+    for turn, lines in enumerate(("", "", PART)):
+        site.pair.fragment_lines["orders"] = lines
+        site.hit([0, 3000, 2 * ROWS - 2], turn)
+        site.insert(10**6 + turn, 4001 + 2 * turn)
+        site.legacy.execute("DELETE FROM orders WHERE id = ?", 5000 + 2 * turn)
+        site.allow(closed, f"rows_by_key = {enough}")
+        planned = site.driftline("plan", "orders", "--json").body
+        assert (planned["refused"], planned["part_expected"]) == (None, None)
+        assert planned["chosen"] == "by groups"
+        assert planned["why"].endswith("enough for all rows")
+        (way,) = (one for one in planned["candidates"] if one["what"] == "by groups")
+        assert way["source_scans"] == 0
+        assert "a refresh now compares all rows, by key" in site.driftline("doctor").out
+        found = site.refresh()
+        assert (found["proof"], found["consistency"]) == ("total", "exact")
+        assert (found["method"], found["source_scans"]) == ("group", 0)
+        assert found["predicted"]["what"] == "by groups"
+        counts = (found["rows_inserted"], found["rows_updated"], found["rows_deleted"])
+        assert counts == (2, 3, 1)
+        assert found["rows_left"] is None
+        assert site.ours() == site.theirs()
+    moved = found["bytes_sent"] + found["bytes_received"]
+    assert moved == pytest.approx(found["modelled"]["bytes"], rel=0.3), "the groups are learnt"
+
+    site.pair.fragment_lines["orders"] = ""
+    site.allow(closed, f"rows_by_key = {ROWS}")
+    refused = site.driftline("plan", "orders", "--json").body
+    assert refused["refused"] is not None
+    assert refused["part_expected"] is not None
+
+
 @pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
 def test_the_engineers_own_budget(site: Site) -> None:
     """It is never more than what the source allows, and holds where no hours are set."""

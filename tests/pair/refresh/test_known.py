@@ -48,6 +48,7 @@ PART = 'require = "fuzzy"\nread_at_most = 1000'
 TILES = 'require = "fuzzy"\nincremental = { rows = 300, pause_s = 0.001 }'
 KEYS = 'proof = "keys"'
 GROUPS = 'method = "group"'
+PARTS = 'require = "fuzzy"\nproof = "part"'
 
 
 @dataclass
@@ -169,6 +170,21 @@ def test_later_refreshes(orders: Orders, lines: str) -> None:
     assert (used.marker is not None) == (lines == KEYS)
 
 
+@pytest.mark.parametrize("lines", ["", PARTS])
+def test_all_rows_by_their_keys(orders: Orders, lines: str) -> None:
+    orders.refreshed()
+    orders.change(7, 20)
+    allowed = 'scan = "never"\nrows_by_key = 3000'
+    orders.pair.publish("orders", f'table = "orders"\nmarker = {BY_VERSION}\n{allowed}')
+    orders.lines(lines)
+    foretold, used = orders.foretold(), orders.refreshed()
+    same(foretold, used, "partition")
+    assert used.by_key
+    assert used.in_shards
+    assert used.read_at_most is None
+    orders.pair.check("orders")
+
+
 def test_a_part_finds_what_plan_says(orders: Orders) -> None:
     """Without settings it is offered; with them the refresh has the price, and leaves the rows."""
     for first in (7, 7, 40):
@@ -182,7 +198,7 @@ def test_a_part_finds_what_plan_says(orders: Orders) -> None:
     known, beside = refresh_prediction.know(orders.pair.store, orders.fragment, history, reply)
     assert known.refusal is not None
     assert beside.situation is not None
-    orders.lines('require = "fuzzy"\nproof = "part"')
+    orders.lines(PARTS)
     used = orders.refreshed()
     at = replace(beside.situation, now=used.now)
     steps = Steps(NoSpark(), 64 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -92,6 +93,35 @@ def test_the_rows_of_a_part(
 
 
 @pytest.mark.parametrize(
+    ("facts", "is_covered"),
+    [
+        ({}, True),
+        ({"rows_by_key": 999}, False),
+        ({"rows_by_key": None}, False),  # the DBA says nothing of all rows by key
+        ({"knows_keys": False}, False),
+        ({"scan": True}, False),
+        ({"begins": NOW, "has_hours": True}, False),
+        ({"begins": TONIGHT, "has_hours": True}, True),
+    ],
+)
+def test_all_rows_by_key(facts: dict[str, Any], is_covered: bool) -> None:
+    """With as much room for new rows as a part has."""
+    allowance = replace(Allowance(scan=False, rows_by_key=1000, knows_keys=True), **facts)
+    assert allowance.covers(850, NOW) == is_covered
+    assert not allowance.covers(851, NOW)
+
+
+def test_all_rows_by_key_are_refused_by_no_hours() -> None:
+    facts: dict[str, Any] = {"named_key_bytes": 8.0, "by_key": True}
+    allowance = Allowance(scan=False, rows_by_key=2 * ROWS, knows_keys=True)
+    found = predict(known(allowance=allowance, **facts))
+    assert (found.refused, found.chosen) == (None, "by groups")
+    assert found.why == "the source allows no scan, 200,000 rows by key, enough for all rows"
+    (way,) = (one for one in found.candidates if one.what == found.chosen)
+    assert way.source_scans == 0
+
+
+@pytest.mark.parametrize(
     ("lines", "rows"),
     [
         ({"proof": Proof.PART}, 5000),
@@ -146,6 +176,8 @@ def test_plan_foresees_it() -> None:
 def test_what_a_source_says() -> None:
     said = [pb.Allowance(scan=True, rows_by_key=9), pb.Allowance(begins="2026-01-02T22:00:00Z")]
     reply = pb.DescribeReply(relations=["a", "b"], allowances=said)
+    knowing = pb.DescribeReply(relations=["a"], allowances=said[:1], features=["keys"])
+    assert allowances(knowing)["a"].knows_keys
     assert allowances(reply) == {
         "a": Allowance(scan=True, rows_by_key=9),
         "b": Allowance(scan=False, begins=datetime(2026, 1, 2, 22, tzinfo=UTC)),

@@ -61,7 +61,9 @@ class GroupOpening:
         wait_bytes, deleted = known.line.round_trip_bytes, p_delete(known, expected)
         key = known.named_key_bytes
         limit = (known.allowance.rows_by_key if known.allowance else None) or sharded.ROWS_MAX
-        return GroupScanPlan(known.prices.row, wait_bytes, rows_max, deleted, key, limit)
+        return GroupScanPlan(
+            known.prices.row, wait_bytes, rows_max, deleted, key, limit, known.in_shards
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class GroupScanPlan:
     """Bytes of a row and of a round trip, by which groups are sized; `rows_max` is the budget of a
     part, None where all rows are compared; `p_delete` is the probability that a row is deleted;
     `named_key_bytes` are those of a key that travels itself, None: keys have no order; `limit` is
-    the most rows that may be read by key."""
+    the most rows that may be read by key; `by_key`: all are, however few."""
 
     row_bytes: float
     wait_bytes: float
@@ -77,6 +79,7 @@ class GroupScanPlan:
     p_delete: float = 0.0
     named_key_bytes: float | None = None
     limit: int = sharded.ROWS_MAX
+    by_key: bool = False
 
     def reduce(self, copy: WorkingCopy) -> GroupSide | ShardedSide:
         """Put the working copy into groups; two to four steps. More rows than an exchange can name
@@ -92,7 +95,8 @@ class GroupScanPlan:
         place = (copy.steps, copy.files, copy.layout, copy.outlook)
         counted = assignment.histogram(*place)
         compared = copy.rows if self.rows_max is None else min(self.rows_max, copy.rows)
-        is_sharded = compared > group_shards.KEYS_MAX and self.named_key_bytes is not None
+        is_many = self.by_key or compared > group_shards.KEYS_MAX
+        is_sharded = is_many and self.named_key_bytes is not None
         is_by_key = is_sharded or (self.rows_max is not None and embedding.base is None)
         key = group_selection.key_bytes(copy.rows, embedding.span)
         if is_by_key:
