@@ -212,6 +212,20 @@ def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
         for s in shown
         for one in s.recovered or ()
     ]
+    if any(status.proof == "part" for status in shown):
+        lines.append("part: only some rows were compared since the last full comparison")
+    lines += [line for status in shown for line in _audit(status, now)]
+    lines += [_part_line(status.name, status.part) for status in shown if status.part is not None]
+    if hidden := [status.name for status in shown if status.row_security]:
+        lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
+    lines += [f"{s.name}: {s.other}; the next refresh looks at its rows" for s in shown if s.other]
+    lines += [f"{s.name} stays behind its inputs: {s.stale}" for s in shown if s.stale]
+    lines += [
+        f"readers are given version {s.visible_version} of {s.name} until the next flip"
+        f"{_waiting(s, now)}"
+        for s in shown
+        if s.visible_version not in (None, s.version)
+    ]
     lines += [
         f"{s.name} was {told} when it last moved" for s in shown if (told := _stale(s.staleness))
     ]

@@ -75,7 +75,12 @@ def test_a_column_that_is_no_number_is_refused_by_name(pair: Pair, column: str, 
     assert error["code"] == "CONFIGURATION"
     assert error["where"] == "fragments.orders.distance.column"
     assert says in error["message"]
+    assert error["remedy"] == "Name a column that is published as a number, or remove `distance`."
     assert pair.version("orders") == before
+    pair.fragment_lines["orders"] = 'distance = { column = "price" }'
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = ""
+    pair.refresh("orders")
 
 
 @pytest.mark.parametrize("carrier", ["", 'carriers = { n = "string" }\n'])
