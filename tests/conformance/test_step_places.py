@@ -42,6 +42,7 @@ from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
+from warehouse_agent.inspection import part_prediction
 from warehouse_agent.methods import key_sums
 from warehouse_agent.methods.groups import assignment, key_parts, shards
 from warehouse_agent.methods.groups.assignment import PartRows, RowsInPositions
@@ -333,6 +334,8 @@ def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
         "replaced": (listed(gone.rows), gone.digest, gone.keys),
     }
     counted = assignment.histogram(steps, files, made.layout, SECOND.view)
+    likely = part_prediction.likelihoods(steps, files, made.layout, SECOND.view)
+    assert likely is None or likely.counts.tolist() == counted.counts.tolist()
     plan = grouping(counted, row_bytes=100.0, key_bytes=2.0, wait_bytes=0.0)
     window = key_parts.window_of(copy, 17)
     part = PartRows(most_likely(counted, 20), window.inside)

@@ -449,6 +449,7 @@ def test_a_port_of_metrics_that_is_taken() -> None:
     MetricsServer("127.0.0.1", port, lambda: b"").stop()
 
 
+@pytest.mark.starts
 def test_a_program_that_cannot_be_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as raised:
         watcher_readiness._program("./tell", tmp_path)

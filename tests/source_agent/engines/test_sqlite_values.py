@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import date
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ def _decimal(precision: int, scale: int) -> Expected:
         if not math.isfinite(value):
             return None
         number = Decimal(repr(value))
-        fixed = round(number, scale) if abs(number) < 10**precision else Decimal(10**precision)
+        with localcontext(prec=2000):  # digits: a double has some 310 before the point at most
+            fixed = round(number, scale) if abs(number) < 10**precision else Decimal(10**precision)
         fits = fixed == number and abs(fixed) < 10 ** (precision - scale)
         return f"{fixed if fixed else abs(fixed):.{scale}f}" if fits else None
 
