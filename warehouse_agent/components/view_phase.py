@@ -15,9 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from driftline.errors import DriftlineError, Locked, NotFound, WarehouseUnavailable
-from driftline.relations.derivations import relations_in
 
-from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.components.view_decision import (
     CurrentView,
     NewestViewVersion,
@@ -40,7 +38,7 @@ from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSna
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.steps import Phases, StepLog
 from warehouse_agent.views.component_graph import Component
-from warehouse_agent.views.evaluate import PinnedInput, has_inputs_of, lacking
+from warehouse_agent.views.evaluate import PinnedInput, chosen_by, has_inputs_of, lacking
 from warehouse_agent.views.inputs import query_of
 from warehouse_agent.views.maintenance.affected_keys import made_of
 from warehouse_agent.views.maintenance.maintain import maintain, note_current
@@ -352,15 +350,18 @@ class ViewPhase:
                     state = KeptVersion(head, is_current=True)
                 case ViewAdoption() if head is not None:
                     state = KeptVersion(head)
-                case _:
-                    lacks = self._lacking(view, inputs)
-                    if late := lacks or torn(_chosen_by(view, inputs), read_at):
-                        state = BehindView(head, late)
+                case _ if (why_not := self._unfit(view, inputs, read_at)) is not None:
+                    state = BehindView(head, why_not)
             return PhaseOfView(view, report, state)
         except Exception as problem:
             return PhaseOfView(view, report, FailedView(None, mistake(problem, view.name)))
 
-    def _lacking(self, view: View, inputs: Mapping[str, PinnedInput | None]) -> str | None:
+    def _unfit(
+        self,
+        view: View,
+        inputs: Mapping[str, PinnedInput | None],
+        read_at: Callable[[str], str],
+    ) -> str | None:
         """Return why a view cannot be made of these versions; None if it can.
 
         A column that no relation has is left to the evaluation, which says where it is written.
@@ -371,7 +372,9 @@ class ViewPhase:
             if (reply := noted_offer(store, name)) is not None:
                 columns = (column.name.lower() for column in reply.description.columns)
                 relations[name] = frozenset(columns)
-        return lacking(view.name, query_of(view), known, relations)
+        query = query_of(view)
+        why = lacking(view.name, query, known, relations)
+        return why or torn(chosen_by(view.name, query, known), read_at)
 
     def _evaluate(self, one: PhaseOfView, inputs: Mapping[str, PinnedInput | None]) -> None:
         """Compute a view that needs it."""
@@ -468,21 +471,6 @@ def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, PinnedInput | 
     )
     is_whole = recipe.query == query.text and len(present) == len(view.inputs)
     return is_whole and not began_anew and has_inputs_of(recipe, query, present)
-
-
-def _chosen_by(view: View, inputs: Mapping[str, PinnedInput | None]) -> dict[str, frozenset[str]]:
-    """Return the inputs whose rows were chosen at their site by those of other inputs, with these;
-    both are kept relations, `source.relation`."""
-    found = {}
-    for name in view.inputs:
-        one = inputs[name]
-        if one is None or isinstance(one.layout, ViewLayout) or one.layout.derivation is None:
-            continue
-        if (rows := one.layout.derivation.rows) is not None:
-            source = name.partition(".")[0]
-            others = {f"{source}.{relation}" for relation in relations_in(rows)}
-            found[name] = frozenset(others & {*view.inputs})
-    return found
 
 
 @dataclass(frozen=True, slots=True)

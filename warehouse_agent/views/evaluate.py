@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 from driftline.errors import ConfigurationError, DriftlineError, ViewFailed
+from driftline.relations.derivations import relations_in
 
 from warehouse_agent.columns.layout import KEY, Layout, quoted
 from warehouse_agent.columns.row_codes import RowSlice
@@ -203,6 +204,23 @@ def lacking(
     if all(one.name in relations for one in inputs):
         missing &= {name for columns in relations.values() for name in columns}
     return f"no input has the column {min(missing)} yet" if missing else None
+
+
+def chosen_by(view: str, query: Query, inputs: Sequence[PinnedInput]) -> dict[str, frozenset[str]]:
+    """Return the inputs of which a view has only rows that others of its inputs chose at their
+    site, with these others. Each is a kept relation, and lacks nothing else."""
+    found, names = dict[str, frozenset[str]](), {one.name for one in inputs}
+    for number, one in enumerate(inputs):
+        if isinstance(one.layout, ViewLayout) or (chosen := one.layout.derivation) is None:
+            continue
+        if chosen.rows is None:
+            continue
+        source = one.name.partition(".")[0]
+        others = names & {f"{source}.{relation}" for relation in relations_in(chosen.rows)}
+        offer = DerivationOffer(one.layout.recipe, one.layout.names)
+        if others and lacks(wish_of(view, query, number), chosen, offer) is not None:
+            found[one.name] = found.get(one.name, frozenset()) | others
+    return found
 
 
 def evaluated(

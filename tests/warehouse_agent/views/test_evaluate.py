@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driftline.relations.derivations import ColumnPredicate, Derivation, Operator
+from driftline.relations.derivations import (
+    ColumnPredicate,
+    Derivation,
+    Operator,
+    OrPredicate,
+    ReferencePredicate,
+)
 from driftline.values.types import Column, Recipe, parse_type
 
 from warehouse_agent.columns.layout import derived, lay_out
 from warehouse_agent.columns.view_layout import ViewRecipe
-from warehouse_agent.views.evaluate import PinnedInput, changed_recipe, has_inputs_of, lacking
+from warehouse_agent.views.evaluate import (
+    PinnedInput,
+    changed_recipe,
+    chosen_by,
+    has_inputs_of,
+    lacking,
+)
 from warehouse_agent.views.query import read_query, resolve
 
 TYPES = {"id": "int4", "a": "numeric(8,2)", "b": "date", "t": "text"}
@@ -73,3 +85,23 @@ def test_versions_that_lack_something() -> None:
     both = "SELECT o.id, b FROM r o JOIN r p ON p.id = o.id WHERE o.a > 3 AND p.a > 3"
     assert missing(Derivation(("a", "b"), rows), both) is None
     assert missing(Derivation(("a",), rows), both) == "no input has the column b yet"
+
+
+def test_rows_that_others_chose() -> None:
+    """A view that has its rows without them does not depend on their time."""
+    large = ColumnPredicate("a", Operator.GREATER, ("3.00",))
+    joined = ReferencePredicate(("id",), "s", ("id",), large, (("a", "numeric(8,2)"),))
+    join = "FROM erp.r r JOIN erp.s s ON s.id = r.id"
+    condition, elsewhere = f"{join} WHERE r.a > 3", f"{join} WHERE s.a > 3"
+    for rows, text, expected in (
+        (joined, elsewhere, {"erp.r": {"erp.s"}}),
+        (OrPredicate((large, joined)), elsewhere, {"erp.r": {"erp.s"}}),
+        (OrPredicate((large, joined)), condition, {}),
+        (large, condition, {}),
+        (joined, "FROM erp.r r JOIN erp.t s ON s.id = r.id WHERE s.a > 3", {}),
+    ):
+        query = read_query(f"SELECT r.id {text}", where="v")
+        names = [".".join(one.reference) for one in query.occurrences]
+        layouts = [derived(WHOLE, Derivation(None, rows)), WHOLE]
+        inputs = [PinnedInput(n, 0, layout, ()) for n, layout in zip(names, layouts, strict=True)]
+        assert chosen_by("v", query, inputs) == expected, text
