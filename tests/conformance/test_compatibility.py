@@ -26,7 +26,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import VersionMismatch
 from driftline.relations.reference_messages import FEATURE
-from driftline.wire.negotiation import BRIEF, CHECKSUM, CLAIMED, LATER, SINCE
+from driftline.wire.negotiation import BRIEF, CHECKSUM, CLAIMED, LATER, REFERRING, SINCE
 from pyspark.sql import SparkSession
 
 from source_agent.engines.sqlite.activity import WAL
@@ -184,6 +184,18 @@ def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
             stream.send(pb.Request(open=pb.Open(protocol=1, relation="orders", features=["keys"])))
             with pytest.raises(VersionMismatch, match="keys"):
                 raise refusal(stream.receive().refused)
+
+
+def test_a_source_before_the_newest_messages_describes_what_it_can(
+    latest: Path, pair: Pair
+) -> None:
+    """It refuses fields that it does not know, so it is not told what a view joins."""
+    pair.stop()
+    with SourceProcess(pair.source_toml(), tree=latest) as source:
+        pair.address = source.address
+        with SourceChannel(pair.config().sources["erp"]) as link:
+            assert len(link.describe("orders", ("customer",)).description.columns) == 3
+            assert REFERRING not in link.features
 
 
 def test_a_source_before_claims_compares_keys(listed: Path, pair: Pair) -> None:
