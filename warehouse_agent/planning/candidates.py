@@ -448,12 +448,15 @@ def in_groups(
     ours, planned = known.ours, _planned_changes(known, expected)
     sizes = _group_sizes(known, ours, planned, is_named=known.in_shards)
     idle = _GROUPS_BYTES + _by_groups(known, sizes, 0).bytes_expected
-    unchanged = _candidate(known, None, idle, 1, 0, 0)
     choice = _by_groups(known, sizes, changed)
     size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
     if known.in_shards:
-        work = ExchangeWork(size, trips * -(-ours // GROUPED_KEYS_MAX), 0, ours + choice.rows_read)
+        shards = -(-ours // GROUPED_KEYS_MAX)
+        quiet = ExchangeWork(idle, shards, 0, ours)
+        work = ExchangeWork(size, trips * shards, 0, ours + choice.rows_read)
+        unchanged = priced(known, "nothing changed", None, quiet, 0)
         return unchanged, priced(known, NAMES[Method.GROUP], Method.GROUP, work, changed)
+    unchanged = _candidate(known, None, idle, 1, 0, 0)
     if ours > GROUPED_KEYS_MAX:
         return (unchanged,)
     again = plan.rows_again(choice.rows_read, known.theirs, by_index=known.by_index)
