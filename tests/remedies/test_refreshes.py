@@ -311,7 +311,9 @@ def test_a_relation_that_is_never_scanned(site: Site) -> None:
     )
     told(site.fault(), by_key)
     site.sql("INSERT INTO orders SELECT id + 1000, note, n FROM orders")
-    site.sql("INSERT INTO orders SELECT id + 2000, note, n FROM orders")  # not all may be read by key
+    site.sql(
+        "INSERT INTO orders SELECT id + 2000, note, n FROM orders"
+    )  # not all may be read by key
     site.serve('table = "orders"\nscan = ["00:00-12:00", "12:00-23:59"]')  # hours
     assert site.refresh().code == 0
     site.serve('table = "orders"\nscan = "never"\nrows_by_key = 1000')

@@ -97,7 +97,9 @@ class Situation:
         lost files), lack values of new columns, or fall under policies that no longer apply.
         """
         base = self.base
-        if base is None or not base.rows or base.lost or self.is_other or self.is_by_key:
+        if base is None or not base.rows or base.lost or self.is_other:
+            return None
+        if self.is_by_key:
             return None
         return rows_of_part(self.fragment, self.allowance, self.now)
 
