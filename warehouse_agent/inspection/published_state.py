@@ -180,7 +180,7 @@ class PublishedState:
     other: str | None = None  # what another program wrote after this version; null: nothing
     damaged: int | None = None  # data files noted as missing or damaged; null: none
     failed: Failure | None = None  # the refreshes since the last that went well
-    recovered: list[Failure] | None = None  # of the last day, before one went well; null: not read
+    recovered: list[Failure] | None = None  # of the last day, before one went well
     put_off_until: str | None = None  # its source reads nothing before; null: it does
     state: MonitoringState | None = None
     alarms: list[str] | None = None  # why it is not ok; null: it is
@@ -271,7 +271,7 @@ def reading(
                 table = replace(table, totals=totalled)
             history = known.history
             if recovered:
-                table = replace(table, recovered=failures.recovered(history, now))
+                table = replace(table, recovered=failures.recovered(history, now) or None)
             if table.kind != "view":
                 newest = known.version
                 run = None if newest is None else (newest.record.report or {}).get("run")
