@@ -251,7 +251,9 @@ def _trouble(
     first, more = rows[0], max(len(rows) - NAMED_MAX, 0)
     names = tuple(row.name for row in rows[:NAMED_MAX])
     if first.failure is None or first.failure.code != key[1]:
-        when = _told_of([(r.name, one.when) for r in rows for one in r.wrong if one.text == key[1]])
+        when = _by_table(
+            [(r.name, one.when) for r in rows for one in r.wrong if one.text == key[1]]
+        )
         remedy = key[2].replace(" {name}", f" {first.name}" if len(rows) == 1 else "")
         return Trouble(key[0], names, more, key[1], when, None, remedy)
     failure, cause = first.failure, cause_of(first.failure, values=values)
@@ -266,12 +268,12 @@ def _trouble(
 
 def _when(rows: Sequence[IndexRow], now: datetime) -> str:
     """Return when the refreshes of tables failed, once if it is the same for all."""
-    return _told_of(
+    return _by_table(
         [(row.name, failed_when(row.failure, now)) for row in rows if row.failure is not None]
     )
 
 
-def _told_of(told: Sequence[tuple[str, str]]) -> str:
+def _by_table(told: Sequence[tuple[str, str]]) -> str:
     """Return what is told of the first NAMED_MAX tables, once if it is the same for all."""
     if len({what for _, what in told}) == 1:
         return told[0][1]
