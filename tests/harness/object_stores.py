@@ -28,6 +28,7 @@ from obstore.store import S3Store
 
 from tests.harness.servers import Server, free_port
 from warehouse_agent.config import StorageSettings
+from warehouse_agent.storage.backends.s3 import S3
 
 ACCESS_KEY, SECRET_KEY = "AKIDRIFTLINETESTS", "not-a-secret-of-anybody"
 # Of the same identity, where keys are checked: those that follow.
@@ -220,6 +221,14 @@ class SeaweedFS(ObjectStore):
                 time.sleep(0.2)
             else:
                 return obstore.delete(store, "first")
+
+
+def fill(bucket: Bucket, name: str) -> None:
+    """Copy all objects of another bucket of the same server into a bucket."""
+    of, to = (S3(one, bucket.settings) for one in (name, bucket.name))
+    for info in of.listed(name, recursive=True):
+        path = f"{bucket.name}/{of.key(info.path)}"
+        to.write(path, of.read(info.path) or b"", private=False)
 
 
 SWITCH = "DRIFTLINE_STORE"

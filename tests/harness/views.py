@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy, SqliteLegacy
-from tests.harness.object_stores import chosen_bucket, on_disk
+from tests.harness.object_stores import chosen_bucket, fill, on_disk
 from tests.harness.pair import SMALL_BYTES, Pair, plain, rows_of
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.refresh.job import Options
@@ -33,6 +33,8 @@ from warehouse_agent.views.selection import select
 from warehouse_agent.visible_versions import warehouse_versions
 from warehouse_agent.visible_versions.readers import Warehouse, at
 from warehouse_agent.visible_versions.warehouse_versions import WarehouseVersion
+
+_BUCKET = "bucket"  # a file of a folder of sites: the name of the bucket
 
 
 def served(table: str, derive: Sequence[str] = ()) -> str:
@@ -66,7 +68,12 @@ class Sites:
         self.small_bytes = SMALL_BYTES
         self.pairs: dict[str, Pair] = {}
         self._stack = ExitStack()
-        if template is not None:
+        if self.bucket is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / _BUCKET).write_text(self.bucket.name)
+            if template is not None:
+                fill(self.bucket, (template / _BUCKET).read_text())
+        elif template is not None:
             shutil.copytree(template / "warehouse", self.warehouse)
         for source, columns in tables.items():
             (folder / source).mkdir(parents=True)
@@ -185,7 +192,8 @@ class Sites:
                 table = f"{pairs['source']}.{relation}".replace('"', "")
                 db.execute(f"CREATE VIEW {name} AS SELECT * FROM {table}")
             for name, text in self.views.items():
-                db.execute(f"CREATE VIEW {name} AS {text}".replace("`", '"'))
+                as_duckdb = text.replace("`", '"').replace(" div ", " // ")
+                db.execute(f"CREATE VIEW {name} AS {as_duckdb}")
             found = {view: db.execute(f"SELECT * FROM {view}").fetchall() for view in views}
         return {v: Counter(tuple(map(plain, row)) for row in rows) for v, rows in found.items()}
 
@@ -206,7 +214,7 @@ class Sites:
             rows: Iterable[Any] = pinned.read(name).collect()
             stale = pinned.stale(name)
         else:
-            store = self.store
+            store = Store(self.bucket.root, storage=self.bucket.settings)
             one = (
                 self.newest() if version is None else warehouse_versions.at_version(store, version)
             )
