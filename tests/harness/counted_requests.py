@@ -83,12 +83,14 @@ class RequestCounter(Server):
 
 
 def operation_of(method: str, target: str) -> tuple[str, str]:
-    """Return what a request does, and the path `/BUCKET/KEY` or prefix that it does it to."""
+    """Return what a request does, and the path `/BUCKET/KEY` or prefix that it does it to; of a
+    list the key that it begins after, if it names one."""
     url = urlsplit(target)
     asked = parse_qs(url.query, keep_blank_values=True)
     path = unquote(url.path)
     if method == "GET" and ("list-type" in asked or "prefix" in asked):
-        return "list", f"{path.rstrip('/')}/{asked.get('prefix', [''])[0]}"
+        begin = asked.get("start-after") or asked.get("prefix") or [""]
+        return "list", f"{path.rstrip('/')}/{begin[0]}"
     if method == "POST" and "delete" in asked:  # of many objects, which its body names
         return "remove", path
     known = {"GET": "read", "HEAD": "head", "DELETE": "remove"}

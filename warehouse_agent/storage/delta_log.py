@@ -43,7 +43,7 @@ from warehouse_agent.storage.opened_table import (
     pinned,
     with_keys_of_now,
 )
-from warehouse_agent.storage.store import Store, one_line, why_not_logged
+from warehouse_agent.storage.store import Store, not_logged, one_line
 from warehouse_agent.storage.table import (
     LogEntry,
     NewVersion,
@@ -214,15 +214,8 @@ class DeltaLog:
             if isinstance(error, CommitFailedError):
                 raise overtaken(name) from error
             needed = len(json.dumps(body)) + ACTION_BYTES * (len(new.added) + len(new.removed))
-            found = store.answer(error)
-            why = found.text if found else why_not_logged(error, store.table(name), needed)
-            raise WarehouseUnavailable(
-                f"The version could not be committed: {why}.",
-                where=name,
-                remedy=found.remedy
-                if found
-                else "Check space and permissions; the last published version is untouched.",
-            ) from error
+            what, folder = "The version could not be committed", store.table(name)
+            raise not_logged(store, error, what, folder, needed, where=name) from error
         return version
 
 

@@ -6,12 +6,12 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import create_table_with_add_actions
-from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.storage.place_trial import RACE, two_writers
-from warehouse_agent.storage.store import Store, one_line
+from warehouse_agent.storage.store import Store, not_logged
 
 _SCHEMA = Schema.from_arrow(pa.schema([("x", pa.int64())]))
+_ENTRY_BYTES = 1000  # roughly
 _ONCE = CommitProperties(max_commit_retries=0)
 
 
@@ -27,14 +27,8 @@ def try_delta(store: Store, *place: str) -> None:
         handles = [DeltaTable(uri, storage_options=options) for _ in range(RACE)]
         handles[0].create_write_transaction([], "append", _SCHEMA, commit_properties=_ONCE)
     except (DeltaError, OSError) as error:
-        answer = store.answer(error)
-        raise WarehouseUnavailable(
-            f"delta-rs cannot write to {uri}: {answer.text if answer else one_line(error)}.",
-            where=store.root,
-            remedy=answer.remedy
-            if answer
-            else "Check space and permissions; the last published version is untouched.",
-        ) from error
+        what = f"delta-rs cannot write to {uri}"
+        raise not_logged(store, error, what, uri, _ENTRY_BYTES, where=store.root) from error
     try:
         handles[1].create_write_transaction([], "append", _SCHEMA, commit_properties=_ONCE)
     except CommitFailedError:

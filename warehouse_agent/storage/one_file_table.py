@@ -28,7 +28,7 @@ from warehouse_agent.columns import parquet
 from warehouse_agent.storage.log_entry import ENTRY_ALONE, META, checkpoint
 from warehouse_agent.storage.log_trial import LOG
 from warehouse_agent.storage.opened_table import OpenedTable, opened, with_keys_of_now
-from warehouse_agent.storage.store import Store, StoredFile, one_line, why_not_logged
+from warehouse_agent.storage.store import Store, StoredFile, not_logged, one_line
 
 _ROWS: Final = ".parquet"
 
@@ -123,14 +123,14 @@ class OneFileTable:
             with contextlib.suppress(WarehouseUnavailable):
                 if self.is_logged(store, number):
                     return self._is_ours(store, number, name)
-            found = store.answer(error)
-            why = (
-                found.text if found else why_not_logged(error, store.table(self.folder), len(data))
-            )
-            raise WarehouseUnavailable(
-                f"{self.not_committed}: {why}.",
+            raise not_logged(
+                store,
+                error,
+                self.not_committed,
+                store.table(self.folder),
+                len(data),
                 where=self.folder,
-                remedy=found.remedy if found else self.remedy,
+                remedy=self.remedy,
             ) from error
         return True
 

@@ -30,8 +30,10 @@ def try_folder(uri: str) -> None:
     folder, name = backend.path(uri), uuid.uuid4().hex
     raced, data = f"{folder}/{name}", f"{folder}/{name}.data"
     won = race(backend, raced, RACE)
-    with file_errors("written", data), backend.system.open_output_stream(data) as out:
-        out.write(b"data")
+    with file_errors("written", data):
+        file = backend.begun(data)
+        file.out.write(b"data")
+        file.finish()
     with file_errors("read", folder), backend.system.open_input_file(data) as source:
         found = [backend.read(raced), source.read()]
     with file_errors("listed", folder):

@@ -26,7 +26,7 @@ import errno
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -43,6 +43,7 @@ from warehouse_agent.storage.backends.interface import (
     Change,
     DataSource,
     HeldLock,
+    NewFile,
     ReplacedError,
     StoreError,
 )
@@ -55,6 +56,7 @@ PRIVATE = "_driftline"
 KEPT = "kept"  # the folder below it with the tables of relations that only views need
 _DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, arrows, lines
 _FULL = re.compile(rf"No space left|os error {errno.ENOSPC}\b|Errno {errno.ENOSPC}\b")
+_UNTOUCHED = "Check space and permissions; the last published version is untouched."
 # Left free on a disk when rows are staged: the smaller of these bytes and a fiftieth of the disk.
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE = 50
@@ -228,6 +230,12 @@ class Store:
         _, infos = self._listed(*parts)
         return sorted(i.base_name for i in infos if i.type is fs.FileType.Directory)
 
+    def sizes(self, name: str, files: Collection[str]) -> dict[str, int]:
+        """Return the bytes of those files of a table that are there, by their paths in it."""
+        path = self._at(name)
+        with file_errors("listed", path):
+            return self.backend.sizes(path, files)
+
     def walk(self, *parts: str) -> list[StoredFile]:
         """Return every file in a folder and in the folders below it, sorted by place.
 
@@ -350,20 +358,36 @@ def file_errors(verb: str, path: str, needed: int | None = None) -> Iterator[Non
         why = full_disk(path, needed) if error.errno == errno.ENOSPC else error.strerror or error
         raise WarehouseUnavailable(
             f"{path} cannot be {verb}: {why}.",
-            remedy=error.remedy
-            if isinstance(error, StoreError)
-            else "Check space and permissions; the last published version is untouched.",
+            remedy=error.remedy if isinstance(error, StoreError) else _UNTOUCHED,
         ) from error
 
 
-def why_not_logged(error: Exception, folder: str, needed: int) -> str:
-    """Return an error of a disk as one line; of a full one with folder, needed and free bytes.
+def not_logged(
+    store: Store,
+    error: Exception,
+    what: str,
+    folder: str,
+    needed: int,
+    *,
+    where: str,
+    remedy: str = _UNTOUCHED,
+) -> WarehouseUnavailable:
+    """Return the error of a write by delta-rs that failed: what an object store answered, with its
+    remedy; or the error of a disk as one line, of a full one with folder, needed and free bytes.
 
-    needed: bytes of the commit, roughly.
+    Args:
+        what: failed, without a dot.
+        folder: of the table, as `Store.table`.
+        needed: bytes of the commit, roughly.
+        remedy: if it is no answer of an object store.
     """
-    if _FULL.search(str(error)) is None:
-        return one_line(error)
-    return f"{folder} cannot be written: {full_disk(folder, needed)}"
+    if (found := store.answer(error)) is not None:
+        why, remedy = found.text, found.remedy
+    elif _FULL.search(str(error)):
+        why = f"{folder} cannot be written: {full_disk(folder, needed)}"
+    else:
+        why = one_line(error)
+    return WarehouseUnavailable(f"{what}: {why}.", where=where, remedy=remedy)
 
 
 def full_disk(path: str, needed: int | None = None) -> str:
@@ -390,6 +414,12 @@ def data_source(uri: str) -> AbstractContextManager[DataSource]:
     """Open a data file by its URI. Raises ConfigurationError as `located`; OSError."""
     backend = known.backend_of(uri)
     return backend.opened(backend.path(uri))
+
+
+def begun(uri: str) -> NewFile:
+    """Begin a data file by its URI. Raises ConfigurationError as `located`; OSError."""
+    backend = known.backend_of(uri)
+    return backend.begun(backend.path(uri))
 
 
 def read_at(uri: str) -> bytes:

@@ -1,7 +1,7 @@
 """Which data files of a version are missing or damaged, and what is wrong with each.
 
-`absent` lists folders; `examine` fingerprints every row again from its values, in Spark's tasks.
-A file counts as damaged only if its folder can be listed, all of its bytes can be read, and twice
+`absent` asks for sizes; `examine` fingerprints every row again from its values, in Spark's tasks.
+A file counts as damaged only if its size can be asked for, all of its bytes can be read, and twice
 they are not what was written: a passing I/O error or lack of memory is no damage. If the storage
 refuses, its error is raised: a file that cannot be reached is never taken for lost.
 """
@@ -34,11 +34,9 @@ def absent(store: Store, name: str, files: Sequence[DataFile]) -> dict[str, str]
     """Return what is wrong with files that are missing or have another size, by path.
 
     Raises:
-        WarehouseUnavailable: a folder cannot be listed.
+        WarehouseUnavailable: they cannot be listed.
     """
-    sizes: dict[str, int] = {}
-    for folder in sorted({file.path.rpartition("/")[0] for file in files}):
-        sizes |= {f"{folder}/{file}": size for file, size in store.files(name, folder)}
+    sizes = store.sizes(name, [file.path for file in files])
     return {
         f.path: MISSING if f.path not in sizes else f"{sizes[f.path]} bytes instead of {f.size}"
         for f in files

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from driftline.arrays import Bools
-from pyarrow import fs
 
 from warehouse_agent.columns import parquet
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.spark.executors import Batches, Task, task
+from warehouse_agent.storage.backends.interface import NewFile
 from warehouse_agent.storage.data_files import ROW_BYTES, DataFile, DataFolder, bounds_in
-from warehouse_agent.storage.store import file_errors, located, refuse_full_disk
+from warehouse_agent.storage.store import begun, file_errors, located, refuse_full_disk
 from warehouse_agent.tasks.scan import FILE_BYTES, from_arrow
 
 if TYPE_CHECKING:
@@ -66,11 +66,16 @@ class Sink:
     _nulls: set[str] = field(default_factory=set)  # columns that hold one
     _writer: pq.ParquetWriter | None = None
     _footers: list[pq.FileMetaData] = field(default_factory=list)
-    _is_begun: bool = False
+    _file: NewFile | None = None
     _is_finished: bool = False
 
     def __post_init__(self) -> None:
         self._place = f"{self.part}-{uuid.uuid4().hex}.zstd.parquet"
+        self._uri = f"{self.folder}/{self._place}"
+
+    @property
+    def _path(self) -> str:
+        return located(self._uri)[1]
 
     def __enter__(self) -> Self:
         return self
@@ -80,15 +85,14 @@ class Sink:
 
     def abandon(self) -> None:
         """Remove the file again unless it is finished."""
-        if not self._is_begun or self._is_finished:
+        if self._file is None or self._is_finished:
             return
-        system, path = located(f"{self.folder}/{self._place}")
         # The failure itself is already raised; pyarrow adds that the footer is missing.
         with contextlib.suppress(OSError, RuntimeError, pa.ArrowException):
             if self._writer is not None:
                 self._writer.close()
         with contextlib.suppress(OSError):
-            system.delete_file(path)
+            self._file.abandon()
 
     def add(self, batch: pa.RecordBatch, chosen: Bools | None = None) -> int:
         """Add the chosen rows of a batch, bool [rows], or all; return their bytes in Arrow."""
@@ -111,14 +115,14 @@ class Sink:
         self._write()
         if self._writer is None:
             return
-        system, path = located(f"{self.folder}/{self._place}")
-        with file_errors("written", path, self._row_bytes):
+        assert self._file is not None
+        with file_errors("written", self._path, self._row_bytes):
             self._writer.add_key_value_metadata(
                 {_CALENDAR: _spark_version(), ROW_BYTES: str(self._row_bytes)}
             )
             self._writer.close()
+            size = self._file.finish()
             WarehouseFailpoint.FILE_WRITTEN.reach()
-            size = system.get_file_info(path).size
         (footer,) = self._footers
         ends = bounds_in(footer, self.key) or (None, None)
         not_null = [name for name in self.schema.names if name not in self._nulls]
@@ -133,12 +137,11 @@ class Sink:
         if not self._held:
             return
         rows = pa.Table.from_batches(self._held)
-        system, path = located(f"{self.folder}/{self._place}")
         refuse_full_disk(self.folder)  # staged frames may be much smaller than their rows
-        with file_errors("written", path, rows.nbytes):
+        with file_errors("written", self._path, rows.nbytes):
             if self._writer is None:
-                self._is_begun = True
-                self._writer = _writer(system, path, max(self._held, key=len), self._footers)
+                self._file = begun(self._uri)
+                self._writer = _writer(self._file.out, max(self._held, key=len), self._footers)
             self._writer.write_table(rows, row_group_size=len(rows))
             WarehouseFailpoint.ROWS_WRITTEN.reach()
         self._row_bytes += self._held_bytes
@@ -185,15 +188,14 @@ class SplitSink:
 
 
 def _writer(
-    system: fs.FileSystem, path: str, sample: pa.RecordBatch, footers: list[pq.FileMetaData]
+    out: pa.NativeFile, sample: pa.RecordBatch, footers: list[pq.FileMetaData]
 ) -> pq.ParquetWriter:
-    """Open a file; a sample of its rows decides which columns get a dictionary."""
+    """Begin a file's rows; a sample of them decides which columns get a dictionary."""
     few, most = DICTIONARY_SHARE * len(sample), DICTIONARY_VALUE_BYTES * len(sample)
     columns = [(field, sample.column(i)) for i, field in enumerate(sample.schema)]
     return parquet.writer(
-        path,
+        out,
         sample.schema,
-        filesystem=system,
         compression_level=3,
         use_dictionary=[
             field.name

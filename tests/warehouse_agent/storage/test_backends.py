@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +18,7 @@ import pytest
 from pyarrow import fs
 
 from tests.harness.object_stores import ObjectStore
+from warehouse_agent.storage.backends import s3
 from warehouse_agent.storage.backends.disk import Disk
 from warehouse_agent.storage.backends.interface import Backend
 from warehouse_agent.storage.backends.s3 import PART_BYTES, S3, TAIL_BYTES
@@ -162,16 +166,38 @@ def test_more_files_than_a_page_of_a_list(place: Place) -> None:
     assert place.backend.listed(place.at("many"), recursive=True) == []
 
 
+def test_sizes_of_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies between them, and however many a request lists."""
+    monkeypatch.setattr(s3, "PAGE_FILES", 4)
+    there = {f"data-{n:02}/{n % 3}/file-{n}": n for n in range(30)}
+    there |= {"data-05/\u00fc": 100, "data-1": 101, "data-1.x": 102, "x": 103}
+    for name, size in there.items():
+        place.backend.write(place.at("t", name), b"x" * size, private=False)
+    place.backend.write(place.at("tt", "data-05", "other"), b"", private=False)
+    sizes = partial(place.backend.sizes, place.at("t"))
+    assert sizes(there) == there
+    few = ["x", "data-05/\u00fc", "data-29/2/file-29", "data-07/1/file-7"]
+    assert sizes(few) == {name: there[name] for name in few}
+    assert sizes(["a", "data-05", "data-07/1", "data-29/2/none", "zz"]) == {}
+    assert sizes([]) == {}
+    assert place.backend.sizes(place.at("nowhere"), few) == {}
+    if not place.backend.is_local:  # a list that is behind
+        monkeypatch.setattr("obstore.list", lambda *_, **__: [])
+        assert sizes([*few, "none"]) == {name: there[name] for name in few}
+
+
 @pytest.mark.parametrize("size", [1, TAIL_BYTES, TAIL_BYTES + 1, 2 * PART_BYTES + 5])
-def test_a_data_file_is_there_when_it_is_closed(place: Place, size: int) -> None:
+def test_a_data_file_is_there_when_it_is_finished(place: Place, size: int) -> None:
     system, path = place.backend.system, place.at("data", "a")
     place.backend.make_folder(place.at("data"))
     data = bytes(range(256)) * (size // 256 + 1)
-    with system.open_output_stream(path) as out:
-        for begin in range(0, size, 1 << 20):
-            out.write(data[begin : min(begin + (1 << 20), size)])
-        if not place.backend.is_local:
-            assert place.backend.read(path) is None
+    file = place.backend.begun(path)
+    for begin in range(0, size, 1 << 20):
+        file.out.write(data[begin : min(begin + (1 << 20), size)])
+    if not place.backend.is_local:
+        assert place.backend.read(path) is None
+    assert file.finish() == size
+    file.abandon()
     assert system.get_file_info(path).size == size
     with system.open_input_file(path) as source:
         assert source.size() == size
@@ -182,11 +208,51 @@ def test_a_data_file_is_there_when_it_is_closed(place: Place, size: int) -> None
         assert source.read() == data[:size]
 
 
+@pytest.mark.parametrize("size", [1, 2 * PART_BYTES + 5])
+@pytest.mark.parametrize("dropped", [False, True], ids=["abandoned", "dropped"])
+def test_a_data_file_that_is_not_finished_is_not_there(
+    place: Place, size: int, dropped: bool
+) -> None:
+    path = place.at("data", "a")
+    place.backend.make_folder(place.at("data"))
+    file = place.backend.begun(path)
+    file.out.write(b"x" * size)
+    if not dropped:
+        file.abandon()
+    elif place.backend.is_local:
+        return  # `gc` removes what a process leaves that died
+    del file
+    gc.collect()
+    assert place.backend.read(path) is None
+    if isinstance(place.backend, S3):
+        assert not unfinished_uploads(place.backend)
+
+
+def unfinished_uploads(backend: S3) -> list[object]:
+    """Return the uploads in parts that a bucket still holds."""
+    keys, endpoint = backend.credentials.static(), backend.credentials.settings.endpoint
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=keys["access_key_id"],
+        aws_secret_access_key=keys["secret_access_key"],
+    )
+    return list(client.list_multipart_uploads(Bucket=backend.bucket).get("Uploads", ()))
+
+
+def write_table(place: Place, path: str, table: pa.Table, rows: int) -> None:
+    """Write a data file of row groups of so many rows."""
+    place.backend.make_folder(place.root)
+    file = place.backend.begun(path)
+    pq.write_table(table, file.out, row_group_size=rows)
+    file.finish()
+
+
 def test_rows_of_parquet(place: Place) -> None:
     path = place.at("a.parquet")
-    place.backend.make_folder(place.root)
     rows = pa.table({"a": range(200_000), "b": [f"text {n}" for n in range(200_000)]})
-    pq.write_table(rows, path, filesystem=place.backend.system, row_group_size=50_000)
+    write_table(place, path, rows, 50_000)
     with place.backend.system.open_input_file(path) as source:
         assert pq.ParquetFile(source).read(["b"], use_threads=False) == rows.select(["b"])
 
@@ -204,9 +270,7 @@ def a_data_file(place: Place) -> tuple[str, pa.Table]:
     rng, rows = np.random.default_rng(3), 50_000
     columns = {name: rng.integers(0, 1 << 60, rows) for name in ("a", "b", "c")}
     table, path = pa.table(columns), place.at("data.parquet")
-    place.backend.make_folder(place.root)
-    with place.backend.system.open_output_stream(path) as out:
-        pq.write_table(table, out, row_group_size=rows // 2)
+    write_table(place, path, table, rows // 2)
     return path, table
 
 

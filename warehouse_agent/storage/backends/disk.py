@@ -6,15 +6,16 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
 from pyarrow import fs
 
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.storage.backends.interface import Change, DataSource, ended
+from warehouse_agent.storage.backends.interface import Change, DataSource, NewFile, ended
 from warehouse_agent.storage.locks import FileLock, appended, forget_holder, take
 
 
@@ -40,6 +41,9 @@ class Disk:
     def opened(self, path: str) -> Iterator[DataSource]:
         with self.system.open_input_file(path) as file:
             yield DataSource(file)
+
+    def begun(self, path: str) -> NewFile:
+        return _NewFile(self.system, path)
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:
         self._write(path, data, private=private, is_new=False)
@@ -94,6 +98,14 @@ class Disk:
         selector = fs.FileSelector(path, allow_not_found=True, recursive=recursive)
         return list(self.system.get_file_info(selector))
 
+    def sizes(self, path: str, files: Collection[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder in sorted({file.rpartition("/")[0] for file in files}):
+            for info in self.listed(f"{path}/{folder}".rstrip("/"), recursive=False):
+                if info.type is fs.FileType.File:
+                    found[f"{folder}/{info.base_name}".lstrip("/")] = info.size
+        return {file: found[file] for file in files if file in found}
+
     def modified(self, path: str) -> datetime | None:
         mtime: datetime | None = self.system.get_file_info(path).mtime
         return mtime
@@ -125,6 +137,28 @@ class Disk:
 
     def lock(self, path: str, name: str) -> AbstractContextManager[FileLock]:
         return _locked(path, name)
+
+
+class _NewFile:
+    """A file of the disk that is being written, under its own name."""
+
+    def __init__(self, system: fs.FileSystem, path: str) -> None:
+        self._system, self._path = system, path
+        self.out: pa.NativeFile = system.open_output_stream(path)
+        self._is_finished = False
+
+    def finish(self) -> int:
+        size: int = self.out.tell()
+        self.out.close()
+        self._is_finished = True
+        return size
+
+    def abandon(self) -> None:
+        if self._is_finished:
+            return
+        with contextlib.suppress(OSError):  # a disk that is full
+            self.out.close()
+        self._system.delete_file(self._path)
 
 
 @contextlib.contextmanager

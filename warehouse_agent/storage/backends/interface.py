@@ -7,7 +7,7 @@ through a file system of Arrow. Every backend passes tests/warehouse_agent/stora
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -67,11 +67,24 @@ class DataSource:
         return pq.read_metadata(self.file if self.end is None else pa.BufferReader(self.end))
 
 
+class NewFile(Protocol):
+    """A data file that is being written to `out`. One that is dropped is not there: on a disk once
+    `abandon` was called, in a bucket always."""
+
+    out: pa.NativeFile
+
+    def finish(self) -> int:
+        """Close it, which makes it appear in a bucket; return its bytes. Raises OSError."""
+
+    def abandon(self) -> None:
+        """Remove what was written; nothing once it is finished. Raises OSError."""
+
+
 class Backend(Protocol):
     """A disk or an object store. Paths are those of `path`; methods raise OSError (StoreError).
 
     Attributes:
-        system: its file system, for data files; each file appears when it is closed.
+        system: its file system, to read data files.
         is_local: a disk of this machine.
     """
 
@@ -86,6 +99,9 @@ class Backend(Protocol):
 
     def opened(self, path: str) -> AbstractContextManager[DataSource]:
         """Open a data file, which nobody writes again."""
+
+    def begun(self, path: str) -> NewFile:
+        """Begin a data file, in a folder that exists."""
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:
         """Write a file whole or not at all; on disks only its owner can read a `private` one."""
@@ -110,6 +126,10 @@ class Backend(Protocol):
 
     def listed(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
         """Return what is in a folder; nothing without folder."""
+
+    def sizes(self, path: str, files: Collection[str]) -> dict[str, int]:
+        """Return the bytes of those files in folders of a folder that are there, by their paths
+        relative to it."""
 
     def modified(self, path: str) -> datetime | None:
         """Return when a file was written; None if it is not there."""

@@ -13,7 +13,7 @@ import io
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -37,6 +37,7 @@ from warehouse_agent.storage.backends.credentials import Credentials
 from warehouse_agent.storage.backends.interface import (
     Change,
     DataSource,
+    NewFile,
     ReplacedError,
     StoreError,
     ended,
@@ -55,6 +56,7 @@ HOLE_BYTES = 1 << 17  # between two ranges that one request reads
 FETCH_BYTES = 32 << 20  # held of a file; a row group has seldom more
 PART_BYTES = 8 << 20  # of an upload in parts
 PARTS_AT_ONCE = 2
+PAGE_FILES = 1000  # that a request lists
 CHANGE_S_MAX = 10.0  # tried again while others change a file
 _PAUSE_S = 0.05
 _RETRY_S = 60.0
@@ -159,6 +161,9 @@ class S3:
                     raise FileNotFoundError(2, "No such file", self._path(key)) from None
                 raise ReplacedError("It was replaced while it was read") from None
 
+    def begun(self, path: str) -> NewFile:
+        return _NewFile(self, path)
+
     def write(self, path: str, data: bytes, *, private: bool) -> None:  # noqa: ARG002 - of disks
         with self.errors():
             obstore.put(self.store, self.key(path), data)
@@ -219,6 +224,33 @@ class S3:
         # SeaweedFS lists an empty folder as an object of its name.
         files = [self._info(meta) for meta in found if meta["path"] != key]
         return files + [fs.FileInfo(self._path(f), fs.FileType.Directory) for f in folders]
+
+    def sizes(self, path: str, files: Collection[str]) -> dict[str, int]:
+        """Return what is known of files, as `Backend.sizes`, by lists that begin at the next file.
+
+        That is one request where little else lies between them, at most one for each; and one more
+        for each that is not listed.
+        """
+        prefix, found, end = f"{self.key(path)}/".lstrip("/"), dict[str, int](), ""
+        left = sorted(files, key=str.encode)  # the order of a list
+        while left:
+            # A name comes before the file, and none of a folder, which SeaweedFS takes for all that
+            # is in it; nor dots alone, which no key has.
+            folder, _, name = left[0].rpartition("/")
+            before = f"{folder}/{name[:-1] if name[:-1].strip('.') else ' '}".lstrip("/")
+            begin = prefix + max(before, end, key=str.encode)
+            with self.errors():
+                pages = obstore.list(self.store, prefix, offset=begin, chunk_size=PAGE_FILES)
+                page = next(iter(pages), [])
+            found |= {meta["path"].removeprefix(prefix): meta["size"] for meta in page}
+            if len(page) < PAGE_FILES:
+                break
+            end = page[-1]["path"].removeprefix(prefix)
+            left = [file for file in left if file.encode() > end.encode()]
+        for file in files:  # a list may be behind
+            if file not in found and (info := self.info(f"{path}/{file}")).is_file:
+                found[file] = info.size
+        return {file: found[file] for file in files if file in found}
 
     def info(self, path: str) -> fs.FileInfo:
         """Return size and time of a file; of anything else that it is not there."""
@@ -319,8 +351,8 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
     def open_input_file(self, path: str) -> pa.NativeFile:
         return pa.PythonFile(_ReadFile(self._of, path), mode="r")
 
-    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:  # noqa: ARG002
-        return pa.PythonFile(_WrittenFile(self._of, path), mode="w")
+    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
+        raise NotImplementedError  # who drops it could not say whether it is to appear
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
         raise NotImplementedError
@@ -431,11 +463,27 @@ class _ReadFile(io.RawIOBase):
         return self._of.part(self.key, begin, end, self._end.tag)
 
 
-class _WrittenFile(io.RawIOBase):
-    """An object that is uploaded in parts, and is there when it is closed."""
+class _NewFile:
+    """An object that is uploaded in parts, and is there when it is finished."""
 
     def __init__(self, backend: S3, path: str) -> None:
-        self._of, self._at = backend, 0
+        self._upload = _Upload(backend, path)
+        self.out = pa.PythonFile(self._upload, mode="w")
+
+    def finish(self) -> int:
+        self._upload.finish()
+        return self._upload.tell()
+
+    def abandon(self) -> None:
+        self._upload.close()
+
+
+class _Upload(io.RawIOBase):
+    """An upload in parts. Closing it, as Python does with a file that is dropped, ends it without
+    an object."""
+
+    def __init__(self, backend: S3, path: str) -> None:
+        self._of, self._path, self._at = backend, path, 0
         with backend.errors():
             self._out = obstore.open_writer(
                 backend.store,
@@ -457,8 +505,20 @@ class _WrittenFile(io.RawIOBase):
         self._at += view.nbytes
         return view.nbytes
 
+    def finish(self) -> None:
+        """Complete the upload, which the store may have done although it answers with an error: a
+        completion that is repeated after a lost answer finds no upload."""
+        super().close()
+        with self._of.errors():
+            try:
+                self._out.close()
+            except (BaseError, OSError):
+                if self._of.info(self._path).size != self._at:  # nobody else writes this name
+                    raise
+
     def close(self) -> None:
+        """Abort the upload, unless it is completed."""
         if not self.closed:
             super().close()
             with self._of.errors():
-                self._out.close()
+                self._out.__exit__(OSError, None, None)
