@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +115,26 @@ def test_what_aws_answers(pair: Pair, moto: Moto, case: str) -> None:
     with ExitStack() as stack:
         endpoint = stack.enter_context(scripted_store(status, code, message))
         refused(pair, replace(moto.bucket(), endpoint=endpoint), remedy, code)
+
+
+@pytest.mark.parametrize("key", ["//x", "/./x", "/../x", "/a\x01"])
+def test_an_object_with_a_name_that_no_list_has(moto: Moto, key: str) -> None:
+    bucket = moto.bucket()
+    moto.client("s3").put_object(Bucket=bucket.name, Key=f"lake/t{key}", Body=b"")
+    store = Store(bucket.root, storage=bucket.settings)
+    asks: list[Callable[[], object]] = [
+        lambda: store.files("t"),
+        lambda: store.walk("t"),
+        lambda: store.sizes("t", ["-"]),
+    ]
+    for ask in asks:
+        with pytest.raises(WarehouseUnavailable, match='has an object with the name "lake/t') as of:
+            ask()
+        told(
+            of.value,
+            "Remove that object, or give it another name: Driftline makes none like it.",
+        )
+    assert store.files("tt") == []
 
 
 def test_no_credentials(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:

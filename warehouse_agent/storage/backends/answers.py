@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from driftline.peer_text import one_line
 
 TEXT_CHARACTERS_MAX = 300
-_NO_ANSWER, _NO_KEYS, _REDIRECT = "no answer", "no keys", "PermanentRedirect"  # beside codes of S3
+# Beside codes of S3.
+_NO_ANSWER, _NO_KEYS, _REDIRECT = "no answer", "no keys", "PermanentRedirect"
+_STRANGE_NAME = "strange name"
 _KEYS = (
     "Correct the keys there; or name another `profile` or `credentials_file` in [storage], or "
     "remove both for those of the environment or the machine."
 )
 _RIGHTS = "Give these credentials the rights that docs/operating/s3.md lists."
-_OTHERWISE = "Run `driftline doctor`: it tries the store."
+OTHERWISE = "Run `driftline doctor`: it tries the store."
 # Codes of S3, or what stands for one, and the remedy.
 _MEANINGS = (
     ({"NoSuchBucket"}, "Make the bucket, or correct `path` in [warehouse]."),
@@ -42,6 +44,10 @@ _MEANINGS = (
         "Is the store up, and `endpoint` in [storage] its address? Run the command again.",
     ),
     (
+        {_STRANGE_NAME},
+        "Remove that object, or give it another name: Driftline makes none like it.",
+    ),
+    (
         {_NO_KEYS},
         "Name a `profile` or a `credentials_file` in [storage], or give this machine a role.",
     ),
@@ -49,13 +55,15 @@ _MEANINGS = (
 _OF_CREDENTIALS = {_KEYS, _RIGHTS}
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _IS_ANSWER = re.compile(
-    r"<Code>|Error performing|S3 error|necessary privileges|load\w* credentials"
+    r"<Code>|Error performing|S3 error|necessary privileges|load\w* credentials|invalid path"
 )
 _PART = re.compile(r"<(Code|Message)>([^<]*)</")
 _ASKED = re.compile(r"Error performing \w+ (https?://[^/\s]+)")
 # At the metadata of a machine or a container.
 _LOOKED = re.compile(r"loading credentials|/latest/(?:api|meta-data)/|://169\.254\.1")
 _STATUS = re.compile(r"status code\W+(\d{3}) ?([A-Z][A-Za-z]+(?: [A-Z][A-Za-z]+)*)?")
+# obstore lists nothing where one key has an empty part, one of dots alone or control characters.
+_STRANGE = re.compile(r"invalid path: (?:Error parsing )?Path (\"[^\n]*?\")(?: contained|:)")
 _SILENT = re.compile(r"HTTP error|error sending request|error decoding response|timed out")
 _WHY = re.compile(
     r"Connection refused|[Cc]onnection reset|[Cc]onnection closed|Network is unreachable"
@@ -84,6 +92,8 @@ def answer(text: str) -> Answer | None:
     text = _COLOUR.sub("", text)
     if not _IS_ANSWER.search(text):
         return None
+    if (strange := _STRANGE.search(text)) is not None:
+        return _meant(f"the bucket has an object with the name {strange[1]}", _STRANGE_NAME)
     parts = dict(_PART.findall(text))
     if code := parts.get("Code"):
         said = parts.get("Message")
@@ -102,6 +112,6 @@ def answer(text: str) -> Answer | None:
 
 
 def _meant(text: str, code: str) -> Answer:
-    remedy = next((remedy for codes, remedy in _MEANINGS if code in codes), _OTHERWISE)
+    remedy = next((remedy for codes, remedy in _MEANINGS if code in codes), OTHERWISE)
     text = one_line(" ".join(text.split()), TEXT_CHARACTERS_MAX).rstrip(".")
     return Answer(text, remedy, remedy in _OF_CREDENTIALS)

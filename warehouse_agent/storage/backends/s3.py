@@ -32,7 +32,7 @@ from obstore.store import S3Store
 from pyarrow import fs
 
 from warehouse_agent.config.storage import S3_SCHEME
-from warehouse_agent.storage.backends.answers import TEXT_CHARACTERS_MAX, Answer, answer
+from warehouse_agent.storage.backends.answers import OTHERWISE, TEXT_CHARACTERS_MAX, Answer, answer
 from warehouse_agent.storage.backends.credentials import Credentials
 from warehouse_agent.storage.backends.interface import (
     Change,
@@ -105,7 +105,9 @@ class S3:
                 raise
             self.credentials.static()
             said = str(error)
-            found = self.answer(said) or Answer(one_line(said, TEXT_CHARACTERS_MAX), "", False)
+            found = self.answer(said) or Answer(
+                one_line(said, TEXT_CHARACTERS_MAX), OTHERWISE, False
+            )
             raise StoreError(found.text, found.remedy) from error
 
     def answer(self, text: str) -> Answer | None:
