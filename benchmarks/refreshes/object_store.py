@@ -1,26 +1,33 @@
 """Refreshes of one table with its warehouse in an object store, beside the same on a local disk.
 
     python -m benchmarks.refreshes.object_store
-    python -m benchmarks.refreshes.object_store --rows 1500000 --store moto --rounds 5
+    python -m benchmarks.refreshes.object_store --rows 1500000 --rounds 5 --dlt
 
 The source is an SQLite file behind a source agent of its own process. The commands run in this
 process, one of each kind of place in turn, after one that is not counted: a refresh of a share of
 the rows, scattered over all of them, and one that finds nothing. The store is reached through a
-proxy that counts requests; a second one holds each request back, as a distant store does.
+proxy that counts requests; a second one holds each request back, as a distant store does. With
+`--dlt` dlt loads all rows again into a Delta table of the same bucket in each round, by its
+connectorx backend, in an environment of its own; its process's start is in its seconds.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import statistics
+import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
+from benchmarks import environments
 from tests.harness.counted_requests import RequestCounter
 from tests.harness.no_spark import NoSpark
 from tests.harness.object_stores import STORES, Bucket
@@ -31,6 +38,41 @@ from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 
 COLUMNS = "id INTEGER PRIMARY KEY NOT NULL, customer INT, price REAL, day TEXT, note TEXT"
+
+
+ENVIRONMENT = "object-store-reloads"
+DLT_REQUIREMENTS = (
+    "connectorx==0.4.6",
+    "dlt[deltalake]==1.31.0",
+    "pyarrow==26.0.1",
+    "s3fs==2026.9.0",
+    "sqlalchemy==2.1.9",
+)
+_DLT = """
+import os
+import sys
+import dlt
+from dlt.sources.sql_database import sql_table
+file, bucket, endpoint = sys.argv[1:]
+keys = {
+    "aws_access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
+    "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
+    "endpoint_url": endpoint,
+    "region_name": "us-east-1",
+}
+pipeline = dlt.pipeline(
+    "reload", pipelines_dir="state", dataset_name="reloaded",
+    destination=dlt.destinations.filesystem(
+        f"s3://{bucket}/dlt", credentials=keys,
+        deltalake_storage_options={"AWS_ALLOW_HTTP": "true", "conditional_put": "etag"},
+    ),
+)
+rows = sql_table(
+    f"sqlite:///{file}", "t", backend="connectorx",
+    backend_kwargs={"conn": f"sqlite://{file}", "return_type": "arrow"},
+)
+pipeline.run(rows, write_disposition="replace", table_format="delta")
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +92,14 @@ class Place:
         assert report.error is None, report.error
         return report
 
-    def timed(self) -> tuple[float, str]:
-        """Refresh; return the seconds, and what was asked for."""
-        began = time.monotonic()
+    def timed(self, work: Callable[[], object] | None = None) -> tuple[float, str]:
+        """Refresh, or do other work there; return the seconds, and what was asked for."""
+        began, work = time.monotonic(), work or self.refresh
         if self.counter is None or self.bucket is None:
-            self.refresh()
+            work()
             return time.monotonic() - began, ""
         with self.counter.counted(self.bucket) as requests:
-            self.refresh()
+            work()
             seconds = time.monotonic() - began
         up, down = requests.up_bytes / 1e6, requests.down_bytes / 1e6
         return seconds, f"{requests.total} requests, {up:.1f} MB up, {down:.1f} MB down"
@@ -80,6 +122,26 @@ def fill(file: Path, rows: int) -> None:
         db.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", made)
 
 
+def reload(place: Place, folder: Path) -> None:
+    """Let dlt load all rows into the place's bucket, as the files in the folder say."""
+    assert place.bucket is not None
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    keys = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), place.bucket.keys, strict=True))
+    state = folder / f"dlt of {place.bucket.name}"
+    state.mkdir(exist_ok=True)
+    python = str(environments.program("python", ENVIRONMENT))
+    words = [str(folder / "erp.db"), place.bucket.name, place.bucket.endpoint]
+    done = subprocess.run(
+        [python, "-c", _DLT, *words],
+        cwd=state,
+        env={**kept, **keys, "RUNTIME__DLTHUB_TELEMETRY": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def written(folder: Path, name: str, address: str, bucket: Bucket | None) -> Path:
     """Write the data engineer's file of a place."""
     file, path = folder / f"{name}.toml", folder / name if bucket is None else bucket.root
@@ -97,7 +159,12 @@ def written(folder: Path, name: str, address: str, bucket: Bucket | None) -> Pat
 @click.option("--store", type=click.Choice(sorted(STORES)), default="seaweedfs")
 @click.option("--delay-ms", default=30.0, help="Added to each request.")
 @click.option("--rounds", default=3)
-def main(rows: int, share: float, store: str, delay_ms: float, rounds: int) -> None:
+@click.option("--dlt", "with_dlt", is_flag=True, help="Let dlt load all rows beside it.")
+def main(
+    rows: int, share: float, store: str, delay_ms: float, rounds: int, *, with_dlt: bool
+) -> None:
+    if with_dlt and (why := environments.missing(ENVIRONMENT, DLT_REQUIREMENTS)):
+        raise click.ClickException(why)
     with ExitStack() as up, TemporaryDirectory(prefix="driftline-bench-") as made:
         folder = Path(made)
         fill(folder / "erp.db", rows)
@@ -120,7 +187,7 @@ def main(rows: int, share: float, store: str, delay_ms: float, rounds: int) -> N
             seconds, asked = place.timed()
             print(f"{place.name}: first load of {rows:,} rows {seconds:.2f} s  {asked}")
         for what, changed in ((f"{share:.1%} of the rows", share), ("nothing", 0.0)):
-            seconds_of: dict[str, list[float]] = {place.name: [] for place in places}
+            seconds_of: dict[str, list[float]] = {}
             last: dict[str, str] = {}
             for turn in range(rounds + 1):
                 if changed:
@@ -128,10 +195,16 @@ def main(rows: int, share: float, store: str, delay_ms: float, rounds: int) -> N
                         every = round(1 / changed)
                         words = "UPDATE t SET note = ? WHERE id % ? = ?"
                         db.execute(words, (f"round {turn}", every, turn % every))
-                for place in places:
-                    seconds, last[place.name] = place.timed()
+                runs = [(place.name, place.timed) for place in places]
+                if with_dlt and changed:
+                    runs += [
+                        (f"dlt, {place.name}", partial(place.timed, partial(reload, place, folder)))
+                        for place in places[1:]
+                    ]
+                for name, timed in runs:
+                    seconds, last[name] = timed()
                     if turn:
-                        seconds_of[place.name].append(seconds)
+                        seconds_of.setdefault(name, []).append(seconds)
             base = statistics.median(seconds_of["disk"])
             for name, found in seconds_of.items():
                 median = statistics.median(found)
