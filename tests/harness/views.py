@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -40,6 +41,12 @@ _BUCKET = "bucket"  # a file of a folder of sites: the name of the bucket
 def served(table: str, derive: Sequence[str] = ()) -> str:
     """The lines of a relation in source.toml."""
     return f'table = "{table}"\n' + (f"derive = {json.dumps(list(derive))}\n" if derive else "")
+
+
+def rows_at(uri: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of a data file by its URI."""
+    system, path = located(uri)
+    return pq.read_table(path, columns=columns, filesystem=system)
 
 
 class Sites:
@@ -170,8 +177,7 @@ class Sites:
         rows = self.pinned(version).read(name)
         found = Counter[tuple[Any, ...]]()
         for uri in rows.inputFiles():
-            system, path = located(uri)
-            table = pq.read_table(path, columns=rows.columns, filesystem=system)
+            table = rows_at(uri, rows.columns)
             found.update(tuple(map(plain, row.values())) for row in table.to_pylist())
         return found
 

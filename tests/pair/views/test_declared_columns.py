@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.older_tables import declare, declaring_bookkeeping
-from tests.harness.views import Sites
+from tests.harness.views import Sites, rows_at
 from tests.pair.views.two_sites import filled
 from warehouse_agent.columns.layout import RESERVED
 from warehouse_agent.columns.view_layout import LINEAGE
@@ -40,7 +39,11 @@ def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def seen(sites: Sites, name: str) -> list[str]:
-    return DeltaTable(sites.store.table(name)).to_pyarrow_table().column_names
+    return (
+        DeltaTable(sites.store.table(name), storage_options=sites.store.delta_options)
+        .to_pyarrow_table()
+        .column_names
+    )
 
 
 def is_declared(sites: Sites, name: str) -> bool:
@@ -51,8 +54,10 @@ def is_declared(sites: Sites, name: str) -> bool:
 def check_files(sites: Sites) -> None:
     """What the next refresh pairs rows by is in the files."""
     for view in VIEWS:
-        for uri in DeltaTable(sites.store.table(view)).file_uris():
-            names = pq.read_schema(uri.removeprefix("file://")).names
+        head = formats.view_head(sites.store, view)
+        assert head is not None
+        for uri in head.uris():
+            names = rows_at(uri).column_names
             assert names[: len(COLUMNS[view])] == COLUMNS[view]
             assert f"{LINEAGE}1" in names
 
@@ -63,7 +68,12 @@ def data_files(sites: Sites) -> dict[str, bytes]:
 
 
 def versions(sites: Sites) -> dict[str, int]:
-    return {name: DeltaTable(sites.store.table(name)).version() for name in COLUMNS}
+    return {
+        name: DeltaTable(
+            sites.store.table(name), storage_options=sites.store.delta_options
+        ).version()
+        for name in COLUMNS
+    }
 
 
 def test_what_nothing_changes_is_undeclared_by_one_entry_each(sites: Sites) -> None:

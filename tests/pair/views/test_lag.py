@@ -10,13 +10,12 @@ from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from driftline.errors import NotFound
 from pyspark.sql import SparkSession
 
 from tests.harness.no_spark import NoSpark
-from tests.harness.views import Sites
+from tests.harness.views import Sites, rows_at
 from tests.warehouse_agent.cli.test_main import Run, command
 from warehouse_agent import changes, read
 from warehouse_agent.history.refresh_history import append
@@ -449,7 +448,7 @@ def test_readers_beside_refreshes_that_run_ahead(sites: Sites) -> None:
         columns = {"joined": ["x", "y"], "orders": ["amount"], "other": ["mark"]}[name]
         found = set()
         for file in snapshot.files:
-            rows = pq.read_table(file.uri.removeprefix("file://"), columns=columns)
+            rows = rows_at(file.uri, columns)
             found |= {value for column in columns for value in rows[column].to_pylist()}
         return found
 
