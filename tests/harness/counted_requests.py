@@ -30,6 +30,7 @@ from tests.harness.servers import Server
 _CHUNK_BYTES = 1 << 18
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
+_EXPECTS = re.compile(rb"\r\nexpect: *100-continue", re.IGNORECASE)
 _BODILESS = {204, 304}
 
 
@@ -124,12 +125,16 @@ class _Proxy:
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         on.write(head)
+        is_waiting = _EXPECTS.search(head) is not None  # for this, before it sends the body
+        if is_waiting:
+            back.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await back.drain()
         up = await _body(head, client, on)
         answer, status = b"", 100
         while status == 100:
             answer = await server.readuntil(b"\r\n\r\n")
             status = int(answer.split(b" ", 2)[1])
-            if status == 100:
+            if status == 100 and not is_waiting:
                 back.write(answer)
         down = 0
         held = _Held(back)
