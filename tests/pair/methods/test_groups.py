@@ -341,7 +341,7 @@ def test_rows_in_no_unit_are_not_published_twice(
 ) -> None:
     """They are shipped before the totals are known to be equal."""
     certain = partial(ChangeOutlook, share=1e3, now_s=1e9, elapsed_s=1e12)
-    monkeypatch.setattr(prepare, "_outlook", lambda _base, _changes, stamp: certain(stamp.clock))
+    monkeypatch.setattr(prepare, "outlook_of", lambda _base, _changes, stamp: certain(stamp.clock))
     pair.fragment_lines["orders"] = 'method = "group"'
     pair.refresh("orders")
     pair.legacy.execute("UPDATE orders SET note = 'later' WHERE id < 100")

@@ -98,7 +98,7 @@ def test_a_method_by_total(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_outside_methods_knows_a_method_of_the_warehouse() -> None:
-    """But for tiles, whose auxiliary table holds range sums."""
+    """But for tiles, whose auxiliary table holds range sums, and what is said beside methods."""
     room, knowing = ROOT / "warehouse_agent/methods", set()
     methods = {path.stem for path in room.iterdir()} - {"__init__", "__pycache__", *SHARED}
     assert {"full_copy", "groups", "ranges", "since", "sketch"} <= methods
@@ -112,6 +112,7 @@ def test_nothing_outside_methods_knows_a_method_of_the_warehouse() -> None:
                 if any(f"{name}.".startswith(f"{one}.") for name in names for one in known):
                     knowing.add(str(path.relative_to(ROOT)))
     assert knowing == {
+        "warehouse_agent/inspection/part_prediction.py",  # parts, which one method compares
         "warehouse_agent/refresh/marker_audit.py",  # the sums of keys that an audit compares
         "warehouse_agent/refresh/reporting.py",  # what a refresh by a marker says of it
         "warehouse_agent/refresh/tiled.py",

@@ -82,7 +82,8 @@ def test_a_log_is_opened_once_in_a_command(
     for name in NAMES:
         pair.legacy.execute(f"UPDATE {name} SET mark = 1 WHERE id = 7")
     assert opened("refresh") == told
-    for command in ("status", "plan", "verify", "doctor"):
+    assert opened("status") == {}, "a commit says what it shows"
+    for command in ("plan", "verify", "doctor"):
         assert opened(command) == once, command
     for command in ("history", "receipt"):
         assert opened(command, "a") == {"a": 1}, command
