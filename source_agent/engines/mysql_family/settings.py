@@ -132,10 +132,17 @@ def time_limits(ask: Ask) -> list[TimeLimit]:
     return limits
 
 
-def refuse_changed(ask: Ask, product: Product, before: Shown, relation: Relation) -> None:
-    """Raise DatabaseRefused if a variable has another value than when the session opened."""
+def _changed(ask: Ask, product: Product, before: Shown) -> list[str]:
     names = (*WATCHED, *product.watched, _CLOCK)
     pairs = zip(names, before, ask(shown_sql(product))[0], strict=True)
-    if changed := [name for name, was, now in pairs if was != now]:
+    return [name for name, was, now in pairs if was != now]
+
+
+def refuse_changed(ask: Ask, product: Product, before: Shown, relation: Relation) -> None:
+    """Raise DatabaseRefused if a variable has another value than when the session opened."""
+    changed = _changed(ask, product, before)
+    if changed == [_CLOCK]:  # the server's clock was put on between two looks at it, or is set
+        changed = _changed(ask, product, before)
+    if changed:
         _set(ask, product)  # for the relations that follow in this session
         raise changed_setting(relation, changed)

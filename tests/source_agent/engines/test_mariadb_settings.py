@@ -342,3 +342,21 @@ def test_a_function_that_changes_a_setting_is_refused_or_undone(maria: OfMariaDB
                 continue
             assert session.ask(settings.shown_sql(session.product))[0] == session._shown, name
             assert read(session, items) == before, name
+
+
+def test_a_clock_that_is_put_on_beside_a_look_at_it_is_no_setting(maria: OfMariaDB) -> None:
+    """The server's clock may be set between the two readings of one look, and of no other."""
+    (items, *_), looks = RELATIONS, list[bool]()
+    with session_of(maria) as session:
+
+        def ask(sql: str, *values: object) -> list[tuple[str | None, ...]]:
+            looks.append(len(looks) < away)
+            session.ask(f"SET SESSION timestamp = {1_000_000_000 if looks[-1] else 'DEFAULT'}")
+            return session.ask(sql, *values)
+
+        away = 1
+        settings.refuse_changed(ask, session.product, session._shown, items)
+        assert looks == [True, False]
+        away = 4
+        with pytest.raises(DatabaseRefused, match="changed timestamp"):
+            settings.refuse_changed(ask, session.product, session._shown, items)
