@@ -148,11 +148,10 @@ class Reader:
             take: takes so many bytes of memory, or returns False.
             rows: estimated number of wanted rows; total: of all rows.
         """
-        able, shape, most = self._session.capabilities, self.shape, int(KEYS_FIRST_SHARE * total)
-        is_keyed = shape.keyed and not shape.indexed and not shape.is_joined
+        shape, most = self.shape, int(KEYS_FIRST_SHARE * total)
         is_wide = len(self.recipe.columns) >= KEYS_FIRST_COLUMNS * self.recipe.key_columns
         is_exact = self.consistency is Consistency.EXACT
-        is_able = able.read_keys is not None and is_keyed and is_wide and is_exact
+        is_able = _is_keyed(self._session, shape) and not shape.indexed and is_wide and is_exact
         if not is_able or rows > most:
             return None
         key, salt, found, count = self.fragment_key, self.salt, list[Block](), 0
@@ -353,8 +352,12 @@ class Reader:
 
 def finds_keys(session: Session, shape: Shape) -> bool:
     """Return True if rows without locators are read again by their keys."""
-    able = session.capabilities
-    is_able = able.read_keys is not None and able.split is None
+    return _is_keyed(session, shape) and session.capabilities.split is None
+
+
+def _is_keyed(session: Session, shape: Shape) -> bool:
+    """Return True if `read_keys` finds each row of a relation."""
+    is_able = session.capabilities.read_keys is not None
     return is_able and shape.keyed and not shape.is_joined
 
 
