@@ -185,10 +185,14 @@ def is_by_key(
     """
     if base is None or not base.rows or allowance is None or not allowance.covers(base.rows, now):
         return False
-    is_grouped = fragment.method in {None, Method.GROUP} and fragment.incremental is None
     is_proven = fragment.proof in {Proof.TOTAL, Proof.PART} and fragment.read_at_most is None
     has_order = group_selection.named_key_bytes(base.layout.recipe, None) is not None
-    return is_grouped and is_proven and has_order
+    return _may_group(fragment) and is_proven and has_order
+
+
+def _may_group(fragment: Fragment) -> bool:
+    """Return True if a fragment asks for no other way than groups."""
+    return fragment.method in {None, Method.GROUP} and fragment.incremental is None
 
 
 def rows_of_part(fragment: Fragment, allowance: Allowance | None, now: datetime) -> int | None:
@@ -196,8 +200,7 @@ def rows_of_part(fragment: Fragment, allowance: Allowance | None, now: datetime)
 
     allowance: what the source allows; None: it did not say.
     """
-    is_grouped = fragment.method in {None, Method.GROUP} and fragment.incremental is None
-    if fragment.proof is not Proof.PART or not is_grouped:
+    if fragment.proof is not Proof.PART or not _may_group(fragment):
         return None
     if allowance is None:
         return fragment.read_at_most
