@@ -289,7 +289,25 @@ class PlanInputs:
     @property
     def costs(self) -> Costs:
         """The costs by which a continuation is chosen."""
-        return Costs(self.prices, self.line, self.integer_key, self.forced, self.rows_lost)
+        return Costs(
+            self.prices,
+            self.line,
+            self.integer_key,
+            self.forced,
+            self.rows_lost,
+            self.finds_rows,
+        )
+
+    @property
+    def finds_rows(self) -> bool:
+        """True if the source found the changed rows of the last refresh without another scan.
+
+        After a comparison that found nothing a source keeps neither places nor keys.
+        """
+        last = self.earlier[-1] if self.earlier else None
+        if last is None or last.method != Method.SKETCH.value:
+            return False
+        return last.scans == 1 and last.inserted + last.updated > 0
 
     def strata_sent(self, slots: int) -> int:
         """Return the slots whose strata go with an opening: all, or none if they are left out."""
@@ -427,7 +445,8 @@ def stalled_ways(
     if sketch is not None and sketch.decodes(in_cells):  # the opening does not stall
         shipped, chosen = max(changed, new), Method.SKETCH
         size = int(known.prices.changes(shipped))
-        again = plan.rows_again(shipped, theirs, by_index=by_index)
+        finds = known.finds_rows
+        again = plan.rows_again(shipped, theirs, by_index=by_index, finds_rows=finds)
         options[chosen] = Choice(chosen, size, rows_read=again, round_trips=0)
     slots = sketch.cells if sketch else ranges
     late = 0 if has_strata else plan.strata_bytes(slots)  # they come with the verdict

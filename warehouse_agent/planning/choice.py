@@ -42,6 +42,7 @@ QUANTILES = 64  # of a partition of integer keys: 5 bytes each in every opening
 OVER, OVER_BYTES = 1.05, 16_384  # of the bytes of a copy, and beside them: the most at worst
 CHANGE_SHARE = 0.01  # of the rows, assumed if there is no earlier refresh
 INDEX_SHARE = 0.25  # of the rows: if it must read more again, a source reads all of them
+FOUND_SHARE = 0.1  # the same, where it finds rows by the places or keys that its scan kept
 
 # Seconds for a row that comes, of lineitem on two cores (2026-11-28). A source packs 3 M rows in
 # some 7 s, while the line carries those before; to decode, verify and write them takes the
@@ -109,7 +110,8 @@ class Costs:
     """The costs that decide between continuations.
 
     `forced` is the method in the configuration; with an `integer_key` the source finds rows again
-    by an index; `rows_lost` rows of ours are known to be missing: they differ, and are not new.
+    by an index; `finds_rows`: it found them by the places or keys that its scan kept; `rows_lost`
+    rows of ours are known to be missing: they differ, and are not new.
     """
 
     prices: Prices
@@ -117,6 +119,7 @@ class Costs:
     integer_key: bool
     forced: Method | None = None
     rows_lost: int = 0
+    finds_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +263,8 @@ def offer_ranges(at: Disagreement) -> PricedChoice | None:
     come, by_index = estimate.shipped(estimate.likely), at.costs.integer_key
     rows = rows_again(touched, estimate.theirs, by_index=by_index)
     if touched * prices.row * UNPACKED > ROWS_HELD_BYTES:  # the wanted rows are read once more
-        rows += rows_again(come, estimate.theirs, by_index=by_index)
+        finds = at.costs.finds_rows
+        rows += rows_again(come, estimate.theirs, by_index=by_index, finds_rows=finds)
     choice = Choice(
         Method.RANGE,
         size,
@@ -295,7 +299,9 @@ def offer_cells(at: Disagreement) -> PricedChoice | None:
     # They may be sent in two parts, of which more are needed.
     more = max(PARTLY[2] * cells_for(estimate.worst) - len(wanted), 0)
     worst = CELL_BYTES * (sent + more) + prices.changes_at_worst(estimate.shipped(estimate.worst))
-    rows = rows_again(shipped, estimate.theirs, by_index=estimate.outside)
+    rows = rows_again(
+        shipped, estimate.theirs, by_index=estimate.outside, finds_rows=at.costs.finds_rows
+    )
     choice = Choice(Method.SKETCH, int(likely), rows_read=rows, rows_come=shipped, grid=wanted)
     return PricedChoice(choice, worst)
 
@@ -306,9 +312,10 @@ def seconds_of_rows(line: Line, rows: float, size: float) -> float:
     return rows * CAME_ROW_S + max(rows * PACKED_ROW_S - size / line.bytes_per_s, 0.0)
 
 
-def rows_again(wanted: float, total: int, *, by_index: bool) -> int:
+def rows_again(wanted: float, total: int, *, by_index: bool, finds_rows: bool = False) -> int:
     """Return how many of `total` rows a source reads to find the `wanted` ones again."""
-    return math.ceil(wanted) if by_index and wanted <= INDEX_SHARE * total else total
+    most = INDEX_SHARE if by_index else FOUND_SHARE if finds_rows else 0.0
+    return math.ceil(wanted) if most and wanted <= most * total else total
 
 
 def rows_changed(differing: float, slots: int) -> float:

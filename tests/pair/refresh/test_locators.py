@@ -87,6 +87,11 @@ def test_random_edits_are_found_by_one_scan(legacy: Legacy, tmp_path: Path, kind
             assert (report.method, report.source_scans) == ("sketch", 1)
             rows = len(legacy.rows("lines"))
             assert rows < report.source_rows_read <= rows + 1500
+            modelled = report.modelled
+            assert modelled is not None  # before the first, no refresh found rows so
+            assert modelled["source_scans"] == (1 if seed else 2)
+            if seed:
+                assert report.source_rows_read == pytest.approx(modelled["source_rows"], 0.05)
         same = refreshed(pair)
         assert (same.rows_changed, same.source_rows_read) == (0, len(legacy.rows("lines")))
 

@@ -240,6 +240,27 @@ def test_hashed_keys_cost_a_second_scan() -> None:
     assert [c.source_scans for c in predict(KNOWN).candidates] == [1, 1, 1, 1, 2]
     hashed = predict(known(integer_key=False, bounds=None))
     assert [c.source_scans for c in hashed.candidates] == [1, 2, 2, 2, 2]
+    found = predict(known(integer_key=False, bounds=None, earlier=daily(9)))
+    by_sketch = {c.what: c for c in found.candidates}["by sketch"]
+    assert by_sketch.source_scans == 1
+    assert by_sketch.source_rows is not None
+    assert ROWS < by_sketch.source_rows < 1.02 * ROWS
+
+
+@pytest.mark.parametrize("last", [run(0, day=2), run(9, day=2, method="range")])
+def test_places_are_expected_after_a_sketch_that_found_changes(last: EarlierRefresh) -> None:
+    """A scan after a comparison that found nothing keeps none."""
+    earlier = (*daily(9), last)
+    found = predict(known(integer_key=False, bounds=None, earlier=earlier))
+    assert [c.source_scans for c in found.candidates] == [1, 2, 2, 2, 2]
+
+
+def test_a_twentieth_of_the_rows_is_read_by_place_and_a_fifth_by_a_scan() -> None:
+    for share, scans in ((0.05, 1), (0.2, 2)):
+        facts = known(integer_key=False, bounds=None, earlier=daily(9))
+        found = modelled(facts, None, round(share * ROWS), Method.SKETCH, ROWS)
+        assert found is not None
+        assert found.source_scans == scans
 
 
 @given(st.integers(1, 1 << 18), st.integers(0, 1 << 20))
@@ -538,7 +559,8 @@ def test_why_it_wins() -> None:
     assert 'objective = "bytes"' in predict(known(line=metered)).why
     assert predict(known(forced=Method.RANGE)).why == 'method = "range"'
     # Ranges would take a scan less, and nothing that decodes asks for them any more.
-    slow = known(earlier=daily(*[1000] * 10), bounds=None, line=Line(0.02, 12.5e6, rows_per_s=1e5))
+    earlier = tuple(dataclasses.replace(one, scans=2) for one in daily(*[1000] * 10))
+    slow = known(earlier=earlier, bounds=None, line=Line(0.02, 12.5e6, rows_per_s=1e5))
     ranges = {c.what: c for c in predict(slow).candidates}["by ranges"]
     assert ranges.bytes is not None
     assert ranges.bytes < 40 * ROWS / 10
