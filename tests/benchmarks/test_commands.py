@@ -389,6 +389,13 @@ COMMANDS = {
             for step in ("load", "copy", "feed")
         ),
     ),
+    "reloads.proved": Command(
+        "--rows 3000 --rounds 1",
+        tuple(
+            rf"^{way} +{N} s +{N} × one thread, {N} cores$"
+            for way in ("one thread", "threads", "processes")
+        ),
+    ),
     "reloads.cut_loads": Command(
         "--rows 2000 --engine sqlite --key text --at 50",
         (

@@ -75,6 +75,7 @@ from warehouse_agent.tasks import (
 )
 from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.tasks.difference import EmptiedZones
+from warehouse_agent.tasks.processes import PROCESSES, ReadingProcesses
 from warehouse_agent.tasks.rewrites import replaced_rows
 from warehouse_agent.tasks.rewrites.replaced_rows import (
     RowsByHash,
@@ -90,6 +91,7 @@ from warehouse_agent.tasks.staging import RowsBefore, StagedFrames
 from warehouse_agent.tasks.steps import (
     DIGEST_BYTES,
     DIGESTS_FACTOR,
+    STEP_THREADS,
     StepLog,
     Steps,
     work_of_digests,
@@ -443,6 +445,14 @@ class Runs:
             patch.setattr(scan, "FILE_BYTES", 1)
             return self._once("many files", name, in_driver())
 
+    def in_processes(self, name: str) -> dict[str, Any]:
+        """What comes of steps that read in processes beside this one."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_places, "PROCESS_BYTES", 0)
+            patch.setattr(step_places, "PROCESS_MEMORY", 0)
+            patch.setattr(scan, "THREAD_BYTES", 1)
+            return self._once("processes", name, in_driver())
+
     def in_lots(self, name: str) -> dict[str, Any]:
         """What comes of rows that are too many to be looked up together."""
         with pytest.MonkeyPatch.context() as patch:
@@ -507,6 +517,24 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("name", ["integer key", "composite key"])
 def test_lots_do_the_same(runs: Runs, name: str) -> None:
     assert same(runs.in_lots(name), runs.in_driver(name))
+
+
+@pytest.mark.skipif(STEP_THREADS < 2, reason="ONE CORE, PROCESSES OF STEPS NOT TESTED")
+@pytest.mark.parametrize("name", ["integer key", "composite key"])
+def test_steps_in_processes_do_the_same(
+    runs: Runs, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, shares = ReadingProcesses.read, []
+
+    def noted(self: ReadingProcesses, function: Any, parts: Any, count: int) -> Any:
+        shares.append(len(parts))
+        return read(self, function, parts, count)
+
+    monkeypatch.setattr(ReadingProcesses, "read", noted)
+    assert same(runs.in_processes(name), runs.in_driver(name))
+    assert len(shares) >= 3
+    assert max(shares) >= 2
+    PROCESSES.close()
 
 
 STEPS_CALL = {"scan", "spread", "added", "runs_here", "spark", "spark_to_join"}

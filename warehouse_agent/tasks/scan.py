@@ -7,6 +7,7 @@ batches of the wanted columns, so no row goes through the JVM, which would conve
 of 2.2.) Pages are checked against the checksums that are written with them. One task reads a file.
 
 In this process a few threads share the files, and row groups of a file where the step allows it.
+A large step that reads rows has processes beside this one instead (`processes`).
 Each thread has its share from the start and reads the next batch when the function wants it. So the
 bytes in flight are at most a batch, and a page and a buffer of each column, for each thread,
 however slow the function is.
@@ -36,6 +37,7 @@ from warehouse_agent.spark.executors import Batches, driver_errors, task, unread
 from warehouse_agent.storage.backends.interface import DataSource, StoreError
 from warehouse_agent.storage.data_files import DataFile, row_bytes, uncounted_columns
 from warehouse_agent.storage.store import data_source
+from warehouse_agent.tasks.processes import PROCESSES
 from warehouse_agent.tasks.steps import STEP_THREADS, Steps
 
 if TYPE_CHECKING:
@@ -125,6 +127,8 @@ def scan(
     if steps.runs_here(work):
         count = min(_threads(work.size), tasks_max or THREADS_MAX)
         shares = _shares(files, max(count, _files(work)), is_divisible)
+        if steps.in_processes(work):
+            return _in_processes(shares, run, schema, count)
         return _in_threads(shares, run, schema, count)
     with driver_errors():
         spark = steps.spark(work)
@@ -159,7 +163,10 @@ def spread(
         threads = min(_threads(work.size), len(uris))
         count = threads if at_once else max(threads, min(_files(work), len(uris)))
         cuts = [len(uris) * i // count for i in range(count + 1)]
-        return _in_threads([uris[a:b] for a, b in pairwise(cuts)], function, schema, threads)
+        parts = [uris[a:b] for a, b in pairwise(cuts)]
+        if steps.in_processes(work):
+            return _in_processes(parts, function, schema, threads)
+        return _in_threads(parts, function, schema, threads)
     with driver_errors():
         spark = steps.spark(work)
         most = processors(spark)
@@ -278,6 +285,18 @@ def _in_threads(
                 results = list(pool.map(run, shares))
         finally:
             stopped.set()  # after a failure or Ctrl-C no thread begins another file
+    return pa.Table.from_batches([batch.cast(schema) for one in results for batch in one], schema)
+
+
+def _in_processes(
+    shares: Sequence[Sequence[_Work]],
+    function: Callable[[Iterator[_Work]], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
+    count: int,
+) -> pa.Table:
+    """Run a step that reads in processes beside this one; raises as `_in_threads`."""
+    with memory_errors():
+        results = PROCESSES.read(function, shares, count)
     return pa.Table.from_batches([batch.cast(schema) for one in results for batch in one], schema)
 
 

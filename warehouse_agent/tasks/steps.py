@@ -36,6 +36,7 @@ from warehouse_agent.spark.machine import machine
 from warehouse_agent.spark.session import DeferredSession, tasks_of
 from warehouse_agent.storage.data_files import DataFile, uncompressed
 from warehouse_agent.storage.store import Store, data_source
+from warehouse_agent.tasks.processes import PROCESSES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -165,6 +166,7 @@ class Steps:
             SparkLost: as of `spark`.
         """
         if (placed := self.expected(*later)) is None:
+            self._begin_processes(later)
             return
         with self._explained(placed):
             if isinstance(self.session, DeferredSession) and self.session.is_local:
@@ -177,6 +179,17 @@ class Steps:
         step."""
         if self.expected(*later) is not None:
             self.begin_joins()
+        else:
+            self._begin_processes(later)
+
+    def _begin_processes(self, later: Sequence[StepWork]) -> None:
+        """Begin to start processes, beside what comes first, if a later step reads in them."""
+        if any(map(self.in_processes, later)):
+            PROCESSES.start(STEP_THREADS)
+
+    def in_processes(self, work: StepWork) -> bool:
+        """Return True if a step in the driver's place reads in processes beside this one."""
+        return step_places.in_processes(work, STEP_THREADS, self.memory)
 
     def begin_joins(self) -> None:
         """Begin to start Spark for steps that it alone can do; an error is left to them."""

@@ -7,6 +7,8 @@ import pytest
 from warehouse_agent.planning.step_places import (
     JOB_S,
     MANY_FILES,
+    PROCESS_BYTES,
+    PROCESS_MEMORY,
     RATES,
     PlacedStep,
     PlaceReason,
@@ -17,6 +19,7 @@ from warehouse_agent.planning.step_places import (
     by_bytes,
     by_prediction,
     driver_s,
+    in_processes,
     joining,
     local_start_s,
     tasks_s,
@@ -39,11 +42,13 @@ CLUSTER = StepResources(2, 32 * GIB, 8, 0.0, 0.0)
         *((there, kind, 32 * MIB, DRIVER) for there in (COLD, WARM) for kind in (READ, WRITE)),
         (COLD, READ, 750 * MIB, DRIVER),  # 3 M rows of lineitem
         (COLD, WRITE, 750 * MIB, DRIVER),
-        (WARM, READ, 750 * MIB, SPARK),
+        (WARM, READ, 750 * MIB, DRIVER),  # in processes
+        (WARM, READ, 2 * GIB, SPARK),
         (WARM, WRITE, 750 * MIB, DRIVER),
         (CLUSTER, READ, 750 * MIB, SPARK),
         (CLUSTER, WRITE, 750 * MIB, SPARK),
-        (COLD, READ, 10 * GIB, SPARK),
+        (COLD, READ, 10 * GIB, DRIVER),
+        (COLD, READ, 24 * GIB, SPARK),
         (COLD, DIGESTS, 9 * MIB, DRIVER),
         (COLD, DIGESTS, 300 * MIB, DRIVER),  # 100 M rows
     ],
@@ -75,12 +80,12 @@ def test_more_than_the_drivers_share_is_sparks(there: StepResources) -> None:
 
 def test_what_needs_spark_needs_it_without_a_session() -> None:
     """A session that happens to be there draws a step to it, which then asks for none next time."""
-    work = StepWork(READ, 750 * MIB)
+    work = StepWork(READ, 2 * GIB)
     assert by_prediction(work, WARM).place is SPARK
     assert not by_prediction(work, WARM).needs_spark
     assert not by_prediction(work, COLD).needs_spark
     assert by_prediction(work, CLUSTER).needs_spark
-    assert by_prediction(StepWork(READ, 10 * GIB), WARM).needs_spark
+    assert by_prediction(StepWork(READ, 24 * GIB), WARM).needs_spark
 
 
 def test_one_task_reads_a_file() -> None:
@@ -94,6 +99,20 @@ def test_each_thread_helps_less_than_the_first() -> None:
         seconds = [driver_s(StepWork(kind, GIB), threads) for threads in (0, 1, 2, 4)]
         assert seconds[0] == seconds[1] > seconds[2] > seconds[3] > seconds[1] / 4
         assert 0 < RATES[kind].gain <= 1
+
+
+def test_large_steps_that_read_have_processes() -> None:
+    """Two are faster than two threads, unless they would take all of the driver's share."""
+    most = 4 * PROCESS_MEMORY
+    for kind in StepKind:
+        works = [StepWork(kind, size) for size in (PROCESS_BYTES - 1, PROCESS_BYTES)]
+        found = [in_processes(work, 4, most) for work in works]
+        assert found == [False, kind is READ]
+        threads, processes = (driver_s(works[1], 4, memory) for memory in (most - 1, most))
+        assert (processes < threads) == (kind is READ)
+        assert driver_s(works[1], 1, most) == driver_s(works[1], 1)
+    assert not in_processes(StepWork(READ, GIB), 1, GIB)
+    assert not in_processes(StepWork(READ, GIB), 4, most - 1)
 
 
 def test_a_step_goes_to_spark_where_it_ends_first_and_stays_there_as_it_grows() -> None:
