@@ -625,11 +625,11 @@ def priced(
     """Return a candidate with its times and the bytes that it rewrites."""
     size, trips, rows = work.size, work.trips, work.rows
     took = round(known.line.seconds(size, trips, rows) + work.pauses_s, 2)
-    again, spent = _rewritten(known, changed), _seconds(known, method)
+    again, spent = bytes_rewritten(known, changed), _seconds(known, method)
     return Candidate(what, size, trips, work.scans, rows, took, again, spent)
 
 
-def _rewritten(known: PlanInputs, changed: int) -> int:
+def bytes_rewritten(known: PlanInputs, changed: int) -> int:
     """Return the bytes of the files that scattered changes touch: a file of r of n rows is touched
     with probability 1 − exp(−changed·r/n)."""
     n = max(sum(rows for rows, _ in known.files), 1)

@@ -45,7 +45,7 @@ from warehouse_agent.history.notes import NextPartNote, Quantiles
 from warehouse_agent.history.refresh_history import Histories, RefreshHistory
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import goes_on, is_copied_at_once, opening_for
-from warehouse_agent.planning import change_forecast, choice, time_left
+from warehouse_agent.planning import candidates, change_forecast, choice, time_left
 from warehouse_agent.planning.candidates import Allowance, CopyReason, PlanInputs, Unstaged
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.step_places import UNPACKED, StepKind, StepWork, written
@@ -313,12 +313,16 @@ def _is_later(job: Job, at: Situation, known: PlanInputs) -> bool:
 def _expect_steps(
     job: Job, known: PlanInputs, changes: ChangeForecast | None, *, size: int = 0
 ) -> None:
-    """Begin to start Spark if a step is expected to need it; `size`: bytes of a first load."""
+    """Begin to start Spark, or processes that read, if a step is expected to need them; `size`:
+    bytes of a first load."""
     if known.version is None:
         job.steps.expect(*written(size))
     elif change_forecast.needed_spark(list(known.earlier), changes):
         rewritten = sum(size for _, size in known.files)  # at most
         job.steps.begin(*written(rewritten * UNPACKED))
+    elif changes is not None and changes.low > 0:  # else the start may be for nothing
+        rewritten = candidates.bytes_rewritten(known, changes.median)
+        job.steps.begin_reading(StepWork(StepKind.READ, rewritten * UNPACKED))
 
 
 def _situation(

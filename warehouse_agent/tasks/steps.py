@@ -166,7 +166,7 @@ class Steps:
             SparkLost: as of `spark`.
         """
         if (placed := self.expected(*later)) is None:
-            self._begin_processes(later)
+            self.begin_reading(*later)
             return
         with self._explained(placed):
             if isinstance(self.session, DeferredSession) and self.session.is_local:
@@ -180,11 +180,12 @@ class Steps:
         if self.expected(*later) is not None:
             self.begin_joins()
         else:
-            self._begin_processes(later)
+            self.begin_reading(*later)
 
-    def _begin_processes(self, later: Sequence[StepWork]) -> None:
-        """Begin to start processes, beside what comes first, if a later step reads in them."""
-        if any(map(self.in_processes, later)):
+    def begin_reading(self, *later: StepWork) -> None:
+        """Begin to start processes, beside what comes first, if one of these later steps reads in
+        them."""
+        if any(map(self.in_processes, later)) and self.expected(*later) is None:
             PROCESSES.start(STEP_THREADS)
 
     def in_processes(self, work: StepWork) -> bool:
