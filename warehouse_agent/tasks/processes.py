@@ -24,7 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,9 +32,11 @@ from typing import Any
 import pyarrow as pa
 from driftline.errors import WarehouseUnavailable
 
+from warehouse_agent.spark.machine import machine
 from warehouse_agent.storage.backends import known
 from warehouse_agent.tasks.reading_process import Failed, Read, Share, ToRead
 
+LOOK_S = 0.25  # until a step that is stopped is noticed by what waits for a place
 # Not `-m`: what is pickled is named after the module, which must not be `__main__` there.
 _PROGRAM = "from warehouse_agent.tasks.reading_process import main; main()"
 
@@ -89,24 +91,30 @@ class ReadingProcess:
         return said.batches
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Let the process end at once, and `read` raise in the thread that waits for it."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """End the process; return when it has exited."""
         self._process.kill()
         self._pipe.close()
         self._process.wait()
 
 
 class ReadingProcesses:
-    """The processes of this one; those that are idle are kept for the next step."""
+    """At most `most` processes of this one, for all its steps; those that are idle are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most, self._places = most, threading.Semaphore(most)
         self._lock = threading.Lock()
         self._idle: list[ReadingProcess] = []
+        os.register_at_fork(after_in_child=self._forget)
 
     def start(self, count: int) -> None:
         """Begin to start processes, if fewer than `count` are idle; do not wait for them."""
         with self._lock:
             self._idle = [process for process in self._idle if process.is_there]
-            while len(self._idle) < count:
+            while len(self._idle) < min(count, self._most):
                 self._idle.append(ReadingProcess())
 
     def read(
@@ -136,26 +144,24 @@ class ReadingProcesses:
         stopped = threading.Event()
 
         def run() -> None:
-            process = self._begun(step)
-            lent.append(process)
-            with suppress(queue.Empty):
-                while not stopped.is_set():
-                    number = todo.get_nowait()
-                    rows[number] = process.read(shares[number])
+            with self._place(stopped):
+                if stopped.is_set() or todo.empty():
+                    return
+                with self._in(lent, step, stopped) as process, suppress(queue.Empty):
+                    while not stopped.is_set():
+                        number = todo.get_nowait()
+                        rows[number] = process.read(shares[number])
 
-        try:
-            with ThreadPoolExecutor(max(count, 1)) as pool:
-                try:
-                    for done in as_completed([pool.submit(run) for _ in range(count)]):
-                        done.result()
-                except BaseException:
+        with ThreadPoolExecutor(max(count, 1)) as pool:
+            try:
+                for done in as_completed([pool.submit(run) for _ in range(count)]):
+                    done.result()
+            except BaseException:
+                with self._lock:
                     stopped.set()
                     for process in lent:
                         process.kill()  # so that the threads end
-                    raise
-        finally:
-            with self._lock:
-                self._idle += [process for process in lent if process.is_there]
+                raise
         return rows
 
     def close(self) -> None:
@@ -163,7 +169,43 @@ class ReadingProcesses:
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
-            process.kill()
+            process.end()
+
+    @contextmanager
+    def _place(self, stopped: threading.Event) -> Iterator[None]:
+        """Wait for a place for one process; not longer than until the step is stopped."""
+        while not (is_free := self._places.acquire(timeout=LOOK_S)) and not stopped.is_set():
+            pass
+        try:
+            yield
+        finally:
+            if is_free:
+                self._places.release()
+
+    def _forget(self) -> None:
+        """Leave the processes to the process that this one was forked from."""
+        self._lock, self._places = threading.Lock(), threading.Semaphore(self._most)
+        self._idle = []
+
+    @contextmanager
+    def _in(
+        self, lent: list[ReadingProcess], step: bytes, stopped: threading.Event
+    ) -> Iterator[ReadingProcess]:
+        """Give a process that has begun a step, and is in `lent` meanwhile; keep it afterwards,
+        unless the step was stopped."""
+        process = self._begun(step)
+        with self._lock:
+            lent.append(process)
+        try:
+            yield process
+        finally:
+            with self._lock:
+                lent.remove(process)
+                is_kept = process.is_there and not stopped.is_set()
+                if is_kept:
+                    self._idle.append(process)
+            if not is_kept:
+                process.end()
 
     def _begun(self, step: bytes) -> ReadingProcess:
         """Return a process that has begun a step; an idle one may have ended meanwhile."""
@@ -174,7 +216,7 @@ class ReadingProcesses:
             try:
                 process.begin(step)
             except (EOFError, OSError) as error:
-                process.kill()
+                process.end()
                 if kept is None:
                     raise _lost() from error
             else:
@@ -189,4 +231,4 @@ def _lost() -> WarehouseUnavailable:
     )
 
 
-PROCESSES = ReadingProcesses()
+PROCESSES = ReadingProcesses(machine().cores)

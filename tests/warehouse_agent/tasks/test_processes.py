@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ def doubled(items: Iterator[int]) -> Iterator[pa.RecordBatch]:
 
 @pytest.fixture
 def processes() -> Iterator[ReadingProcesses]:
-    made = ReadingProcesses()
+    made = ReadingProcesses(2)
     yield made
     made.close()
 
@@ -123,6 +124,43 @@ def test_started_ones_are_used(processes: ReadingProcesses) -> None:
     processes.start(2)
     found = numbers(processes.read(doubled, [[n] for n in range(20)], 3), "pid")
     assert len({pid for one in found for pid in one}) <= 3
+
+
+def test_steps_at_once_share_the_processes(processes: ReadingProcesses) -> None:
+    """Two, however many steps there are; one that fails disturbs no other."""
+
+    def slowly(items: Iterator[int]) -> Iterator[pa.RecordBatch]:
+        time.sleep(0.02)
+        yield from doubled(items)
+
+    def one(turn: int) -> set[int]:
+        if turn % 3 == 2:
+            with pytest.raises(ProofFailed):
+                processes.read(failing(ProofFailed("It differs.")), [[1], [0], [0]], 2)
+            return set()
+        found = processes.read(slowly, [[n, turn] for n in range(4)], 2)
+        assert numbers(found) == [[2 * n, 2 * turn] for n in range(4)]
+        return {pid for share in numbers(found, "pid") for pid in share}
+
+    with ThreadPoolExecutor(6) as pool:
+        assert any(pool.map(one, range(30)))
+    found = numbers(processes.read(slowly, [[n] for n in range(9)], 9), "pid")
+    pids = {pid for share in found for pid in share}
+    assert 1 <= len(pids) <= 2
+
+
+def test_a_fork_leaves_them_to_its_parent(processes: ReadingProcesses) -> None:
+    ours = numbers(processes.read(doubled, [[1]], 1), "pid")
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, repr(numbers(processes.read(doubled, [[1]], 1), "pid")).encode())
+        processes.close()
+        os._exit(0)
+    os.close(write)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(read, 100).decode() not in ("", repr(ours))
+    os.close(read)
+    assert numbers(processes.read(doubled, [[1]], 1), "pid") == ours
 
 
 PARENT = """
