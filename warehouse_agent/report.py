@@ -31,12 +31,13 @@ DATABASE_FINGERPRINT_BITS = 64
 YEAR_S = 365.25 * 86_400
 PUT_OFF_S_MAX = 86_400.0  # a wrong clock of the source must not stop refreshes for longer
 # A unit, its length in seconds, and the least number of it that is shown.
-_AGES = (
+_UNITS = (
     ("year", 365.25 * 86_400, 2),
     ("day", 86_400.0, 2),
     ("hour", 3600.0, 1),
     ("minute", 60.0, 1),
 )
+GREATEST_SHOWN = 1e30  # of any amount in words
 PARTIAL = 3  # exit code: some fragments failed, some did not; or some were not started
 
 _log = logging.getLogger("driftline")
@@ -336,17 +337,33 @@ def age(at: str | None, now: datetime) -> str:
         seconds = (now - moment).total_seconds()
     except (ValueError, TypeError):  # TypeError: it has no time zone
         return at or "unknown"
-    if abs(seconds) < _AGES[-1][1]:
+    if abs(seconds) < _UNITS[-1][1]:
         return "just now"
     return f"{span(seconds)} ago" if seconds > 0 else f"in {span(-seconds)}"
 
 
 def span(seconds: float) -> str:
-    """Return a span of time in words: `3 hours`, `12 minutes`, `40 seconds`."""
-    for unit, length, enough in _AGES:
+    """Return a span of time in words, rounded: `3 hours`, `12 minutes`, `40 seconds`."""
+    for unit, length, enough in _UNITS:
         if seconds >= length * enough:
-            return counted(int(seconds // length), unit)
-    return counted(int(seconds), "second")
+            return counted(round(seconds / length), unit)
+    return counted(round(seconds), "second")
+
+
+def bytes_text(amount: float) -> str:
+    """Return bytes in words with two or three digits: `812 B`, `1.2 kB`, `340 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if amount < 999.5 or unit == "PB":
+            break
+        amount /= 1000
+    return f"{digits(amount) if unit != 'B' else f'{amount:.0f}'} {unit}"
+
+
+def digits(amount: float) -> str:
+    """Return an amount with two or three digits."""
+    if amount >= 99.5 or amount == int(amount):
+        return f"{min(amount, GREATEST_SHOWN):,.0f}"
+    return f"{amount:.1f}" if amount >= 0.095 else f"{amount:.2g}"
 
 
 def utc_now() -> str:

@@ -360,3 +360,38 @@ def meaning(code: str) -> str:
     """Return what errors of a code say in general, which names no row; empty: it is not known."""
     known = BY_CODE.get(code)
     return "" if known is None else " ".join((known.__doc__ or "").split())
+
+
+BRIEF: dict[str, str] = {
+    "CONFIGURATION": "a setting is wrong",
+    "USAGE": "the command is wrong",
+    "NOT_FOUND": "no such table",
+    "UNAUTHENTICATED": "certificate refused",
+    "UNREACHABLE": "source does not answer",
+    "DATABASE_UNAVAILABLE": "database is down",
+    "DATABASE_REFUSED": "database refused",
+    "SNAPSHOT_LOST": "source changed meanwhile",
+    "VERSION": "releases do not fit",
+    "RECIPE": "columns changed",
+    "DERIVE": "selection not allowed",
+    "SHRANK": "most rows are gone",
+    "NULL_KEY": "a key is NULL",
+    "DUPLICATE_KEY": "a key occurs twice",
+    "VALUE": "a value does not fit",
+    "MALFORMED": "a message is wrong",
+    "DAMAGED": "rows were damaged",
+    "LIMIT": "a limit is exceeded",
+    "NOT_NOW": "source is closed now",
+    "PROOF": "copy was not equal",
+    "VIEW_FAILED": "view cannot be computed",
+    "WAREHOUSE": "storage fails",
+    "SPARK": "Spark ended",
+    "LOCKED": "another command has it",
+    "KILLED": "command was killed",
+    "INTERNAL": "mistake of Driftline",
+}  # what each code means, where a line has room for few words
+
+
+def named(code: str) -> str:
+    """Return a code with what it means in few words: `SHRANK (most rows are gone)`."""
+    return f"{code} ({BRIEF[code]})" if code in BRIEF else code

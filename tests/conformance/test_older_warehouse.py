@@ -70,6 +70,7 @@ SINCE = {
     "failed",
     "state",
     "alarms",
+    "tried_at",
     "late_s",
     "late_after_s",
     "recovered",

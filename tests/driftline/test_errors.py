@@ -145,3 +145,11 @@ def test_what_leaves_the_source_has_a_status(kind: type[DriftlineError]) -> None
 def test_the_error_index_has_every_code(kind: type[DriftlineError]) -> None:
     text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
     assert re.search(rf"\b{kind.code}\b", text)
+
+
+def test_every_code_has_few_words_of_its_own() -> None:
+    assert set(errors.BRIEF) == set(BY_CODE)
+    assert len(set(errors.BRIEF.values())) == len(BY_CODE)
+    assert max(map(len, errors.BRIEF.values())) <= 24
+    assert errors.named("SHRANK") == "SHRANK (most rows are gone)"
+    assert errors.named("OF_A_NEWER_RELEASE") == "OF_A_NEWER_RELEASE"

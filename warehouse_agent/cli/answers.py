@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from warehouse_agent.cli.progress import ProgressDisplay
 from warehouse_agent.events import Event, RefreshEnded
-from warehouse_agent.report import Report, counted, is_held_back_for_long
+from warehouse_agent.report import Report, bytes_text, counted, is_held_back_for_long
 
 NAMED_MAX = 10  # fragments that failed, or were not started, in the line at the end
 
@@ -85,8 +85,8 @@ def total_of(reports: Sequence[Report], seconds: float) -> str:
     changed = sum(report.rows_changed for report in reports if report.error is None)
     moved = sum(report.bytes_sent + report.bytes_received for report in reports)
     return (
-        f"{counted(len(reports), 'fragment')} in {seconds:,.1f} s: {counted(changed, 'row')} "
-        f"changed, {counted(moved, 'byte')}, {len(failed) or 'none'} failed{_named(failed)}"
+        f"{counted(len(reports), 'table')} in {seconds:,.1f} s: {counted(changed, 'row')} "
+        f"changed, {bytes_text(moved)}, {len(failed) or 'none'} failed{_named(failed)}"
         f"{f', {len(late)} not started{_named(late)}' if late else ''}"
     )
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from driftline import text_tables
-from driftline.errors import WarehouseUnavailable
+from driftline.errors import WarehouseUnavailable, named
 from driftline.text_tables import has_colour
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
@@ -32,18 +32,20 @@ from warehouse_agent.inspection.state_words import (
     urgency,
     urgent_first,
 )
-from warehouse_agent.report import age, counted, is_held_back_for_long
+from warehouse_agent.report import age, counted, is_held_back_for_long, span
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.storage.staged_files import StagedRows
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import VersionRecord
 from warehouse_agent.timetable.probe import ProbeAnswer
-from warehouse_agent.views.selection import chosen as named
+from warehouse_agent.views.selection import chosen as chosen_of
 
 if TYPE_CHECKING:
     from warehouse_agent.scheduler.probes import ProbedChange
 
 ALARMS_SHOWN = 5  # in the first line of `--check`
+NAMED_MAX = 5  # tables below the table
+IS_RUNNING = "does `driftline run` or a timer still run?"
 # Fields of a version for Driftline alone.
 _OURS = ("layout", "clock", "changes_files", "report", "total")
 HEADINGS = ("table", "version", "rows", "as of", "proof", "state")
@@ -96,7 +98,7 @@ def status(
             lines += remarks_on(shown, now)
         else:
             lines += asked_text(shown)
-            lines += _summary(shown)
+            lines += summary_of(shown, now)
         print("\n".join(lines))
     return codes
 
@@ -184,15 +186,31 @@ def table_of(
     )
 
 
-def _summary(shown: Sequence[PublishedState]) -> list[str]:
-    """Return how many tables need a look, and which command says why."""
-    wrong = [table for table in shown if table.alarms]
+def summary_of(shown: Sequence[PublishedState], now: datetime) -> list[str]:
+    """Return how many tables need a look, and what says why and what to do, kind by kind."""
+    wrong = [table for table in urgent_first(shown) if table.alarms]
     if not wrong:
         return []
-    name = urgent_first(wrong)[0].name
-    head = f"{len(wrong)} of {len(shown)} {'needs' if len(wrong) == 1 else 'need'} a look. Why,"
-    head += " and what to do:"
-    return [head, f"  driftline status {name}", "  driftline status --verbose"]
+    verb = "needs" if len(wrong) == 1 else "need"
+    lines = [f"{len(wrong)} of {counted(len(shown), 'table')} {verb} a look. Why, and what to do:"]
+    failed = dict[str, list[str]]()
+    for one in wrong:
+        if one.failed is not None:
+            failed.setdefault(one.failed.code, []).append(one.name)
+    for code, names in failed.items():
+        lines.append(f"  {len(names):,} failed: {named(code)}: driftline status {names[0]}")
+    if new := [one.name for one in wrong if one.failed is None and one.version is None]:
+        lines.append(f"  {len(new):,} never loaded: driftline refresh {_some(new)}")
+    if late := [one for one in wrong if one.failed is None and one.late_s is not None]:
+        tried = max(one.tried_at or "" for one in late)  # in UTC, to the second
+        lines.append(f"  {len(late):,} late, last tried {age(tried, now)}: {IS_RUNNING}")
+    return [*lines, "  all: driftline status --verbose"]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names of tables, and how many more there are."""
+    more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+    return f"{' '.join(names[:NAMED_MAX])}{more}"
 
 
 def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
@@ -237,7 +255,22 @@ def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
             f"probability of a missed change: {'at most ' if len(sure) > 1 else ''}"
             f"{worst.miss_probability:.0e} per refresh"
         )
-    return lines
+    return lines + _limits(shown)
+
+
+def _limits(shown: Sequence[PublishedState]) -> list[str]:
+    """Return whose clock tells how fresh tables are, and when they would be late, as lines."""
+    lines = []
+    if len(shown) == 1 and shown[0].version is not None:
+        lines.append(f"{shown[0].name}: as of {shown[0].as_of}, by the clock of its source")
+    limits = dict[float, list[str]]()
+    for one in shown:
+        if one.late_after_s is not None:
+            limits.setdefault(one.late_after_s, []).append(one.name)
+    return lines + [
+        f"late {span(after)} after the last refresh that went well: {_some(names)}"
+        for after, names in sorted(limits.items())
+    ]
 
 
 def asked_text(shown: Sequence[PublishedState]) -> list[str]:
@@ -245,7 +278,7 @@ def asked_text(shown: Sequence[PublishedState]) -> list[str]:
     lines = [f"{s.name}: {activity_text(s.activity)}" for s in shown if s.activity]
     totals = [(s.name, s.totals) for s in shown if s.totals]
     if len(totals) > 1:
-        totals.append((f"all {len(totals)}", RefreshTotals.of_all([one for _, one in totals])))
+        totals.insert(0, (f"all {len(totals)}", RefreshTotals.of_all([one for _, one in totals])))
     return lines + [f"{name}: {one.text}" for name, one in totals]
 
 
@@ -254,7 +287,7 @@ def _cells(table: PublishedState, now: datetime) -> tuple[str, ...]:
     if table.version is None:
         return (table.name, "", "", "", "", state_text(table))
     assert table.rows_total is not None
-    proof = proof_text(table)
+    proof = proof_text(table.proof, table.consistency)
     version, rows = str(table.version), f"{table.rows_total:,}"
     return (table.name, version, rows, age(table.as_of, now), proof, state_text(table))
 
@@ -279,7 +312,7 @@ def _failed(status: PublishedState, now: datetime) -> list[str]:
         lines.append(f"{status.name}: {NOTHING_PUBLISHED}; driftline refresh {status.name}")
     if status.late_s is not None and status.failed is None:
         late = alarms.late_text(status.late_s, status.late_after_s or 0.0)
-        lines.append(f"{status.name}: {late}; does `driftline run` or a timer still run?")
+        lines.append(f"{status.name}: {late}, last tried {age(status.tried_at, now)}; {IS_RUNNING}")
     if status.put_off_until is not None:
         lines.append(f"{status.name}: its source reads nothing before {status.put_off_until}")
     return lines
@@ -338,7 +371,7 @@ def _stale(body: Mapping[str, Any] | None) -> str:
 
 def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) -> None:
     """Print the versions of a fragment or a view, newest first, and what failed after each."""
-    one = named(config, [name], False)[0]
+    one = chosen_of(config, [name], False)[0]
     known = history_of(Store.of(config), one)
     if known.missing is not None:
         if not as_json:
@@ -356,8 +389,9 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
         told = _stale(shown.staleness)
         print(
             f"version {shown.version}: {record.published_at}, {counted(record.rows, 'row')}, "
-            f"+{record.rows_inserted:,} ~{record.rows_updated:,} -{record.rows_deleted:,}, "
-            f"{record.consistency}, {record.proof}, as of {record.as_of}"
+            f"{record.rows_inserted:,} inserted, {record.rows_updated:,} updated, "
+            f"{record.rows_deleted:,} deleted, "
+            f"proof: {proof_text(record.proof, record.consistency)}, as of {record.as_of}"
             f"{f', {told}' if told else ''}{_held_back(record)}"
             f"{', which readers are given' if shown.is_given else ''}"
         )

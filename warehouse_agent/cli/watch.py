@@ -69,7 +69,7 @@ def lines_of(record: CommandRecord, now: float, width: int) -> list[str]:
     failed, done = states.count(FAILED), states.count(DONE)
     head = (
         f"{record.who}, for {_seconds(now - record.began)}: {done:,} of"
-        f" {counted(len(record.names), 'fragment')} done, {failed or 'none'} failed"
+        f" {counted(len(record.names), 'table')} done, {failed or 'none'} failed"
     )
     order = {FAILED: 0, WORKING: 1}
     shown = [(name, work) for name, work in record.works.items() if work.state in order]

@@ -13,6 +13,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
+from driftline.errors import named
+
 from warehouse_agent.history.failures import Failure, in_all, often, since_success
 from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.report import counted, span, utc_at
@@ -115,7 +117,7 @@ def alarms(known: TableFacts) -> list[Alarm]:
     if (failure := known.failure) is not None:
         may_pass = failure.safe_to_retry and failure.times < FAILURES_MAX
         state = MonitoringState.WARNING if may_pass else MonitoringState.CRITICAL
-        raised.append(Alarm(state, f"{often(failure.times)} failed: {failure.code}"))
+        raised.append(Alarm(state, f"{often(failure.times)} failed: {named(failure.code)}"))
     elif not known.is_published:
         raised.append(Alarm(MonitoringState.UNKNOWN, "nothing published yet"))
     if known.damaged:

@@ -40,6 +40,7 @@ from warehouse_agent.planning.change_forecast import (
     EarlierRefresh,
     is_pause,
 )
+from warehouse_agent.report import utc_at
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Version
 from warehouse_agent.timetable.retry import COUNTED, FailureStreak
@@ -120,6 +121,12 @@ class RefreshHistory:
     def refreshed_at(self) -> datetime | None:
         """Return when the last successful refresh, or part of one, had compared; None: never."""
         return next((line.at for line in self.successes if line.at is not None), None)
+
+    @property
+    def tried_at(self) -> str | None:
+        """Return when the newest refresh ended, well or not, ISO 8601 in UTC; None: not known."""
+        at = next((line.at for line in self.lines if line.at is not None), None)
+        return None if at is None else utc_at(at.timestamp())
 
     @property
     def put_off_until(self) -> float | None:

@@ -26,7 +26,7 @@ from typing import Any, Final
 from warehouse_agent.history.history_lines import DAMAGED, FailureLine, HistoryLine, SuccessLine
 from warehouse_agent.json_values import GREATEST
 from warehouse_agent.planning.change_forecast import DayOfChanges
-from warehouse_agent.report import counted, is_held_back_for_long, span
+from warehouse_agent.report import bytes_text, counted, is_held_back_for_long, span
 
 DAYS_MAX: Final = 100
 MONTHS_MAX: Final = 120
@@ -190,23 +190,29 @@ class Totals:
             _added(self.parts, other.parts),
         )
 
-    @property
-    def text(self) -> str:
-        """Return the totals in words: what happened, what it saved, what it cost the source."""
+    def text(self, whole_reads: float | None = None) -> str:
+        """Return the totals in words: what happened, what it saved, what it cost the source.
+
+        Args:
+            whole_reads: the rows that the source read, in reads of whole tables; None: not known.
+        """
         said = (
-            f"{self.refreshes:,} refreshes went well, {sum(self.failed.values()):,} failed,"
-            f" +{self.inserted:,} ~{self.updated:,} -{self.deleted:,} rows,"
-            f" {self.sent + self.received:,} bytes, {self.seconds:,.0f} s"
+            f"{self.refreshes:,} refreshes went well, {sum(self.failed.values()):,} failed;"
+            f" rows: {self.inserted:,} inserted, {self.updated:,} updated,"
+            f" {self.deleted:,} deleted;"
+            f" {bytes_text(self.sent + self.received)} in {span(self.seconds)}"
         )
         if self.copied:
             said += f"; saved {saving(self.moved_beside, self.copied)}: moved"
-            said += f" {self.moved_beside:,} of the {self.copied:,} bytes of copies"
+            said += f" {bytes_text(self.moved_beside)}, copies {bytes_text(self.copied)}"
         if self.rows_read:
             known = (
                 "" if self.read_in >= self.attempts else f" (known of {self.read_in:,} refreshes)"
             )
             said += f"; cost the source{known}: {counted(self.rows_read, 'row')} read in"
             said += f" {counted(self.scans, 'scan')}"
+            if whole_reads is not None and self.read_in:
+                said += f", {reads_text(whole_reads / self.read_in)} a refresh"
             if is_held_back_for_long(self.held_back_s):
                 said += f", held back for {span(self.held_back_s)}"
         return said
@@ -339,6 +345,11 @@ def saving(moved: int, copied: int) -> str:
     return "nothing" if share <= 0 else f"{share:.1f} %" if share < 99.9 else f"{share:.2f} %"
 
 
+def reads_text(tables: float) -> str:
+    """Return rows that were read as reads of the whole table, in words."""
+    return f"{tables:,.1f} reads of the whole table"
+
+
 _ZERO: Final = _BINS_MAX + 1  # stands for amounts of 0 while bins are counted
 
 
@@ -429,7 +440,7 @@ class OlderTotals:
     def text(self) -> str:
         """Return the totals in words."""
         since = f", from {self.since}" if self.since else ""
-        return f"older than the lines that are kept{since}: {self.whole.text}"
+        return f"older than the lines that are kept{since}: {self.whole.text()}"
 
     def bounded(self) -> OlderTotals:
         """Return the same totals in at most DAYS_MAX days, MONTHS_MAX months and

@@ -72,6 +72,7 @@ class RefreshTotals:
         copy_bytes, bytes_beside: that copies would have taken, where that is known, and that these
             refreshes moved.
         source_rows_read, source_scans: by the source, in `source_known_of` of all refreshes.
+        whole_reads: these rows, in reads of the whole table as it is now; None: not known.
         text: the same in words.
     """
 
@@ -92,10 +93,11 @@ class RefreshTotals:
     source_rows_read: int
     source_scans: int
     source_known_of: int
+    whole_reads: float | None
     text: str
 
     @classmethod
-    def of(cls, one: Totals, since: str | None) -> RefreshTotals:
+    def of(cls, one: Totals, since: str | None, whole_reads: float | None) -> RefreshTotals:
         """Return totals as they are shown, since a day or month."""
         return cls(
             since,
@@ -115,14 +117,17 @@ class RefreshTotals:
             one.rows_read,
             one.scans,
             one.read_in,
-            f"{f'since {since}: ' if since else ''}{one.text}",
+            None if whole_reads is None else round(whole_reads, 3),
+            f"{f'since {since}: ' if since else ''}{one.text(whole_reads)}",
         )
 
     @classmethod
     def of_all(cls, every: Sequence[RefreshTotals]) -> RefreshTotals:
         """Return the totals of several tables together."""
         whole = reduce(Totals.plus, (one.as_totals for one in every), Totals())
-        return cls.of(whole, min((one.since for one in every if one.since), default=None))
+        reads = [one.whole_reads for one in every if one.whole_reads is not None]
+        since = min((one.since for one in every if one.since), default=None)
+        return cls.of(whole, since, sum(reads) if reads else None)
 
     @property
     def as_totals(self) -> Totals:
@@ -184,6 +189,7 @@ class PublishedState:
     put_off_until: str | None = None  # its source reads nothing before; null: it does
     state: MonitoringState | None = None
     alarms: list[str] | None = None  # why it is not ok; null: it is
+    tried_at: str | None = None  # when the newest refresh ended, well or not; null: not known
     late_s: float | None = None  # since a refresh went well, if it is late; null: it is not
     late_after_s: float | None = None  # without a refresh, it is late; null: it never is
     totals: RefreshTotals | None = None  # of all its refreshes, if they are asked for
@@ -266,8 +272,9 @@ def reading(
             table = _ahead(store, _visible(known.state, flipped.result()))
             table = replace(table, activity=_activity(known, said.get(one.name)))
             if totals:
-                by_day = known.history.by_day
-                totalled = RefreshTotals.of(by_day.whole, by_day.since)
+                by_day, rows = known.history.by_day, table.rows_total
+                reads = by_day.whole.rows_read / rows if rows else None
+                totalled = RefreshTotals.of(by_day.whole, by_day.since, reads)
                 table = replace(table, totals=totalled)
             history = known.history
             if recovered:
@@ -310,6 +317,7 @@ def _judged(
         put_off_until=known.put_off_until,
         state=alarms.worst([one.state for one in wrong] or [MonitoringState.OK]),
         alarms=[one.why for one in wrong] or None,
+        tried_at=history.tried_at,
         late_s=alarms.late_s(known),
         late_after_s=alarms.limit_s(known),
     )

@@ -53,10 +53,10 @@ def _short(seconds: float) -> str:
     return f"{number} {'min' if unit.startswith('minute') else unit[0]}"
 
 
-def proof_text(table: PublishedState) -> str:
-    """Return what was proven of a published table, and of which consistency, if not exact."""
-    said = table.proof or ""
-    return said if table.consistency == "exact" else f"{said}, {table.consistency}"
+def proof_text(proof: str | None, consistency: str | None) -> str:
+    """Return in words which rows a proof is about, and the consistency, if it is not exact."""
+    said = "whole" if proof == "total" else proof or ""
+    return said if consistency == "exact" else f"{said}, {consistency}"
 
 
 def staged_text(staged: StagedRows) -> str:

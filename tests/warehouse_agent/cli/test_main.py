@@ -438,7 +438,7 @@ def test_every_step_is_shown_and_the_total_of_all(
         assert f"0 of 2 done, items: {step}, step {number} of 5" in ended.err
     assert "1 of 2 done, orders: apply, step 3 of 5" in ended.err, "each is settled in its turn"
     assert [line.split(":")[0] for line in ended.out.splitlines()] == ["items", "orders"]
-    assert "2 fragments in " in ended.err.splitlines()[-1]
+    assert "2 tables in " in ended.err.splitlines()[-1]
     assert "600 rows changed" in ended.err.splitlines()[-1]
     assert "none failed" in ended.err.splitlines()[-1]
 

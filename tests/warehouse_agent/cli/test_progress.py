@@ -171,11 +171,9 @@ def test_the_total_of_all_fragments() -> None:
     good = Report("orders", rows_inserted=1, bytes_sent=600, bytes_received=600)
     bad = Report("items", rows_updated=7, bytes_sent=34)  # found, but not published
     bad.fail(Locked("Another agent works on it."))
-    assert total_of([good], 0.25) == (
-        "1 fragment in 0.2 s: 1 row changed, 1,200 bytes, none failed"
-    )
+    assert total_of([good], 0.25) == ("1 table in 0.2 s: 1 row changed, 1.2 kB, none failed")
     assert total_of([good, bad], 61) == (
-        "2 fragments in 61.0 s: 1 row changed, 1,234 bytes, 1 failed (items)"
+        "2 tables in 61.0 s: 1 row changed, 1.2 kB, 1 failed (items)"
     )
     many = total_of([bad] * 12, 1)
     assert many.endswith("12 failed (" + "items, " * 10 + "…)")

@@ -12,7 +12,7 @@ from driftline.text_tables import shortened
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.cli.status import remarks_on, table_of
+from warehouse_agent.cli.status import IS_RUNNING, remarks_on, summary_of, table_of
 from warehouse_agent.history.alarms import MonitoringState, late_text
 from warehouse_agent.history.failures import Failure
 from warehouse_agent.inspection.published_state import PublishedState
@@ -33,7 +33,7 @@ def published(name: str, proof: str = "total", missed: float | None = 6e-37) -> 
         name,
         version=12,
         rows_total=1_204_118,
-        as_of=at(hours=3, minutes=40),
+        as_of=at(hours=3, minutes=20),
         checked_at=at(minutes=1),
         consistency="exact",
         proof=proof,
@@ -48,9 +48,11 @@ def published(name: str, proof: str = "total", missed: float | None = 6e-37) -> 
         (at(), "just now"),
         (at(seconds=59), "just now"),
         (at(seconds=60), "1 minute ago"),
-        (at(minutes=59, seconds=59), "59 minutes ago"),
+        (at(seconds=104), "2 minutes ago"),
+        (at(minutes=59, seconds=29), "59 minutes ago"),
         (at(hours=1), "1 hour ago"),
-        (at(hours=47.9), "47 hours ago"),
+        (at(hours=2.6), "3 hours ago"),
+        (at(hours=47.4), "47 hours ago"),
         (at(days=2), "2 days ago"),
         (at(days=730), "730 days ago"),
         (at(days=731), "2 years ago"),
@@ -67,28 +69,52 @@ def test_ages(moment: str | None, words: str) -> None:
 
 def test_a_table() -> None:
     failing = replace(
-        published("invoices"), state=MonitoringState.CRITICAL, failed=replace(FAILURE, times=3)
-    )
+        published("invoices"), state=MonitoringState.CRITICAL, failed=replace(FAILURE, times=3),
+        alarms=["failed"],
+    )  # fmt: skip
     late = replace(
-        published("sites"), state=MonitoringState.WARNING, late_s=7200.0, late_after_s=600.0
-    )
-    new = PublishedState("items", state=MonitoringState.UNKNOWN)
+        published("sites"), state=MonitoringState.WARNING, late_s=7200.0, late_after_s=600.0,
+        tried_at=at(hours=2), alarms=["late"],
+    )  # fmt: skip
+    new = PublishedState("items", state=MonitoringState.UNKNOWN, alarms=["nothing published yet"])
     fuzzy = replace(published("ledger", "part", None), consistency="fuzzy")
     shown = [published("orders"), new, fuzzy, late, failing]
     assert table_of(shown, NOW, 80) == [
         "table     version       rows  as of        proof        state",
-        "invoices       12  1,204,118  3 hours ago  total        failed 3×: UNREACHABLE",
-        "sites          12  1,204,118  3 hours ago  total        late: 2 h, limit 10 min",
+        "invoices       12  1,204,118  3 hours ago  whole        failed 3×: UNREACHABLE",
+        "sites          12  1,204,118  3 hours ago  whole        late: 2 h, limit 10 min",
         "items                                                   nothing published yet",
-        "orders         12  1,204,118  3 hours ago  total        ok",
+        "orders         12  1,204,118  3 hours ago  whole        ok",
         "ledger         12  1,204,118  3 hours ago  part, fuzzy  ok",
     ]
     assert remarks_on(shown, NOW) == [
         f"invoices: the last 3 refreshes failed: {WHY} If it goes on: `driftline doctor`.",
-        f"sites: {late_text(7200.0, 600.0)}; does `driftline run` or a timer still run?",
+        f"sites: {late_text(7200.0, 600.0)}, last tried 2 hours ago; {IS_RUNNING}",
         "items: nothing published yet; driftline refresh items",
         "part: only some rows were compared since the last full comparison",
         "probability of a missed change: at most 6e-37 per refresh",
+        "late 10 minutes after the last refresh that went well: sites",
+    ]
+    assert summary_of(shown, NOW) == [
+        "3 of 5 tables need a look. Why, and what to do:",
+        "  1 failed: UNREACHABLE (source does not answer): driftline status invoices",
+        "  1 never loaded: driftline refresh items",
+        "  1 late, last tried 2 hours ago: does `driftline run` or a timer still run?",
+        "  all: driftline status --verbose",
+    ]
+    assert not summary_of([published("orders")], NOW)
+
+
+def test_a_well_table_says_whose_clock_tells_its_age_and_when_it_would_be_late() -> None:
+    well = replace(published("orders"), late_after_s=10_800.0)
+    assert remarks_on([well], NOW)[-2:] == [
+        "orders: as of 2026-11-23T08:40:00Z, by the clock of its source",
+        "late 3 hours after the last refresh that went well: orders",
+    ]
+    many = [replace(well, name=f"t{n}", late_after_s=60.0) for n in range(7)]
+    assert remarks_on([*many, well], NOW)[-2:] == [
+        "late 1 minute after the last refresh that went well: t0 t1 t2 t3 t4 and 2 more",
+        "late 3 hours after the last refresh that went well: orders",
     ]
 
 
@@ -171,7 +197,7 @@ def test_a_first_load_that_was_cut(
 
 def test_lateness_is_said_in_words_of_its_size() -> None:
     assert late_text(450.0, 300.0) == (
-        "late: no refresh went well for 7 minutes; the limit is 5 minutes"
+        "late: no refresh went well for 8 minutes; the limit is 5 minutes"
     )
 
 

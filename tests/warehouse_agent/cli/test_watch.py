@@ -36,7 +36,7 @@ def test_a_running_command() -> None:
         "docks": FragmentWork(LEFT, since=NOW - 50),
     }
     assert lines_of(record(works), NOW, 120) == [
-        f"{WHO}, for 1 h 1 min: 1 of 6 fragments done, 1 failed",
+        f"{WHO}, for 1 h 1 min: 1 of 6 tables done, 1 failed",
         "  ledger  failed: LOCKED",
         "  items   exchange for 42 s, about 3 min left, scan 5,000 of about 20,000 rows, " + HELD,
         "  sites   begins for 1 s",

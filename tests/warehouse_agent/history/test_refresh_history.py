@@ -48,6 +48,7 @@ from warehouse_agent.history.totals import (
     OlderTotals,
     Totals,
 )
+from warehouse_agent.inspection.published_state import RefreshTotals
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -365,3 +366,21 @@ def test_days_before_a_load_are_of_another_table() -> None:
     assert [one.updated for one in known.days] == [5, 6, 7]
     foreign = replace(known, by=dict(known.by) | {"not a day.": Totals(updated=9)})
     assert foreign.days == known.days
+
+
+def test_totals_are_told_in_amounts_that_people_read() -> None:
+    one = Totals(
+        refreshes=20, failed={"LOCKED": 2}, inserted=1_000, updated=3, sent=2_000_000,
+        received=810_000_000, seconds=104.0, copied=9_000_000_000, moved_beside=812_000_000,
+        read_in=22, rows_read=24_000, scans=23, held_back_s=70.0,
+    )  # fmt: skip
+    assert one.text(26.4) == (
+        "20 refreshes went well, 2 failed; rows: 1,000 inserted, 3 updated, 0 deleted;"
+        " 812 MB in 2 minutes; saved 91.0 %: moved 812 MB, copies 9 GB; cost the source:"
+        " 24,000 rows read in 23 scans, 1.2 reads of the whole table a refresh,"
+        " held back for 1 minute"
+    )
+    assert "whole table" not in one.text()
+    every = [RefreshTotals.of(one, "2026-01-02", 26.4), RefreshTotals.of(one, None, None)]
+    assert RefreshTotals.of_all(every).whole_reads == 26.4
+    assert RefreshTotals.of_all(every[1:]).whole_reads is None

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from warehouse_agent.report import GREATEST_SHOWN, digits
+
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
-GREATEST_SHOWN: Final = 1e30  # of any amount on an axis
 LEAST_SHOWN: Final = 1e-30  # less is none
 _TICKS: Final = 4
 _MOMENTS: Final = 5  # ticks of an axis of time
@@ -132,42 +133,27 @@ def slots(labels: Sequence[str]) -> Axis:
     return Axis(lambda value: value / width, ticks)
 
 
-def bytes_text(amount: float) -> str:
-    """Return bytes in words with two or three digits: `812 B`, `1.2 kB`, `340 MB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if amount < 999.5 or unit == "PB":
-            break
-        amount /= 1000
-    return f"{_digits(amount) if unit != 'B' else f'{amount:.0f}'} {unit}"
-
-
 def count_text(amount: float) -> str:
     """Return a count in words, short where it is large: `999`, `1.2 k`, `3 M`."""
     for unit in ("", " k", " M", " G", " T"):
         if amount < 999.5 or unit == " T":
             break
         amount /= 1000
-    return f"{_digits(amount)}{unit}"
+    return f"{digits(amount)}{unit}"
 
 
 def span_text(seconds: float) -> str:
     """Return a span of time in words: `0.3 s`, `12 s`, `3 min`, `2.5 h`, `4 d`."""
     for length, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
         if seconds >= length * (2 if unit != "h" else 1):
-            return f"{_digits(seconds / length)} {unit}"
-    return f"{_digits(seconds)} s"
+            return f"{digits(seconds / length)} {unit}"
+    return f"{digits(seconds)} s"
 
 
 def moment_text(at: float) -> str:
     """Return a moment in UTC to the minute, `2026-11-30 06:00`; empty if there is no such year."""
     moment = _moment(at)
     return "" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
-
-
-def _digits(amount: float) -> str:
-    if amount >= 99.5 or amount == int(amount):
-        return f"{min(amount, GREATEST_SHOWN):,.0f}"
-    return f"{amount:.1f}" if amount >= 0.095 else f"{amount:.2g}"
 
 
 def _rounded(most: float) -> tuple[float, float]:

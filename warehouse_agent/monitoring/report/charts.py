@@ -21,14 +21,9 @@ from markupsafe import Markup, escape
 
 from warehouse_agent.history.totals import Totals
 from warehouse_agent.monitoring.report import axes
-from warehouse_agent.monitoring.report.axes import (
-    Axis,
-    bytes_text,
-    count_text,
-    span_text,
-)
+from warehouse_agent.monitoring.report.axes import Axis, count_text, span_text
 from warehouse_agent.monitoring.report.refresh_series import PARTS, RefreshPoint, TableSeries
-from warehouse_agent.report import counted, is_held_back_for_long
+from warehouse_agent.report import bytes_text, counted, is_held_back_for_long
 
 WIDTH, HEIGHT = 2000, 480  # of a drawing, in its own units: no more is seen of a place
 # That have a colour, by class p0, p1…; `evaluate` and `join` are of views.

@@ -179,7 +179,7 @@ def row_of(
         age=age(table.as_of, now).removesuffix(" ago") if table.version is not None else "",
         rows=table.rows_total,
         changes=None if newest is None or newest.is_load else newest.rows,
-        proof=proof_text(table) if table.version is not None else "",
+        proof=proof_text(table.proof, table.consistency) if table.version is not None else "",
         moved=series.whole.moved_beside,
         copied=series.whole.copied,
         read=None if newest is None else newest.rows_read,
@@ -319,7 +319,7 @@ def commands_of(records: Sequence[CommandRecord]) -> list[CommandRow]:
 def _command(record: CommandRecord) -> CommandRow:
     states = [work.state for work in record.works.values()]
     done, failed = states.count(DONE), states.count(FAILED)
-    said = f"{done:,} of {counted(len(record.names), 'fragment')} done, {failed or 'none'} failed"
+    said = f"{done:,} of {counted(len(record.names), 'table')} done, {failed or 'none'} failed"
     began = moment_text(record.began)
     if record.is_running:
         return CommandRow(record.who, began, True, said)

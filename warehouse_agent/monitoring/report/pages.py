@@ -32,7 +32,7 @@ from warehouse_agent.monitoring.report.index_rows import (
     whole_of,
 )
 from warehouse_agent.monitoring.report.refresh_series import TableSeries
-from warehouse_agent.report import release
+from warehouse_agent.report import bytes_text, release
 
 _BETWEEN = "\0"  # cells of a row while they are escaped; no printable text holds it
 _PACKAGE = "warehouse_agent.monitoring.report"
@@ -135,7 +135,7 @@ def _environment() -> Environment:
         finalize=_readable,
     )
     environment.filters |= {
-        "bytes": axes.bytes_text,
+        "bytes": bytes_text,
         "short": axes.count_text,
         "span": axes.span_text,
         "moment": axes.moment_text,

@@ -20,6 +20,7 @@ from warehouse_agent.history.totals import OlderTotals
 from warehouse_agent.monitoring.report import axes
 from warehouse_agent.monitoring.report.charts import Chart, charts_of
 from warehouse_agent.monitoring.report.refresh_series import PARTS, TableSeries, series_of
+from warehouse_agent.report import bytes_text
 from warehouse_agent.tasks import changed_places
 
 NOW = datetime(2026, 11, 30, 6, tzinfo=UTC)
@@ -143,7 +144,7 @@ def test_axes_hold_any_amount(values: list[float]) -> None:
     made = (
         axes.counts(most, axes.count_text),
         axes.spans(most),
-        axes.logarithmic(values, axes.bytes_text),
+        axes.logarithmic(values, bytes_text),
         axes.logarithmic(values, axes.count_text, zero=True),
         axes.ratios(values),
         axes.moments(min(values), most),
@@ -159,11 +160,11 @@ def test_axes_hold_any_amount(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("words", "value", "text"),
     [
-        (axes.bytes_text, 0, "0 B"),
-        (axes.bytes_text, 999, "999 B"),
-        (axes.bytes_text, 1234, "1.2 kB"),
-        (axes.bytes_text, 999_600, "1.0 MB"),
-        (axes.bytes_text, 5e18, "5,000 PB"),
+        (bytes_text, 0, "0 B"),
+        (bytes_text, 999, "999 B"),
+        (bytes_text, 1234, "1.2 kB"),
+        (bytes_text, 999_600, "1.0 MB"),
+        (bytes_text, 5e18, "5,000 PB"),
         (axes.count_text, 1, "1"),
         (axes.count_text, 12_345, "12.3 k"),
         (axes.span_text, 0.04, "0.04 s"),

@@ -183,8 +183,8 @@ def test_commands_that_run_and_those_that_were_killed() -> None:
     began = NOW.timestamp() - 600
     record = CommandRecord("r", began, "process <7>", ("a", "b", "c"), began + 60, works, True)
     runs, killed = commands_of([replace(record, is_running=False), record])
-    assert runs.text == "1 of 3 fragments done, 1 failed"
-    assert killed.text == "was killed after 2026-11-30 05:51 UTC, 1 of 3 fragments done, 1 failed"
+    assert runs.text == "1 of 3 tables done, 1 failed"
+    assert killed.text == "was killed after 2026-11-30 05:51 UTC, 1 of 3 tables done, 1 failed"
     shown = pages.index(SCOPE, [], [], [runs, killed])
     assert "process &lt;7&gt;, begun 2026-11-30 05:50 UTC: runs, 1 of 3" in shown
 
