@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from driftline.errors import named
+
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.inspection.published_state import PublishedState
 from warehouse_agent.report import counted, span
@@ -27,10 +29,11 @@ def urgent_first(shown: Sequence[PublishedState]) -> list[PublishedState]:
     return sorted(shown, key=lambda one: _URGENT_FIRST.index(urgency(one)))
 
 
-def state_text(table: PublishedState) -> str:
-    """Return the state of a table in few words."""
+def state_text(table: PublishedState, *, words: bool = False) -> str:
+    """Return the state of a table in few words; `words`: also those of an error's code."""
     if (failed := table.failed) is not None:
-        return f"failed{f' {failed.times:,}×' if failed.times > 1 else ''}: {failed.code}"
+        code = named(failed.code) if words else failed.code
+        return f"failed{f' {failed.times:,}×' if failed.times > 1 else ''}: {code}"
     if table.version is None:
         staged = table.staged
         return NOTHING_PUBLISHED if staged is None else f"first load, {staged_text(staged)} staged"
@@ -39,7 +42,7 @@ def state_text(table: PublishedState) -> str:
     if table.damaged:
         return f"{counted(table.damaged, 'file')} damaged"
     if table.late_s is not None:
-        return f"late: {_short(table.late_s)}, limit {_short(table.late_after_s or 0.0)}"
+        return f"late: {short_span(table.late_s)}, limit {short_span(table.late_after_s or 0.0)}"
     if table.put_off_until is not None:
         return "ok, put off"
     if table.visible_version not in (None, table.version):
@@ -47,7 +50,7 @@ def state_text(table: PublishedState) -> str:
     return "ok"
 
 
-def _short(seconds: float) -> str:
+def short_span(seconds: float) -> str:
     """Return a span of time in few letters: `3 h`, `12 min`."""
     number, _, unit = span(seconds).partition(" ")
     return f"{number} {'min' if unit.startswith('minute') else unit[0]}"

@@ -17,9 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from driftline.errors import named
 from markupsafe import Markup, escape
 
-from warehouse_agent.history.totals import Totals
+from warehouse_agent.history.totals import Totals, reads_text
 from warehouse_agent.monitoring.report import axes
 from warehouse_agent.monitoring.report.axes import Axis, count_text, span_text
 from warehouse_agent.monitoring.report.refresh_series import PARTS, RefreshPoint, TableSeries
@@ -29,6 +30,10 @@ WIDTH, HEIGHT = 2000, 480  # of a drawing, in its own units: no more is seen of 
 # That have a colour, by class p0, p1…; `evaluate` and `join` are of views.
 PHASES: Final = ("reduce", "exchange", "apply", "prove", "publish", "evaluate", "join")
 REST: Final = "other"
+PHASE_WORDS: Final = {
+    "reduce": "adding up the copy", "exchange": "comparing", "apply": "writing", "prove": "proving",
+    "publish": "publishing", "evaluate": "computing the view", "join": "joining",
+}  # fmt: skip
 SHADES: Final = 6  # of a strip of heat, beside none
 _BAR: Final = 0.72  # of a slot
 Rows = tuple[tuple[str, ...], ...]
@@ -217,12 +222,15 @@ def durations(series: TableSeries) -> Chart | None:
     names = [*named, REST] if any(one.get(REST) for one in spent) else named
     x = axes.slots([_day_text(point.when) for point in points])
     y = axes.spans(max(sum(one.values()) for one in spent))
-    layers = [(f"fill {_phase_class(n)}", n, [one.get(n, 0.0) for one in spent]) for n in names]
+    words = {name: PHASE_WORDS.get(name, name) for name in names}
+    layers = [
+        (f"fill {_phase_class(n)}", words[n], [one.get(n, 0.0) for one in spent]) for n in names
+    ]
     marks, legend = _stacked(x, y, layers)
     took = [point.seconds for point in points if point.seconds is not None]
     said = f"A refresh took {span_text(statistics.median(took))} in the median," if took else ""
     most = max(names, key=lambda name: sum(one.get(name, 0.0) for one in spent))
-    said += f" most of it in “{most}”."
+    said += f" most of it {words[most]}."
     rows = (
         (
             p.when, _span(p.seconds), *(_span(one.get(name)) for name in names),
@@ -230,7 +238,7 @@ def durations(series: TableSeries) -> Chart | None:
         )
         for p, one in zip(reversed(points), reversed(spent), strict=True)
     )  # fmt: skip
-    headings = ("refreshed at", "in all", *names, "held back")
+    headings = ("refreshed at", "in all", *words.values(), "held back")
     return _chart("seconds", "How long it took", said, marks, legend, x, y, headings, rows)
 
 
@@ -249,6 +257,9 @@ def load(series: TableSeries) -> Chart | None:
             marks.append(f'<path class="{mark}" d="{_path((x.at(a), y.at(b)) for a, b in one)}"/>')
             legend.insert(0, (mark, what))
     said = f"A refresh read {count_text(statistics.median(v for _, v in read))} rows of the source"
+    whole_reads = [p.rows_read / p.total for p in points if p.rows_read is not None and p.total]
+    if whole_reads:
+        said += f", {reads_text(statistics.median(whole_reads))},"
     said += " in the median."
     if (whole := series.whole).read_in:
         said += f" {_refreshes(whole.read_in)} read {count_text(whole.rows_read)} in"
@@ -261,12 +272,17 @@ def load(series: TableSeries) -> Chart | None:
         )
     rows = (
         (
-            p.when, f"{p.rows_read:,}", "" if p.scans is None else f"{p.scans:,}",
+            p.when, f"{p.rows_read:,}",
+            f"{p.rows_read / p.total:.1f}" if p.rows_read is not None and p.total else "",
+            "" if p.scans is None else f"{p.scans:,}",
             _span(p.phases.get("exchange")), _span(p.held_back_s),
         )
         for p in reversed(points)
     )  # fmt: skip
-    headings = ("refreshed at", "rows read", "scans", "scan and line", "held back")
+    headings = (
+        "refreshed at", "rows read", "reads of the whole table", "scans", "reading and sending",
+        "held back",
+    )  # fmt: skip
     return _chart("load", "What it cost the source", said, marks, legend, x, y, headings, rows)
 
 
@@ -420,7 +436,7 @@ def _day_row(name: str, one: Totals) -> tuple[str, ...]:
     return (
         name,
         f"{one.refreshes:,}",
-        ", ".join(f"{times:,} {code}" for code, times in sorted(one.failed.items())),
+        ", ".join(f"{times:,} {named(code)}" for code, times in sorted(one.failed.items())),
         f"{one.inserted + one.updated + one.deleted:,}",
         bytes_text(one.sent + one.received),
         bytes_text(one.copied) if one.copied else "",

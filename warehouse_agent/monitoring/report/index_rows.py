@@ -6,7 +6,6 @@ one of VALUE_FREE, or on asking; of any other error it shows what its code means
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,6 +24,7 @@ from driftline.errors import (
     VersionMismatch,
     WarehouseUnavailable,
     meaning,
+    named,
 )
 
 from warehouse_agent.history.alarms import MonitoringState
@@ -33,7 +33,7 @@ from warehouse_agent.history.failures import RECENT, Failure
 from warehouse_agent.history.history_lines import RowCounts
 from warehouse_agent.history.totals import Totals
 from warehouse_agent.inspection.published_state import PublishedState
-from warehouse_agent.inspection.state_words import proof_text, state_text, urgency
+from warehouse_agent.inspection.state_words import proof_text, short_span, state_text, urgency
 from warehouse_agent.monitoring.messages import without_name
 from warehouse_agent.monitoring.report.axes import moment_text
 from warehouse_agent.monitoring.report.refresh_series import TableSeries
@@ -47,6 +47,7 @@ VALUE_FREE: Final = frozenset(
         Unauthenticated, VersionMismatch, WarehouseUnavailable,
     )
 )  # fmt: skip
+FAILING: Final = "failed"  # the kind of trouble of tables whose last refresh failed
 NAMED_MAX: Final = 8  # tables with one cause that are named
 TROUBLES_MAX: Final = 40  # causes that are explained; the table names the other tables
 _HIDDEN: Final = "The message may name values of rows: `driftline status` of the table shows it."
@@ -90,11 +91,13 @@ class IndexRow:
         as_of, age: the source's time of the rows, and how long ago that is at the report's time.
         changes, seconds: of the newest refresh that went well; None: not known, or a load.
         moved, copied: bytes of all refreshes of which both are known.
-        read: rows that the source read for the newest refresh that went well; None: not known.
+        read: rows that the source read for the newest refresh that went well; `reads`: the same in
+            reads of the whole table; `all_reads`: those of all refreshes; None: not known.
         since: the first day or month of which totals are known.
         due: when it is refreshed next, in words.
+        limit: how long after a refresh that went well it is late, in words; empty: never.
         failure: since the last refresh that went well.
-        recovered: failures of the last day, after which a refresh went well.
+        recovered: failures of the last day, after which a refresh went well; it may fail again.
         wrong: what else needs a look.
     """
 
@@ -111,9 +114,12 @@ class IndexRow:
     moved: int = 0
     copied: int = 0
     read: int | None = None
+    reads: float | None = None
+    all_reads: float | None = None
     since: str | None = None
     seconds: float | None = None
     due: str = ""
+    limit: str = ""
     failure: Failure | None = None
     recovered: tuple[Failure, ...] = ()
     wrong: tuple[Remark, ...] = ()
@@ -129,6 +135,7 @@ class Trouble:
     """One thing to look at, of one or more tables.
 
     Attributes:
+        kind: in a word, as in `TroubleKind`.
         names: the first NAMED_MAX of the tables; `more` others have the same.
         what: in few words.
         when: the times of failures, in words.
@@ -136,6 +143,7 @@ class Trouble:
         remedy: what to do.
     """
 
+    kind: str
     urgency: str
     names: tuple[str, ...]
     more: int
@@ -143,6 +151,26 @@ class Trouble:
     when: str
     cause: Cause | None
     remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class TroubleKind:
+    """Tables that need a look for one reason, in a word: their number, and the first of them."""
+
+    word: str
+    urgency: str
+    number: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PastFailure:
+    """Refreshes of a table that failed in the last day, and whether it fails still."""
+
+    name: str
+    cause: Cause
+    when: str
+    fails_still: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +184,26 @@ class CommandRow:
 
 
 def row_of(
-    table: PublishedState, series: TableSeries, now: datetime, due: str
-) -> IndexRow:  # fmt: skip
+    table: PublishedState,
+    series: TableSeries,
+    now: datetime,
+    due: str,
+    recovered: Sequence[Failure] = (),
+) -> IndexRow:
     """Return the row of a table.
 
     Args:
         now: with a time zone.
         due: in words.
+        recovered: failures of the last day, after which a refresh went well.
     """
     newest = series.points[-1] if series.points else None
-    recent = (now - RECENT).timestamp()
-    again = () if table.failed is not None else tuple(
-        one for one in series.failed if _seconds(one.at) >= recent
-    )  # fmt: skip
+    read, rows = (None, None) if newest is None else (newest.rows_read, newest.total)
     return IndexRow(
         name=table.name,
         kind=table.kind,
         urgency=urgency(table),
-        state=state_text(table),
+        state=state_text(table, words=True),
         version=table.version,
         as_of=_moment_text(table.as_of),
         age=age(table.as_of, now).removesuffix(" ago") if table.version is not None else "",
@@ -182,22 +212,54 @@ def row_of(
         proof=proof_text(table.proof, table.consistency) if table.version is not None else "",
         moved=series.whole.moved_beside,
         copied=series.whole.copied,
-        read=None if newest is None else newest.rows_read,
+        read=read,
+        reads=_ratio(read, rows),
+        all_reads=_ratio(series.whole.rows_read, table.rows_total),
         since=series.since,
         seconds=None if newest is None else newest.seconds,
         due=due,
+        limit="" if table.late_after_s is None else short_span(table.late_after_s),
         failure=table.failed,
-        recovered=again,
-        wrong=tuple(_wrong(table)),
+        recovered=tuple(recovered),
+        wrong=tuple(_wrong(table, now)),
     )
 
 
-def state_counts(rows: Sequence[IndexRow]) -> list[str]:
-    """Return how many tables fail, how many cannot be read, and how many need a look else."""
-    failed = sum(row.failure is not None for row in rows)
-    others = Counter(one.word for row in rows for one in row.wrong)
-    said = [f"{failed:,} failed"] if failed else []
-    return said + [f"{number:,} {word}" for word, number in others.items()]
+def _ratio(one: int | None, other: int | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def kinds_of(rows: Sequence[IndexRow]) -> list[TroubleKind]:
+    """Return what is wrong with tables by kind, the most urgent first."""
+    found: dict[str, list[IndexRow]] = {}
+    for row in urgent_rows(rows):
+        words = [FAILING] if row.failure is not None else []
+        for word in words + [one.word for one in row.wrong]:
+            found.setdefault(word, []).append(row)
+    return [
+        TroubleKind(word, like[0].urgency, len(like), tuple(r.name for r in like[:NAMED_MAX]))
+        for word, like in found.items()
+    ]
+
+
+def of_last_day(rows: Sequence[IndexRow], now: datetime, *, values: bool) -> list[PastFailure]:
+    """Return the failures of the last day: of tables that fail still, then those that are over.
+
+    Args:
+        now: with a time zone.
+    """
+    since = (now - RECENT).timestamp()
+    found = [
+        PastFailure(row.name, cause_of(one, values=values), failed_when(one, now), is_now)
+        for row in urgent_rows(rows)
+        for one, is_now in (*_now(row.failure), *((one, False) for one in row.recovered))
+        if _seconds(one.at) >= since
+    ]
+    return sorted(found, key=lambda one: not one.fails_still)
+
+
+def _now(failure: Failure | None) -> tuple[tuple[Failure, bool], ...]:
+    return () if failure is None else ((failure, True),)
 
 
 def unread(name: str, kind: str, error: DriftlineError) -> IndexRow:
@@ -206,7 +268,7 @@ def unread(name: str, kind: str, error: DriftlineError) -> IndexRow:
         1, None, None, None, error.code, error.message, error.where or name, error.remedy,
         error.is_retryable, error.exit_code, error.details,
     )  # fmt: skip
-    state = f"cannot be read: {error.code}"
+    state = f"cannot be read: {named(error.code)}"
     return IndexRow(name, kind, MonitoringState.UNKNOWN.word, state, failure=failure)
 
 
@@ -251,19 +313,21 @@ def _trouble(
     first, more = rows[0], max(len(rows) - NAMED_MAX, 0)
     names = tuple(row.name for row in rows[:NAMED_MAX])
     if first.failure is None or first.failure.code != key[1]:
+        kind = next(one.word for one in first.wrong if one.text == key[1])
         when = _by_table(
             [(r.name, one.when) for r in rows for one in r.wrong if one.text == key[1]]
         )
         remedy = key[2].replace(" {name}", f" {first.name}" if len(rows) == 1 else "")
-        return Trouble(key[0], names, more, key[1], when, None, remedy)
+        return Trouble(kind, key[0], names, more, key[1], when, None, remedy)
     failure, cause = first.failure, cause_of(first.failure, values=values)
     if len(rows) > 1:
         same = all((r.failure or failure).message == failure.message for r in rows)
         where = all((r.failure or failure).where == failure.where for r in rows)
         cause = replace(cause, why=cause.why if same else meaning(cause.code), details=())
         cause = replace(cause, where=cause.where if where else "")
-    what = first.state if len(rows) == 1 else f"failed: {failure.code}"
-    return Trouble(key[0], names, more, what, _when(rows[:NAMED_MAX], now), cause, cause.remedy)
+    what = first.state if len(rows) == 1 else f"failed: {named(failure.code)}"
+    when = _when(rows[:NAMED_MAX], now)
+    return Trouble(FAILING, key[0], names, more, what, when, cause, cause.remedy)
 
 
 def _when(rows: Sequence[IndexRow], now: datetime) -> str:
@@ -327,7 +391,7 @@ def _command(record: CommandRecord) -> CommandRow:
     return CommandRow(record.who, began, False, f"was killed after {last} UTC, {said}")
 
 
-def _wrong(table: PublishedState) -> Iterator[Remark]:
+def _wrong(table: PublishedState, now: datetime) -> Iterator[Remark]:
     """Yield what needs a look beside a failure."""
     if table.failed is None and table.version is None:
         yield Remark("not published", "nothing published yet", "Run `driftline refresh {name}`.")
@@ -339,6 +403,8 @@ def _wrong(table: PublishedState) -> Iterator[Remark]:
     if table.late_s is not None and table.failed is None:
         late = "late: no refresh went well in the time that is asked for"
         when = f"none for {span(table.late_s)}; the limit is {span(table.late_after_s or 0.0)}"
+        if table.tried_at is not None:
+            when += f"; last tried {_moment_text(table.tried_at)} UTC, {age(table.tried_at, now)}"
         yield Remark("late", late, "See whether `driftline run`, or a timer, runs.", when)
 
 

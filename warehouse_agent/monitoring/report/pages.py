@@ -10,7 +10,9 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
+from driftline.errors import named
 from driftline.peer_text import visible
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -26,7 +28,8 @@ from warehouse_agent.monitoring.report.index_rows import (
     IndexRow,
     cause_of,
     failed_when,
-    state_counts,
+    kinds_of,
+    of_last_day,
     troubles,
     urgent_rows,
     whole_of,
@@ -34,6 +37,12 @@ from warehouse_agent.monitoring.report.index_rows import (
 from warehouse_agent.monitoring.report.refresh_series import TableSeries
 from warehouse_agent.report import bytes_text, release
 
+PROOFS: Final = {
+    "total": "all rows",
+    "keys": "all keys; values as a marker says",
+    "part": "those that were compared last",
+    "claimed": "none were compared: a marker says so",
+}
 _BETWEEN = "\0"  # cells of a row while they are escaped; no printable text holds it
 _PACKAGE = "warehouse_agent.monitoring.report"
 
@@ -74,11 +83,8 @@ def index(
         every: the totals of each table.
     """
     wrong = troubles(rows, scope.now, values=scope.values)
-    again = [
-        (row.name, cause_of(one, values=scope.values), failed_when(one, scope.now))
-        for row in rows
-        for one in row.recovered
-    ]
+    firsts = {one.kind: one for one in reversed(wrong)}
+    reads = [row.all_reads for row in rows if row.all_reads is not None]
     return _environment().get_template("index.html").render(
         scope=scope,
         rows=urgent_rows(rows),
@@ -87,9 +93,12 @@ def index(
         troubles=wrong[:TROUBLES_MAX],
         troubles_left=max(len(wrong) - TROUBLES_MAX, 0),
         to_look_at=sum(row.needs_a_look for row in rows),
-        recovered=again[:TROUBLES_MAX],
+        kinds=kinds_of(rows),
+        firsts=firsts,
+        last_day=of_last_day(rows, scope.now, values=scope.values),
+        last_day_max=TROUBLES_MAX,
+        all_reads=sum(reads) if reads else None,
         commands=commands,
-        counts=state_counts(rows),
     )  # fmt: skip
 
 
@@ -121,6 +130,7 @@ def table(
         series=series,
         failed=failed,
         schemas=schemas,
+        proofs=PROOFS,
     )  # fmt: skip
 
 
@@ -141,6 +151,7 @@ def _environment() -> Environment:
         "moment": axes.moment_text,
         "saving": saving,
         "code": _with_code,
+        "named": named,
         "cells": _cells,
     }
     environment.globals |= {"release": release()}

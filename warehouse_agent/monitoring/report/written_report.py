@@ -19,7 +19,7 @@ from driftline.errors import DriftlineError
 
 from warehouse_agent.columns import layout
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.history import command_records, refresh_history
+from warehouse_agent.history import command_records, failures, refresh_history
 from warehouse_agent.history.history_lines import DAMAGED
 from warehouse_agent.history.totals import Totals
 from warehouse_agent.inspection.published_state import PublishedState, reading
@@ -30,7 +30,7 @@ from warehouse_agent.monitoring.report.index_rows import IndexRow, commands_of, 
 from warehouse_agent.monitoring.report.pages import ReportScope, SchemaChange
 from warehouse_agent.monitoring.report.refresh_series import TableSeries, series_of
 from warehouse_agent.refresh.schema_change import column_changes
-from warehouse_agent.scheduler import due
+from warehouse_agent.scheduler.due import scheduled
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -157,8 +157,10 @@ def _lot(
         for one in lot:
             try:
                 table = state(one)
-                series = series_of(refresh_history.read(store, one.name))
-                row = row_of(table, series, scope.now, _due(config, store, one, scope))
+                history = refresh_history.read(store, one.name)
+                series, over = series_of(history), failures.recovered(history, scope.now)
+                due = _due(config, store, one, scope, table.late_s)
+                row = row_of(table, series, scope.now, due, over)
                 schemas = list(_schemas(store, one, series))
                 text = pages.table(scope, row, table, series, _interval_s(config, one), schemas)
             except Exception as problem:
@@ -185,15 +187,26 @@ def _interval_s(config: WarehouseConfig, one: Fragment | View) -> float | None:
 
 
 def _due(
-    config: WarehouseConfig, store: Store, one: Fragment | View, scope: ReportScope
-) -> str:  # fmt: skip
-    """Return when a table is refreshed next, in words; empty if nothing can be decided."""
+    config: WarehouseConfig,
+    store: Store,
+    one: Fragment | View,
+    scope: ReportScope,
+    late_s: float | None,
+) -> str:
+    """Return when a table is refreshed next, in words; empty if nothing can be decided.
+
+    Args:
+        late_s: seconds since a refresh went well, if it is late.
+    """
     if isinstance(one, View):
         return WITH_ITS_TABLES
     with contextlib.suppress(DriftlineError):
-        entry = due.scheduled(config, store, one, scope.now.timestamp(), None, expects=False)
+        entry = scheduled(config, store, one, scope.now.timestamp(), None, expects=False)
         if entry.decision.due:
-            return DUE_NOW
+            asked_s = _interval_s(config, one)
+            if late_s is None or asked_s is None:
+                return DUE_NOW
+            return f"overdue since {moment_text(scope.now.timestamp() - late_s + asked_s)}"
         return NOT_DUE if entry.decision.at == NEVER else moment_text(entry.decision.at)
     return ""
 

@@ -16,7 +16,7 @@ from tests.harness.past_refreshes import Past
 from tests.warehouse_agent.monitoring.report.test_charts import history, past
 from warehouse_agent.history.alarms import MonitoringState
 from warehouse_agent.history.command_records import DONE, FAILED, CommandRecord, FragmentWork
-from warehouse_agent.history.failures import Failure
+from warehouse_agent.history.failures import Failure, recovered
 from warehouse_agent.history.totals import Totals
 from warehouse_agent.inspection.published_state import PublishedState
 from warehouse_agent.monitoring.report import pages
@@ -78,7 +78,8 @@ def harmless(page: str) -> Seen:
         assert not [name for name in attributes if name.startswith("on")], tag
         assert not attributes.keys() & {"src", "srcset", "data", "action", "xlink:href"}
         if (target := attributes.get("href")) is not None:
-            assert re.fullmatch(r"(\.\./index|tables/[A-Za-z0-9_.-]+)\.html", target)
+            assert re.fullmatch(r"(\.\./index|tables/[A-Za-z0-9_.-]+)\.html|#[a-z-]+", target)
+            assert target[0] != "#" or [a.get("id") for _, a in seen.tags].count(target[1:]) == 1
     assert page.count("<script") == 0
     return seen
 
@@ -96,8 +97,13 @@ def failing(name: str, failure: Failure) -> PublishedState:
     return published(name, failed=failure, state=MonitoringState.CRITICAL)
 
 
-def rows_of(*states: PublishedState, series: TableSeries | None = None) -> list[IndexRow]:
-    return [row_of(one, series or TableSeries(), NOW, "2026-11-30 08:00") for one in states]
+def rows_of(
+    *states: PublishedState,
+    series: TableSeries | None = None,
+    recovered: Sequence[Failure] = (),
+) -> list[IndexRow]:
+    one = series or TableSeries()
+    return [row_of(state, one, NOW, "2026-11-30 08:00", recovered) for state in states]
 
 
 def indexed(rows: Sequence[IndexRow], scope: ReportScope = SCOPE) -> str:
@@ -105,15 +111,22 @@ def indexed(rows: Sequence[IndexRow], scope: ReportScope = SCOPE) -> str:
 
 
 def test_the_failing_come_first_with_what_to_do() -> None:
-    rows = rows_of(published("b"), published("late", late_s=7200.0, state=MonitoringState.WARNING),
-                   failing("prices", LOST))  # fmt: skip
+    late = published(
+        "late", late_s=7200.0, late_after_s=3600.0, tried_at="2026-11-30T04:00:00Z",
+        state=MonitoringState.WARNING,
+    )  # fmt: skip
+    rows = rows_of(published("b"), late, failing("prices", LOST))
     seen = harmless(indexed(rows))
     text = " ".join(seen.text.split())
-    assert "2 of 3 tables need a look: 1 failed, 1 late." in text
+    assert "2 of 3 tables need a look: ▲1 failed: prices ◆1 late: late" in text
     assert "3 times since 2026-11-29 22:00 UTC, last 2026-11-30 01:00 UTC, 5 hours ago" in text
     assert "whyNothing answers at erp:1. what to doSet carriers of the column." in text
-    assert text.index("prices: failed 3×: UNREACHABLE") < text.index("late: late")
-    assert text.index("late: 2 h, limit") < text.index("ok12")
+    assert text.index("prices: failed 3×: UNREACHABLE") < text.index("late: late:")
+    assert (
+        "none for 2 hours; the limit is 1 hour; last tried 2026-11-30 04:00 UTC, 2 hours ago"
+        in text
+    )
+    assert text.index("late: 2 h, limit 1 h") < text.index("ok12")
 
 
 def test_tables_with_one_cause_are_told_together() -> None:
@@ -145,7 +158,7 @@ def test_why_a_view_is_behind_may_hold_values() -> None:
     behind = replace(behind, state=MonitoringState.WARNING)
     page = indexed(rows_of(behind))
     assert SECRET not in page
-    assert "1 of 1 table needs a look: 1 behind." in " ".join(Seen(page).text.split())
+    assert "1 of 1 table needs a look: ◆1 behind: ratios" in " ".join(Seen(page).text.split())
 
 
 def test_values_are_shown_on_asking_alone() -> None:
@@ -167,15 +180,44 @@ def test_codes_about_rows_are_not_free_of_values() -> None:
     assert not VALUE_FREE & about_rows
 
 
-def test_a_failure_of_last_night_is_told_also_when_all_is_well() -> None:
+def test_failures_of_the_last_day_are_told_whether_they_are_over_or_not() -> None:
     night = past(refreshes=3, lost=1, newest=NOW - timedelta(hours=5))
     again = past(refreshes=1, newest=NOW - timedelta(hours=1))
-    [row] = rows_of(published(), series=series_of(history(*night, *again)))
-    assert [one.code for one in row.recovered] == ["UNREACHABLE"]
-    assert "Failed in the last 24 hours, and well again" in indexed([row])
+    over = recovered(history(*night, *again), NOW)
+    well = rows_of(published(), recovered=over)
+    failed = rows_of(failing("prices", VALUE), recovered=over)
+    text = " ".join(harmless(indexed([*well, *failed])).text.split())
+    told = text.partition("Failed in the last 24 hours")[2].partition("All tables")[0]
+    gone = "UNREACHABLE (source does not answer), 2026-11-30 01:00 UTC, 5 hours ago; a later"
+    assert told.startswith(" 1 fail still, 2 well again afterwards ▲prices: VALUE (a value does")
+    assert "last 2026-11-30 01:00 UTC, 5 hours ago; fails still ●prices: " in told
+    assert told.count(gone) == 2
     older = past(refreshes=3, lost=1, newest=NOW - timedelta(hours=30))
-    [row] = rows_of(published(), series=series_of(history(*older, *again)))
-    assert row.recovered == ()
+    assert not recovered(history(*older, *again), NOW)
+    [row] = rows_of(failing("old", replace(VALUE, at="2026-11-28T01:00:00Z")))
+    assert "Failed in the last 24 hours" not in indexed([row])
+
+
+def test_what_the_source_read_is_told_in_reads_of_the_whole_table() -> None:
+    series = series_of(history(*past(refreshes=3)))
+    [row] = rows_of(published(), series=series)
+    assert row.read is not None
+    assert row.reads == 1
+    assert row.all_reads == series.whole.rows_read / 1_204_118
+    text = " ".join(harmless(pages.index(SCOPE, [row], [series.whole], [])).text.split())
+    assert f"{row.all_reads / 3:.1f} reads of the whole table a refresh; since " in text
+    assert " k (1.0×)" in text
+    shown = pages.table(SCOPE, row, published(), series, None, ())
+    assert "1.0 reads of the whole table, in the median" in shown
+
+
+def test_a_well_table_says_its_clock_and_its_limit() -> None:
+    state = published(late_after_s=10_800.0)
+    [row] = rows_of(state)
+    text = " ".join(Seen(pages.table(SCOPE, row, state, TableSeries(), 7200.0, ())).text.split())
+    assert "ok: the source had these rows at 2026-11-30 05:20 UTC, by its clock; they are" in text
+    assert "late 3 h after one that went well" in text
+    assert indexed([row]).count("<td>3 h\n") == 1
 
 
 def test_commands_that_run_and_those_that_were_killed() -> None:
@@ -192,8 +234,8 @@ def test_commands_that_run_and_those_that_were_killed() -> None:
 def test_totals_say_what_was_saved() -> None:
     totals = [Totals(refreshes=3, moved_beside=2_000_000, copied=400_000_000, failed={"LOCKED": 2})]
     text = " ".join(harmless(pages.index(SCOPE, rows_of(published()), totals, [])).text.split())
-    assert "Saved99.5 %moved 2 MB of the 400 MB that copies of all rows would have moved" in text
-    assert "Refreshes3went well; 2 failed" in text
+    assert "Bytes saved, beside copies of all rows99.5 %moved 2 MB of the 400 MB that" in text
+    assert "Refreshes that went well32 failed" in text
     dear = [Totals(refreshes=1, moved_beside=3, copied=2)]
     assert "<b>nothing</b>" in pages.index(SCOPE, [], dear, [])
 
