@@ -4,7 +4,8 @@
 
 Each command is a process, and finds nothing changed. Every table has a history of so many lines,
 those of the refreshed table under another name; nothing else of the other tables is there. First
-commands read the histories that are not known yet, each for a second at most; they are shown apart.
+commands read the newest lines of histories that are not known yet, each for a second at most; they
+are shown apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numbers about refreshes for Prometheus: a textfile after each command, a page of `run`.
 
-Moments are times, never ages: a file that is written no more does not look fresh. Counters are what
-the histories give (`counted_tables`), so they go on where the last command stopped. Labels are the
+Moments are times, never ages: a file that is written no more does not look fresh. Counters come
+from the histories (`counted_tables`), so they go on where the last command stopped. Labels are the
 warehouse's path, tables that are configured, and words of ours.
 """
 

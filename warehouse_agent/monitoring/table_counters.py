@@ -13,7 +13,7 @@ from typing import Any, Final
 from driftline.errors import BY_CODE
 
 from warehouse_agent.config import Proof, Require
-from warehouse_agent.history.history_lines import FailureLine, HistoryLine, moment
+from warehouse_agent.history.history_lines import FailureLine, HistoryLine, SuccessLine, moment
 from warehouse_agent.history.refresh_history import RefreshHistory
 from warehouse_agent.history.totals import Bins, Totals
 
@@ -51,7 +51,7 @@ class TableCounters:
 
     @classmethod
     def of(cls, history: RefreshHistory) -> TableCounters:
-        """Return the counters of a history that was read whole."""
+        """Return the counters of a history, or of its newest lines."""
         return cls(_slim(history.folded.whole)).plus(reversed(history.lines))
 
     def plus(self, lines: Iterable[HistoryLine]) -> TableCounters:
@@ -74,13 +74,12 @@ class TableCounters:
             )
         ended = None if line.ended is None else line.ended.timestamp()
         as_of = self.as_of if line.as_of is None else _seconds(line.as_of)
-        is_exact = line.consistency == Require.EXACT.value
         return TableCounters(
             self.totals,
             self.attempted if ended is None else ended,
             self.succeeded if ended is None else ended,
             as_of,
-            as_of if is_exact else self.exact_as_of,
+            as_of if is_exact(line) else self.exact_as_of,
             known_proof(line.proof),
             self.rows if line.total is None else line.total,
             mark=mark_of(line),
@@ -124,6 +123,11 @@ def known_proof(proof: object) -> str:
 def known_code(code: str) -> str:
     """Return the code of an error; OTHER for one that this release does not know."""
     return code if code in BY_CODE else OTHER
+
+
+def is_exact(line: HistoryLine) -> bool:
+    """Return True for a refresh that went well with one snapshot of all that it read."""
+    return isinstance(line, SuccessLine) and line.consistency == Require.EXACT.value
 
 
 def mark_of(line: HistoryLine) -> Mark | None:

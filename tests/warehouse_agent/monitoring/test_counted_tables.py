@@ -1,4 +1,4 @@
-"""Counters are what the histories give, however few of their lines are read."""
+"""Counters are what the histories give, from their newest lines on, however few are read."""
 
 from __future__ import annotations
 
@@ -125,6 +125,43 @@ def test_what_did_not_change_is_not_read_again(tmp_path: Path) -> None:
         found = counted(store, NAMES, {})
         assert read == ["c"]
     assert [found[name].totals.refreshes for name in NAMES] == [1, 2, 2]
+
+
+def test_a_long_history_is_counted_from_its_newest_lines_on(tmp_path: Path) -> None:
+    """And by each new line from there, also after many that nobody told of."""
+    store = Store(str(tmp_path))
+    for minute in range(1, 61):
+        append(store, "a", line("a", minute))
+    first = counted(store, ["a"], {})["a"]
+    assert first.totals.refreshes == counted_tables.FIRST_LINES
+    check(replace(first, totals=(known := whole(store, "a")).totals), known)
+    for minute in range(61, 101):  # by commands that tell nobody
+        append(store, "a", line("a", minute, "SHRANK"))
+    later = counted(store, ["a"], {})["a"]
+    assert (later.totals.refreshes, later.totals.failed) == (20, {"SHRANK": 40})
+    assert (later.failures, later.succeeded) == (40, first.succeeded)
+    store.remove_file(PRIVATE, "runs", "a.jsonl")  # another table of the name
+    append(store, "a", text := line("a", 101))
+    again = counted(store, ["a"], {"a": text})["a"]
+    assert (again.totals.refreshes, again.failures) == (21, 0)
+    store.remove_file(*PLACE)
+    assert counted(store, ["a"], {})["a"] == whole(store, "a")
+
+
+def test_it_is_read_on_to_an_exact_refresh_that_was_and_to_the_last_that_went_well(
+    tmp_path: Path,
+) -> None:
+    store, start = Store(str(tmp_path)), START.timestamp()
+    append(store, "a", line("a", 2))  # exact
+    append(store, "a", line("a", 3))  # fuzzy
+    for minute in range(4, 44):
+        append(store, "a", line("a", minute, "SHRANK"))
+    found = counted(store, ["a"], {})["a"]
+    assert (found.exact_as_of, found.succeeded) == (start + 120, start + 180)
+    assert found.failures == 40
+    for minute in range(44, 300):
+        append(store, "b", line("b", minute, "SHRANK"))
+    assert counted(store, ["b"], {})["b"].failures == counted_tables.FIRST_LINES_MAX
 
 
 def test_tables_that_are_not_configured_any_more_are_forgotten(tmp_path: Path) -> None:
