@@ -21,6 +21,7 @@ from warehouse_agent.history.notes import UncomparedNote
 from warehouse_agent.inspection.published_state import (
     PublishedState,
     RefreshTotals,
+    full_disk,
     history_of,
     reading,
 )
@@ -88,7 +89,7 @@ def status(
         codes = each(chosen, one, as_json=as_json, command="status")
     if check:
         unread = [one.name for one, code in zip(chosen, codes, strict=True) if code]
-        worst, lines = checked_text(shown, unread, now, _full_disk(config))
+        worst, lines = checked_text(shown, unread, now, full_disk(config))
         if not as_json:
             print("\n".join(lines))
         sys.exit(worst.value)
@@ -101,15 +102,6 @@ def status(
             lines += summary_of(shown, now)
         print("\n".join(lines))
     return codes
-
-
-def _full_disk(config: WarehouseConfig) -> WarehouseUnavailable | None:
-    """Return why the next refresh may find no room; None: it does, or it is no disk."""
-    try:
-        Store.of(config).refuse_full(0)
-    except WarehouseUnavailable as error:
-        return error
-    return None
 
 
 def json_of(table: PublishedState) -> str:
@@ -142,19 +134,19 @@ def checked_text(
     shown: Sequence[PublishedState],
     unread: Sequence[str],
     now: datetime,
-    full_disk: WarehouseUnavailable | None = None,
+    no_room: WarehouseUnavailable | None = None,
 ) -> tuple[MonitoringState, list[str]]:
     """Return the state of all tables, and it in words: one line, then what to do.
 
     Args:
         unread: names of tables whose state cannot be read, which has been said.
         now: with a time zone.
-        full_disk: why the next refresh may find no room; no history can say so.
+        no_room: why the next refresh may find no room; no history can say so.
     """
     states = [s.state or MonitoringState.OK for s in shown]
-    states += [MonitoringState.CRITICAL] if full_disk else []
+    states += [MonitoringState.CRITICAL] if no_room else []
     state = alarms.worst([*states, *(MonitoringState.UNKNOWN for _ in unread)])
-    said = [full_disk.message] if full_disk else []
+    said = [no_room.message] if no_room else []
     said += [f"{s.name}: {'; '.join(s.alarms)}" for s in shown if s.alarms]
     said += [f"{name}: its state cannot be read" for name in unread]
     first = f"{state.name}: {counted(len(shown) + len(unread), 'table')}"

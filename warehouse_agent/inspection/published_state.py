@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from driftline.errors import NotFound
+from driftline.errors import NotFound, WarehouseUnavailable
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.components import phase_history
@@ -237,6 +237,15 @@ class _ReadTable:
     history: RefreshHistory
     version: VersionHeader | None = None
     notes: Notes = field(default_factory=Notes)
+
+
+def full_disk(config: WarehouseConfig) -> WarehouseUnavailable | None:
+    """Return why the next refresh may find no room; None: it does, or it is no disk."""
+    try:
+        Store.of(config).refuse_full(0)
+    except WarehouseUnavailable as error:
+        return error
+    return None
 
 
 @contextlib.contextmanager

@@ -7,12 +7,12 @@ are what the histories give, whatever was killed, lost or done by others meanwhi
 be lost. If two commands write it at once, the next one reads again what the other one had read.
 
 Of a table that is not known yet only the newest lines are read, down to an exact refresh: so the
-first command knows all tables, and counters of long histories begin with these lines. Prometheus
-takes the differences of counters, and the whole past is in `status --totals` and the report.
-Rejected: whole histories, a second of which is read for each command; of 500 tables with 1,000
-refreshes each all were known after ten to fifteen commands.
+first command knows all tables, and their counters begin with these lines. Prometheus takes the
+differences of counters, and the whole past is in `status --totals` and the report. Rejected: whole
+histories. Of 500 with 1,000 refreshes each all were known after ten to fifteen commands.
 
-A command stops reading after READ_S, and the next one goes on.
+A command stops reading after READ_S, and the next one goes on. A failure that its history could not
+take, as on a full disk, is told by its command alone.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from driftline.errors import DriftlineError
+from driftline.errors import DriftlineError, WarehouseUnavailable
 
 from warehouse_agent.history import refresh_history
-from warehouse_agent.history.history_lines import DAMAGED, HistoryLine, parse
+from warehouse_agent.history.history_lines import (
+    DAMAGED,
+    FailureLine,
+    HistoryLine,
+    SuccessLine,
+    parse,
+)
 from warehouse_agent.monitoring.table_counters import TableCounters, is_exact, mark_of
 from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
 
 READ_S: Final = 1.0  # of reading histories; all that is told of a command has 2 s
-FIRST_LINES: Final = 20  # of a history, at least: those of a new table are counted whole
-FIRST_LINES_MAX: Final = 200
+INEXACT_MAX: Final = 20  # newest lines of a table that is never exact that are read at first
+FAILED_MAX: Final = 200  # newest lines of one of which no refresh went well
 _PLACE: Final = (PRIVATE, "metrics.json")
 _FORMAT: Final = 1
 _END: Final = ".jsonl"
@@ -88,7 +94,16 @@ def counted(
             now[name] = known  # the next command reads what is new
     if now != before:
         _write(store, now)
-    return {name: one.counters for name, one in now.items()}
+    return {name: _with_failure(one.counters, lines.get(name)) for name, one in now.items()}
+
+
+def _with_failure(counters: TableCounters, line: str | None) -> TableCounters:
+    """Return the counters with the line of this command, if it failed on storage, so that no
+    history has it."""
+    parsed = None if line is None else parse(line.encode())
+    if not isinstance(parsed, FailureLine) or parsed.code != WarehouseUnavailable.code:
+        return counters
+    return counters if mark_of(parsed) == counters.mark else counters.plus([parsed])
 
 
 def _with_line(
@@ -111,14 +126,14 @@ def _newest(store: Store, name: str, known: CountedTable | None) -> TableCounter
 
 
 def _first_lines() -> refresh_history.Enough:
-    """Read FIRST_LINES, and until a refresh that read one snapshot, FIRST_LINES_MAX at most."""
-    read, has_exact = 0, False
+    """Read until an exact refresh; if there is none soon, until one that went well."""
+    read, went_well = 0, False
 
     def enough(line: HistoryLine) -> bool:
-        nonlocal read, has_exact
+        nonlocal read, went_well
         read += 1
-        has_exact |= is_exact(line)
-        return read >= (FIRST_LINES if has_exact else FIRST_LINES_MAX)
+        went_well |= isinstance(line, SuccessLine)
+        return is_exact(line) or read >= (INEXACT_MAX if went_well else FAILED_MAX)
 
     return enough
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from driftline.errors import named
 
 from tests import ROOT
 from tests.fixtures.disk import Mount
@@ -22,6 +23,7 @@ from tests.harness.forks import run
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
+from tests.harness.prometheus import numbers, of_table
 from tests.harness.receiver import Receiver, receiving
 from tests.warehouse_agent.cli.test_main import Ended, command
 
@@ -52,8 +54,13 @@ class Bench:
     def config(self) -> Path:
         file = self.pair.warehouse_toml()
         hook = f'webhook = "{self.receiver.url}"\nheartbeat = "{self.receiver.url}"\n'
-        file.write_text(f"{file.read_text()}\n[notify]\n{hook}")
+        metrics = f'[metrics]\ntextfile = "{self.textfile}"\n'
+        file.write_text(f"{file.read_text()}\n[notify]\n{hook}{metrics}")
         return file
+
+    @property
+    def textfile(self) -> Path:
+        return self.pair.folder.parent / "driftline.prom"
 
     def refresh(self, *options: str) -> Ended:
         return command("refresh", *options, config=self.config)
@@ -134,13 +141,37 @@ HOW: dict[str, Break] = {
     "the disk is full": disk_full,
 }
 NOTHING_RUNS = "nothing runs any more"
-_ROW = re.compile(r"^\| ([^|]+) \| (\d)[^|]* \| (?:`(\w+)`, (\w+))?", re.M)
+_ROW = re.compile(
+    r"^\| ([^|]+) \| (\d)[^|]* \| ([\w ]+)[^|]* \| `(\w+)`[^|]* \| (?:`(\w+)`, (\w+))?", re.M
+)
 
 
-def told() -> dict[str, tuple[int, str, str]]:
-    """The page's table: the exit code of `status --check`, the event and its code."""
+@dataclass(frozen=True)
+class Told:
+    """A row of the page's table.
+
+    `check`: the exit code of `status --check`; `report`: a kind of trouble in its index; `metric`:
+    without its prefix; `event`, `code`: of the notification.
+    """
+
+    check: int
+    report: str
+    metric: str
+    event: str
+    code: str
+
+
+def told() -> dict[str, Told]:
+    """The page's table."""
     section = PAGE.partition("## Who tells when")[2].partition("\n## ")[0]
-    return {row[1]: (int(row[2]), row[3], row[4]) for row in _ROW.finditer(section)}
+    return {row[1]: Told(int(row[2]), *row.groups()[2:]) for row in _ROW.finditer(section)}
+
+
+def reported(bench: Bench) -> str:
+    """The index of a report that is made now."""
+    output = bench.pair.folder.parent / "report"
+    assert command("report", "--output", output, config=bench.config).code == 0
+    return (output / "index.html").read_text()
 
 
 @pytest.fixture
@@ -163,7 +194,7 @@ EACH = pytest.mark.parametrize("broken", HOW, indirect=True)
 def test_a_notification_tells(broken: tuple[str, Bench, Callable[[], object]]) -> None:
     """Once, although the command is run twice; and once more that it is over."""
     what, bench, mend = broken
-    _, kind, code = told()[what]
+    kind, code = told()[what].event, told()[what].code
     ended = bench.refresh()
     first = bench.messages[0]
     assert (first["event"], first["code"], first["tables"]) == (kind, code, ["a"])
@@ -190,7 +221,7 @@ def test_a_notification_tells(broken: tuple[str, Bench, Callable[[], object]]) -
 @EACH
 def test_status_tells(broken: tuple[str, Bench, Callable[[], object]]) -> None:
     what, bench, _mend = broken
-    exit_code, _, code = told()[what]
+    exit_code, code = told()[what].check, told()[what].code
     if code != "KILLED":
         bench.refresh()
     checked = command("status", "--check", config=bench.config)
@@ -201,7 +232,34 @@ def test_status_tells(broken: tuple[str, Bench, Callable[[], object]]) -> None:
         assert f"a: the last refresh failed: {code}" in checked.out
 
 
-def test_nothing_that_runs_is_told_by_status_and_by_a_heartbeat_that_is_missed(
+@EACH
+def test_the_report_and_metrics_tell(broken: tuple[str, Bench, Callable[[], object]]) -> None:
+    what, bench, mend = broken
+    row = told()[what]
+    if row.code != "KILLED":
+        bench.refresh()
+    index = reported(bench)
+    assert f'<article class="trouble critical" id="{row.report.replace(" ", "-")}">' in index or (
+        f'<article class="trouble warning" id="{row.report}">' in index
+    )
+    if row.code == "WAREHOUSE":
+        assert "<h3>" in index
+        assert "The disk is nearly full</h3>" in index
+    else:
+        assert f"failed: {named(row.code)}</h3>" in index
+    if row.code == "KILLED":
+        assert "was killed after" in index
+        bench.refresh()
+    found = of_table(numbers(bench.textfile.read_bytes()), "a", row.metric)
+    assert found == {(row.code,): 1}
+    mend()
+    assert bench.refresh().code == 0
+    well = numbers(bench.textfile.read_bytes())
+    assert of_table(well, "a", "refresh_failures") == {("",): 0}
+    assert 'class="trouble' not in reported(bench)
+
+
+def test_nothing_that_runs_is_told_by_status_the_report_and_what_is_missed(
     bench: Bench,
 ) -> None:
     bench.pair.fragment_lines["a"] = 'interval_max = "1s"'
@@ -209,7 +267,12 @@ def test_nothing_that_runs_is_told_by_status_and_by_a_heartbeat_that_is_missed(
     until = time.monotonic() + 60
     while (checked := command("status", "--check", config=bench.config)).code == 0:
         assert time.monotonic() < until
-    assert checked.code == told()[NOTHING_RUNS][0]
+    row = told()[NOTHING_RUNS]
+    assert checked.code == row.check
+    assert f'<article class="trouble warning" id="{row.report}">' in reported(bench)
+    found = numbers(bench.textfile.read_bytes())
+    ((_, written),) = ((k, v) for (k, _), v in found.items() if k == f"driftline_{row.metric}")
+    assert time.time() - written > of_table(found, "a", "freshness_limit_seconds")[()]
     assert "a: late: no refresh went well" in checked.out
     assert bench.heartbeats == 1
 

@@ -54,7 +54,8 @@ STATUS = [
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
     "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
     "staleness", "audit", "marker_warnings", "part", "activity", "other", "damaged", "failed",
-    "recovered", "put_off_until", "state", "alarms", "late_s", "late_after_s", "totals",
+    "recovered", "put_off_until", "state", "alarms", "tried_at", "late_s", "late_after_s",
+    "totals",
     "staged", "schema",
 ]  # fmt: skip
 HISTORY = {

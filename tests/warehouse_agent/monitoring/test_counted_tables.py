@@ -85,7 +85,11 @@ STEPS = st.lists(
 @given(STEPS)
 def test_they_are_what_whole_histories_give(steps: Sequence[tuple[str, str, str]]) -> None:
     """Whoever appends, whatever is lost, and however short histories are kept."""
-    with TemporaryDirectory() as folder, mock.patch.object(refresh_history, "KEPT_BYTES", 3000):
+    with (
+        TemporaryDirectory() as folder,
+        mock.patch.object(refresh_history, "KEPT_BYTES", 3000),
+        mock.patch.object(counted_tables, "_first_lines", return_value=None),  # all lines
+    ):
         store = Store(folder)
         for minute, (kind, name, code) in enumerate(steps, 1):
             ours = dict[str, str]()
@@ -127,41 +131,59 @@ def test_what_did_not_change_is_not_read_again(tmp_path: Path) -> None:
     assert [found[name].totals.refreshes for name in NAMES] == [1, 2, 2]
 
 
-def test_a_long_history_is_counted_from_its_newest_lines_on(tmp_path: Path) -> None:
+def test_a_table_that_is_not_known_is_counted_from_its_newest_line_on(tmp_path: Path) -> None:
     """And by each new line from there, also after many that nobody told of."""
     store = Store(str(tmp_path))
-    for minute in range(1, 61):
+    for minute in range(1, 62):
         append(store, "a", line("a", minute))
     first = counted(store, ["a"], {})["a"]
-    assert first.totals.refreshes == counted_tables.FIRST_LINES
+    assert first.totals.refreshes == 1
     check(replace(first, totals=(known := whole(store, "a")).totals), known)
-    for minute in range(61, 101):  # by commands that tell nobody
+    for minute in range(62, 102):  # by commands that tell nobody
         append(store, "a", line("a", minute, "SHRANK"))
     later = counted(store, ["a"], {})["a"]
-    assert (later.totals.refreshes, later.totals.failed) == (20, {"SHRANK": 40})
+    assert (later.totals.refreshes, later.totals.failed) == (1, {"SHRANK": 40})
     assert (later.failures, later.succeeded) == (40, first.succeeded)
     store.remove_file(PRIVATE, "runs", "a.jsonl")  # another table of the name
-    append(store, "a", text := line("a", 101))
+    append(store, "a", text := line("a", 103))
     again = counted(store, ["a"], {"a": text})["a"]
-    assert (again.totals.refreshes, again.failures) == (21, 0)
+    assert (again.totals.refreshes, again.failures) == (2, 0)
     store.remove_file(*PLACE)
     assert counted(store, ["a"], {})["a"] == whole(store, "a")
 
 
-def test_it_is_read_on_to_an_exact_refresh_that_was_and_to_the_last_that_went_well(
-    tmp_path: Path,
-) -> None:
+def test_at_first_it_is_read_to_an_exact_refresh_and_to_one_that_went_well(tmp_path: Path) -> None:
     store, start = Store(str(tmp_path)), START.timestamp()
     append(store, "a", line("a", 2))  # exact
     append(store, "a", line("a", 3))  # fuzzy
-    for minute in range(4, 44):
-        append(store, "a", line("a", minute, "SHRANK"))
+    append(store, "a", line("a", 4, "SHRANK"))
     found = counted(store, ["a"], {})["a"]
     assert (found.exact_as_of, found.succeeded) == (start + 120, start + 180)
-    assert found.failures == 40
+    assert found.failures == 1
+    for minute in range(0, 300, 3):
+        append(store, "b", line("b", minute))  # never exact
+    found = counted(store, ["b"], {})["b"]
+    assert (found.totals.refreshes, found.exact_as_of) == (counted_tables.INEXACT_MAX, None)
+    append(store, "c", line("c", 1))
+    for minute in range(2, 42):
+        append(store, "c", line("c", minute, "SHRANK"))
+    assert counted(store, ["c"], {})["c"].succeeded == start + 60
     for minute in range(44, 300):
-        append(store, "b", line("b", minute, "SHRANK"))
-    assert counted(store, ["b"], {})["b"].failures == counted_tables.FIRST_LINES_MAX
+        append(store, "d", line("d", minute, "SHRANK"))
+    assert counted(store, ["d"], {})["d"].failures == counted_tables.FAILED_MAX
+
+
+def test_a_failure_that_no_history_can_take_is_told_by_its_command(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    append(store, "a", line("a", 1))
+    well = counted(store, ["a"], {})["a"]
+    lost = line("a", 2, "WAREHOUSE")
+    found = counted(store, ["a"], {"a": lost})["a"]
+    assert (found.failures, found.code, found.totals.failed) == (1, "WAREHOUSE", {"WAREHOUSE": 1})
+    assert counted(store, ["a"], {})["a"] == well
+    append(store, "a", lost)
+    assert counted(store, ["a"], {"a": lost})["a"].totals.failed == {"WAREHOUSE": 1}
+    assert counted(store, ["a"], {"a": line("a", 3, "SHRANK")})["a"].code == "WAREHOUSE"
 
 
 def test_tables_that_are_not_configured_any_more_are_forgotten(tmp_path: Path) -> None:

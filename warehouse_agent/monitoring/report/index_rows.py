@@ -264,12 +264,17 @@ def _now(failure: Failure | None) -> tuple[tuple[Failure, bool], ...]:
 
 def unread(name: str, kind: str, error: DriftlineError) -> IndexRow:
     """Return the row of a table whose state cannot be read."""
-    failure = Failure(
+    failure = failure_of(error, name)
+    state = f"cannot be read: {named(error.code)}"
+    return IndexRow(name, kind, MonitoringState.UNKNOWN.word, state, failure=failure)
+
+
+def failure_of(error: DriftlineError, name: str) -> Failure:
+    """Return an error that no history has as a failure; `name`: of the table."""
+    return Failure(
         1, None, None, None, error.code, error.message, error.where or name, error.remedy,
         error.is_retryable, error.exit_code, error.details,
     )  # fmt: skip
-    state = f"cannot be read: {named(error.code)}"
-    return IndexRow(name, kind, MonitoringState.UNKNOWN.word, state, failure=failure)
 
 
 def cause_of(failure: Failure, *, values: bool) -> Cause:
@@ -305,6 +310,14 @@ def troubles(rows: Sequence[IndexRow], now: datetime, *, values: bool) -> list[T
         for one in row.wrong:
             by_cause.setdefault((row.urgency, one.text, one.remedy), []).append(row)
     return [_trouble(key, like, now, values=values) for key, like in by_cause.items()]
+
+
+def of_disk(no_room: WarehouseUnavailable) -> Trouble:
+    """Return why the next refresh may find no room, as a thing to look at first."""
+    return Trouble(
+        "full disk", MonitoringState.CRITICAL.word, (), 0, "The disk is nearly full", "",
+        cause_of(failure_of(no_room, ""), values=False), no_room.remedy,
+    )  # fmt: skip
 
 
 def _trouble(

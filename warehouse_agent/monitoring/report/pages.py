@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from driftline.errors import named
+from driftline.errors import WarehouseUnavailable, named
 from driftline.peer_text import visible
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -29,6 +29,7 @@ from warehouse_agent.monitoring.report.index_rows import (
     cause_of,
     failed_when,
     kinds_of,
+    of_disk,
     of_last_day,
     troubles,
     urgent_rows,
@@ -76,13 +77,16 @@ def index(
     rows: Sequence[IndexRow],
     every: Sequence[Totals],
     commands: Sequence[CommandRow],
+    no_room: WarehouseUnavailable | None = None,
 ) -> str:
     """Return the index of a report.
 
     Args:
         every: the totals of each table.
+        no_room: why the next refresh may find no room on its disk.
     """
-    wrong = troubles(rows, scope.now, values=scope.values)
+    wrong = [] if no_room is None else [of_disk(no_room)]
+    wrong += troubles(rows, scope.now, values=scope.values)
     firsts = {one.kind: one for one in reversed(wrong)}
     reads = [row.all_reads for row in rows if row.all_reads is not None]
     return _environment().get_template("index.html").render(

@@ -22,7 +22,7 @@ from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import command_records, failures, refresh_history
 from warehouse_agent.history.history_lines import DAMAGED
 from warehouse_agent.history.totals import Totals
-from warehouse_agent.inspection.published_state import PublishedState, reading
+from warehouse_agent.inspection.published_state import PublishedState, full_disk, reading
 from warehouse_agent.monitoring.report import folder, pages
 from warehouse_agent.monitoring.report.axes import moment_text
 from warehouse_agent.monitoring.report.folder import INDEX, TABLES
@@ -81,7 +81,10 @@ def write(
             if made.error is not None:
                 report.errors[made.row.name] = made.error
         records = command_records.current(Store.of(config), scope.now.timestamp())
-        place.write(INDEX, pages.index(scope, report.rows, report.totals, commands_of(records)))
+        text = pages.index(
+            scope, report.rows, report.totals, commands_of(records), full_disk(config)
+        )
+        place.write(INDEX, text)
         place.end()
     return report
 
