@@ -93,7 +93,7 @@ def test_the_instant_advances_and_the_check_does_not(stock: Stock) -> None:
     assert (status["proof"], status["checked_at"]) == ("claimed", first.checked_at)
     assert status["as_of"] == next_one.as_of
     assert "nothing was compared since" in stock.pair.said("status")
-    assert "exact, claimed, as of" in stock.pair.said("history", "stock")
+    assert "proof: claimed, as of" in stock.pair.said("history", "stock")
     snapshot = head(stock.pair.store, "stock")
     assert snapshot is not None
     assert (snapshot.record.proof, snapshot.record.checked_at) == ("claimed", first.checked_at)

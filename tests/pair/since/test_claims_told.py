@@ -151,7 +151,7 @@ def test_all_that_watches_says_claimed(stock: Stock, tmp_path: Path) -> None:
         stock.pair.said("report", "--output", str(tmp_path / "pages"))
         for page in ("index.html", "tables/stock.html"):
             assert "claimed" in (tmp_path / "pages" / page).read_text()
-    assert "exact, claimed, as of" in stock.pair.said("history", "stock")
+    assert "proof: claimed, as of" in stock.pair.said("history", "stock")
     receipt = tmp_path / "receipt.json"
     stock.pair.said("receipt", "stock", "--output", str(receipt))
     assert json.loads(receipt.read_text())["proven"]["proof"] == "claimed"

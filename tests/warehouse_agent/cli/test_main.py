@@ -636,7 +636,7 @@ def test_a_refresh_that_failed_is_seen_until_one_goes_well(pair: Pair, run: Run)
     assert run("refresh", "items", config=config).code != 0
     table = run("status", config=config).out.splitlines()
     assert "failed 2×: " in table[1]
-    assert table[3].startswith("1 of 2 needs a look")
+    assert table[3].startswith("1 of 2 tables needs a look")
     told = run("status", "--verbose", config=config)
     assert told.code == 0, "status itself did not fail"
     (line,) = [one for one in told.out.splitlines() if " failed, " in one]
