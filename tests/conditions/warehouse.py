@@ -84,7 +84,7 @@ def _first_worker_killed(folder: Path) -> Iterator[None]:
 def full_staging(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite(note_bytes=BIG_BYTES) as legacy, bench.pair(legacy) as pair:
         mount = bench.fixture("small_disk")
-        pair.warehouse = Path(mount(DISK_MIB)) / "warehouse"
+        pair.disk = Path(mount(DISK_MIB)) / "warehouse"
         yield pair
         mount(20 * DISK_MIB)
         bench.converge(pair)
@@ -99,7 +99,7 @@ def full_commit(bench: Bench) -> Iterator[TlsPair]:
         bench.pair(legacy) as pair,
         pytest.MonkeyPatch.context() as patch,
     ):
-        pair.warehouse = Path(bench.fixture("small_disk")(DISK_MIB)) / "warehouse"
+        pair.disk = Path(bench.fixture("small_disk")(DISK_MIB)) / "warehouse"
 
         def on_a_full_disk(*args: Any, **options: Any) -> int:
             with (

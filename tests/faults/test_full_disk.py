@@ -69,7 +69,7 @@ class FullDisk:
     """A rig whose warehouse is on a small disk."""
 
     def __init__(self, rig: Rig, disk: Path, case: Case) -> None:
-        rig.pair.warehouse = disk / "warehouse"
+        rig.pair.disk = disk / "warehouse"
         rig.pair.fragment_lines["t"] = case.lines
         rig.legacy.execute("DELETE FROM t WHERE id >= ?", ROWS)
         rig.refreshes = case.refreshes

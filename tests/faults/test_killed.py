@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
 from tests import ROOT
 from tests.harness.forks import run
@@ -86,7 +85,7 @@ def steps(pair: Pair) -> list[tuple[int | None, int | None, bool]]:
 
 
 def check(pair: Pair) -> None:
-    table = DeltaTable(str(pair.warehouse / "a")).to_pyarrow_table()
+    table = pair.delta("a").to_pyarrow_table()
     ours = zip(table["id"].to_pylist(), table["note"].to_pylist(), strict=True)
     assert sorted(ours) == sorted(pair.legacy.rows("a"))
 

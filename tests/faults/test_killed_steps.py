@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 from driftline.errors import WarehouseUnavailable
 
 from tests import ROOT
@@ -162,7 +161,7 @@ def kill(pair: Pair, place: str, function: str, when: str, call: int, *, accept:
 
 def published(pair: Pair) -> set[tuple[Any, ...]]:
     """What a reader without Spark and without Driftline sees."""
-    table = DeltaTable(str(pair.warehouse / "t")).to_pyarrow_table()
+    table = pair.delta("t").to_pyarrow_table()
     names = [name for name in table.column_names if not name.startswith("_driftline")]
     return once(zip(*(table[name].to_pylist() for name in names), strict=True))
 

@@ -49,7 +49,7 @@ def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
 
 
 def stored(pair: Pair) -> Store:
-    return Store(str(pair.warehouse))
+    return pair.store
 
 
 def notes_of(pair: Pair) -> Notes:

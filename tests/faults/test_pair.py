@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable
 from driftline import wire_pb2 as pb
 from driftline.errors import WarehouseUnavailable
 from driftline.limits import MESSAGE_BYTES_MAX
@@ -50,7 +49,7 @@ from warehouse_agent.refresh import finish, whole
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.tasks import staging
 from warehouse_agent.transport import channel as link_module
 from warehouse_agent.transport.channel import Stream
@@ -361,7 +360,7 @@ def test_disk_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Pair(spark, sqlite, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
-        pair.warehouse = small_disk(6) / "warehouse"
+        pair.disk = small_disk(6) / "warehouse"
         pair.refresh("orders")
         before = pair.published("orders")
         rng = random.Random(2)
@@ -395,7 +394,7 @@ def test_disk_full(
 
 def test_second_agent_on_a_fragment(pair: Pair) -> None:
     edit(pair.legacy)
-    with Store(str(pair.warehouse)).lock("orders"):
+    with pair.store.lock("orders"):
         error = pair.error("orders")
         assert (error["code"], error["exit_code"]) == ("LOCKED", 75)
         assert error["safe_to_retry"] is True
@@ -512,7 +511,7 @@ def test_rows_lost_on_their_way(
 
 def alike(pair: Pair, salt: Salt, make: Callable[[str], list[str]]) -> tuple[str, str]:
     """Two notes of which rows, made as text in tuple order, have one element in a sketch."""
-    store = Store(str(pair.warehouse))
+    store = pair.store
     snapshot, key = formats.head(store, "orders"), store.read(PRIVATE, "keys", "orders.key")
     assert snapshot is not None
     assert key is not None
@@ -600,7 +599,7 @@ def test_damaged_staged_frames(pair: Pair) -> None:
 
 def test_head_of_somebody_else(pair: Pair) -> None:
     before = pair.published("orders")
-    DeltaTable(str(pair.warehouse / "orders")).delete("id = 3")
+    pair.delta("orders").delete("id = 3")
     edit(pair.legacy)
     (report,) = pair.reports("orders")
     assert report.error is not None
@@ -879,7 +878,7 @@ def test_columns_named_like_our_own(
         sqlite.execute(f"UPDATE t SET {others[1]} = -2 WHERE {key} BETWEEN 5 AND 15")
         assert pair.refresh("t").version == 2
         pair.check("t")
-        feed = Store(str(pair.warehouse)).folders(PRIVATE, "changes", "t")
+        feed = pair.store.folders(PRIVATE, "changes", "t")
         assert feed == ["_version=1", "_version=2"]
         pair.check_feed("t", 2)
 

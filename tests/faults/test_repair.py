@@ -89,7 +89,7 @@ ALSO_ON_SPARK = pytest.mark.parametrize(
 
 
 def store(pair: Pair) -> Store:
-    return Store(str(pair.warehouse))
+    return pair.store
 
 
 def head(pair: Pair) -> Snapshot:

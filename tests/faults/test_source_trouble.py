@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from driftline.errors import SnapshotLost
 from driftline.rows.columns import gather
 from psycopg import errors as psycopg_errors
@@ -117,7 +116,7 @@ def loaded(legacy: Legacy, folder: Path) -> Iterator[Pair]:
 
 def published(pair: Pair, name: str = "t") -> list[tuple[Any, ...]]:
     """What a reader without Driftline sees."""
-    table = DeltaTable(str(pair.warehouse / name)).to_pyarrow_table()
+    table = pair.delta(name).to_pyarrow_table()
     names = [name for name in table.column_names if not name.startswith("_driftline")]
     return list(zip(*(table[name].to_pylist() for name in names), strict=True))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import signal
 import time
 from collections import Counter
@@ -20,7 +19,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from deltalake import DeltaTable
 from driftline.errors import NotFound
 from driftline.failpoints import VARIABLE, Failpoint
 from pyspark.sql import SparkSession
@@ -30,6 +28,7 @@ from tests.harness.forks import SOURCE, WAREHOUSE, Fork, run
 from tests.harness.legacy import ServedLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
+from tests.harness.places import remove
 from warehouse_agent.config.names import FRESHNESS
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
@@ -95,7 +94,7 @@ class Rig:
     def prepare(self, what: str) -> None:
         """Bring source and warehouse to where the refresh begins that is killed."""
         if what == "load":
-            shutil.rmtree(self.pair.warehouse, ignore_errors=True)
+            remove(self.pair.root)
             return
         if self.pair.version("t") is None:
             self.converge()
@@ -155,7 +154,7 @@ class Rig:
         """Return what a reader without Driftline sees."""
         if self.pair.version("t") is None:
             return Counter()
-        table = DeltaTable(str(self.pair.warehouse / "t")).to_pyarrow_table()
+        table = self.pair.delta("t").to_pyarrow_table()
         return Counter(zip(*(table[name].to_pylist() for name in ("id", "note")), strict=True))
 
     def source(self) -> Rows:

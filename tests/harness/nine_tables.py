@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
@@ -92,7 +91,7 @@ class Served:
 
     def mark(self, name: str) -> int:
         """Return the mark of a published table, which all of its rows have."""
-        table = DeltaTable(str(self.pair.warehouse / name)).to_pyarrow_table()
+        table = self.pair.delta(name).to_pyarrow_table()
         assert sorted(table["id"].to_pylist()) == list(range(ROWS))
         (mark,) = set(table["mark"].to_pylist())
         return int(mark)
@@ -100,7 +99,7 @@ class Served:
     def check(self, *names: str) -> None:
         """Compare what is published with the source, which must not have changed since."""
         for name in names:
-            table = DeltaTable(str(self.pair.warehouse / name)).to_pyarrow_table()
+            table = self.pair.delta(name).to_pyarrow_table()
             ours = sorted(zip(table["id"].to_pylist(), table["mark"].to_pylist(), strict=True))
             assert ours == sorted(self.pair.legacy.rows(name)), name
 

@@ -2,7 +2,7 @@
 
 Each makes buckets. `DRIFTLINE_STORE=moto` or `seaweedfs` puts the warehouse of every pair, and of
 every site of views, into a bucket of its own: `tests/run tests/pair` then runs on object stores.
-A test that looks at the files of a disk is skipped there, by `on_disk`.
+A test that is about a disk alone is skipped there, by `on_disk`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from obstore.store import S3Store
 
 from tests.harness.servers import Server, free_port
 from warehouse_agent.config import StorageSettings
-from warehouse_agent.storage.backends.s3 import S3
 
 ACCESS_KEY, SECRET_KEY = "AKIDRIFTLINETESTS", "not-a-secret-of-anybody"
 # Of the same identity, where keys are checked: those that follow.
@@ -61,6 +60,21 @@ class Bucket:
         """Return its table in warehouse.toml."""
         keys = f'credentials_file = "{self.credentials}"\n'
         return f'[storage]\nendpoint = "{self.endpoint}"\n{keys}{self.more}'
+
+    @property
+    def store(self) -> S3Store:
+        """Return obstore's own view of it."""
+        access, secret = self.keys
+        return S3Store(
+            self.name,
+            config={
+                "endpoint": self.endpoint,
+                "region": _REGION,
+                "access_key_id": access,
+                "secret_access_key": secret,
+            },
+            client_options={"allow_http": True},
+        )
 
     @property
     def delta_options(self) -> dict[str, str]:
@@ -118,19 +132,6 @@ class ObjectStore(Server):
             region_name=_REGION,
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
-        )
-
-    def store(self, bucket: str) -> S3Store:
-        """Return obstore's own view of a bucket."""
-        return S3Store(
-            bucket,
-            config={
-                "endpoint": self.endpoint,
-                "region": _REGION,
-                "access_key_id": ACCESS_KEY,
-                "secret_access_key": SECRET_KEY,
-            },
-            client_options={"allow_http": True},
         )
 
 
@@ -211,7 +212,8 @@ class SeaweedFS(ObjectStore):
     def make_bucket(self, name: str) -> None:
         """Make a bucket by the first object in it; the server has volumes when that succeeds."""
         super().make_bucket(name)
-        store, until = self.store(name), time.monotonic() + _FIRST_S_MAX
+        store = Bucket(self.endpoint, name, self.folder / "credentials").store
+        until = time.monotonic() + _FIRST_S_MAX
         while True:
             try:
                 obstore.put(store, "first", b"")
@@ -221,14 +223,6 @@ class SeaweedFS(ObjectStore):
                 time.sleep(0.2)
             else:
                 return obstore.delete(store, "first")
-
-
-def fill(bucket: Bucket, name: str) -> None:
-    """Copy all objects of another bucket of the same server into a bucket."""
-    of, to = (S3(one, bucket.settings) for one in (name, bucket.name))
-    for info in of.listed(name, recursive=True):
-        path = f"{bucket.name}/{of.key(info.path)}"
-        to.write(path, of.read(info.path) or b"", private=False)
 
 
 SWITCH = "DRIFTLINE_STORE"

@@ -35,7 +35,7 @@ from tests import ROOT
 from tests.harness.forks import SOURCE, Fork
 from tests.harness.installation import Installation, clean_environment
 from tests.harness.legacy import LEGACIES, Legacy
-from tests.harness.object_stores import chosen_bucket, on_disk
+from tests.harness.places import InWarehouse
 from warehouse_agent import config as configure
 from warehouse_agent.cli.main import cli
 from warehouse_agent.events import Event, RefreshEnded
@@ -69,7 +69,7 @@ class Heard:
     err: str
 
 
-class Pair:
+class Pair(InWarehouse):
     """A source agent, a warehouse, and one fragment for each published relation."""
 
     def __init__(
@@ -79,19 +79,20 @@ class Pair:
         folder: Path,
         relations: dict[str, str],
         limits: str = UNBRAKED,
+        template: Path | None = None,
     ) -> None:
-        """`relations`: name to the TOML lines of its table in source.toml.
+        """`template`: the folder of an earlier pair, with whose warehouse it begins.
+
+        `relations`: name to the TOML lines of its table in source.toml.
 
         `limits`: the lines of [limits].
         """
         self._session = spark
         self.legacy = legacy
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
         self._relations = relations
         self._server: Server | None = None
-        self._warehouse = folder / "warehouse"
-        self.bucket = chosen_bucket()  # where the warehouse is instead of the disk
+        self.choose(folder, template)
         self.small_bytes = SMALL_BYTES  # 0: small tables, too, reach Spark
         self.warehouse_lines = ""  # of [warehouse]
         self.fragment_lines: dict[str, str] = {}
@@ -151,21 +152,11 @@ class Pair:
         return session.pin(self._session)
 
     @property
-    def warehouse(self) -> Path:
-        """Return the warehouse's folder on the disk."""
-        on_disk("the test looks at the folder of the warehouse")
-        return self._warehouse
-
-    @warehouse.setter
-    def warehouse(self, folder: Path) -> None:
-        self._warehouse = folder
-
-    @property
     def store(self) -> Store:
         """The warehouse's folder, as its agent sees it."""
         if self.bucket is not None:
             return Store(self.bucket.root, storage=self.bucket.settings)
-        return Store(str(self.warehouse))
+        return Store(str(self.disk))
 
     @property
     def steps(self) -> Steps:

@@ -37,15 +37,16 @@ class PairTemplate:
         """Yield a pair that begins with a copy of the template."""
         for file in self.folder.glob("erp.db*"):
             shutil.copyfile(file, folder / file.name)
-        shutil.copytree(self.folder / "pair" / "warehouse", folder / "pair" / "warehouse")
-        with _pair(folder, self.relations) as pair:
+        with _pair(folder, self.relations, self.folder / "pair") as pair:
             yield pair
 
 
 @contextmanager
-def _pair(folder: Path, relations: Mapping[str, str]) -> Iterator[Pair]:
+def _pair(
+    folder: Path, relations: Mapping[str, str], template: Path | None = None
+) -> Iterator[Pair]:
     legacy = SqliteLegacy(folder / "erp.db")
-    with Pair(NoSpark(), legacy, folder / "pair", dict(relations)) as pair:
+    with Pair(NoSpark(), legacy, folder / "pair", dict(relations), template=template) as pair:
         pair.small_bytes = 32 << 20
         pair.fragment_lines = dict.fromkeys(relations, 'method = "sketch"')
         yield pair

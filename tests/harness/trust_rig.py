@@ -29,6 +29,7 @@ from tests.harness.legacy import Legacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.older_tables import declare
 from tests.harness.pair import Pair, environment
+from tests.harness.places import Place
 from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.refresh.job import Options
 
@@ -119,7 +120,7 @@ class TrustRig:
     def entries(self, name: str) -> list[tuple[int, dict[str, Any]]]:
         """Return number and record of each version of ours, the newest first."""
         found = []
-        log = self.pair.warehouse / name / "_delta_log"
+        log = self.pair.root / name / "_delta_log"
         for file in sorted(log.glob("*.json"), reverse=True):
             for line in file.read_text().splitlines():
                 text = json.loads(line).get("commitInfo", {}).get("driftline")
@@ -129,7 +130,7 @@ class TrustRig:
 
     def rows(self, name: str, version: int) -> Rows:
         """Return the rows of a version, as a reader of Delta finds them."""
-        table = DeltaTable(str(self.pair.warehouse / name), version=version).to_pyarrow_table()
+        table = self.pair.delta(name, version).to_pyarrow_table()
         names = [
             n for n in table.column_names if n != "changed" and not n.startswith("_driftline_")
         ]
@@ -137,7 +138,7 @@ class TrustRig:
 
     def notes(self, name: str) -> dict[str, Any]:
         """Return the notes, by their JSON."""
-        file = self.pair.warehouse / "_driftline" / "fragments" / f"{name}.json"
+        file = self.pair.root / "_driftline" / "fragments" / f"{name}.json"
         found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         return found
 
@@ -265,12 +266,12 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _published(rig: TrustRig, name: str) -> Path:
+def _published(rig: TrustRig, name: str) -> Place:
     """Publish an edit, and find nothing after it, so that notes speak of the version."""
     rig.edit(name)
     for _ in range(2):
         expect(rig.refresh(name) is None, "a refresh before the case")
-    return rig.pair.warehouse / name
+    return rig.pair.root / name
 
 
 def _mark(rig: TrustRig) -> tuple[str, Sequence[str]]:

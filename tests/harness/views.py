@@ -21,8 +21,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy, SqliteLegacy
-from tests.harness.object_stores import chosen_bucket, fill, on_disk
 from tests.harness.pair import SMALL_BYTES, Pair, plain, rows_of
+from tests.harness.places import InWarehouse
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
@@ -34,8 +34,6 @@ from warehouse_agent.views.selection import select
 from warehouse_agent.visible_versions import warehouse_versions
 from warehouse_agent.visible_versions.readers import Warehouse, at
 from warehouse_agent.visible_versions.warehouse_versions import WarehouseVersion
-
-_BUCKET = "bucket"  # a file of a folder of sites: the name of the bucket
 
 
 def served(table: str, derive: Sequence[str] = ()) -> str:
@@ -49,7 +47,7 @@ def rows_at(uri: str, columns: Sequence[str] | None = None) -> pa.Table:
     return pq.read_table(path, columns=columns, filesystem=system)
 
 
-class Sites:
+class Sites(InWarehouse):
     """Sources by name, with tables by name and their columns; and a warehouse with views."""
 
     def __init__(
@@ -68,20 +66,13 @@ class Sites:
         earlier `Sites` over SQLite, which were closed: begin with their databases and warehouse.
         """
         self.spark, self.folder, self.tables = spark, folder, tables
-        self.bucket = chosen_bucket()  # where the warehouse is instead of the disk
+        self.choose(folder, template)
         self.views = views
         self.view_lines: dict[str, str] = {}
         self.fragment_lines: dict[str, str] = {}
         self.small_bytes = SMALL_BYTES
         self.pairs: dict[str, Pair] = {}
         self._stack = ExitStack()
-        if self.bucket is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / _BUCKET).write_text(self.bucket.name)
-            if template is not None:
-                fill(self.bucket, (template / _BUCKET).read_text())
-        elif template is not None:
-            shutil.copytree(template / "warehouse", self.warehouse)
         for source, columns in tables.items():
             (folder / source).mkdir(parents=True)
             legacy: Legacy
@@ -107,12 +98,6 @@ class Sites:
         self._stack.close()
 
     @property
-    def warehouse(self) -> Path:
-        """Return the warehouse's folder on the disk."""
-        on_disk("the test looks at the folder of the warehouse")
-        return self.folder / "warehouse"
-
-    @property
     def store(self) -> Store:
         return Store.of(self.config())
 
@@ -122,7 +107,7 @@ class Sites:
     def toml(self, more: str = "") -> Path:
         """Write warehouse.toml: fragments are those that `fragment_lines` names."""
         small = "" if self.small_bytes is None else f"small_bytes = {self.small_bytes}\n"
-        root = self.folder / "warehouse" if self.bucket is None else self.bucket.root
+        root = self.disk if self.bucket is None else self.bucket.root
         parts = [f'[warehouse]\npath = "{root}"\n{small}{more}\n']
         parts += [] if self.bucket is None else [self.bucket.toml]
         for name, pair in self.pairs.items():
@@ -165,15 +150,16 @@ class Sites:
     def pinned(self, version: int | None = None) -> Warehouse:
         assert not isinstance(self.spark, DeferredSession)
         if self.bucket is None:  # without a look at the configuration, which a test may spoil
-            return at(self.spark, self.folder / "warehouse", version)
+            return at(self.spark, self.disk, version)
         return at(self.spark, self.bucket.root, version, storage=self.bucket.settings)
 
     def seen(self, name: str, version: int | None = None) -> Counter[tuple[Any, ...]]:
         """Return the rows that a reader of a warehouse version is given, by default the newest.
 
-        Spark names the files; that it reads them is for `check`.
+        On a disk Spark names the files; that it reads them is for `check`.
         """
-        on_disk("Spark names the files of a disk alone")
+        if self.bucket is not None:
+            return self._given(name, version)[0]
         rows = self.pinned(version).read(name)
         found = Counter[tuple[Any, ...]]()
         for uri in rows.inputFiles():

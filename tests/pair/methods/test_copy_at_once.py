@@ -43,7 +43,7 @@ def refresh(pair: Pair) -> Report:
     """Refresh over a line that seems to be slow, whatever was measured."""
     address = pair.config().sources["erp"].address
     noted = {"address": address, "rtt_s": RTT_S, "rtt_at": time.time(), "bytes_per_s": BYTES_PER_S}
-    place = pair.warehouse / "_driftline/sources/erp.json"
+    place = pair.root / "_driftline/sources/erp.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(json.dumps(noted))
     return pair.refresh("lines")

@@ -24,7 +24,6 @@ from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import finish, prepare
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import Store
 
 BUDGET = 1000
 SQLITE = pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
@@ -208,7 +207,7 @@ def test_turns_follow_each_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert second[0] == first[1] + 1
     assert third[0] == again[0] == second[1] + 1
     assert next_one[0] == again[1] + 1
-    place = pair.warehouse / "_driftline" / "fragments" / "orders.json"
+    place = pair.root / "_driftline" / "fragments" / "orders.json"
     noted = json.loads(place.read_text())
     assert noted["turn_from"] == next_one[1] + 1
     # The keys at the end may have been deleted since.
@@ -362,8 +361,8 @@ def test_a_part_is_as_old_as_the_last_refresh_of_everything(pair: Pair) -> None:
     for key in (10**6, 10**6 + 1):
         pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(key)])
         report = pair.refresh("orders")
-        (pair.warehouse / "_driftline" / "fragments" / "orders.json").unlink()
-        found = fragment_state(Store(str(pair.warehouse)), "orders")
+        (pair.root / "_driftline" / "fragments" / "orders.json").unlink()
+        found = fragment_state(pair.store, "orders")
         assert (found.version, found.proof) == (report.version, "part")
         assert (found.as_of, found.checked_at) == (whole.as_of, whole.checked_at)
         assert found.as_of != report.as_of
@@ -379,7 +378,7 @@ def test_a_whole_refresh_after_a_part_says_that_all_is_proven(pair: Pair) -> Non
     pair.fragment_lines.clear()
     report = pair.refresh("orders")
     assert (report.version, report.rows_changed, report.proof) == (2, 0, "total")
-    found = fragment_state(Store(str(pair.warehouse)), "orders")
+    found = fragment_state(pair.store, "orders")
     assert (found.proof, found.consistency) == ("total", "exact")
     pair.check("orders")
     pair.check_feed("orders", 2)

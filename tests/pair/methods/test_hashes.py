@@ -20,7 +20,6 @@ from tests.harness.servers import PostgreSQL
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
-from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.proof import values_digest
 
 AGENT = {"orders": 'table = "orders"', "items": 'table = "items"'}
@@ -89,7 +88,7 @@ def test_a_change_of_the_kind_keeps_the_rows(pair: Pair) -> None:
         assert (report.schema_changed, report.rows_changed) == (True, 0)
         assert report.bytes_received < loaded.bytes_received / 10
         pair.check("orders")
-        snapshot = head(Store(str(pair.warehouse)), "orders")
+        snapshot = head(pair.store, "orders")
         assert snapshot is not None
         assert snapshot.record.fingerprint == after
     edit(pair.legacy, 3)
@@ -130,7 +129,7 @@ def test_rows_that_exchange_values_while_they_are_read(pair: Pair, postgresql: P
 
 def test_a_receipt_is_of_the_rows_whatever_the_kind(pair: Pair) -> None:
     pair.refresh("orders")
-    snapshot = head(Store(str(pair.warehouse)), "orders")
+    snapshot = head(pair.store, "orders")
     assert snapshot is not None
     key, salt = bytes(32), Salt(1, 2)
     digest = values_digest(pair.steps, snapshot.files, snapshot.layout, key, salt)

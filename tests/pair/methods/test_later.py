@@ -173,7 +173,7 @@ def test_a_damaged_file_that_is_found_beside_the_scan_is_mended(
 ) -> None:
     head = formats.head(pair.store, "orders")
     assert head is not None
-    place = Path(head.files[0].uri.removeprefix("file://"))
+    place = pair.place(head.files[0].uri)
     data = bytearray(place.read_bytes())
     data[len(data) // 2] ^= 16
     place.write_bytes(data)

@@ -122,7 +122,7 @@ def go_on(pair: Pair, line: Line) -> int:
 
 def data_files(pair: Pair) -> set[str]:
     """Return the data files that are there, of all versions and of none."""
-    return {str(file.relative_to(pair.warehouse)) for file in pair.warehouse.glob("t/**/*.parquet")}
+    return {str(file.relative_to(pair.root)) for file in pair.root.glob("t/**/*.parquet")}
 
 
 def published_files(pair: Pair) -> set[str]:
@@ -201,7 +201,7 @@ def test_the_table_was_emptied(pair: Pair, line: Line, legacy: Legacy) -> None:
 def test_a_damaged_frame_comes_again(pair: Pair, line: Line) -> None:
     """So do the rows around it; nothing else does."""
     staged = cut(pair, line, 8)
-    files = sorted((pair.warehouse / "_driftline" / "staging" / "t").rglob("*.frames"))
+    files = sorted((pair.root / "_driftline" / "staging" / "t").rglob("*.frames"))
     body = bytearray(files[3].read_bytes())
     body[len(body) // 2] ^= 1
     files[3].write_bytes(body)
@@ -285,7 +285,7 @@ def test_files_go_as_they_are_written_again(
     left, rewrite = list[int](), replaced_rows.rewrite_without
 
     def rewriting(*args: Any) -> list[DataFile]:
-        left.append(len([*pair.warehouse.rglob("*-taken/*.parquet")]))
+        left.append(len([*pair.root.rglob("*-taken/*.parquet")]))
         return rewrite(*args)
 
     monkeypatch.setattr("warehouse_agent.refresh.finish.rewrite_without", rewriting)

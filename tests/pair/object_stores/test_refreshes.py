@@ -70,6 +70,6 @@ def test_a_table_follows_its_source(pair: Pair) -> None:
         pair.legacy.execute(f"INSERT INTO t VALUES ({version * 30 + 1}, 0, NULL)")
         assert pair.refresh("t").version == version
         check(pair)
-    assert not pair.warehouse.exists()
+    assert not pair.disk.exists()
     assert "t: " in pair.said("verify", "--all")
     assert [e.place[-1] for e in pair.store.walk(PRIVATE, "keys")] == ["t.key"]

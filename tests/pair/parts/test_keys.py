@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from driftline.wire import negotiation
 
 from tests.harness.family import FAMILY
@@ -46,7 +45,7 @@ class Site:
         self.before = self.ours()
 
     def ours(self) -> Rows:
-        table = DeltaTable(str(self.pair.warehouse / "orders")).to_pyarrow_table()
+        table = self.pair.delta("orders").to_pyarrow_table()
         rows = table.select(["note", *self.orders.key]).to_pylist()
         return self._by_key(map(plain, row.values()) for row in rows)
 
@@ -151,7 +150,7 @@ def test_turns_begin_with_the_key_after_the_last(
             ranges[0].upper for ranges in round_[:-1]
         ]
         assert round_[-1][-1].upper is None
-        place = site.pair.warehouse / "_driftline" / "fragments" / "orders.json"
+        place = site.pair.root / "_driftline" / "fragments" / "orders.json"
         noted = json.loads(place.read_text())
         for broken in (
             ["a"],

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from deltalake import DeltaTable
 
 from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, PostgresLegacy
@@ -73,7 +72,7 @@ class Site:
 
     def ours(self) -> dict[int, Row]:
         """What a reader sees, without Spark and without Driftline."""
-        table = DeltaTable(str(self.pair.warehouse / "orders")).to_pyarrow_table()
+        table = self.pair.delta("orders").to_pyarrow_table()
         rows = table.select(["id", "note", "hits"]).to_pylist()
         return {row["id"]: tuple(row.values()) for row in rows}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import stat
 import threading
 import time
@@ -17,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from driftline.errors import SourceUnreachable, WarehouseUnavailable
 from driftline.limits import MESSAGE_BYTES_MAX
@@ -29,6 +27,7 @@ from tests.fixtures.clock import Daily
 from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
+from tests.harness.places import Place, copy, parquet, remove, write_parquet
 from tests.harness.relay import Relay
 from warehouse_agent.inspection.published_state import PublishedState, fragment_state
 from warehouse_agent.inspection.refresh_prediction import forecast
@@ -39,7 +38,7 @@ from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.table_maintenance.garbage import unreferenced
 from warehouse_agent.tasks import staging
 from warehouse_agent.tasks.rewrites.replaced_rows import RowsInTiles
@@ -117,8 +116,8 @@ def rows_read(pair: Pair) -> int:
     return sum(line["rows_read"] for line in audit(pair)[1:])
 
 
-def staged(pair: Pair) -> Path:
-    return pair.warehouse / PRIVATE / "staging" / "orders"
+def staged(pair: Pair) -> Place:
+    return pair.root / PRIVATE / "staging" / "orders"
 
 
 @contextlib.contextmanager
@@ -530,8 +529,8 @@ def test_a_tile_whose_frames_are_gone_is_compared_again(pair: Pair) -> None:
 def test_data_files_that_lost_rows(pair: Pair) -> None:
     """Noticed before the source is asked, by its size: the walk is along what is left."""
     first = min(file.uri for file in files(pair))
-    place = Path(first.removeprefix("file://"))
-    pq.write_table(pq.read_table(place).slice(1), place)
+    place = pair.place(first)
+    write_parquet(parquet(place).read().slice(1), place)
     report = pair.refresh("orders", options=Options(repair=True))
     assert report.repaired_files == 1
     assert not (staged(pair) / "pass" / "exchange.json").exists()
@@ -545,16 +544,15 @@ def test_what_is_kept_is_private(pair: Pair) -> None:
     """The salt stands in the table and in every frame, and lives as long as the pass."""
     edit(pair.legacy, "once")
     cut(pair, 4)
-    files = [path for path in staged(pair).rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".json", ".bin", ".npz", ".frames"}
-    for path in files:
+    files = [path for path in staged(pair).rglob("*") if "." in path.name]
+    assert {path.name.rpartition(".")[2] for path in files} == {"json", "bin", "npz", "frames"}
+    for path in files if pair.bucket is None else ():
+        assert isinstance(path, Path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    garbage = unreferenced(
-        Store(str(pair.warehouse)), "orders", keep_hours=0, now=datetime.now(UTC)
-    )
+    garbage = unreferenced(pair.store, "orders", keep_hours=0, now=datetime.now(UTC))
     assert not any("staging" in place for place in garbage.places)
     kept = json.loads((staged(pair) / "pass" / "pass.json").read_text())
-    assert kept["salt"] not in (pair.warehouse / PRIVATE / "runs" / "orders.jsonl").read_text()
+    assert kept["salt"] not in (pair.root / PRIVATE / "runs" / "orders.jsonl").read_text()
     pair.refresh("orders")
     cut(pair)
     again = json.loads((staged(pair) / "pass" / "pass.json").read_text())
@@ -562,7 +560,7 @@ def test_what_is_kept_is_private(pair: Pair) -> None:
 
 
 def status(pair: Pair) -> PublishedState:
-    return fragment_state(Store(str(pair.warehouse)), "orders")
+    return fragment_state(pair.store, "orders")
 
 
 def test_status_says_how_it_was_found_equal(pair: Pair) -> None:
@@ -602,8 +600,8 @@ def test_notes_of_another_version_say_nothing(
 ) -> None:
     """A table that was restored, and a crash between a commit and its note."""
     pair.fragment_lines.clear()
-    table, loaded = pair.warehouse / "orders", status(pair)
-    shutil.copytree(table, tmp_path / "kept")
+    table, loaded = pair.root / "orders", status(pair)
+    copy(table, tmp_path / "kept")
     edit(pair.legacy, "once")
     pair.refresh("orders")
     edit(pair.legacy, "twice")
@@ -617,8 +615,8 @@ def test_notes_of_another_version_say_nothing(
     found = status(pair)
     assert (found.version, found.as_of) == (2, report.as_of)
     assert found.checked_at == report.checked_at
-    shutil.rmtree(table)
-    shutil.copytree(tmp_path / "kept", table)
+    remove(table)
+    copy(tmp_path / "kept", table)
     assert status(pair) == loaded
 
 
@@ -664,7 +662,7 @@ def test_plan_tells_of_tiles(daily_clock: type[Daily], pair: Pair) -> None:
     pair.refresh("orders")
     daily_clock.days += 1
     edit(pair.legacy, "twice")
-    store, fragment = Store(str(pair.warehouse)), pair.config().fragments["orders"]
+    store, fragment = pair.store, pair.config().fragments["orders"]
     found = forecast(store, fragment)
     assert found.chosen == f"in {TILES} tiles"
     assert (found.tiles, found.tiles_done) == (TILES, 0)
@@ -781,7 +779,7 @@ def test_a_table_that_shrank(pair: Pair) -> None:
 
 def files(pair: Pair) -> list[DataFile]:
     """Of the newest version."""
-    found = formats.head(Store(str(pair.warehouse)), "orders")
+    found = formats.head(pair.store, "orders")
     assert found is not None
     return list(found.files)
 
@@ -859,7 +857,7 @@ def test_what_goes_beyond_the_room_leaves_nothing(
     pair.legacy.execute(f"UPDATE orders SET note = hex(randomblob(9000)) WHERE id < {3 * TILE}")
     error = pair.error("orders")
     assert (error["code"], "staging_at_most" in error["message"]) == ("LIMIT", True), error
-    assert Staging(Store(str(pair.warehouse)), "orders").frame_bytes() == 0
+    assert Staging(pair.store, "orders").frame_bytes() == 0
     pair.fragment_lines["orders"] = lines
     assert pair.refresh("orders").rows_updated == TILE
     expect_equal(pair.published("orders"), pair.legacy.rows("orders"))

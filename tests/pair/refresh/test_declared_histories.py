@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
@@ -63,7 +62,7 @@ def history(spark: SparkSession | DeferredSession, folder: Path, seed: int) -> i
             before = None if step == 0 else seen(pair)
             # delta-rs reads no NULL that a release which looks for none left under NOT NULL.
             if drawn.random() < 0.3 and before and release is not keeping_declarations:
-                DeltaTable(str(pair.warehouse / "t")).optimize.compact()
+                pair.delta("t").optimize.compact()
             kinds: list[Release] = [nullcontext, declaring_bookkeeping]
             kinds += [keeping_declarations] if before else []
             release = drawn.choices(kinds, [5, 3, 2][: len(kinds)])[0]
@@ -93,13 +92,13 @@ def history(spark: SparkSession | DeferredSession, folder: Path, seed: int) -> i
 
 
 def seen(pair: Pair) -> list[str]:
-    return [field.name for field in DeltaTable(str(pair.warehouse / "t")).schema().fields]
+    return [field.name for field in pair.delta("t").schema().fields]
 
 
 def check(pair: Pair, legacy: SqliteLegacy, key: set[str] | None) -> None:
     """Compare rows; `key`: NOT NULL columns, if this release published them."""
     rows = legacy.rows("t")
-    table = DeltaTable(str(pair.warehouse / "t"))
+    table = pair.delta("t")
     found = table.to_pyarrow_table()
     own = [name for name in found.column_names if not name.startswith(RESERVED)]
     expect_equal(rows_of(found.select(own)), rows)

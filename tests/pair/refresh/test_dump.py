@@ -163,7 +163,8 @@ def test_a_view_has_its_columns_and_rows_chosen_at_the_folder(
     lines = folder.toml("accounts", ["id"])
     pair.publish("accounts", f'{lines}\nderive = ["columns", "rows"]')
     toml = f'''[warehouse]
-path = "{pair.warehouse}"
+path = "{pair.root}"
+{"" if pair.bucket is None else pair.bucket.toml}
 [sources.erp]
 address = "{pair.address}"
 insecure = true
@@ -184,5 +185,5 @@ query = """{view}"""
         kept = reports["erp.accounts"]
         assert "the rows where" in str(kept.derived)
         assert kept.rows_total == len(expected()) > 100
-        found = at(pair.spark, pair.warehouse, None).read("rich").collect()
+        found = at(pair.spark, str(pair.root), None, storage=pair.storage).read("rich").collect()
         assert sorted(map(tuple, found)) == expected()

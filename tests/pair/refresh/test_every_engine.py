@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.family import FAMILY
@@ -177,7 +176,7 @@ def test_a_moment_is_added_to_a_table_without_one(pair: Pair) -> None:
     pair.legacy.execute("UPDATE orders SET seen = '2024-10-27 02:30:00.000000' WHERE id < 400")
     report = pair.refresh("orders", options=Options(accept_schema=True))
     assert (report.version, report.schema_changed) == (1, True)
-    assert DeltaTable(str(pair.warehouse / "orders")).protocol().reader_features == ["timestampNtz"]
+    assert pair.delta("orders").protocol().reader_features == ["timestampNtz"]
     moment = dt.datetime.fromisoformat("2024-10-27 02:30")
     assert sum(moment in row for row in pair.published("orders")) == 100
     pair.legacy.execute("UPDATE orders SET note = 'later', seen = NULL WHERE id = 8")

@@ -245,7 +245,7 @@ def test_a_version_that_lost_a_file(orders: Orders, lines: str) -> None:
     assert base is not None
     assert len(base.files) > 1
     smallest = min(base.files, key=lambda file: file.rows)
-    (orders.pair.warehouse / "orders" / smallest.path).unlink()
+    (orders.pair.root / "orders" / smallest.path).unlink()
     foretold, used = orders.foretold(), orders.refreshed()
     same(foretold, used, "partition")
     assert used.line.objective is Objective.BYTES
@@ -260,7 +260,7 @@ def test_a_version_that_lost_most_files_is_refused_by_both(orders: Orders) -> No
     base = head(orders.pair.store, "orders")
     assert base is not None
     for file in base.files:
-        (orders.pair.warehouse / "orders" / file.path).unlink()
+        (orders.pair.root / "orders" / file.path).unlink()
     with pytest.raises(WarehouseUnavailable) as refused:
         orders.foretold()
     assert orders.pair.error("orders")["message"] == refused.value.message
@@ -274,7 +274,7 @@ def test_rows_that_a_cut_exchange_staged_withdraw_the_mark(
     orders.change(5, 5)
     orders.refreshed()
     assert orders.foretold().marker is not None
-    staged = orders.pair.warehouse / "_driftline" / "staging" / "orders" / "exchange-1"
+    staged = orders.pair.root / "_driftline" / "staging" / "orders" / "exchange-1"
     staged.mkdir(parents=True)
     (staged / "000000.frames").write_bytes(b"frames")
     monkeypatch.setattr(history_known, "AGAIN_BYTES", 0)
@@ -290,7 +290,7 @@ def test_a_command_that_was_killed_before_it_wrote_its_line(orders: Orders) -> N
     for first in (5, 30, 60):
         orders.change(first, 4)
         orders.refreshed()
-    private = orders.pair.warehouse / "_driftline"
+    private = orders.pair.root / "_driftline"
     (private / "schedule" / "orders.json").unlink()
     lines = private / "runs" / "orders.jsonl"
     kept = lines.read_bytes().splitlines(keepends=True)
@@ -324,7 +324,7 @@ def test_after_a_pause_both_have_the_totals_of_days(orders: Orders) -> None:
     for first in (5, 30, 60):
         orders.change(first, 4)
         orders.refreshed()
-    lines = orders.pair.warehouse / "_driftline" / "runs" / "orders.jsonl"
+    lines = orders.pair.root / "_driftline" / "runs" / "orders.jsonl"
     shift, now, found = timedelta(days=3), datetime.now(UTC), list[str]()
     for n, line in enumerate(lines.read_text().splitlines()[1:] * (EARLIER_MAX // 3 + 1)):
         body = json.loads(line)

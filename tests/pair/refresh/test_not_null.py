@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import QueryBuilder
 
 from tests.harness.legacy import Legacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.older_tables import declaring_bookkeeping, keeping_declarations
 from tests.harness.pair import Pair, expect_equal, legacy_of, rows_of
+from tests.harness.places import Table, parquet
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -72,8 +72,8 @@ def alter(pair: Pair, column: str, *, is_nullable: bool) -> None:
         pair.legacy.execute(statement)
 
 
-def table(pair: Pair, version: int | None = None) -> DeltaTable:
-    return DeltaTable(str(pair.warehouse / "t"), version=version)
+def table(pair: Pair, version: int | None = None) -> Table:
+    return pair.delta("t", version)
 
 
 def not_null(pair: Pair, version: int | None = None) -> set[str]:
@@ -89,7 +89,7 @@ def check(pair: Pair) -> None:
         result = QueryBuilder().register("t", found).execute(query)
         expect_equal(rows_of(pa.table(result.read_all())), [r for r in rows if r[place] is None])
     for file in found.file_uris():  # nothing of this is in the files
-        footer = pq.read_schema(file.removeprefix("file://"))
+        footer = parquet(pair.place(file)).schema_arrow
         assert all(field.nullable for field in footer)
 
 
@@ -102,8 +102,8 @@ def test_a_first_load_declares_what_the_source_enforces(pair: Pair) -> None:
     fill(pair.legacy, ROWS, 10)
     assert pair.refresh("t").version == 1
     assert not_null(pair) == {"id", "note", "n"}
-    log = pair.warehouse / "t" / "_delta_log" / f"{1:020d}.json"
-    assert '"metaData"' not in log.read_text(encoding="utf-8")
+    log = pair.root / "t" / "_delta_log" / f"{1:020d}.json"
+    assert '"metaData"' not in log.read_text()
     check(pair)
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
+from deltalake import Field, TableFeatures, write_deltalake
 from deltalake.schema import PrimitiveType
 from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
@@ -26,6 +25,7 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import Legacy
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.pair_template import PairTemplate
+from tests.harness.places import Table, move, write_parquet
 from warehouse_agent.inspection.published_state import fragment_state
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.recovery import restored
@@ -86,40 +86,40 @@ def check(pair: Pair, name: str, version: int | None = None, rows: Rows | None =
     expect_equal(found, pair.legacy.rows(name) if rows is None else rows)
 
 
-def table(pair: Pair, name: str) -> DeltaTable:
-    return DeltaTable(str(pair.warehouse / name))
+def table(pair: Pair, name: str) -> Table:
+    return pair.delta(name)
 
 
-def compact(found: DeltaTable) -> None:
+def compact(found: Table) -> None:
     assert found.optimize.compact()["numFilesRemoved"] >= 2
 
 
-def z_order(found: DeltaTable) -> None:
+def z_order(found: Table) -> None:
     found.optimize.z_order(["note"])
 
 
-def vacuum(found: DeltaTable) -> None:
+def vacuum(found: Table) -> None:
     found.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
 
-def compact_and_vacuum(found: DeltaTable) -> None:
+def compact_and_vacuum(found: Table) -> None:
     compact(found)
     vacuum(found)
 
 
-def compact_and_restore(found: DeltaTable) -> None:
+def compact_and_restore(found: Table) -> None:
     """The remedy that Driftline named, when it refused each of these."""
     compact(found)
     found.restore(2)
 
 
-def checkpoint(found: DeltaTable) -> None:
+def checkpoint(found: Table) -> None:
     compact(found)
     found.create_checkpoint()
     found.cleanup_metadata()
 
 
-def properties(found: DeltaTable) -> None:
+def properties(found: Table) -> None:
     found.alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
     found.alter.set_table_description("what a catalogue says")
     found.alter.add_feature(
@@ -127,15 +127,16 @@ def properties(found: DeltaTable) -> None:
     )
 
 
-def as_spark(found: DeltaTable, change: Callable[[pa.Table], pa.Table] = lambda rows: rows) -> None:
+def as_spark(found: Table, change: Callable[[pa.Table], pa.Table] = lambda rows: rows) -> None:
     """OPTIMIZE as Spark commits it: one file at the root, moments as INT96, and all of its keys."""
-    root, name = Path(found.table_uri.removeprefix("file://")), f"part-00000-{uuid.uuid4()}-c000"
+    root, name = found.root, f"part-00000-{uuid.uuid4()}-c000"
     rows = change(found.to_pyarrow_table())
     path, now = f"{name}.snappy.parquet", int(time.time() * 1000)
-    pq.write_table(rows, root / path, use_deprecated_int96_timestamps=True, row_group_size=500)
+    options = {"use_deprecated_int96_timestamps": True, "row_group_size": 500}
+    size = write_parquet(rows, root / path, **options)
     stats = {"numRecords": len(rows), "minValues": {}, "maxValues": {}, "nullCount": {}}
     add = {
-        "path": path, "partitionValues": {}, "size": (root / path).stat().st_size,
+        "path": path, "partitionValues": {}, "size": size,
         "modificationTime": now, "dataChange": False, "stats": json.dumps(stats),
         "tags": {"INSERTION_TIME": "1", "OPTIMIZE_TARGET_SIZE": "268435456"},
     }  # fmt: skip
@@ -158,9 +159,9 @@ def as_spark(found: DeltaTable, change: Callable[[pa.Table], pa.Table] = lambda 
     (root / "_delta_log" / f"{found.version() + 1:020d}.json").write_text(entry)
 
 
-def vacuum_as_spark(found: DeltaTable) -> None:
+def vacuum_as_spark(found: Table) -> None:
     """Two entries that say what was done."""
-    log = Path(found.table_uri.removeprefix("file://"), "_delta_log")
+    log = found.root / "_delta_log"
     for number, what in enumerate(("VACUUM START", "VACUUM END"), found.version() + 1):
         info = {"commitInfo": {"timestamp": int(time.time() * 1000), "operation": what}}
         (log / f"{number:020d}.json").write_text(json.dumps(info) + "\n")
@@ -174,7 +175,7 @@ MAINTENANCE = [
 
 @pytest.mark.parametrize("work", MAINTENANCE, ids=lambda work: work.__name__)
 @pytest.mark.parametrize("name", TABLES)
-def test_a_refresh_goes_on_after(pair: Pair, name: str, work: Callable[[DeltaTable], None]) -> None:
+def test_a_refresh_goes_on_after(pair: Pair, name: str, work: Callable[[Table], None]) -> None:
     before, rows = formats.head(pair.store, name), pair.legacy.rows(name)
     assert before is not None
     work(table(pair, name))
@@ -209,16 +210,16 @@ def test_a_refresh_goes_on_after(pair: Pair, name: str, work: Callable[[DeltaTab
     assert verified(pair.store, name, now, {}) == now.rows
 
 
-def update(found: DeltaTable) -> None:
+def update(found: Table) -> None:
     """It carries the fingerprints along."""
     found.update(updates={"note": "CAST('by hand' AS STRING)"}, predicate="status = 3")
 
 
-def delete(found: DeltaTable) -> None:
+def delete(found: Table) -> None:
     found.delete("status = 3")
 
 
-def delete_and_insert(found: DeltaTable) -> None:
+def delete_and_insert(found: Table) -> None:
     """As many rows as before, with fingerprints that occur."""
     rows = found.to_pyarrow_table()
     status = rows["status"].to_pylist()
@@ -235,23 +236,23 @@ def swap(rows: pa.Table) -> pa.Table:
     return rows.set_column(at, rows.schema.field(at), pa.array(values, rows["note"].type))
 
 
-def optimize_wrongly(found: DeltaTable) -> None:
+def optimize_wrongly(found: Table) -> None:
     as_spark(found, swap)
 
 
-def restore_an_older_one(found: DeltaTable) -> None:
+def restore_an_older_one(found: Table) -> None:
     found.restore(1)
 
 
-def add_a_column(found: DeltaTable) -> None:
+def add_a_column(found: Table) -> None:
     found.alter.add_columns([Field("mine", PrimitiveType("long"))])
 
 
-def write_over(found: DeltaTable) -> None:
+def write_over(found: Table) -> None:
     write_deltalake(found, pa.table({"a": [1]}), mode="overwrite", schema_mode="overwrite")
 
 
-WRITES: dict[Callable[[DeltaTable], None], str] = {
+WRITES: dict[Callable[[Table], None], str] = {
     update: "UPDATE.*of as many rows, 1,800, some have other values",
     delete: "DELETE.*there are 1,543 rows instead of 1,800",
     delete_and_insert: "DELETE, WRITE.*of as many rows",
@@ -265,7 +266,7 @@ WRITES: dict[Callable[[DeltaTable], None], str] = {
 @pytest.mark.parametrize("work", WRITES, ids=lambda work: work.__name__)
 @pytest.mark.parametrize("is_vacuumed", [False, True], ids=["", "and its old files are removed"])
 def test_other_rows_are_told_and_not_adopted(
-    pair: Pair, work: Callable[[DeltaTable], None], is_vacuumed: bool
+    pair: Pair, work: Callable[[Table], None], is_vacuumed: bool
 ) -> None:
     work(table(pair, "orders"))
     if is_vacuumed:
@@ -302,7 +303,7 @@ def test_other_rows_are_told_and_not_adopted(
 
 def test_what_an_older_release_published_is_compared_with_its_files(pair: Pair) -> None:
     """It noted no total. Without its files nobody can compare, and that is said."""
-    for file in (pair.warehouse / "orders" / "_delta_log").glob("*.json"):
+    for file in (pair.root / "orders" / "_delta_log").glob("*.json"):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         for line in lines:
             if "commitInfo" in line:
@@ -332,7 +333,7 @@ def test_deletion_vectors_are_refused_by_name(pair: Pair) -> None:
     error = pair.error("orders")
     assert "deletionVectors" in error["message"]
     assert "Move the table's folder away" in error["remedy"]
-    (pair.warehouse / "orders").rename(pair.folder / "away")
+    move(pair.root / "orders", pair.folder / "away")
     pair.refresh("orders", options=ACCEPT)
     check(pair, "orders")
 
@@ -378,7 +379,7 @@ def test_an_attempt_that_ends_before_the_commit_leaves_garbage_that_is_found(
 @pytest.mark.spark
 @pytest.mark.parametrize("work", [compact_and_vacuum, update], ids=["maintained", "written to"])
 def test_where_all_steps_are_spark_s(
-    spark: SparkSession, pair: Pair, work: Callable[[DeltaTable], None]
+    spark: SparkSession, pair: Pair, work: Callable[[Table], None]
 ) -> None:
     with Pair(spark, pair.legacy, pair.folder, dict(RELATIONS)) as on_spark:
         on_spark.small_bytes = 0

@@ -34,7 +34,6 @@ from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.whole import ComparisonResult
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.formats import head
-from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.staging import Staging
 
 ACCEPT = Options(accept_schema=True, allow_shrink=True)
@@ -95,7 +94,7 @@ def told(legacy: PostgresLegacy) -> row_security.PolicyDigests | None:
 
 
 def meta_of(pair: Pair) -> dict[str, Any]:
-    snapshot = head(Store(str(pair.warehouse)), "rows")
+    snapshot = head(pair.store, "rows")
     assert snapshot is not None
     return dict(snapshot.record.body)
 
@@ -117,7 +116,7 @@ def test_what_is_hidden_is_said_by_everybody(pair: Pair) -> None:
     said = "the relation is what the login may see (policies that apply: own of public.rows)"
     assert said in text
     assert said in doctor(pair)
-    assert fragment_state(Store(str(pair.warehouse)), "rows").row_security is True
+    assert fragment_state(pair.store, "rows").row_security is True
     lines = pair.said("status", "rows").splitlines()
     assert "row security hides rows of the source from its login: rows" in lines
     kept = meta_of(pair)["row_security"]
@@ -198,9 +197,9 @@ def test_a_version_without_a_digest_adopts_the_first(
         older.setattr(PostgresqlSession, "_secured", lambda self, shape: shape)
         pair.refresh("rows")
         assert "row_security" not in meta_of(pair)
-        assert fragment_state(Store(str(pair.warehouse)), "rows").row_security is None
+        assert fragment_state(pair.store, "rows").row_security is None
     assert pair.refresh("rows").version == 0, "nothing changed: no version"
-    assert fragment_state(Store(str(pair.warehouse)), "rows").row_security is True
+    assert fragment_state(pair.store, "rows").row_security is True
     pair.legacy.execute("ALTER TABLE rows DISABLE ROW LEVEL SECURITY")
     assert pair.error("rows")["code"] == "RECIPE"
     pair.legacy.execute("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
@@ -259,7 +258,7 @@ def test_a_part_takes_up_no_rows_that_policies_may_hide(part: Pair) -> None:
     """Row security is off by mistake for one refresh, which ships hidden rows and is refused."""
     part.legacy.execute("INSERT INTO rows SELECT n, 'other' FROM generate_series(4001, 4040) n")
     part.legacy.execute("ALTER TABLE rows DISABLE ROW LEVEL SECURITY")
-    staging = Staging(Store(str(part.warehouse)), "rows")
+    staging = Staging(part.store, "rows")
     assert part.error("rows")["code"] == "RECIPE"
     assert staging.frame_bytes(), "hidden rows came"
     part.legacy.execute("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")

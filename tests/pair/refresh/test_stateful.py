@@ -40,7 +40,7 @@ from tests.harness.servers import PostgreSQL
 from warehouse_agent import read
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.transport.channel import Stream
 
 SOAK_EXAMPLES = 500
@@ -244,7 +244,9 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def pin(self) -> None:
         """A reader opens the version that there is and takes its time."""
-        self.pinned.append((read(self.spark, self.pair.warehouse, "t"), self.seen))
+        self.pinned.append(
+            (read(self.spark, str(self.pair.root), "t", storage=self.pair.storage), self.seen)
+        )
 
     @invariant()
     def only_a_refresh_changes_the_version(self) -> None:
@@ -363,7 +365,7 @@ def test_killed_between_apply_and_commit(spark: SparkSession, tmp_path: Path) ->
             assert killed.returncode == -signal.SIGKILL, (tmp_path / "log").read_text()
             assert pair.version("t") == 0
             expect_equal(pair.published("t"), before)
-            store = Store(str(pair.warehouse))
+            store = pair.store
             assert store.folders(PRIVATE, "staging", "t"), "nothing was staged"
             report = pair.refresh("t")
             assert (report.version, report.rows_updated) == (1, 200)

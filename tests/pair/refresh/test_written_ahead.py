@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from driftline.errors import SourceUnreachable, WarehouseUnavailable
 
@@ -22,6 +21,7 @@ from tests.harness.forks import run
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
+from tests.harness.places import parquet
 from warehouse_agent.refresh import whole
 from warehouse_agent.storage.formats import head
 from warehouse_agent.table_maintenance.garbage import unreferenced
@@ -76,7 +76,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[FilesAhead]:
 
 
 def data_files(pair: Pair) -> list[str]:
-    return sorted(str(one.relative_to(pair.warehouse)) for one in pair.warehouse.rglob("*.parquet"))
+    return sorted(str(one.relative_to(pair.root)) for one in pair.root.rglob("*.parquet"))
 
 
 def check(pair: Pair) -> None:
@@ -110,7 +110,7 @@ def test_statistics_are_those_of_a_load(pair: Pair, ahead: list[FilesAhead]) -> 
     pair.refresh("t")
     assert ahead[0].files
     names = ["_driftline_first", "_driftline_updates", "_driftline_changed", "_driftline_rate"]
-    tables = [pq.ParquetFile(pair.warehouse / file).read(names) for file in data_files(pair)]
+    tables = [parquet(pair.root / file).read(names) for file in data_files(pair)]
     found = pa.concat_tables(tables).group_by(names).aggregate([([], "count_all")]).to_pylist()
     assert found == [dict(zip(names, [0, 0, 0, 0.0], strict=True)) | {"count_all": ROWS}]
 

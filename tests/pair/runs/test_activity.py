@@ -160,7 +160,7 @@ def test_sqlite_in_both_modes(tmp_path: Path) -> None:
 
 def test_a_table_that_cannot_be_read_stops_no_other(pair: Pair) -> None:
     pair.reports()
-    (entry,) = sorted((pair.warehouse / "seen" / "_delta_log").glob("*.json"))
+    (entry,) = sorted((pair.root / "seen" / "_delta_log").glob("*.json"))
     entry.write_bytes(b"{")
     words = ["--config", str(pair.warehouse_toml()), "status", "--ask", "--json"]
     ended = CliRunner().invoke(cli, words)

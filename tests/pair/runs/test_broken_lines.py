@@ -111,7 +111,7 @@ def test_files_of_an_older_release_go_on(pair: Pair, relay: Relay) -> None:
     """Their names tell no rows, and their note no estimate."""
     relay.cut_after(down=LOAD_BYTES // 2)
     pair.error("t")
-    place = pair.warehouse / "_driftline" / "staging" / "t"
+    place = pair.root / "_driftline" / "staging" / "t"
     for file in list(place.rglob("*.frames")):
         file.rename(file.with_name(f"{file.name.partition('-')[0]}.frames"))
     (note,) = place.rglob("exchange.json")

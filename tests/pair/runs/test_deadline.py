@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
@@ -47,9 +46,7 @@ def refresh(pair: Pair, *words: str, more: str = MORE) -> Ended:
 
 def marks(pair: Pair) -> dict[str, set[int]]:
     """The marks of each published table."""
-    tables = {name: pair.warehouse / name for name in NAMES}
-    found = {name: DeltaTable(str(at)).to_pyarrow_table() for name, at in tables.items()}
-    return {name: set(table["mark"].to_pylist()) for name, table in found.items()}
+    return {name: marks_of(pair, name) for name in NAMES}
 
 
 @pytest.mark.slow
@@ -92,7 +89,7 @@ def test_none_is_started(pair: Pair) -> None:
 
 
 def marks_of(pair: Pair, name: str) -> set[int]:
-    return set(DeltaTable(str(pair.warehouse / name)).to_pyarrow_table()["mark"].to_pylist())
+    return set(pair.delta(name).to_pyarrow_table()["mark"].to_pylist())
 
 
 def test_a_failure_beside_it(pair: Pair) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import duckdb
 import pytest
 from click.testing import CliRunner
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.absent import absent
@@ -44,9 +44,7 @@ def command(pair: Pair, *words: str) -> int:
 
 def freshness(pair: Pair) -> dict[str, dict[str, object]]:
     """Return the rows by name, as a reader of Delta finds them."""
-    options = None if pair.bucket is None else pair.bucket.delta_options
-    table = DeltaTable(pair.store.table(FRESHNESS), storage_options=options)
-    return {row["name"]: row for row in table.to_pyarrow_table().to_pylist()}
+    return {row["name"]: row for row in pair.delta(FRESHNESS).to_pyarrow_table().to_pylist()}
 
 
 def said(pair: Pair) -> dict[str, dict[str, object]]:
@@ -123,24 +121,26 @@ def test_every_reader_joins_it(pair: Pair) -> None:
     assert orders is not None
     now = datetime.now(UTC)
     # Spark, by the reader of the product.
-    frame = read(pair.spark, pair.store.root, FRESHNESS, columns=["name", "as_of", "rows"])
+    from_there = partial(read, pair.spark, pair.store.root, storage=pair.storage)
+    frame = from_there(FRESHNESS, columns=["name", "as_of", "rows"])
     assert {row["name"]: row["rows"] for row in frame.collect()} == {"orders": 2, "items": 2}
-    read(pair.spark, pair.store.root, FRESHNESS)
-    read(pair.spark, pair.store.root, "orders")
+    from_there(FRESHNESS)
+    from_there("orders")
     query = f"SELECT o.id, f.as_of FROM orders o JOIN {FRESHNESS} f ON f.name = 'orders' ORDER BY 1"
     assert [row["id"] for row in pair.spark.sql(query).collect()] == [1, 2]
-    # Spark's own reader of Parquet, without the product: as with a connector for Delta.
-    table = DeltaTable(pair.store.table(FRESHNESS))
-    plain = pair.spark.read.parquet(*table.file_uris())
-    assert dict(plain.dtypes)["as_of"] == "timestamp"
-    assert plain.count() == 2
+    table = pair.delta(FRESHNESS)
+    if pair.bucket is None:
+        # Spark's own reader of Parquet, without the product: as with a connector for Delta.
+        plain = pair.spark.read.parquet(*table.file_uris())
+        assert dict(plain.dtypes)["as_of"] == "timestamp"
+        assert plain.count() == 2
     # delta-rs and Arrow.
     assert all(str(table.schema().to_arrow().field(one).type) for one in MOMENTS)
     found = table.to_pyarrow_table()
     assert {str(found.schema.field(one).type) for one in MOMENTS} == {"timestamp[us, tz=UTC]"}
     assert table.protocol().min_reader_version == 1
     # DuckDB.
-    fresh, rows = found, DeltaTable(pair.store.table("orders")).to_pyarrow_table()
+    fresh, rows = found, pair.delta("orders").to_pyarrow_table()
     with duckdb.connect() as db:
         db.register("fresh", fresh)
         db.register("orders", rows)
@@ -159,7 +159,7 @@ def test_polars_reads_it(pair: Pair) -> None:
     except ModuleNotFoundError:
         absent("POLARS", "pip install polars", is_required_in_ci=False)
     assert command(pair, "refresh") == 0
-    frame = polars.read_delta(pair.store.table(FRESHNESS))
+    frame = polars.read_delta(pair.store.table(FRESHNESS), storage_options=pair.store.delta_options)
     assert set(frame["name"]) == set(TABLES)
 
 
@@ -168,8 +168,8 @@ def test_it_stays_small_and_gc_keeps_what_readers_have(pair: Pair) -> None:
     for note in range(23):
         pair.legacy.execute("UPDATE orders SET note = ? WHERE id = 1", f"n{note}")
         assert command(pair, "refresh", "orders") == 0
-    folder = Path(pair.store.table(FRESHNESS))
-    log = {file.name for file in (folder / "_delta_log").iterdir()}
+    folder = pair.root / FRESHNESS
+    log = {file.name for file in (folder / "_delta_log").glob("*")}
     assert {f"{at:020d}.checkpoint.parquet" for at in (10, 20)} <= log
     assert len(list(folder.glob("*.parquet"))) == 23
     assert command(pair, "gc", "orders", "--yes") == 0
@@ -189,7 +189,7 @@ def test_it_is_not_written_where_it_is_not_wanted(pair: Pair) -> None:
 @pytest.mark.spark
 def test_another_program_in_it_fails_no_refresh(pair: Pair) -> None:
     assert command(pair, "refresh") == 0
-    table = DeltaTable(pair.store.table(FRESHNESS))
+    table = pair.delta(pair.store.folder(FRESHNESS))
     table.delete()
     ended = CliRunner().invoke(cli, ["--config", str(pair.warehouse_toml()), "refresh"])
     assert ended.exit_code == 0

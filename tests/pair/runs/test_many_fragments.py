@@ -87,7 +87,7 @@ def test_a_report_is_kept_when_its_fragment_is_committed(served: Served) -> None
         if isinstance(event, RefreshCommitted):
             done = log.ends
             assert served.pair.version(event.report.name) == 0
-            kept = served.pair.warehouse / "_driftline" / "runs"
+            kept = served.pair.root / "_driftline" / "runs"
             assert sorted(p.stem for p in kept.glob("*.jsonl")) == sorted(done)
 
     log = Log(look)

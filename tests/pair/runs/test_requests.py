@@ -131,7 +131,7 @@ def found(pair: Pair, spark: SparkSession) -> dict[str, Counted]:
 
     def read_all() -> Counted:
         with counted(pair.warehouse) as reading:
-            assert read(spark, pair.warehouse, "t").count() == ROWS - 1
+            assert read(spark, str(pair.warehouse), "t", storage=pair.storage).count() == ROWS - 1
         return reading
 
     return asked(pair, partial(command, pair), read_all)

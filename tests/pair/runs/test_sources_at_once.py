@@ -23,6 +23,7 @@ from tests import ROOT
 from tests.harness.forks import WAREHOUSE, Fork
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, environment
+from tests.harness.places import InWarehouse
 from tests.harness.relay import Relay
 from warehouse_agent.config import WarehouseConfig, load, select
 from warehouse_agent.events import (
@@ -49,15 +50,19 @@ S_MAX = 30.0
 
 
 @dataclass
-class Sources:
+class Sources(InWarehouse):
     """Three sources that can be told to fall silent, and the warehouse of all."""
 
     folder: Path
     pairs: dict[str, Pair] = field(default_factory=dict)
     relays: dict[str, Relay] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.choose(self.folder)
+
     def toml(self, more: str = "") -> Path:
-        parts = [f'[warehouse]\npath = "{self.folder / "warehouse"}"\n{more}\n']
+        parts = [f'[warehouse]\npath = "{self.root}"\n{more}\n']
+        parts += [] if self.bucket is None else [self.bucket.toml]
         for source, relay in self.relays.items():
             parts.append(f'[sources.{source}]\naddress = "{relay.address}"\ninsecure = true\n')
             parts += [
@@ -88,14 +93,14 @@ class Sources:
         """Compare all that is published with the sources."""
         for source, pair in self.pairs.items():
             for name in TABLES:
-                table = DeltaTable(str(self.folder / "warehouse" / f"{source}_{name}"))
+                table = self.delta(f"{source}_{name}")
                 ours = table.to_pyarrow_table(columns=["id", "mark"]).to_pylist()
                 theirs = pair.legacy.rows(name)
                 assert sorted((row["id"], row["mark"]) for row in ours) == sorted(theirs)
 
     @property
     def store(self) -> Store:
-        return Store(str(self.folder / "warehouse"))
+        return Store(str(self.root), storage=self.storage)
 
 
 def nowhere() -> DeferredSession:
@@ -297,8 +302,9 @@ def test_answers_that_nobody_reads_end_the_command(sources: Sources, spark: Spar
         sources.refresh(Alone(unread))
     assert not [t for t in threading.enumerate() if t.name.startswith("driftline-source")]
     # A fragment that was stopped before its commit may have a folder of data files.
-    tables = {name: str(sources.folder / "warehouse" / name) for name in names(*SOURCES)}
-    published = {name for name, at in tables.items() if DeltaTable.is_deltatable(at)}
+    options = sources.store.delta_options
+    tables = {name: str(sources.root / name) for name in names(*SOURCES)}
+    published = {name for name, at in tables.items() if DeltaTable.is_deltatable(at, options)}
     kept = {name.removesuffix(".jsonl") for name, _ in sources.store.files("_driftline", "runs")}
     assert kept == published
     assert len(published) < 9

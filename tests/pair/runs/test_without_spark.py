@@ -10,14 +10,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 from driftline.errors import WarehouseUnavailable
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
+from tests.harness.places import parquet
 from tests.pair.refresh.test_every_engine import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.inspection.readiness import examine
 from warehouse_agent.refresh.job import Options
@@ -25,7 +24,6 @@ from warehouse_agent.report import Report
 from warehouse_agent.spark import java
 from warehouse_agent.spark.machine import machine
 from warehouse_agent.storage.formats import head
-from warehouse_agent.storage.store import Store
 from warehouse_agent.table_maintenance.verification import damaged
 
 ROWS = 3000
@@ -47,7 +45,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def check(pair: Pair) -> None:
     """Compare what a reader without Spark and without Driftline sees with the source."""
-    table = DeltaTable(str(pair.warehouse / "orders")).to_pyarrow_table()
+    table = pair.delta("orders").to_pyarrow_table()
     names = [name for name in table.column_names if not name.startswith("_driftline")]
     ours = zip(*(table[name].to_pylist() for name in names), strict=True)
     theirs = pair.legacy.rows("orders")
@@ -120,15 +118,15 @@ def test_a_text_key_of_two_columns_damage_and_its_repair(pair: Pair) -> None:
     pair.legacy.execute("DELETE FROM items WHERE code LIKE '%2' AND line = 1")
     report = pair.refresh("items")
     assert set(report.places.values()) == {"driver"}
-    table = DeltaTable(str(pair.warehouse / "items")).to_pyarrow_table()
+    table = pair.delta("items").to_pyarrow_table()
     ours = zip(
         *(table[name].to_pylist() for name in ("code", "line", "amount", "note")), strict=True
     )
     assert Counter(ours) == Counter(pair.legacy.rows("items"))
-    Path(DeltaTable(str(pair.warehouse / "items")).file_uris()[0]).unlink()
+    pair.place(pair.delta("items").file_uris()[0]).unlink()
     mended = pair.refresh("items", options=Options(repair=True))
     assert mended.repaired_files == 1
-    table = DeltaTable(str(pair.warehouse / "items")).to_pyarrow_table()
+    table = pair.delta("items").to_pyarrow_table()
     assert table.num_rows == len(pair.legacy.rows("items"))
 
 
@@ -138,22 +136,22 @@ def test_a_damaged_file_is_found_and_repaired(pair: Pair) -> None:
     edit(pair.legacy, 1)
     refresh(pair)
     for is_footer in (True, False):
-        file = Path(DeltaTable(str(pair.warehouse / "orders")).file_uris()[0])
+        file = pair.place(pair.delta("orders").file_uris()[0])
         data = bytearray(file.read_bytes())
         footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
         if is_footer:
             at = data.index(b"_driftline_hi", footer)
         else:  # the last byte of a column's values, behind the header of the page
-            column = pq.read_metadata(file).row_group(0).column(2)
+            column = parquet(file).metadata.row_group(0).column(2)
             begin = column.dictionary_page_offset or column.data_page_offset
             at = begin + column.total_compressed_size - 1
         data[at] ^= 0xFF
         file.write_bytes(data)
         report = pair.refresh("orders", options=Options(repair=True), attempts=3)
         if report.repaired_files == 0:  # in a column that a comparison does not read
-            steps, now = pair.steps, head(Store(str(pair.warehouse)), "orders")
+            steps, now = pair.steps, head(pair.store, "orders")
             assert now is not None
-            assert damaged(steps, Store(str(pair.warehouse)), "orders", now)
+            assert damaged(steps, pair.store, "orders", now)
             report = pair.refresh("orders", options=Options(repair=True), attempts=3)
         assert report.repaired_files == 1
         check(pair)

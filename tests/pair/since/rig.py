@@ -20,6 +20,7 @@ import pytest
 from tests.harness.legacy import Legacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
+from tests.harness.places import Place
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.storage.formats import head
@@ -130,9 +131,9 @@ class Rig:
         return report.audit
 
     @property
-    def notes(self) -> Path:
+    def notes(self) -> Place:
         """The file with what the warehouse's agent notes about the published version."""
-        return self.pair.warehouse / "_driftline" / "fragments" / f"{self.name}.json"
+        return self.pair.root / "_driftline" / "fragments" / f"{self.name}.json"
 
     def last_mark(self) -> dict[str, Any]:
         """Return the entries of the published version's mark."""

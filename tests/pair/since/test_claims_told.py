@@ -117,7 +117,7 @@ def test_files_that_are_verified_and_repaired(stock: Stock) -> None:
     stock.update([6], 1000, honest=False)
     snapshot = head(stock.pair.store, "stock")
     assert snapshot is not None
-    Path(snapshot.files[0].uri.removeprefix("file://")).unlink()
+    stock.pair.place(snapshot.files[0].uri).unlink()
     stock.pair.said("verify", "--repair")
     assert state(stock) == "total"
     stock.check("NOT gone")

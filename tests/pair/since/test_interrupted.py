@@ -28,7 +28,7 @@ def refuse_shrunk(stock: Stock) -> None:
 
 
 def staged(stock: Stock) -> int:
-    place = stock.pair.warehouse / "_driftline" / "staging" / "stock"
+    place = stock.pair.root / "_driftline" / "staging" / "stock"
     return len([*place.rglob("*.frames")])
 
 

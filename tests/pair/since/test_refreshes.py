@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from driftline import wire_pb2 as pb
 from driftline.limits import ROWS_HELD_BYTES
 
@@ -85,7 +84,7 @@ def test_a_mark_outlives_maintenance_by_another_program(stock: Stock) -> None:
     stock.update([30], 1)
     stock.update([60, 90], 4242, honest=False)
     assert stock.refresh().proof == "keys"
-    table = DeltaTable(str(stock.pair.warehouse / "stock"))
+    table = stock.pair.delta("stock")
     assert table.optimize.compact()["numFilesRemoved"] == 2
     stock.update([120], 2)
     stock.insert([301])

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from deltalake import DeltaTable
 from driftline.errors import RecipeChanged, SnapshotLost, TableShrank
 from pyspark.sql import SparkSession
 
@@ -88,7 +87,7 @@ class Bench:
 
     def pass_of(self, name: str) -> Rows:
         """Return what readers of a table alone are given."""
-        table = DeltaTable(str(self.sites.warehouse / name)).to_pyarrow_table()
+        table = self.sites.delta(name).to_pyarrow_table()
         rows = table.select(["code", "v", "tag"]).to_pylist()
         return Counter(tuple(map(plain, row.values())) for row in rows)
 

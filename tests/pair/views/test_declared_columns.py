@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.older_tables import declare, declaring_bookkeeping
@@ -39,11 +38,7 @@ def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def seen(sites: Sites, name: str) -> list[str]:
-    return (
-        DeltaTable(sites.store.table(name), storage_options=sites.store.delta_options)
-        .to_pyarrow_table()
-        .column_names
-    )
+    return sites.delta(sites.store.folder(name)).to_pyarrow_table().column_names
 
 
 def is_declared(sites: Sites, name: str) -> bool:
@@ -63,17 +58,12 @@ def check_files(sites: Sites) -> None:
 
 
 def data_files(sites: Sites) -> dict[str, bytes]:
-    places = (Path(sites.store.table(name)) for name in COLUMNS)
+    places = (sites.root / sites.store.folder(name) for name in COLUMNS)
     return {str(file): file.read_bytes() for place in places for file in place.rglob("*.parquet")}
 
 
 def versions(sites: Sites) -> dict[str, int]:
-    return {
-        name: DeltaTable(
-            sites.store.table(name), storage_options=sites.store.delta_options
-        ).version()
-        for name in COLUMNS
-    }
+    return {name: sites.delta(sites.store.folder(name)).version() for name in COLUMNS}
 
 
 def test_what_nothing_changes_is_undeclared_by_one_entry_each(sites: Sites) -> None:

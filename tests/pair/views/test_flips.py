@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from driftline.errors import NotFound, WarehouseUnavailable
@@ -22,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.no_locks import without_locks
 from tests.harness.no_spark import NoSpark
+from tests.harness.places import move, parquet, write_parquet
 from tests.harness.views import Sites, rows_at
 from tests.pair.since.rig import OLD, by_time, now
 from tests.warehouse_agent.cli.test_main import REPORT, Run, command
@@ -229,7 +229,7 @@ def test_a_component_that_cannot_move_stops_no_other(sites: Sites) -> None:
     for number, damaged in enumerate(("_driftline/kept/crm.customer", "_driftline/warehouse"), 1):
         sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id = 9")
         sites.sql("erp", "UPDATE other SET mark = mark + 1")
-        (*_, entry) = sorted((sites.warehouse / damaged / "_delta_log").glob("*.json"))
+        (*_, entry) = sorted((sites.root / damaged / "_delta_log").glob("*.json"))
         whole = entry.read_bytes()
         entry.write_bytes(b"{")
         reports = sites.refresh("orders", "other")
@@ -389,13 +389,13 @@ def test_another_key(sites: Sites) -> None:
 def test_somebody_else_wrote_the_table_of_a_view(sites: Sites) -> None:
     """Rows are taken back; what the files alone do not say is an error until somebody mends it."""
     rows = sites.pinned().read("joined").count()
-    table = DeltaTable(str(sites.warehouse / "joined"))
+    table = sites.delta("joined")
     write_deltalake(table, table.to_pyarrow_table().slice(0, 3), mode="append")
     assert sites.pinned().read("joined").count() == rows
     sites.sql("erp", "UPDATE orders SET amount = 50 WHERE id = 20")
     sites.well()
     sites.check()
-    table = DeltaTable(str(sites.warehouse / "joined"))
+    table = sites.delta("joined")
     table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     sites.sql("erp", "UPDATE orders SET amount = 60 WHERE id = 20")
     reports = sites.refresh()
@@ -409,7 +409,7 @@ def test_somebody_else_wrote_the_table_of_a_view(sites: Sites) -> None:
     assert pinned.stale("joined") is not None
     assert pinned.read("joined").count() == rows
     assert sites.refresh()["joined"].error is not None, "until somebody mends it"
-    (sites.warehouse / "joined").rename(sites.warehouse / "away")
+    move(sites.root / "joined", sites.root / "away")
     sites.well()
     sites.check()
 
@@ -468,8 +468,8 @@ def test_a_relation_that_the_source_does_not_serve(sites: Sites) -> None:
 @pytest.mark.parametrize("remedy", ["restore", "move away"])
 def test_somebody_else_wrote_the_table_of_versions(sites: Sites, remedy: str, run: Run) -> None:
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
-    place = sites.warehouse / "_driftline" / "warehouse"
-    table = DeltaTable(str(place))
+    table = sites.delta("_driftline/warehouse")
+    place = table.root
     good, rows = table.version(), sorted(map(tuple, sites.pinned().read("joined").collect()))
     write_deltalake(table, table.to_pyarrow_table().slice(0, 1), mode="append")
     sites.sql("erp", "UPDATE orders SET amount = 60 WHERE id = 20")
@@ -484,9 +484,9 @@ def test_somebody_else_wrote_the_table_of_versions(sites: Sites, remedy: str, ru
     pinned = sites.pinned(good)
     assert sorted(map(tuple, pinned.read("joined").collect())) == rows, "what was given before"
     if remedy == "restore":
-        DeltaTable(str(place)).restore(good)
+        sites.delta("_driftline/warehouse").restore(good)
     else:
-        place.rename(place.with_name("away"))
+        move(place, place.with_name("away"))
     assert run("refresh", config=toml).code == 0
     sites.check()
     sites.sql("erp", "UPDATE orders SET amount = 61 WHERE id = 21")
@@ -516,8 +516,15 @@ def test_the_first_view_over_fragments_with_versions(empty: Sites) -> None:
     sites.well()
     sites.check()
     spark = sites.pinned().spark
-    assert read(spark, sites.warehouse, "orders", 1).where("amount = 151").count() == 1
-    feed = changes(spark, sites.warehouse, "orders", since=0).where("_op = 'update_after'")
+    assert (
+        read(spark, str(sites.root), "orders", 1, storage=sites.storage)
+        .where("amount = 151")
+        .count()
+        == 1
+    )
+    feed = changes(spark, str(sites.root), "orders", since=0, storage=sites.storage).where(
+        "_op = 'update_after'"
+    )
     assert sorted(row.amount for row in feed.collect()) == [151, 152, 153]
 
 
@@ -591,7 +598,7 @@ def test_a_lost_version_whose_number_others_rows_have_is_not_given(sites: Sites)
     for mark in (1, 2):
         sites.sql("erp", "UPDATE other SET mark = ? WHERE id = 3", mark)
         sites.well()
-    (sites.warehouse / "other" / "_delta_log" / f"{2:020d}.json").unlink()
+    (sites.root / "other" / "_delta_log" / f"{2:020d}.json").unlink()
     time.sleep(1.1)  # times have whole seconds
     sites.sql("erp", "DELETE FROM other WHERE id > 2")  # which is refused
     report = sites.refresh("other", options=Options(accept_restored=True))["other"]
@@ -608,7 +615,7 @@ def test_a_table_that_lost_its_version_is_named_by_a_refresh_of_another(sites: S
     """Readers are given a version of it that is gone, so the component does not move."""
     sites.sql("crm", "UPDATE customer SET name = 'new' WHERE id = 1")
     sites.well()
-    log = sites.warehouse / "_driftline" / "kept" / "crm.customer" / "_delta_log"
+    log = sites.root / "_driftline" / "kept" / "crm.customer" / "_delta_log"
     (log / f"{1:020d}.json").unlink()
     sites.sql("erp", "UPDATE orders SET amount = 100 WHERE id = 3")
     error = sites.refresh("orders")["orders"].error
@@ -670,11 +677,11 @@ def test_the_commands(empty: Sites, run: Run) -> None:
     assert command("status", "--check", config=toml).code == 0
     sites.check()
     # Somebody changed a file of the view.
-    table = DeltaTable(str(sites.warehouse / "joined"))
+    table = sites.delta("joined")
     (file, *_) = table.file_uris()
-    rows = pq.read_table(file.removeprefix("file://"))
-    size = Path(file.removeprefix("file://"))
-    pq.write_table(rows.set_column(1, "amount", pa.array([1] * len(rows), pa.int64())), size)
+    place = sites.place(file)
+    rows = parquet(place).read()
+    write_parquet(rows.set_column(1, "amount", pa.array([1] * len(rows), pa.int64())), place)
     ended = run("verify", "joined", config=toml)
     assert ended.code == 1
     assert "error WAREHOUSE: joined: Data file" in ended.err
@@ -716,15 +723,17 @@ def test_gc_counts_from_the_flip(sites: Sites) -> None:
     assert pinned.read("inverse").count() > 0
     made_of = newest.members["inverse"].inputs["joined"]
     assert view_head(store, "joined", version=made_of) is not None
-    assert read(pinned.spark, sites.warehouse, "joined", made_of).count() > 0, "it was made of it"
+    assert (
+        read(pinned.spark, str(sites.root), "joined", made_of, storage=sites.storage).count() > 0
+    ), "it was made of it"
     with pytest.raises(NotFound, match="`gc` removed its file"):
         sites.pinned(0)
     assert clean(datetime.now(UTC)) == 0, "with more hours than before"
-    log = Path(sites.warehouse) / "joined" / "_delta_log"
-    log.rename(log.with_name("away"))
+    log = sites.root / "joined" / "_delta_log"
+    move(log, log.with_name("away"))
     with pytest.raises(WarehouseUnavailable, match="log is missing"):
         clean(later)
-    log.with_name("away").rename(log)
+    move(log.with_name("away"), log)
     sites.views["inverse"] = VIEWS["inverse"].replace("100 /", "100 div")
     sites.well(options=Options(accept_schema=True))
     sites.check()
@@ -757,7 +766,7 @@ def test_the_log_keeps_a_version_that_a_stale_view_was_made_of(sites: Sites) -> 
     assert ended.code == 0, ended.err
     pinned = sites.pinned()
     assert pinned.read("inverse").count() > 0
-    assert read(pinned.spark, sites.warehouse, "joined", made_of).count() > 0
+    assert read(pinned.spark, str(sites.root), "joined", made_of, storage=sites.storage).count() > 0
     kept = [(log / f"{0:020d}.json").exists() for log in logs]
     assert kept == [True, False, False]
     sites.views["inverse"] = VIEWS["inverse"].replace("100 /", "100 div")

@@ -7,7 +7,6 @@ the sources' rows, its lineage that of a recomputation, and its feed leads from 
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ from driftline.errors import NotFound, SparkLost, ViewFailed
 from pyspark.sql import SparkSession
 
 from tests.harness.lineage_oracle import LineageOracle
+from tests.harness.places import remove
 from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent import changes
@@ -241,7 +241,7 @@ def test_a_feed_that_is_gone(only: Only) -> None:
     sites, oracle = only("chain")
     sites.sql("erp", "UPDATE orders SET amount = 90 WHERE id = 3")
     sites.refresh(without=["chain"])
-    shutil.rmtree(sites.warehouse / "_driftline" / "changes" / "erp.orders")
+    remove(sites.root / "_driftline" / "changes" / "erp.orders")
     sites.sql("erp", "UPDATE orders SET amount = 91 WHERE id = 4")
     recomputed_without_feed(sites, oracle)
     sites.sql("erp", "UPDATE orders SET amount = 92 WHERE id = 4")
@@ -259,7 +259,7 @@ def test_a_feed_that_gc_removed(only: Only) -> None:
     toml = sites.toml()
     assert command("gc", "--all", "--yes", "--keep-hours", "0", config=toml).code == 0
     with pytest.raises(NotFound, match=r"Version 1 has lost .* of its change feed"):
-        changes(sites.pinned().spark, sites.warehouse, "erp.orders", since=0)
+        changes(sites.pinned().spark, str(sites.root), "erp.orders", since=0, storage=sites.storage)
     sites.views["chain"] = chain
     sites.sql("erp", "UPDATE orders SET amount = 92 WHERE id = 4")
     recomputed_without_feed(sites, oracle)
@@ -272,8 +272,8 @@ def test_a_feed_that_gc_removed(only: Only) -> None:
 def test_an_input_that_began_anew(only: Only) -> None:
     """The table was moved away: the same version number is another version."""
     sites, oracle = only("chain")
-    kept = sites.warehouse / "_driftline" / "kept" / "erp.orders"
-    shutil.rmtree(kept)
+    kept = sites.root / "_driftline" / "kept" / "erp.orders"
+    remove(kept)
     sites.sql("erp", "UPDATE orders SET amount = 99 WHERE id = 3")
     report = sites.well()["chain"]
     assert report.method == ViewMethod.RECOMPUTE

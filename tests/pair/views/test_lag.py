@@ -232,12 +232,18 @@ def test_what_others_say_while_fragments_are_ahead(regular: Sites, run: Run) -> 
     assert verified.code == 0, verified.err
     assert "version 2, 40 rows verified; readers are given version 1" in verified.out
     spark = sites.pinned().spark
-    assert read(spark, sites.warehouse, "orders").where("amount > 1").count() == 0
-    assert read(spark, sites.warehouse, "orders", 2).where("amount > 1").count() == 1
-    assert changes(spark, sites.warehouse, "orders", since=0).count() == 2
-    assert changes(spark, sites.warehouse, "orders", since=1).count() == 0
+    assert (
+        read(spark, str(sites.root), "orders", storage=sites.storage).where("amount > 1").count()
+        == 0
+    )
+    assert (
+        read(spark, str(sites.root), "orders", 2, storage=sites.storage).where("amount > 1").count()
+        == 1
+    )
+    assert changes(spark, str(sites.root), "orders", since=0, storage=sites.storage).count() == 2
+    assert changes(spark, str(sites.root), "orders", since=1, storage=sites.storage).count() == 0
     with pytest.raises(NotFound, match="Version 2 waits for the views over it"):
-        changes(spark, sites.warehouse, "orders", since=2)
+        changes(spark, str(sites.root), "orders", since=2, storage=sites.storage)
     # `driftline refresh` alone names no view; this does.
     assert run("refresh", "join*", config=toml).code == 0
     sites.check()
@@ -256,7 +262,7 @@ def test_gc_keeps_what_readers_are_given(regular: Sites) -> None:
             sites.store.remove_file(*place)
     assert (sites.seen("joined"), sites.seen("orders")) == before
     spark = sites.pinned().spark
-    feed = changes(spark, sites.warehouse, "orders", since=1, upto=4)
+    feed = changes(spark, str(sites.root), "orders", since=1, upto=4, storage=sites.storage)
     assert feed.where("_op = 'update_after'").count() == 6, "the views still need it"
     sites.well("joined")
     sites.check()
@@ -291,7 +297,9 @@ def test_a_view_that_is_removed_while_its_fragments_are_ahead(sites: Sites) -> N
     assert newest.members["orders"].version == 2
     assert "joined" not in newest.members
     spark = sites.pinned().spark
-    assert read(spark, sites.warehouse, "joined").count() == 40, "nobody removed it"
+    assert read(spark, str(sites.root), "joined", storage=sites.storage).count() == 40, (
+        "nobody removed it"
+    )
     sites.views |= VIEWS
     sites.well()
     sites.check()

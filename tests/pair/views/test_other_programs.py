@@ -32,7 +32,7 @@ def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def opened(sites: Sites, name: str) -> DeltaTable:
-    return DeltaTable(sites.store.table(name))
+    return sites.delta(sites.store.folder(name))
 
 
 def compact(table: DeltaTable) -> None:
@@ -68,7 +68,13 @@ def test_views_go_on_after_all_tables_were_compacted(
     assert reports["joined"].rows_updated == (9 if work is compact else 0)
     orders = before["erp.orders"]
     assert orders is not None
-    feed = changes(sites.pinned().spark, sites.warehouse, "erp.orders", since=orders.version)
+    feed = changes(
+        sites.pinned().spark,
+        str(sites.root),
+        "erp.orders",
+        since=orders.version,
+        storage=sites.storage,
+    )
     assert feed.count() == 2 * 9 + 1, "maintenance changes nothing, and ends no feed"
     sites.sql("erp", "UPDATE orders SET amount = 71 WHERE id = 3")
     sites.well()
@@ -110,7 +116,7 @@ def test_the_table_of_versions_is_maintained(sites: Sites) -> None:
         lambda t: t.restore(newest.number),
         lambda t: t.cleanup_metadata(),
     ):
-        work(DeltaTable(sites.store.table(TABLE)))
+        work(sites.delta(sites.store.folder(TABLE)))
         sites.check()
     found = sites.newest()
     assert found is not None

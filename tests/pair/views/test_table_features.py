@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.harness.views import Sites
@@ -31,17 +30,17 @@ def test_a_second_view_needs_the_moments_of_a_kept_table(
         for i in range(40):
             made.sql("erp", "INSERT INTO orders VALUES (?, ?, '2024-10-27 02:30:00')", i, i)
         made.well()
-        kept = DeltaTable(made.store.table("erp.orders"))
+        kept = made.delta(made.store.folder("erp.orders"))
         assert kept.protocol().reader_features is None
         made.views["moments"] = "SELECT o.id, o.seen FROM erp.orders o WHERE o.amount > 3"
         made.well()
         made.check()
-        kept = DeltaTable(made.store.table("erp.orders"))
+        kept = made.delta(made.store.folder("erp.orders"))
         assert (kept.version(), kept.protocol().reader_features) == (1, DECLARED)
         made.views["amounts"] = "SELECT o.id, o.amount, o.seen FROM erp.orders o"
         made.well(options=Options(accept_schema=True))
         made.check()
-        assert DeltaTable(made.store.table("amounts")).protocol().reader_features == DECLARED
+        assert made.delta(made.store.folder("amounts")).protocol().reader_features == DECLARED
         _undeclare(made, "amounts")
         made.sql("erp", "UPDATE orders SET amount = amount + 1 WHERE id < 9")
         assert formats.head(made.store, "erp.orders") is not None
@@ -54,7 +53,7 @@ def test_a_second_view_needs_the_moments_of_a_kept_table(
 
 def _undeclare(made: Sites, view: str) -> None:
     """Take from the newest entry of a view what an older release left out."""
-    entry = max(Path(made.store.table(view), "_delta_log").glob("*.json"))
+    entry = max((made.root / made.store.folder(view) / "_delta_log").glob("*.json"))
     lines = entry.read_bytes().splitlines(keepends=True)
     left = [line for line in lines if not line.startswith(b'{"protocol"')]
     assert len(left) == len(lines) - 1

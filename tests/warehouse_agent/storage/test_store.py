@@ -277,7 +277,7 @@ def test_a_full_disk_leaves_small_files_whole(small_disk: Path) -> None:
 
 
 def test_a_refresh_on_a_full_disk(pair: Pair, small_disk: Path) -> None:
-    pair.warehouse = small_disk / "warehouse"
+    pair.disk = small_disk / "warehouse"
     pair.refresh()
     before = sorted(pair.published("orders"))
     ballast = small_disk / "ballast"
