@@ -34,6 +34,7 @@ ACCESS_KEY, SECRET_KEY = "AKIDRIFTLINETESTS", "not-a-secret-of-anybody"
 NEXT_ACCESS_KEY, NEXT_SECRET_KEY = "AKIDRIFTLINENEXT", "nor-is-this-one"
 _REGION = "us-east-1"
 _FIRST_S_MAX = 60.0  # until there are volumes
+_VOLUMES_OF_A_BUCKET = "WEED_MASTER_VOLUME_GROWTH_COPY_1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +201,14 @@ class SeaweedFS(ObjectStore):
             str(Path(sys.executable).parent / "weed"),
             *("server", "-dir=data", f"-ip={self.host}", f"-ip.bind={self.host}"),
             *(f"-master.port={master}", f"-master.port.grpc={free_port()}"),
-            *(f"-volume.port={volume}", f"-volume.port.grpc={free_port()}", "-volume.max=700"),
+            *(f"-volume.port={volume}", f"-volume.port.grpc={free_port()}", "-volume.max=5000"),
             *("-filer", f"-filer.port={filer}", f"-filer.port.grpc={free_port()}"),
             *("-s3", f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}"),
             *("-s3.port.iceberg=0", "-s3.port.lance=0"),
             *("-s3.config=s3.json", "-master.volumeSizeLimitMB=32", "-master.telemetry=false"),
         ]
-        environment = {**os.environ, "HOME": str(self.folder)}
+        # Each bucket has volumes of its own, by default seven.
+        environment = {**os.environ, "HOME": str(self.folder), _VOLUMES_OF_A_BUCKET: "1"}
         self._launch(command, lambda: answers(self.endpoint), cwd=self.folder, env=environment)
 
     def make_bucket(self, name: str) -> None:

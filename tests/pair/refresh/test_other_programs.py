@@ -382,7 +382,7 @@ def test_where_all_steps_are_spark_s(
     spark: SparkSession, pair: Pair, work: Callable[[Table], None]
 ) -> None:
     with Pair(spark, pair.legacy, pair.folder, dict(RELATIONS)) as on_spark:
-        on_spark.small_bytes = 0
+        on_spark.bucket, on_spark.small_bytes = pair.bucket, 0
         work(table(pair, "orders"))
         fill(pair.legacy, 3 * ROWS, 10)
         if work in WRITES:
