@@ -78,7 +78,10 @@ def any_head(
 
 def is_view(store: Store, name: str) -> bool:
     """Return True if a table is that of a view; False also if there is none."""
-    return format_of(store, name).is_view(store, name)
+    kind = format_of(store, name)
+    if (newest := kind.header(store, name)) is not None:  # which opens no log
+        return isinstance(newest.layout, ViewLayout)
+    return kind.is_view(store, name)
 
 
 def has_log(store: Store, name: str) -> bool:
