@@ -13,9 +13,10 @@ from functools import partial
 import pytest
 
 from tests.faults.sweep import ENGINES, IN_EVERY_RUN, KILLS, ON_SPARK, RUNS, Kill, label, rigs
-from tests.harness.fault_rig import KillRig, Violation
+from tests.harness.fault_rig import KillRig, Violation, reachable
 from tests.harness.legacy import LEGACIES
-from warehouse_agent.failpoints import WarehouseFailpoint
+from tests.harness.object_stores import on_disk
+from warehouse_agent.failpoints import WarehouseFailpoint as Point
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgresql, pytest.mark.mariadb]
 
@@ -38,14 +39,18 @@ def rig_of(
     ids=lambda value: label(value) if isinstance(value, Kill) else value,
 )
 def test_killed_once(rig_of: Callable[[str], KillRig], kill: Kill, engine: str) -> None:
+    reachable(kill.point)
+    if kill.what == "gc":
+        on_disk("there `gc` keeps what is younger than a day")
     assert rig_of(engine).kill(kill.point, kill.what), "the point was not reached"
 
 
 @pytest.mark.parametrize("what", ["load", "flip"])
 def test_killed_at_every_small_file(rig_of: Callable[[str], KillRig], what: str) -> None:
     """Keys, notes, staging, history, the table of versions: whatever is written, one by one."""
+    reachable(Point.SMALL_FILE_WRITTEN)
     times = 0
-    while rig_of("sqlite").kill(WarehouseFailpoint.SMALL_FILE_WRITTEN, what, nth=times + 1):
+    while rig_of("sqlite").kill(Point.SMALL_FILE_WRITTEN, what, nth=times + 1):
         times += 1
     assert times >= 5
 
@@ -62,7 +67,7 @@ def test_killed_again_and_again(rig_of: Callable[[str], KillRig]) -> None:
 def test_every_point_is_killed_at() -> None:
     """Points of views and of Spark's tasks are in `test_killed_views` and `test_killed_tasks`, one
     of tables that are not as they were left in `test_killed_trust`."""
-    points = {kill.point for kill in KILLS} | ON_SPARK | {WarehouseFailpoint.VERSION_REPUBLISHED}
+    points = {kill.point for kill in KILLS} | ON_SPARK | {Point.VERSION_REPUBLISHED}
     assert points == {point for agent in {type(p) for p in points} for point in agent}
     source, warehouse = (
         sum(p.value.startswith(f"{agent}.") for p in points) for agent in ("source", "warehouse")
@@ -82,7 +87,7 @@ def test_the_rig_notices(rig_of: Callable[[str], KillRig]) -> None:
         rig.check((version, rows - Counter([next(iter(rows))])))
     with pytest.raises(Violation, match="the version"):
         rig.check((version + 1, rows))
-    stray = rig.pair.warehouse / "_driftline" / "stray"
+    stray = rig.pair.root / "_driftline" / "stray"
     stray.write_bytes(b"")
     with pytest.raises(Violation, match="_driftline/stray"):
         rig.check((rig.pair.version("t"), rig.published()))

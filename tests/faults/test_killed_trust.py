@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.fault_rig import Violation
+from tests.harness.fault_rig import Violation, reachable
 from tests.harness.legacy import PostgresLegacy, SqliteLegacy
 from tests.harness.servers import PostgreSQL
 from tests.harness.trust_rig import CASES, POLICIES, PolicyRig, TrustRig
@@ -62,6 +62,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustRig]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "point", "nth"), EVERY_RUN)
 def test_killed_once(rig: TrustRig, case: str, point: WarehouseFailpoint, nth: int) -> None:
+    reachable(point)
     assert rig.kill(case, point, nth=nth), "the point was not reached"
 
 
@@ -100,7 +101,7 @@ def test_the_rig_notices(rig: TrustRig) -> None:
 
 
 def write(rig: TrustRig, notes: dict[str, object]) -> None:
-    file = rig.pair.warehouse / "_driftline" / "fragments" / "r.json"
+    file = rig.pair.root / "_driftline" / "fragments" / "r.json"
     file.write_text(json.dumps(notes))
 
 

@@ -236,6 +236,11 @@ class InWarehouse:
         """Return how a reader reaches it; None: it is on a disk."""
         return None if self.bucket is None else self.bucket.settings
 
+    def end_leases(self) -> None:
+        """Remove the locks of a command that was killed, which in a bucket end after a minute."""
+        if self.bucket is not None:
+            remove(self.root / "_driftline" / "locks")
+
     def place(self, uri: str) -> Place:
         """Return the place of a path or a URI, of a data file too."""
         if self.bucket is None:

@@ -207,6 +207,7 @@ class TrustRig:
         codes = []
         for point in (WarehouseFailpoint.COMMITTING, WarehouseFailpoint.COMMITTED):
             self.edit(name)
+            self.pair.end_leases()
             codes.append(self.command("refresh", name, armed=f"{point.value}:kill"))
         self._recover(name)
         return codes == [-signal.SIGKILL] * 2
@@ -216,6 +217,7 @@ class TrustRig:
 
         Nothing but what was `accepted` already may have to be accepted: no note accuses wrongly.
         """
+        self.pair.end_leases()
         self.check_claims(name, may_be_damaged=is_damaged)
         self.edit(name)
         # What was accepted is asked again; damage that nobody noted is found by one refresh.

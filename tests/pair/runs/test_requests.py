@@ -25,6 +25,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.object_stores import Moto
 from tests.harness.pair import Pair
+from tests.harness.views import Sites
 from warehouse_agent.cli import main
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
@@ -39,6 +40,14 @@ KINDS = ("notes", "history", "memory", "log", "data")  # whose reads have a colu
 HEADER = ("command", *(f"reads of {kind}" for kind in KINDS), *(f"{one}s" for one in OPERATIONS))
 HEADER = (*HEADER, "of the record", "of freshness")
 APART = (*RECORDS, FRESH)  # kinds
+TABLES = {
+    "erp": {"orders": "id INTEGER PRIMARY KEY, customer INT, amount INT"},
+    "crm": {"customer": "id INTEGER PRIMARY KEY, name VARCHAR"},
+}
+VIEWS = {
+    "joined": "SELECT o.id, o.amount, c.name FROM erp.orders o"
+    " JOIN crm.customer c ON c.id = o.customer"
+}
 EDITS = ("UPDATE t SET note = 'x' WHERE id < 7", "DELETE FROM t WHERE id = 9")
 NOTHING, PLAN = "`refresh`, nothing changed", "`plan`"
 FLIP = "`refresh`, 7 of 399 rows changed, with a flip"
@@ -184,6 +193,38 @@ def test_the_table_is_what_an_object_store_is_asked_for(
     ]
     names = ("| in an object store", *(f"{one}s" for one in OPERATIONS), "of freshness")
     header = " | ".join(names)
+    assert stated(PAGE, header) == counts, "\n".join(["the table is now:", *counts])
+
+
+@pytest.mark.spark
+def test_the_table_is_what_a_view_asks_an_object_store_for(
+    moto: Moto, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Of a refresh of the view and both fragments that it joins; Spark's tasks are among them."""
+    made = dict[str, list[int]]()
+    with RequestCounter(moto) as counter, Sites(spark, tmp_path / "s", TABLES, VIEWS) as sites:
+        bucket = sites.bucket = counter.bucket()
+        sites.small_bytes = 256 << 20
+
+        def refresh(what: str, maintain: str = "auto") -> None:
+            sites.view_lines["joined"] = f'maintain = "{maintain}"'
+            with counter.counted(bucket) as found:
+                sites.well()
+            sites.check()
+            made[what] = [sum(found.of(one).values()) for one in OPERATIONS]
+
+        for key in range(ROWS):
+            sites.sql("erp", "INSERT INTO orders VALUES (?, ?, 0)", key, key % 20)
+        for key in range(20):
+            sites.sql("crm", "INSERT INTO customer VALUES (?, 'name')", key)
+        refresh("first load")
+        refresh("nothing changed")  # learns what the next one knows
+        refresh("nothing changed")
+        for maintain, how in (("incremental", "by keys"), ("recompute", "recomputed")):
+            sites.sql("erp", "UPDATE orders SET amount = amount + 1 WHERE id < 7")
+            refresh(f"7 of {ROWS} rows changed, view {how}", maintain)
+    counts = ["| " + " | ".join([name, *map(str, some)]) + " |" for name, some in made.items()]
+    header = " | ".join(("| two fragments and a view", *(f"{one}s" for one in OPERATIONS)))
     assert stated(PAGE, header) == counts, "\n".join(["the table is now:", *counts])
 
 
