@@ -50,9 +50,11 @@ _NOTES = {
     f"{PRIVATE}/{place}"
     for place in (
         *("keys/t.key", "locks/t", "fragments/t.json", "schedule/t.json"),
-        *("runs/t.jsonl", "sources/erp.json"),
+        *("runs/t.jsonl", "sources/erp.json", "conditions/checked.json"),
     )
 }
+
+KEEP_HOURS = 24  # less is refused in a bucket
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -173,12 +175,12 @@ class Rig:
 
     def strays(self) -> list[str]:
         """Remove what `gc` finds; return the files that are left and belong to nothing."""
-        store, later = self.pair.store, datetime.now(UTC) + timedelta(hours=2)
-        flips = kept_flips(store, 1, later)
-        found = unreferenced(store, "t", keep_hours=1, now=later, flips=flips)
+        store, later = self.pair.store, datetime.now(UTC) + timedelta(hours=KEEP_HOURS + 1)
+        flips = kept_flips(store, KEEP_HOURS, later)
+        found = unreferenced(store, "t", keep_hours=KEEP_HOURS, now=later, flips=flips)
         for place in found.places:
             store.remove_file(*place)
-        for file in freshness_table.garbage(store, later - timedelta(hours=1))[1]:
+        for file in freshness_table.garbage(store, later - timedelta(hours=KEEP_HOURS))[1]:
             store.remove_file(*file.place)
         newest = head(store, "t")
         assert newest is not None

@@ -19,7 +19,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from deltalake import DeltaTable
 from driftline.failpoints import VARIABLE
 from pyarrow import ArrowInvalid
 
@@ -306,8 +305,9 @@ def _part(rig: TrustRig) -> tuple[str, Sequence[str]]:
 
 def _damage(rig: TrustRig) -> None:
     """Damage the smallest of at least two data files."""
-    files = DeltaTable(str(_published(rig, "r"))).file_uris()
-    smallest = min(map(Path, files), key=lambda file: file.stat().st_size)
+    _published(rig, "r")
+    files = [rig.pair.place(uri) for uri in rig.pair.delta("r").file_uris()]
+    smallest = min(files, key=lambda file: len(file.read_bytes()))
     expect(len(files) > 1, "a table of several files")
     smallest.write_bytes(smallest.read_bytes()[:-50] + bytes(50))
 
@@ -333,15 +333,16 @@ def _columns(rig: TrustRig) -> tuple[str, Sequence[str]]:
 
 def _compacted(rig: TrustRig) -> tuple[str, Sequence[str]]:
     """Another program's version with the same rows is adopted."""
-    DeltaTable(str(_published(rig, "r"))).optimize.compact()
+    _published(rig, "r")
+    rig.pair.delta("r").optimize.compact()
     rig.edit("r")
     return "r", ("refresh", "r")
 
 
 def _written(rig: TrustRig) -> tuple[str, Sequence[str]]:
     """Another program's version with other rows is put back."""
-    table = DeltaTable(str(_published(rig, "r")))
-    table.update(updates={"note": "'theirs'"}, predicate="id < 9")
+    _published(rig, "r")
+    rig.pair.delta("r").update(updates={"note": "'theirs'"}, predicate="id < 9")
     return "r", ("refresh", "r", "--accept-restored")
 
 
