@@ -52,7 +52,8 @@ class FullCopyOpening(RangeOpening):
 
 
 class CopyAtOnce:
-    """Open with nothing, and take every row of the source."""
+    """Open with nothing, and take every row of the source, where history says that comparing takes
+    more seconds in the mean."""
 
     method, stalls = Method.FULL, False
 

@@ -37,7 +37,7 @@ ROWS_PER_BUCKET = 1 / 256  # of a hashed k: rows that share one are shipped for 
 WORTH, WORTH_BYTES = 0.046, 8192  # of a full copy, and beside it: the most for an opening
 # The bytes of a round trip are at most this, or a refresh of few changes over a long and fast line
 # would send many times its own size in advance, to save one round trip in a hundred
-# (docs/developing/costs.md).
+# (docs/results/decisions.md, "Small refreshes of small tables").
 ROUND_TRIP_BYTES_MAX = 50_000
 # The peeling threshold of three hashes (density evolution), the shift and the width of the step
 # from never to always for finite sets (Amraoui, Montanari, Richardson, Urbanke, IEEE Trans. Inf.

@@ -252,7 +252,7 @@ def test_more_columns_than_one_word_of_nulls(legacy: OfPostgreSQL) -> None:
 
 
 def test_what_the_hash_of_a_record_does_not_see(legacy: OfPostgreSQL) -> None:
-    """Why it is not used: docs/developing/database-hash.md."""
+    """Why it is not used: the header of `source_agent.engines.postgresql.hashes`."""
     total = "(SELECT sum(hash_record_extended(ROW(a, b), 1)) FROM (VALUES {}) x(a, b))"
     before, after = total.format("(1, 2), (3, 4)"), total.format("(1, 4), (3, 2)")
     blind = [
