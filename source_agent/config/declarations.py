@@ -298,7 +298,8 @@ class RelationTable(SettingsTable):
         "a list of hours",
         remedy='Write "never", or hours such as ["22:00-05:00"]; local time.',
     ).optional(
-        "when a scan of the relation may begin; local time, end exclusive"
+        "when a scan of the relation may begin; local time, end exclusive; spans may touch, but not"
+        ' overlap; `"never"`: no scan may begin, so allow hours for the first load once'
         " ([hours for scans](dba/budgets.md#hours-for-scans))",
         "at any time",
     )

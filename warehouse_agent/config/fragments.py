@@ -47,7 +47,8 @@ class IncrementalTable(SettingsTable):
     pause_s = or_word(number("seconds"), "auto", None, "a number of seconds").by_default(
         PassSettings().pause_s,
         'the time between two tiles; `"auto"`: the default, and longer while the database answers'
-        " slowly",
+        " slowly: a tile that takes more than 1.5 times as long per row as the median of the last"
+        " 32 tiles doubles the pause, up to 60 s, any other halves it, so the pass always ends",
     )
 
 
