@@ -109,7 +109,7 @@ class Failpoint(enum.Enum):
         is_other = text.partition(".")[0] != agent and "." in text
         if _armed is None or not (is_other or _armed.name in {point.value for point in cls}):
             raise UsageError(
-                f"{VARIABLE} says {text!r}, which arms no failpoint.",
+                f"{VARIABLE} is {text!r}, which names no failpoint and action.",
                 remedy=f"It is for tests alone: unset it, or see {__name__}.",
             )
         _log.warning("failpoint %s is armed: this process is going to fail", text)

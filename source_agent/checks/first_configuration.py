@@ -93,7 +93,7 @@ def unserved(request: InitOptions) -> list[RelationProposal]:
         known, request
     ):
         raise ConfigurationError(
-            f"{request.config} is for another database, and an agent serves one.",
+            f"{request.config} names another database, and an agent serves one database.",
             where=str(request.config),
             remedy="Choose another --config, for a second agent; or, to begin anew, --force.",
         )

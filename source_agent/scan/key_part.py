@@ -127,7 +127,7 @@ class KeyPartReader(TileReader[Ranges]):
             return
         if able.read_keys is None:
             raise ConfigurationError(
-                "This database is not asked for rows by keys that are not one integer.",
+                "Rows of this database are read by key only if the key is one integer.",
                 where=self.shape.relation.name,
                 remedy="Use `incremental`, or ask the DBA for hours in which a scan may begin.",
                 abroad=OPEN,

@@ -212,7 +212,7 @@ class ComponentTurn:
             return None
         if (ahead := state.ahead) is None or state.is_urgent:
             return None
-        # A view that is new, stale or changed is no matter of waiting.
+        # A view that is new, stale or changed does not wait.
         moving, read_at = self._moving(state), self._read_at(state)
         given = self._views.decided(state.visible, state.members, moving, read_at)
         if not all(one.is_current for one in given):

@@ -39,7 +39,9 @@ def named(known: Sequence[str], patterns: Sequence[str], all_: bool, *, file: Pa
         raise UsageError(f"{file.name} has no [fragments.NAME].", remedy="Add one.")
     if all_:
         if patterns:
-            raise UsageError("--all goes with no names.", remedy="Leave out one of the two.")
+            raise UsageError(
+                "--all and names were given together.", remedy="Leave out one of the two."
+            )
         return list(known)
     if not patterns:
         raise UsageError("No fragment is named.", remedy="Name some, or say --all.")

@@ -79,7 +79,7 @@ def bucket_path(path: str, where: str) -> str:
     scheme, _, rest = path.partition("://")
     if f"{scheme}://" not in SCHEMES:
         raise ConfigurationError(
-            f"Nothing serves {scheme}://.",
+            f"{scheme}:// is no storage that is supported.",
             where=where,
             remedy="Name a folder of a disk, or s3://BUCKET/FOLDER (package: "
             "driftline[object-stores]).",

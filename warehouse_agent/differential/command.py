@@ -115,7 +115,7 @@ def diff(
     target = options.output or Path(f"{files[-1].name}.changes.parquet")
     if target.resolve() in [file.resolve() for file in files]:
         raise UsageError(
-            f"The changes would replace {target.name!r}, which is compared.",
+            f"The output {target.name!r} is one of the two files that are compared.",
             remedy="Choose another --output.",
         )
     snapshots = [named(file, options.format, tuple(options.key)) for file in files]

@@ -124,7 +124,9 @@ def source_of(
     if address is None:
         given += [option for option, value in (("--insecure", insecure), ("--name", name)) if value]
         if given:
-            raise UsageError(f"{given[0]} goes with --source.", remedy="Add --source HOST:PORT.")
+            raise UsageError(
+                f"{given[0]} has an effect with --source alone.", remedy="Add --source HOST:PORT."
+            )
         return None
     parts = address_parts(address)
     if parts is None or parts[1] == 0:

@@ -231,7 +231,7 @@ def trials(config: WarehouseConfig, now: float) -> list[tuple[str, Callable[[], 
     ]
     if not made:
         raise ConfigurationError(
-            "Nobody is told.",
+            "[notify] names nobody to whom a message is sent.",
             where=f"{config.file.name}: notify",
             remedy="Set a `webhook`, a `command` or a `heartbeat`.",
         )

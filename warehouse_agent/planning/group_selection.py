@@ -356,8 +356,8 @@ def refuse_too_many(name: str, keys: int) -> None:
     and its key has no order by which they could be divided into shards."""
     if keys > GROUPED_KEYS_MAX:
         raise ConfigurationError(
-            f"Groups name at most {GROUPED_KEYS_MAX:,} rows by their keys, and these are {keys:,}, "
-            "whose key has no order that both sides compute.",
+            f"By groups at most {GROUPED_KEYS_MAX:,} rows are compared if the key has no order "
+            f"that both sides compute, and these are {keys:,} rows.",
             where=name,
             remedy="Change `method` of the fragment: a sketch has no such limit.",
         )

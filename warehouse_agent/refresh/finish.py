@@ -200,7 +200,7 @@ def _refuse_inconsistent(job: Job, out: Outcome) -> None:
             remedy=f"Run the refresh again, at a quieter time, or {allow}",
         )
     raise ConfigurationError(
-        "The source cannot read this relation as of one instant: its engine has no snapshots.",
+        "The source cannot read this relation at one instant: its engine has no snapshots.",
         where=job.name,
         remedy=f"If rows of different instants are good enough, {allow}",
     )

@@ -1,8 +1,8 @@
 """The configuration of a command that runs for long: read again when its file has changed.
 
-What was deleted from the file is not refreshed any more; a refresh that is at work ends as it
-began, with what the file said then. A file that cannot be used is told once, and the one before it
-counts. [spark] counts when the process starts, because it has one session.
+What was deleted from the file is not refreshed any more; a running refresh ends with the settings
+with which it began. An unusable file is reported once; the last good one stays in force. [spark]
+counts when the process starts, because it has one session.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ def check(spark: SparkSession, store: Store) -> None:
             refuse_unfit(executor, store)
             if (there := executor.versions[DRIFTLINE]) != here:
                 raise ConfigurationError(
-                    f"The executor on {executor.host} has driftline {there or 'as no package'}, "
-                    f"and the driver {here or 'as no package'}.",
+                    f"The executor on {executor.host} has driftline {there or 'not installed'}, "
+                    f"and the driver {here or 'not installed'}.",
                     where="[spark]",
                     remedy="Install the same release on both; `driftline doctor` compares them.",
                 )

@@ -2,8 +2,8 @@
 
 `TABLE` is the one place that says it, for both sides, as does the page (protocol, section 9): a
 message moves its sender when it is sent and its receiver when it comes, so both are in one state.
-`StateTracker.run` runs either side, and refuses a message that the table does not have. What a
-message holds is no matter of the table; the methods check it.
+`StateTracker.run` runs either side, and refuses a message that the table does not have. The
+methods check what a message holds.
 
 Rules beside the table:
 

@@ -305,7 +305,7 @@ def _placed(
 def _refuse_settings(relation: Relation) -> None:
     if relation.files is None:
         raise ConfigurationError(
-            "In a folder of dump files a relation is `files`.",
+            "A relation of a folder of dump files needs `files`.",
             remedy='Write files = "accounts-*.csv" and format = "accounts.toml".',
             where=relation.name,
             abroad=OPEN,

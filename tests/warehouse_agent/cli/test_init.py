@@ -218,7 +218,7 @@ def test_certificates_of_another_authority(
     ("options", "said"),
     [
         (["--ca", "ca.pem"], "'ca.pem' does not exist"),
-        (["--insecure"], "--insecure goes with --source"),
+        (["--insecure"], "--insecure has an effect with --source alone"),
         (["--source", "erp.example"], "is not an address"),
         (["--source", "127.0.0.1:0", "--insecure"], "is not an address"),
         (["--source", "erp.example:7443"], "needs --ca, --certificate, --key"),

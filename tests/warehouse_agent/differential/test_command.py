@@ -198,7 +198,9 @@ def test_arguments_that_do_not_go_together_are_refused(folder, names, options, m
 
 def test_an_output_never_replaces_a_file_that_is_compared(folder):
     before = (folder / "new.csv").read_bytes()
-    with pytest.raises(UsageError, match=r"would replace 'new.csv', which is compared"):
+    with pytest.raises(
+        UsageError, match=r"output 'new.csv' is one of the two files that are compared"
+    ):
         run(folder, "old.csv", "new.csv", output=folder / "new.csv")
     assert (folder / "new.csv").read_bytes() == before
 

@@ -461,7 +461,7 @@ def test_a_test_message_says_who_answers(made: Made, receiver: Receiver) -> None
     )  # fmt: skip
     ran = CliRunner().invoke(cli, ["--config", str(made().file), "notify"])
     assert isinstance(ran.exception, ConfigurationError)
-    assert "Nobody is told" in str(ran.exception)
+    assert "names nobody to whom a message is sent" in str(ran.exception)
 
 
 def test_a_bucket_is_asked_for_little_and_loses_nothing(moto: Moto, made: Made) -> None:

@@ -50,7 +50,7 @@ def backend_of(uri: str) -> Backend:
         return _disk()
     if not uri.startswith(S3_SCHEME):
         raise ConfigurationError(
-            f"Nothing serves {uri.partition('://')[0]}://.",
+            f"{uri.partition('://')[0]}:// is no storage that is supported.",
             where="warehouse.path",
             remedy="Name a folder of a disk, or s3://BUCKET/FOLDER (package: "
             "driftline[object-stores]).",

@@ -1,11 +1,10 @@
 """Bring a view to given versions of its inputs: by affected keys, or recomputed.
 
-Recomputation is always right. The incremental road is taken where it is possible and, with
+Recomputation is always right. The incremental way is taken where it is possible and, with
 `maintain = "auto"`, cheaper (`planning.view_cost`). It is not possible for a first load, for
 another recipe or another Java, and where the change feeds do not certainly hold all changes
-(`affected_keys`). If its proof fails, or something else that is no matter of the view's query and
-not gone when it is tried again, nothing is published, and the next refresh recomputes the view: a
-note says so.
+(`affected_keys`). If its proof fails, or another error that a retry does not cure and that is not
+the query's, nothing is published, and a note lets the next refresh recompute the view.
 
 Notes of a view lie beside those of fragments, and may be lost: what was learned of the phases'
 prices, a failed proof, and the versions of the inputs for which the published rows were last found
