@@ -1,9 +1,10 @@
-"""Random schemas, tables and edits: after every refresh the published table equals the source.
+"""Random schemas, edits and methods: after every refresh the published table equals the source.
 
 The engine decides what it can hold; within that the names, types, keys and values are as awkward as
 they come: reserved words, names that Delta refuses, NULL against its spellings, keys that collide
 when they are concatenated carelessly, extremes of every type. An edit script is a list of tables;
-the source is made to hold one after the other, and what lies between two of them is one refresh.
+the source is made to hold one after the other, and what lies between two of them is one refresh, by
+a method that is drawn for it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ NAMES = [
     "count", "sum", "key", "position", "hash", "rows", "_", "tab\there", "{}", "=", "from", "ORDER",
     "driftline_hi", "null", "1", "$1", ":a", "--", "/*", "x" * 60, "日本",
 ]  # fmt: skip
+METHODS = ["", *(f'method = "{name}"' for name in ("range", "group", "sketch", "full"))]
 REFUSED = {"mariadb": {"tab\there"}}  # harness or engine cannot have these
 
 
@@ -142,6 +144,7 @@ class Story:
     engine: str
     ddl: str
     tables: list[list[Row]]
+    methods: list[str]  # of the refresh to each table, as a line of the warehouse's file
     marks: str
 
 
@@ -184,7 +187,8 @@ def stories(draw: st.DrawFn, engine: str) -> Story:
         tables = [_filled(draw, rows, cells, number) for number, rows in enumerate(tables)]
     event(f"{engine}: {len(keys)} key columns, {len(columns)} columns")
     placed = [[tuple(row[i] for i in order) for row in rows] for rows in tables]
-    return Story(engine, ddl, placed, ", ".join("?" * len(columns)))
+    methods = [draw(st.sampled_from(METHODS)) for _ in placed]
+    return Story(engine, ddl, placed, methods, ", ".join("?" * len(columns)))
 
 
 def _filled(draw: st.DrawFn, rows: list[Row], cells: list[Values], number: int) -> list[Row]:
@@ -221,7 +225,7 @@ def run(spark: SparkSession, legacy: Legacy, folder: Path, story: Story) -> None
     insert = f"INSERT INTO t VALUES ({story.marks})"
     with Pair(spark, legacy, folder, {"t": 'table = "t"'}) as pair:
         previous: int | None = None
-        for rows in story.tables:
+        for rows, pair.fragment_lines["t"] in zip(story.tables, story.methods, strict=True):
             legacy.execute("DELETE FROM t")
             if rows:
                 legacy.many(insert, rows)
