@@ -1,7 +1,7 @@
 """SQLite: what is published is what the driver alone shows, or is refused by name.
 
 Values of every storage class lie in columns of every declaration, in files of each encoding. With
-`--soak` there are twenty times as many.
+`--soak` there are twenty times as many, and 100,000 values of each type that a scan reads.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from source_agent.engines.conformance.reads import decoded, flat, rows_by_keys
 from source_agent.engines.relations.shapes import Relation
 from tests.harness.legacies import OfSQLite
 
+PIECE = 500  # rows of an INSERT
 ENCODINGS = ("UTF-8", "UTF-16le", "UTF-16be")
 Expected = Callable[[Any], str | None]  # of a value of the class that a column takes; None: refuse
 Column = tuple[str, str, dict[type, Expected]]  # declaration, `types`, what it takes
@@ -191,13 +192,13 @@ def _expected(takes: dict[type, Expected], value: Any, stored: bytes, encoding: 
     return takes[type(value)](value)
 
 
-def _shown(path: Path) -> Iterator[tuple[Any, bytes]]:
-    """Yield the value of each row as the driver alone shows it, and the bytes of a text."""
+def _shown(path: Path, first: int = 0) -> Iterator[tuple[int, Any, bytes]]:
+    """Yield the key and value of each row as the driver shows it, and the bytes of a text."""
     with closing(sqlite3.connect(path)) as connection:
         connection.text_factory = bytearray
-        found = connection.execute("SELECT v, hex(CAST(v AS BLOB)) FROM t ORDER BY id")
-        for value, stored in found:
-            yield value, bytes.fromhex(stored.decode())
+        sql = "SELECT id, v, hex(CAST(v AS BLOB)) FROM t WHERE id >= ? ORDER BY id"
+        for key, value, stored in connection.execute(sql, (first,)):
+            yield key, value, bytes.fromhex(stored.decode())
 
 
 def _compared(value: str | None, type: str) -> str | None:
@@ -231,7 +232,7 @@ def test_every_class_in_every_column(tmp_path: Path, encoding: str, journal: str
             fitting: dict[str | None, str | None] = {}
             texts: dict[str | None, tuple[type, object]] = {}
             refused: list[tuple[Any, ...]] = []
-            for key, (value, stored) in enumerate(_shown(path)):
+            for key, value, stored in _shown(path):
                 said = None if value is None else _expected(takes, value, stored, encoding)
                 where = f"{declaration} {override}, key {key}, seed {seed}: {value!r}"
                 try:
@@ -259,3 +260,50 @@ def test_every_class_in_every_column(tmp_path: Path, encoding: str, journal: str
                     row[0]: row[1] for row in (decoded(r, shape) for r in flat(session.scan(shape)))
                 }
             assert scanned == fitting
+
+
+def _of_class(r: random.Random, kind: type, encoding: str) -> str:
+    if kind is int:
+        return _integer(r)
+    if kind is float:
+        return _real(r)
+    return (
+        _characters(r, encoding) if kind is bytearray else f"x'{r.randbytes(r.randrange(9)).hex()}'"
+    )
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: f"{column[0]} {column[1]}".strip())
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_scan_shows_what_the_driver_shows(tmp_path: Path, encoding: str, column: Column) -> None:
+    """Whole tables of values that are not refused: 100,000 of each type under --soak."""
+    declaration, override, takes = column
+    seed = random.randrange(2**32)
+    r, count = random.Random(seed), 100_000 if _is_soak() else 60
+    path, expected = tmp_path / "t.sqlite", dict[int, str]()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA encoding = '{encoding}'")
+        connection.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, v {declaration})")
+        key = 0
+        while len(expected) < count:
+            first, key = key, key + PIECE
+            drawn = (_of_class(r, r.choice([*takes]), encoding) for _ in range(PIECE))
+            rows = ", ".join(f"({first + i}, {value})" for i, value in enumerate(drawn))
+            connection.execute(f"INSERT INTO t VALUES {rows}")
+            connection.commit()
+            refused = []
+            for place, value, stored in _shown(path, first):
+                said = _expected(takes, value, stored, encoding)
+                if said is None:
+                    refused.append((place,))
+                else:
+                    expected[place] = said
+            connection.executemany("DELETE FROM t WHERE id = ?", refused)
+        connection.commit()
+    relation = Relation("t", table="t", types=(("v", override),) if override else ())
+    with closing(OfSQLite(path).connect().open()) as session:
+        shape = session.describe(relation)
+        kind = shape.recipe.columns[1].type.kind
+        for row in flat(session.scan(shape)):
+            number, found = decoded(row, shape)
+            assert _compared(found, kind) == expected.pop(int(number or 0)), f"seed {seed}"
+    assert not expected
