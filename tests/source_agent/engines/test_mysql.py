@@ -184,6 +184,17 @@ def test_a_plan_is_read_whatever_form_the_server_writes(my: OfMySQL) -> None:
         my.run("SET GLOBAL explain_format = DEFAULT")
 
 
+def test_a_plan_that_would_run_a_query_is_not_shown(my: OfMySQL) -> None:
+    """As driftline-source.md says; a table's plan is shown."""
+    my.run("CREATE TABLE t (id int PRIMARY KEY, v int)", "CREATE VIEW seen AS SELECT * FROM t")
+    engine, query = my.connect(), Relation("q", query="SELECT id, v FROM t", key=("id",))
+    with closing(engine.open()) as session:
+        for relation in (Relation("seen", table="seen", key=("id",)), query):
+            shape = session.describe(relation)
+            assert "the server does not show how it is read" in engine.scan_cost(shape)
+        assert "t: ALL" in engine.scan_cost(session.describe(T))
+
+
 def test_types_that_mysql_alone_has(my: OfMySQL) -> None:
     my.run(
         "CREATE TABLE t (id int PRIMARY KEY, e VECTOR(2), j json, hidden int INVISIBLE,"
