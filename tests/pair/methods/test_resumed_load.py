@@ -31,6 +31,7 @@ from driftline.wire import negotiation
 from pyspark.sql import SparkSession
 
 from source_agent.scan import frame_builder
+from tests.harness.family import FAMILY
 from tests.harness.legacy import Legacy
 from tests.harness.pair import ON_SPARK, Pair, legacy_of
 from warehouse_agent.columns.layout import CHANGED, FIRST, UPDATES, Layout
@@ -78,7 +79,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Line:
     return made
 
 
-@pytest.fixture(params=["sqlite", ON_SPARK, "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", ON_SPARK, "postgresql", *FAMILY])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     with closing(legacy_of(request, tmp_path)) as made:
         yield made

@@ -16,7 +16,8 @@ from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation
 from source_agent.server import catalogue
-from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
+from tests.harness.family import FAMILY
+from tests.harness.legacies import OfMariaDB, OfMySQL, OfPostgreSQL, OfSQLite
 from warehouse_agent.cli.plan import json_of, text_of
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.refresh_history import RefreshHistory
@@ -24,7 +25,7 @@ from warehouse_agent.inspection.refresh_prediction import Forecast, know, predic
 from warehouse_agent.storage.store import Store
 
 ROWS = 18
-ENGINES = {"postgresql": OfPostgreSQL, "mariadb": OfMariaDB}
+ENGINES = {"postgresql": OfPostgreSQL, "mariadb": OfMariaDB, "mysql": OfMySQL}
 
 
 @pytest.fixture(params=[*ENGINES, "sqlite"])
@@ -44,10 +45,10 @@ def test_a_plan_before_the_first_load_tells_no_bytes(
     legacy: Legacy, tmp_path: Path, width: int
 ) -> None:
     """Rows of a byte and of 100 kB have the same types: a price of both is wrong for one."""
-    text = "longtext" if legacy.name == "mariadb" else "text"
+    text = "longtext" if legacy.name in FAMILY else "text"
     legacy.run(f"CREATE TABLE notes (id BIGINT NOT NULL PRIMARY KEY, note {text})")
     legacy.insert("notes", [(number, "x" * width) for number in range(ROWS)])
-    legacy.run("ANALYZE TABLE notes" if legacy.name == "mariadb" else "ANALYZE notes")
+    legacy.run("ANALYZE TABLE notes" if legacy.name in FAMILY else "ANALYZE notes")
     with closing(connect(legacy.url, None, Limits()).open()) as session:
         shape = session.describe(Relation("notes", table="notes"))
     reply = pb.DescribeReply(description=catalogue.describe(shape, Budget()))

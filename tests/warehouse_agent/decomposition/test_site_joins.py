@@ -23,6 +23,7 @@ from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Session
 from source_agent.engines.registry import connect
 from source_agent.server.catalogue import describe, referenced
+from tests.harness.family import FAMILY
 from tests.harness.legacy import LEGACIES
 from tests.harness.views import insert, served
 from tests.pair.views.test_site_joins import ALL, ANALYZE, KEYS, TABLES, random_view, some_rows
@@ -86,7 +87,7 @@ def computed(text: str, tables: Tables, elsewhere: list[tuple[Any, ...]]) -> Cou
 @pytest.mark.parametrize(
     ("engine", "seed"),
     [
-        *((engine, 0) for engine in ("sqlite", "postgresql", "mariadb")),
+        *((engine, 0) for engine in ("sqlite", "postgresql", *FAMILY)),
         *(pytest.param("sqlite", s, marks=pytest.mark.soak) for s in range(1, 41)),
         *(pytest.param("postgresql", s, marks=pytest.mark.soak) for s in range(1, 31)),
         *(pytest.param("mariadb", s, marks=pytest.mark.soak) for s in range(1, 31)),
@@ -115,7 +116,7 @@ def test_views_over_chosen_rows(
             f'[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n{"".join(relations)}'
         )
         for name in TABLES:
-            legacy.execute(ANALYZE[engine].format(name))
+            legacy.execute(ANALYZE[legacy.engine].format(name))
         config = load(file)
         database = config.database
         session = connect(database.url, legacy.password, database.limits).open()
