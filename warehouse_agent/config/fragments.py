@@ -64,7 +64,7 @@ class FragmentTable(TimingTable):
         'how differences are found; with `proof = "keys"` or `"claimed"` not `"group"`, and'
         ' `"since"` with them alone. If too much changed for sketches or ranges, the refresh uses'
         " another; a first load is `full`",
-        "the cheapest of sketch, range and full",
+        "the cheapest of sketch, range, group and full",
     )
     require = choice(Require).by_default(
         Require.EXACT.value, "the weakest consistency that may be published"

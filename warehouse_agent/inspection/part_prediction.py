@@ -11,26 +11,19 @@ to be equally likely, which says less than what a part finds.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from driftline.errors import WarehouseUnavailable
-
-from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Proof, Require
 from warehouse_agent.history.forecast_inputs import Situation, forecasts
-from warehouse_agent.methods.groups import assignment
 from warehouse_agent.methods.groups.opening import budget_of
 from warehouse_agent.methods.registry import predicted
 from warehouse_agent.planning import candidates, group_selection
 from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, Whole
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method
 from warehouse_agent.planning.group_selection import Histogram
-from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.refresh import prepare
-from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.tasks.steps import Steps, work_of_digests
+from warehouse_agent.tasks.steps import Steps
 
 SETTINGS = {"require": Require.FUZZY.value, "proof": Proof.PART.value}
 
@@ -76,7 +69,7 @@ def part_expected(known: PlanInputs, at: Situation, steps: Steps | None) -> Part
     outlook = prepare.outlook_of(at.base, changes, prepare.stamp_of(at))
     counted = None
     if steps is not None and at.base is not None:
-        counted = likelihoods(steps, at.base.sound, at.base.layout, outlook)
+        counted = prepare.likelihoods(steps, at.base.sound, at.base.layout, outlook)
     share = CHANGE_SHARE if outlook is None else outlook.share
     budget = budget_of(part.rows_max, is_by_key=not known.by_index)
     deleted = candidates.p_delete(known, expected)
@@ -104,15 +97,3 @@ def offered(known: PlanInputs) -> Part | None:
         return None
     rows_max = known.allowance.part(None, known.now)
     return None if rows_max is None else Part(rows_max)
-
-
-def likelihoods(
-    steps: Steps, files: Sequence[DataFile], layout: Layout, outlook: ChangeOutlook | None
-) -> Histogram | None:
-    """Return the rows of files by their likelihood of an update; None: the files cannot be read,
-    or not without Spark."""
-    if not steps.runs_here(work_of_digests(files)):
-        return None
-    with contextlib.suppress(WarehouseUnavailable):
-        return assignment.histogram(steps, files, layout, outlook)
-    return None

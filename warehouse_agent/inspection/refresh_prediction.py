@@ -37,9 +37,14 @@ from warehouse_agent.history.refresh_history import RefreshHistory, for_forecast
 from warehouse_agent.inspection import part_prediction, place_prediction
 from warehouse_agent.inspection.part_prediction import PartForecast
 from warehouse_agent.inspection.place_prediction import Places, RefreshAmounts
-from warehouse_agent.methods.registry import refreshes
+from warehouse_agent.methods.registry import refreshes, weigh_groups
 from warehouse_agent.planning import change_forecast, choice, request_cost
-from warehouse_agent.planning.candidates import Candidate, PlanInputs, Unstaged
+from warehouse_agent.planning.candidates import (
+    Candidate,
+    PlanInputs,
+    Unstaged,
+    groups_may_pay,
+)
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
 from warehouse_agent.planning.network import Objective
@@ -158,6 +163,7 @@ def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Fo
             line_notes.note_limits(store, fragment.source, reply.description)
     history = read(store, fragment.name, for_forecast(datetime.now(UTC)))
     known, beside = know(store, fragment, history, reply)
+    known = _with_statistics(known, beside.situation, steps)
     predicted = predict(known, replace(beside, source_error=source_error))
     now, zone = datetime.now(UTC), fragment.time_zone
     memory = change_memory.remembered(store, fragment.name, zone, history)
@@ -172,6 +178,16 @@ def forecast(store: Store, fragment: Fragment, steps: Steps | None = None) -> Fo
         places_expected=None if steps is None else _places(steps, known, predicted),
         part_expected=None if at is None else part_prediction.part_expected(known, at, steps),
     )
+
+
+def _with_statistics(known: PlanInputs, at: Situation | None, steps: Steps | None) -> PlanInputs:
+    """Return the inputs with the likelihoods of rows, where a refresh reads these as well."""
+    changes, expected = forecasts(known)
+    if steps is None or at is None or at.base is None or not groups_may_pay(known, expected):
+        return known
+    outlook = prepare.outlook_of(at.base, changes, prepare.stamp_of(at))
+    likely = prepare.likelihoods(steps, at.base.sound, at.base.layout, outlook)
+    return weigh_groups(known, expected, likely)
 
 
 def _places(steps: Steps, known: PlanInputs, predicted: Forecast) -> Places:
@@ -409,7 +425,8 @@ def _why(known: PlanInputs, candidates: tuple[Candidate, ...], chosen: str) -> s
     if known.forced is not None:
         return f'method = "{known.forced.value}"'
     sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
-    no_rivals = {chosen, NAMES[Method.GROUP]}  # groups are used only on request
+    # Without statistics of the rows, groups are used only on request.
+    no_rivals = {chosen, *([] if known.likely else [NAMES[Method.GROUP]])}
     others = [c for what, c in sized.items() if what not in no_rivals]
     line = known.line
     if chosen not in sized or not others:
@@ -432,6 +449,7 @@ def _despite(chosen: Candidate, best: Candidate) -> str:
     """Return the reason why a candidate that seems cheaper is not chosen."""
     if chosen.what == NAMES[Method.SKETCH] and chosen.round_trips == 1:
         return f"the initial sketch is expected to suffice, although {best.what} would take less"
-    if chosen.what == NAMES[Method.FULL] and chosen.round_trips == 1:
+    is_at_once = chosen.what == NAMES[Method.FULL] and chosen.round_trips == 1
+    if is_at_once or chosen.what == NAMES[Method.GROUP]:
         return f"{best.what} would take more in the mean over the changes that may be found"
     return f"{best.what} is rejected: its worst case exceeds a full copy"

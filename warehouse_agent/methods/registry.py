@@ -33,8 +33,10 @@ from warehouse_agent.planning.candidates import (
     Part,
     PlanInputs,
     Unstaged,
+    come_in_groups,
     in_part,
     rest_of_copy,
+    with_likelihoods,
 )
 from warehouse_agent.planning.change_forecast import ChangeForecast, is_after_pause
 from warehouse_agent.planning.choice import (
@@ -47,6 +49,7 @@ from warehouse_agent.planning.choice import (
     choose,
     seconds_of_rows,
 )
+from warehouse_agent.planning.group_selection import Histogram
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.transport.waiting import Requests, Waiting
@@ -68,6 +71,7 @@ CONTINUATIONS: tuple[Continuation, ...] = (MoreCells(), RangeDigests(), WholeCop
 # A copy at once saves a scan and a round trip: of fewer rows, or if fewer than this share of them
 # may have changed, that is not worth the arithmetic, a few ms for each of FORETOLD likely changes.
 COPIED_ROWS_MIN, CHANGED_SHARE_MIN, FORETOLD = 10_000, 0.1, 10
+GROUPED_COST = 0.95  # of another way's: groups that save less are not worth the statistics read
 
 
 def opening_for(known: PlanInputs, expected: ChangeForecast | None) -> Opening:
@@ -75,9 +79,10 @@ def opening_for(known: PlanInputs, expected: ChangeForecast | None) -> Opening:
 
     A refresh by a marker is none if one that compares all rows is as cheap: that is an audit. One
     that would compare all rows compares none if a copy is expected to take less. Where no scan may
-    begin, and all rows may be read by key, groups are the only way.
+    begin, and all rows may be read by key, groups are the only way; else they are taken if they are
+    asked for, or expected to cost less (`weigh_groups`).
     """
-    if known.by_key and known.in_shards:
+    if known.in_groups or (known.by_key and known.in_shards):
         return GROUPS
     usable = [opening for opening in OPENINGS if opening.supports(known)]
     first = next((o for o in usable if o.method is known.forced), usable[0])
@@ -87,6 +92,21 @@ def opening_for(known: PlanInputs, expected: ChangeForecast | None) -> Opening:
         return first
     whole = usable[usable.index(first) + 1]
     return whole if _is_as_cheap(known, expected, whole, first) else first
+
+
+def weigh_groups(
+    known: PlanInputs, expected: ChangeForecast | None, likely: Histogram | None
+) -> PlanInputs:
+    """Return the inputs with the likelihoods of our rows, and whether groups are expected to cost
+    less than the opening that would be taken, in the mean over the changes that may be found.
+
+    likely: our rows by their likelihood of an update; None: this is not known.
+    """
+    if likely is None or expected is None:
+        return known
+    other, known = opening_for(known, expected), with_likelihoods(known, expected, likely)
+    most = GROUPED_COST * _mean_cost(known, expected, other)
+    return replace(known, in_groups=_mean_cost(known, expected, GROUPS) < most)
 
 
 def _is_as_cheap(
@@ -169,18 +189,21 @@ def _mean_cost(
         d = min(round(found), rows)
         candidates, chosen = first.price(known, expected, max(d, 1), offers)
         way = next(c for c in candidates if c.what == chosen) if d else candidates[0]
-        spent.append(_cost(known, way, rows if way.what == NAMES[Method.FULL] else d))
+        come = float(rows if way.what == NAMES[Method.FULL] else d)
+        if first is GROUPS:
+            come = come_in_groups(known, expected, d)
+        spent.append(_cost(known, way, come))
     return statistics.fmean(spent)
 
 
-def _cost(known: PlanInputs, way: Candidate, come: int) -> float:
+def _cost(known: PlanInputs, way: Candidate, come: float) -> float:
     """Return what the objective minimizes, of a way in which `come` rows come."""
     if known.line.objective is Objective.BYTES:
         return float(way.bytes or 0)
     return seconds(known, way, come)
 
 
-def seconds(known: PlanInputs, way: Candidate, come: int) -> float:
+def seconds(known: PlanInputs, way: Candidate, come: float) -> float:
     """Return the seconds of an exchange, and of the `come` rows that come in it."""
     spent = (way.exchange_seconds or 0.0) + seconds_of_rows(known.line, come, way.bytes or 0)
     if way.what == NAMES[Method.RANGE]:

@@ -16,18 +16,19 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
+import numpy as np
 from driftline.errors import NEXT_SCAN, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import GROUPED_KEYS_MAX
 from driftline.reconciliation.groups import ROW_HASH_BYTES, refines
 from driftline.reconciliation.ranges import Partition
-from driftline.reconciliation.sketches import HASHES, sampled
+from driftline.reconciliation.sketches import CELL_BYTES, HASHES, sampled
 from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import chunk_size, group_selection, sketch_size
 from warehouse_agent.planning.change_forecast import ChangeForecast, DayOfChanges, EarlierRefresh
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
-from warehouse_agent.planning.group_selection import GroupSizes
+from warehouse_agent.planning.group_selection import ClassedGroups, GroupSizes, Histogram
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import LEVELS, Prices
@@ -37,6 +38,8 @@ from warehouse_agent.report import counted
 
 _BY_KEY = '`proof = "part"` or `incremental`'
 _P_DELETE_MAX = 0.99
+GROUPED_ROWS_MIN = 10_000  # below, groups save less than it takes to read the rows' statistics
+GROUPED_AFTER = 6  # refreshes: by fewer, rows that changed by chance seem to change always
 _GROUPS_BYTES = plan.OPEN_BYTES + plan.REPLY_BYTES  # of the messages around groups
 
 
@@ -223,7 +226,8 @@ class PlanInputs:
     compared, so all rows are expected to come, or the rest of those that cut exchanges staged;
     `by_key`: no scan may begin, and all rows may be compared by their keys;
     `groups` are those of the last comparison by groups; `kinds` are those of the changes, None:
-    as in earlier refreshes.
+    as in earlier refreshes; `likely` are our rows by their likelihood of an update, None: their
+    statistics were not read (`groups_may_pay`); `in_groups`: groups are expected to cost least.
     """
 
     name: str
@@ -253,6 +257,8 @@ class PlanInputs:
     by_key: bool = False
     groups: GroupSizes | None = None
     kinds: ChangeKinds | None = None
+    likely: Histogram | None = None
+    in_groups: bool = False
 
     @property
     def refusal(self) -> DriftlineError | None:
@@ -482,6 +488,38 @@ def in_groups(
     return unchanged, _candidate(known, Method.GROUP, size, trips, again, changed)
 
 
+def groups_may_pay(known: PlanInputs, expected: ChangeForecast | None) -> bool:
+    """Return True if the cells of a sketch for the expected changes take more bytes than the keys
+    of all rows, which any groups take at least. Only then are the statistics of rows read, which
+    tell if groups are cheaper: they are where it is mostly the same rows that change.
+    """
+    if expected is None or known.prices.guessed or known.forced is not None or known.is_resumed:
+        return False
+    if known.by_key or known.is_load or known.rows_lost or known.marker is not None:
+        return False
+    if not isinstance(known.scope, Whole) or not GROUPED_ROWS_MIN <= known.ours <= GROUPED_KEYS_MAX:
+        return False
+    if len(known.earlier) <= GROUPED_AFTER:
+        return False
+    span = sketch_size.embedding_for(known.ours, known.bounds).span
+    keys = known.ours * group_selection.key_bytes(known.ours, span)
+    return CELL_BYTES * sketch_size.cells_for(expected.median) > keys
+
+
+def with_likelihoods(known: PlanInputs, expected: ChangeForecast, likely: Histogram) -> PlanInputs:
+    """Return the inputs with our rows by their likelihood of an update, as many as are expected."""
+    kinds = ChangeKinds.of(known.earlier)
+    updated = _planned_changes(known, expected) * (1 - kinds.inserted - kinds.deleted)
+    return replace(known, likely=likely.calibrated(updated))
+
+
+def come_in_groups(known: PlanInputs, expected: ChangeForecast | None, changed: int) -> float:
+    """Return how many rows come in a comparison of all by groups that finds `changed` rows."""
+    planned = _planned_changes(known, expected)
+    sizes = _group_sizes(known, known.ours, planned, is_named=known.in_shards)
+    return _by_groups(known, sizes, changed).rows_come
+
+
 def in_part(
     known: PlanInputs, part: Part, expected: ChangeForecast | None, changed: int
 ) -> Candidate:
@@ -519,63 +557,56 @@ def _planned_changes(known: PlanInputs, expected: ChangeForecast | None) -> int:
     return expected.median if expected else round(known.ours * plan.CHANGE_SHARE)
 
 
-def _group_sizes(known: PlanInputs, rows: int, planned: int, *, is_named: bool) -> GroupSizes:
-    """Return the groups of `rows` rows: those of the last comparison of as many. Before there was
-    one, all rows are taken to be equally likely, and groups to be sized for `planned` changes."""
-    if known.groups is not None:
-        learnt = known.groups.for_rows(rows, is_named=is_named)
-        if learnt is not None:
-            return learnt
+def _group_sizes(known: PlanInputs, rows: int, planned: int, *, is_named: bool) -> ClassedGroups:
+    """Return the groups of `rows` rows: by their statistics, if these were read; else those of the
+    last comparison of as many. Before there was one, all rows are taken to be equally likely, and
+    groups to be sized for `planned` changes."""
+    learnt = None if known.groups is None else known.groups.for_rows(rows, is_named=is_named)
+    likely = known.likely if rows == known.ours else None
+    if learnt is not None and likely is None:
+        return learnt.classed()
     span = sketch_size.embedding_for(max(known.ours, 1), known.bounds).span
     key = group_selection.key_bytes(rows, span)
     if is_named and known.named_key_bytes is not None:
         key = known.named_key_bytes
+    if learnt is not None:
+        key = learnt.key_bytes
+    histogram = likely or Histogram.even(rows, planned / max(rows, 1))
     sizes = group_selection.grouping(
-        group_selection.Histogram.even(rows, planned / max(rows, 1)),
+        histogram,
         row_bytes=known.prices.row,
         key_bytes=key,
         wait_bytes=known.line.round_trip_bytes,
         p_delete=_p_delete(known, planned, rows),
     )
-    n = int(sizes.rows.max())
-    if not n:  # not worth comparing
-        return GroupSizes(rows, 0, rows, 0.0, is_named)
-    return GroupSizes(rows, math.ceil(rows / n), 0, key, is_named)
+    return ClassedGroups(histogram, sizes.rows.astype(np.float64), key, rows)
 
 
-def _by_groups(known: PlanInputs, sizes: GroupSizes, changed: int) -> Choice:
+def _by_groups(known: PlanInputs, sizes: ClassedGroups, changed: int) -> Choice:
     """Return a comparison by groups that finds `changed` rows; it reads the rows of groups that
-    differ. Rows of a group are taken to be equally likely to change."""
-    rows, groups = sizes.compared, sizes.groups
+    differ."""
     kinds = known.kinds or ChangeKinds.of(known.earlier)
-    new, gone = round(changed * kinds.inserted), min(round(changed * kinds.deleted), rows)
-    updated = max(changed - new - gone, 0)
-    named = max(rows - sizes.alone, groups, 1)
-    n = named / max(groups, 1)
-
-    def touched(count: int) -> float:
-        """Return the share of groups that so many changed rows are in."""
-        return 1 - math.pow(1 - min(count / named, 1), n)
-
-    differing = named * touched(updated + gone) if groups else 0.0
-    left, lost = max(differing - gone, 0.0), groups * touched(gone)
-    hashes = named * touched(updated) + lost  # one for a group that lost rows
-    is_refined = differing > 0 and refines(
+    new, gone = round(changed * kinds.inserted), round(changed * kinds.deleted)
+    gone = min(gone, sizes.compared)
+    touched, groups = sizes.touched(max(changed - new - gone, 0), gone), sizes.groups
+    left = max(touched.rows - gone, 0.0)
+    hashes = touched.rows_updated + touched.groups_lost  # one for a group that lost rows
+    is_refined = touched.rows > 0 and refines(
         rows=round(left),
         hashes=round(hashes),
-        differing=round(groups * touched(updated)),
-        lost=round(lost),
-        groups=groups,
+        differing=round(touched.groups_updated),
+        lost=round(touched.groups_lost),
+        groups=round(groups),
         row_bytes=round(known.prices.row),
         wait_bytes=round(known.line.round_trip_bytes),
     )
-    size = (rows + gone) * sizes.key_bytes + ROW_HASH_BYTES * groups
+    size = (sizes.compared + gone) * sizes.key_bytes + ROW_HASH_BYTES * groups
     if is_refined:
         size += ROW_HASH_BYTES * hashes
-    come = new + sizes.alone + (updated if is_refined else left)
+    come = new + sizes.alone + (touched.updated if is_refined else left)
     size += known.prices.changes(come)
-    again, trips = math.ceil(differing), 1 + is_refined
-    return Choice(Method.GROUP, int(size), rows_read=again, round_trips=trips)
+    again, trips = math.ceil(touched.rows), 1 + is_refined
+    return Choice(Method.GROUP, int(size), rows_read=again, round_trips=trips, rows_come=come)
 
 
 def _p_delete(known: PlanInputs, planned: int, rows: int) -> float:

@@ -46,6 +46,8 @@ TEXT_KEY_BYTES: Final = 6  # of a text among its neighbours, until one was measu
 REFINED_BYTES: Final = 8.3  # of a row whose group is refined: its hash, and a bit of the answer
 LIKELIEST, IN_TURN = 0.6, 0.25  # shares of the rows of a part; the rest is for new rows
 _ALIKE = 2  # times as many rows, for which what a comparison measured still holds
+SURE: Final = 0.999  # the probability of an update, at most
+_NEVER = 1e-300  # updates, of rows that are not updated
 _NEWTON_STEPS = 24  # 12 steps reach the last bit from the starts that `lambert_w` takes
 
 
@@ -141,6 +143,14 @@ class Histogram:
 
     def __add__(self, other: Histogram) -> Histogram:
         return Histogram(self.counts + other.counts, self.updates + other.updates)
+
+    def calibrated(self, updates: float) -> Histogram:
+        """Return the same rows if `updates` of them are expected to be updated: each class by its
+        share. P({±t}) of a row that every refresh updates is 0.63 at most, because updates are
+        taken to be independent events, of which a refresh counts one."""
+        total = max(float(self.updates.sum()), _NEVER)
+        scaled = np.minimum(self.updates * (updates / total), self.counts * SURE)
+        return Histogram(self.counts, scaled)
 
     @property
     def means(self) -> Floats:
@@ -252,6 +262,83 @@ class GroupSizes:
         return replace(
             self, compared=rows, groups=round(self.groups * by), alone=round(self.alone * by)
         )
+
+    def classed(self) -> ClassedGroups:
+        """Return these groups, of one size, whose rows are equally likely to change."""
+        named = max(self.compared - self.alone, self.groups, 1)
+        counts = np.array([named if self.groups else 0, self.alone])
+        rows = np.array([named / self.groups if self.groups else 0.0, 0.0])
+        updates = np.array([named, 0.0])
+        return ClassedGroups(Histogram(counts, updates), rows, self.key_bytes, self.compared)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassedGroups:
+    """The groups of a comparison, by classes of rows that are equally likely to change.
+
+    Attributes:
+        histogram: of the rows; only the shares of `updates` count.
+        rows: of a group of each class, float64 [classes], 0: the rows are in none.
+        key_bytes: of a compared row's key in the lists that are sent.
+        compared: rows.
+    """
+
+    histogram: Histogram
+    rows: Floats
+    key_bytes: float
+    compared: int
+
+    @property
+    def groups(self) -> float:
+        """The number of groups."""
+        return float(self._each.sum())
+
+    @property
+    def alone(self) -> int:
+        """The number of rows in no group: they come, changed or not."""
+        return int(self.histogram.counts[self.rows == 0].sum())
+
+    @property
+    def _each(self) -> Floats:
+        """The groups of each class, float64 [classes]."""
+        return np.where(self.rows > 0, self.histogram.counts / np.maximum(self.rows, 1), 0)
+
+    def touched(self, updated: float, deleted: float) -> TouchedGroups:
+        """Return what `updated` and `deleted` rows touch: updates by the shares of the classes,
+        deletions of any row alike."""
+        total = max(float(self.histogram.updates.sum()), _NEVER)
+        p = np.minimum(self.histogram.updates / total * updated, self.histogram.counts)
+        p = p / np.maximum(self.histogram.counts, 1)
+        q = np.full_like(p, min(deleted / max(self.compared, 1), 1.0))
+        grouped, each = np.where(self.rows > 0, self.histogram.counts, 0), self._each
+        updates = 1 - np.power(1 - p, self.rows)
+        losses = 1 - np.power(1 - q, self.rows)
+        both = 1 - (1 - updates) * (1 - losses)
+        return TouchedGroups(
+            rows=float(grouped @ both),
+            updated=float(grouped @ p),
+            rows_updated=float(grouped @ updates),
+            groups_updated=float(each @ updates),
+            groups_lost=float(each @ losses),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedGroups:
+    """Expected numbers of a comparison by groups.
+
+    Attributes:
+        rows: in groups that differ.
+        updated: rows in groups that were updated.
+        rows_updated: rows in groups in which a row was updated.
+        groups_updated, groups_lost: groups in which a row was updated, or deleted.
+    """
+
+    rows: float
+    updated: float
+    rows_updated: float
+    groups_updated: float
+    groups_lost: float
 
 
 def key_bytes(rows: int, span: int) -> float:

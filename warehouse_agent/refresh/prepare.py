@@ -43,11 +43,24 @@ from warehouse_agent.history.forecast_inputs import (
 )
 from warehouse_agent.history.notes import NextPartNote, Quantiles
 from warehouse_agent.history.refresh_history import Histories, RefreshHistory
+from warehouse_agent.methods.groups import assignment
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
-from warehouse_agent.methods.registry import goes_on, is_copied_at_once, opening_for
+from warehouse_agent.methods.registry import (
+    goes_on,
+    is_copied_at_once,
+    opening_for,
+    weigh_groups,
+)
 from warehouse_agent.planning import candidates, change_forecast, choice, time_left
-from warehouse_agent.planning.candidates import Allowance, CopyReason, PlanInputs, Unstaged
+from warehouse_agent.planning.candidates import (
+    Allowance,
+    CopyReason,
+    PlanInputs,
+    Unstaged,
+    groups_may_pay,
+)
 from warehouse_agent.planning.change_forecast import ChangeForecast
+from warehouse_agent.planning.group_selection import Histogram
 from warehouse_agent.planning.step_places import UNPACKED, StepKind, StepWork, written
 from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.planning.update_probability import ChangeOutlook
@@ -268,6 +281,9 @@ def _prepared_whole(
     rows_expected = (base.rows if base else 0) if told is None else told
     _expect_steps(job, known, changes, size=int(rows_expected * known.prices.copied))
     outlook = outlook_of(base, changes, stamp)
+    if groups_may_pay(known, expected):
+        likely = likelihoods(job.steps, files, layout, outlook)
+        known = weigh_groups(known, expected, likely)
     if later := _is_later(job, at, known) and has(LATER):
         job.steps.expect(work_of_digests(files))  # before the source is asked
     copy = WorkingCopy(
@@ -394,6 +410,18 @@ def outlook_of(
     if base is None:
         return None
     return stamp.view if changes is not None else replace(stamp.view, share=choice.CHANGE_SHARE)
+
+
+def likelihoods(
+    steps: Steps, files: Sequence[DataFile], layout: Layout, outlook: ChangeOutlook | None
+) -> Histogram | None:
+    """Return the rows of files by their likelihood of an update; None: the files cannot be read,
+    or not without Spark."""
+    if not steps.runs_here(work_of_digests(files)):
+        return None
+    with contextlib.suppress(WarehouseUnavailable):
+        return assignment.histogram(steps, files, layout, outlook)
+    return None
 
 
 def stamp_of(at: Situation) -> StatisticsStamp:

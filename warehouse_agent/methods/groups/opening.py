@@ -31,7 +31,7 @@ from warehouse_agent.planning.candidates import (
 )
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import NAMES, Method
-from warehouse_agent.planning.group_selection import PartBudget
+from warehouse_agent.planning.group_selection import Histogram, PartBudget
 from warehouse_agent.storage import data_files
 
 
@@ -62,7 +62,14 @@ class GroupOpening:
         key = known.named_key_bytes
         limit = (known.allowance.rows_by_key if known.allowance else None) or sharded.ROWS_MAX
         return GroupScanPlan(
-            known.prices.row, wait_bytes, rows_max, deleted, key, limit, known.in_shards
+            known.prices.row,
+            wait_bytes,
+            rows_max,
+            deleted,
+            key,
+            limit,
+            known.in_shards,
+            known.likely,
         )
 
 
@@ -71,7 +78,8 @@ class GroupScanPlan:
     """Bytes of a row and of a round trip, by which groups are sized; `rows_max` is the budget of a
     part, None where all rows are compared; `p_delete` is the probability that a row is deleted;
     `named_key_bytes` are those of a key that travels itself, None: keys have no order; `limit` is
-    the most rows that may be read by key; `by_key`: all are, however few."""
+    the most rows that may be read by key; `by_key`: all are, however few; `likely` are
+    the rows by their likelihood of an update, None: their statistics were not read."""
 
     row_bytes: float
     wait_bytes: float
@@ -80,6 +88,7 @@ class GroupScanPlan:
     named_key_bytes: float | None = None
     limit: int = sharded.ROWS_MAX
     by_key: bool = False
+    likely: Histogram | None = None
 
     def reduce(self, copy: WorkingCopy) -> GroupSide | ShardedSide:
         """Put the working copy into groups; two to four steps. More rows than an exchange can name
@@ -93,7 +102,7 @@ class GroupScanPlan:
         bounds = data_files.bounds(copy.files)
         embedding = sketch_size.embedding_for(copy.rows, bounds)
         place = (copy.steps, copy.files, copy.layout, copy.outlook)
-        counted = assignment.histogram(*place)
+        counted = self.likely or assignment.histogram(*place)
         compared = copy.rows if self.rows_max is None else min(self.rows_max, copy.rows)
         is_many = self.by_key or compared > group_shards.KEYS_MAX
         is_sharded = is_many and self.named_key_bytes is not None
