@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import logging
 import re
 from typing import TextIO
 
@@ -36,6 +37,17 @@ def one_line(text: str, characters_max: int) -> str:
     cut = text[: characters_max + 1]  # first, because the text may be long
     line = visible(" ".join(cut.splitlines()))
     return line if len(line) <= characters_max else line[: characters_max - 1] + "…"
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats a record of a log as visible text, each line but the first indented.
+
+    The text of an exception may be another party's, such as a value that a library quotes.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text, with tabs as blanks."""
+        return _LINE_BEGIN.sub("\n  ", visible(super().format(record).expandtabs(4)))
 
 
 def escape_in(*streams: TextIO) -> None:

@@ -22,7 +22,7 @@ import click
 from driftline.debug_option import DebugGroup
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 from driftline.limits import ROWS_COMPARED, ROWS_COMPARED_MAX
-from driftline.peer_text import escape_in
+from driftline.peer_text import VisibleFormatter, escape_in
 from driftline.text_tables import has_colour
 
 from source_agent.failpoints import SourceFailpoint
@@ -91,11 +91,9 @@ def _say_more() -> None:
 @click.pass_context
 def cli(context: click.Context, config: Path, debug: bool) -> None:
     """Run and inspect the read-only agent beside a database."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.DEBUG if debug else logging.INFO)
     if not debug:  # gRPC's core reads it when a command imports gRPC
         os.environ.setdefault("GRPC_VERBOSITY", _SILENT)
     SourceFailpoint.check()

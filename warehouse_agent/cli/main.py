@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from driftline.debug_option import DebugGroup
-from driftline.peer_text import escape_in
+from driftline.peer_text import VisibleFormatter, escape_in
 from driftline.settings.declarations import duration_s
 
 from warehouse_agent.failpoints import WarehouseFailpoint
@@ -83,7 +83,9 @@ def _say_more() -> None:
 @click.pass_context
 def cli(context: click.Context, config: Path, debug: bool) -> None:
     """Keep warehouse tables equal to tables in remote databases that grant only SELECT."""
-    logging.basicConfig(format="%(message)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(VisibleFormatter("%(message)s"))
+    logging.basicConfig(handlers=[lines])
     if not debug:
         for handler in logging.getLogger().handlers:
             handler.addFilter(foreign_output.is_ours)
