@@ -446,6 +446,35 @@ def test_refusals_of_the_data_engineers_file(
     assert says in str(caught.value)
 
 
+BUCKET = WAREHOUSE.replace('"warehouse"', '"s3://lake"') + "[storage]\nendpoint = '{}'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (WAREHOUSE.replace('"warehouse"', '"s3a://key:hidden@lake/erp"'), "warehouse.path"),
+        (WAREHOUSE.replace('"warehouse"', '"s3://hidden@lake"'), "warehouse.path"),
+        (BUCKET.format("https://key:hidden@store.example"), "storage.endpoint"),
+        (BUCKET.format("https://:hidden@store.example"), "storage.endpoint"),
+        (BUCKET.format("ftp://key:hidden@store.example"), "storage.endpoint"),
+        (BUCKET.format("https://store.example/?secret=hidden"), "storage.endpoint"),
+        (WAREHOUSE.replace("erp.example:7443", "me:hidden@erp:7443"), "sources.erp.address"),
+        (WAREHOUSE + '[metrics]\nlisten = "me:hidden@127.0.0.1:1"\n', "metrics.listen"),
+    ],
+)
+def test_no_error_shows_a_secret_of_an_address(tmp_path: Path, text: str, where: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_warehouse(tmp_path, text)
+    assert caught.value.where == f"warehouse.toml: {where}"
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["https://[store", "https://store:99999", "https://store:0"])
+def test_an_endpoint_that_is_no_address(tmp_path: Path, endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no address"):
+        load_warehouse(tmp_path, BUCKET.format(endpoint))
+
+
 TIMED = WAREHOUSE.replace(
     'address = "erp.example:7443"',
     """address = "erp.example:7443"

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from driftline.errors import ConfigurationError
 from driftline.settings.declarations import SettingsTable, is_loopback
-from driftline.settings.kinds import FLAG, PATH, TEXT, number
+from driftline.settings.kinds import FLAG, PATH, TEXT, number, quoted
 
 from warehouse_agent.config.settings import StorageSettings
 
@@ -87,7 +87,7 @@ def bucket_path(path: str, where: str) -> str:
     bucket, *parts = rest.rstrip("/").split("/")
     if not _BUCKET.fullmatch(bucket):
         raise ConfigurationError(
-            f"{bucket!r} is no name of a bucket.", where=where, remedy="Write s3://BUCKET."
+            f"{quoted(bucket)} is no name of a bucket.", where=where, remedy="Write s3://BUCKET."
         )
     if wrong := [p for p in parts if not _PART.fullmatch(p) or p in {".", ".."}]:
         raise ConfigurationError(
@@ -118,9 +118,16 @@ def refuse_open_secrets(spark: Mapping[str, str], where: str) -> None:
 def _endpoint(table: StorageTable) -> str | None:
     if (endpoint := table.endpoint) is None:
         return None
-    url = urlsplit(endpoint)
-    if url.scheme not in {"http", "https"} or not url.hostname or url.username or url.query:
-        raise table.error("endpoint", f"{endpoint!r} is no address.", "Write https://HOST[:PORT].")
+    try:
+        url = urlsplit(endpoint)
+        is_bare = "@" not in url.netloc and not url.query and not url.fragment
+        is_one = url.scheme in {"http", "https"} and is_bare and url.port != 0
+    except ValueError:  # brackets that are no address, or a port that is none
+        is_one = False
+    if not is_one or not url.hostname:
+        raise table.error(
+            "endpoint", f"{quoted(endpoint)} is no address.", "Write https://HOST[:PORT]."
+        )
     if url.scheme == "http" and not table.insecure and not is_loopback(url.hostname):
         raise table.error(
             "endpoint",
