@@ -110,9 +110,12 @@ def check_slack(body: dict[str, Any]) -> str:
     """Return the text that Slack shows of a message to an incoming webhook; assert its form.
 
     https://docs.slack.dev/messaging/formatting-message-text: `&`, `<` and `>` are escaped, and a
-    message has at most 40,000 characters.
+    message has at most 40,000 characters. /messaging/unfurling-links-in-messages: it fetches what a
+    message links to, unless it is told not to.
     """
-    assert body.keys() <= {"text", "blocks", "mrkdwn", "attachments"}
+    known = {"text", "blocks", "mrkdwn", "attachments", "unfurl_links", "unfurl_media"}
+    assert body.keys() <= known
+    assert body["unfurl_links"] is body["unfurl_media"] is False
     text = body["text"]
     assert isinstance(text, str)
     assert 0 < len(text) <= 40_000

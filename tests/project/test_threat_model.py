@@ -20,7 +20,7 @@ SENTENCES = [
 TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 NONE = re.compile(r"none[^:]*: \S.{10,}")
 SECTIONS = ("on the line", "certificate of a warehouse", "malicious warehouse",
-            "certificate of a source", "malicious source", "plug-in")  # fmt: skip
+            "certificate of a source", "malicious source", "plug-in", "Secrets")  # fmt: skip
 
 # What runs text or bytes as code, or loads code by a name that was computed.
 RUNS_DATA = {
@@ -56,6 +56,7 @@ def test_a_sentence_is_shown_by_tests_or_by_none(sentence: str, shown: str) -> N
     assert sentence.endswith("."), "a whole sentence"
     named = TEST.findall(shown)
     assert bool(named) != bool(NONE.fullmatch(shown)), "tests, or `none:` and why"
+    assert len(named) == len(re.findall(r"`[^`]*\btest_\w+`", shown)), "each with its file"
     for file, test in named:
         path = ROOT / "tests" / file
         assert path.is_file(), file

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from driftline.errors import ConfigurationError
 from driftline.settings.declarations import SettingsTable, is_loopback
-from driftline.settings.kinds import FLAG, PATH, TEXT, number, quoted
+from driftline.settings.kinds import FLAG, PATH, TEXT, number, shown_text
 
 from warehouse_agent.config.settings import StorageSettings
 
@@ -87,7 +87,9 @@ def bucket_path(path: str, where: str) -> str:
     bucket, *parts = rest.rstrip("/").split("/")
     if not _BUCKET.fullmatch(bucket):
         raise ConfigurationError(
-            f"{quoted(bucket)} is no name of a bucket.", where=where, remedy="Write s3://BUCKET."
+            f"{shown_text(bucket)} is no name of a bucket.",
+            where=where,
+            remedy="Write s3://BUCKET.",
         )
     if wrong := [p for p in parts if not _PART.fullmatch(p) or p in {".", ".."}]:
         raise ConfigurationError(
@@ -126,7 +128,7 @@ def _endpoint(table: StorageTable) -> str | None:
         is_one = False
     if not is_one or not url.hostname:
         raise table.error(
-            "endpoint", f"{quoted(endpoint)} is no address.", "Write https://HOST[:PORT]."
+            "endpoint", f"{shown_text(endpoint)} is no address.", "Write https://HOST[:PORT]."
         )
     if url.scheme == "http" and not table.insecure and not is_loopback(url.hostname):
         raise table.error(

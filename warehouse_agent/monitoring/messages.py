@@ -36,6 +36,8 @@ _HEADS: Final = {
 }
 # Slack: what it replaces by characters, in a text that it shows unchanged otherwise.
 _SLACK: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+# Else Slack fetches an address that a source wrote into a name, and shows what is there.
+_NO_PREVIEWS: Final = {"unfurl_links": False, "unfurl_media": False}
 
 
 class NotDelivered(Exception):
@@ -157,7 +159,7 @@ class Message:
                 }
             case MessageFormat.SLACK:
                 text = "\n".join([self.title, *lines]).translate(_SLACK)
-                body = {"text": text, "mrkdwn": False}
+                body = {"text": text, "mrkdwn": False, **_NO_PREVIEWS}
             case MessageFormat.TEAMS:
                 body = _card([self.title, *lines])
         return json.dumps(body).encode()

@@ -154,7 +154,7 @@ def written(
         text = table.typed(key, value, str) if is_any else _text(table, key, value)
         parsed = read(text)
         if parsed is None:
-            raise table.error(key, f"{quoted(text)} {lack}", remedy)
+            raise table.error(key, f"{shown_text(text)} {lack}", remedy)
         return parsed
 
     schema = {"type": "string"} if is_any else dict(TEXT.schema)
@@ -220,7 +220,7 @@ def holds_password(url: str) -> bool:
     return bool(_USER_PASSWORD.search(url) or _PASSWORD_PARAMETER.search(decoded))
 
 
-def quoted(text: str) -> str:
+def shown_text(text: str) -> str:
     """Return a text of a configuration for an error, in quotes; `It` for one that may hold a
     password, such as `s3://KEY:SECRET@bucket`."""
     return "It" if "@" in text or holds_password(text) else repr(text)
