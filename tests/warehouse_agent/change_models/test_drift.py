@@ -1,11 +1,11 @@
 """Why the drift of a random walk (Gal and Eckstein, Prop. 7) needs no term of its own.
 
 After a time t in which a row has Γ = λt updates, with steps of mean μ and variance σ², it is at
-E[(ΔA)²] = Γ(σ² + μ²) + (Γμ)² from where it was. A memory takes what an interval found to grow evenly,
-a·t. But it measures at the intervals at which it refreshes, so a holds the second term as it is at
-their end. Where the interval that costs least is chosen by a again and again, it settles where
-T²(a + bT) = 2C for a refresh that costs C, and the optimum has 4/3 b there: a tenth shorter, and
-cheaper by less than a hundredth, if all of the distance is drift.
+E[(ΔA)²] = Γ(σ² + μ²) + (Γμ)² from where it was. A memory takes what an interval found to grow
+evenly, a·t. But it measures at the intervals at which it refreshes, so a holds the second term as
+it is at their end. Where the interval that costs least is chosen by a again and again, it settles
+where T²(a + bT) = 2C for a refresh that costs C, and the optimum has 4/3 b there: a tenth shorter,
+and cheaper by less than a hundredth, if all of the distance is drift.
 """
 
 from __future__ import annotations
