@@ -358,7 +358,8 @@ def test_the_quick_start_can_be_followed(postgresql: PostgreSQL, tmp_path: Path)
     finally:
         postgresql.drop_database(database)
     assert (
-        "is not published: The table has no primary key" in (tmp_path / "source.toml").read_text()
+        "is not published: The table or view has no primary key"
+        in (tmp_path / "source.toml").read_text()
     )
     assert "customers" in said[-1]
     assert "500" in said[-1]

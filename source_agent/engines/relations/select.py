@@ -202,10 +202,9 @@ def arrange(relation: Relation, known: Sequence[str], primary: Sequence[str]) ->
                 )
     key = tuple(relation.key or primary)
     if not key:
-        what = "A query" if relation.query else "A file" if relation.files else "The table"
-        reason = f"{what} has no primary key"
+        what = "A query" if relation.query else "A file" if relation.files else "The table or view"
         raise ConfigurationError(
-            f"{reason}, and the file names none.",
+            f"{what} has no primary key, and `key` is not set.",
             remedy='Name columns that identify a row: key = ["…"].',
             where=relation.name,
             abroad=OPEN,

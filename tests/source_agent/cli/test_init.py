@@ -143,7 +143,7 @@ def test_what_is_written_is_what_is_served(place: Place, tmp_path: Path) -> None
         (reason,) = [
             lines for lines in text.split("\n\n") if lines.startswith(f"# [relations.{left_out}]")
         ]
-        assert "is not published: The table has no primary key" in reason
+        assert "is not published: The table or view has no primary key" in reason
     database = config.database
     report = check(config, connect(database.url, database.password, database.limits))
     assert report.served == len(report.relations) == len(expected)
@@ -314,7 +314,7 @@ def test_new_tables_are_printed_to_be_added(place: Place, tmp_path: Path) -> Non
     found = init.missing(again)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
     assert str(found).startswith(f"{file} exists and stays as it is. {found.addable} of ")
-    assert "# is not published: The table has no primary key" in found.text
+    assert "# is not published: The table or view has no primary key" in found.text
     file.write_text(file.read_text() + "\n" + found.text)
     config = load(file)
     assert len(config.relations) == 2 + found.addable
@@ -326,7 +326,7 @@ def test_new_tables_are_printed_to_be_added(place: Place, tmp_path: Path) -> Non
     report = check(config, connect(database.url, database.password, database.limits))
     assert report.served == len(config.relations)
     assert init.missing(again).addable == 0, "each is served now"
-    with pytest.raises(ConfigurationError, match="for another database") as caught:
+    with pytest.raises(ConfigurationError, match="names another database") as caught:
         init.missing(requested(folder, place, url="sqlite:///other.db"))
     assert "--config" in caught.value.remedy
 
