@@ -13,8 +13,9 @@ from tests import ROOT
 
 NORMATIVE = ("protocol", "guarantees", "threat-model", "types", "views", "errors")
 ALL_MAX = 50_000
-OTHERS_MAX = 24_000
-"""Of pages that are not normative: nobody finishes more."""
+OTHERS_GOAL = 24_000
+"""Of pages that are not normative: nobody finishes more. A release begins with it reached."""
+OTHERS_MAX = 25_000
 README_MAX = 900
 
 
@@ -33,6 +34,11 @@ def counted() -> dict[Path, int]:
     }
 
 
+def of_others(found: dict[Path, int]) -> int:
+    """Return the words of all pages that are not normative."""
+    return sum(number for page, number in found.items() if not is_normative(page))
+
+
 def is_normative(page: Path) -> bool:
     """Return True for a page whose sentences bind the code."""
     return page.parent == Path("docs") and page.stem in NORMATIVE
@@ -43,9 +49,9 @@ def main() -> None:
     found = counted()
     for page, number in sorted(found.items(), key=lambda item: -item[1]):
         print(f"{number:7,}  {page}{', normative' if is_normative(page) else ''}")
-    others = sum(number for page, number in found.items() if not is_normative(page))
+    others = of_others(found)
     print(f"{sum(found.values()):7,}  all, at most {ALL_MAX:,}")
-    print(f"{others:7,}  not normative, at most {OTHERS_MAX:,}")
+    print(f"{others:7,}  not normative; goal {OTHERS_GOAL:,}, at most {OTHERS_MAX:,}")
 
 
 if __name__ == "__main__":
