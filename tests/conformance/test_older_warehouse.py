@@ -63,6 +63,7 @@ Rows = list[tuple[Any, ...]]
 Run = Callable[..., list[dict[str, Any]]]
 SINCE = {
     "row_hours",
+    "site_joins",
     "total",
     "adopted",
     "other",

@@ -246,4 +246,8 @@ def text_of_view(forecast: ViewForecast) -> str:
     return (
         f"{forecast.name}: view, {forecast.what} if an input moves ({forecast.why}), from {from_}: "
         f"{counted(forecast.rows_read, 'row')}, {counted(forecast.bytes_read, 'byte')}{took}"
+        + "".join(
+            f"\n  {'advised: ' if price.is_advised else ''}{price.describe()}"
+            for price in forecast.site_joins
+        )
     )

@@ -34,8 +34,11 @@ from warehouse_agent.decomposition.view_needs import (
     rows_read,
     united,
 )
+from warehouse_agent.history.notes import Notes
+from warehouse_agent.planning import prices
+from warehouse_agent.planning.network import LOAD_LEVEL
+from warehouse_agent.planning.site_joins import SiteJoinPrice
 from warehouse_agent.refresh import derivation, schema_change
-from warehouse_agent.report import counted
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
@@ -46,7 +49,6 @@ from warehouse_agent.views.inputs import query_of
 from warehouse_agent.views.query import ColumnUse, Query
 
 _HERE = "warehouse"
-SITE_JOINS_SHARE = 0.25  # of a kept relation's rows: joins at its site are advised if no more join
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,9 @@ def _site(
         table = _table(one, alias, allowed, dialect)
         if not view.site_joins and view_rows is not None:
             joins = _joins(one, wish_of(view.name, query, number, sites))
-            table = replace(table, notes=(*table.notes, *_advice(one, joins, view_rows)))
+            price = _price(Store.of(config), one, joins, view_rows)
+            if price is not None and price.is_advised:
+                table = replace(table, notes=(*table.notes, price.describe()))
         tables.append(table)
         if allowed is not None and one.offer is not None:
             joined.append(JoinedOccurrence(one.fragment.relation, one.offer, allowed.shares[0]))
@@ -216,23 +220,52 @@ def _joins(one: _Known, wish: OccurrenceNeed) -> tuple[ReferencePredicate, ...]:
     return united([wish], one.offer).shares[0].joins if is_allowed else ()
 
 
-def _advice(one: _Known, joins: Sequence[ReferencePredicate], view_rows: int) -> tuple[str, ...]:
-    """Return what joins at the site would save, and what they cost, if that is worth it.
+def joins_priced(config: WarehouseConfig, view: View) -> tuple[SiteJoinPrice, ...]:
+    """Return what joins at its sites would take of the relations that a view keeps, by what their
+    sources offered last; none if the view has these joins. No source is asked."""
+    store = Store.of(config)
+    head = formats.view_head(store, view.name)
+    if view.site_joins or head is None:
+        return ()
+    query, found = query_of(view), list[SiteJoinPrice]()
+    kept = [(f := config.fragments.get(name)) is not None and f.is_kept for name in view.inputs]
+    sites = [site_of(name) if k else None for name, k in zip(view.inputs, kept, strict=True)]
+    for number, name in enumerate(view.inputs):
+        if not kept[number] or derivation.noted_offer(store, name) is None:
+            continue
+        if formats.head(store, name) is None:
+            continue
+        known, _ = _known(store, [config.fragments[name]], ask=False)
+        joins = _joins(known[name], wish_of(view.name, query, number, sites))
+        if (price := _price(store, known[name], joins, head.rows)) is not None:
+            found.append(price)
+    return tuple(found)
+
+
+def _price(
+    store: Store, one: _Known, joins: Sequence[ReferencePredicate], view_rows: int
+) -> SiteJoinPrice | None:
+    """Return what joins at the site would take; None: none are possible.
 
     Each row of the view is made of one row of each table, so at most as many of its rows join.
     """
     if not joins or one.base is None or one.offer is None:
-        return ()
-    if view_rows > SITE_JOINS_SHARE * one.base.rows:
-        return ()
-    read = counted(rows_read(joins, one.offer.references), "row")
-    names = {name for join in joins for name in (join.relation, *relations_in(join.rows))}
-    others = ", ".join(sorted(names))
-    said = (
-        f"at most {view_rows:,} of its {one.base.rows:,} rows are in the view: site_joins = true"
-        f" would leave others at the site, whose database then also reads about {read} of {others}"
+        return None
+    base, name = one.base, one.fragment.name
+    learnt = prices.from_notes(
+        Notes.read(store, name).prices, len(base.layout.names), level=LOAD_LEVEL
     )
-    return (said,)
+    return SiteJoinPrice(
+        fragment=name,
+        rows=base.rows,
+        joined=min(view_rows, base.rows),
+        row_bytes=learnt.copied,
+        changed=base.record.rows_changed if base.version else None,
+        read=rows_read(joins, one.offer.references),
+        others=tuple(
+            sorted({name for join in joins for name in (join.relation, *relations_in(join.rows))})
+        ),
+    )
 
 
 def _saving(one: _Known, dialect: Dialect) -> str | None:

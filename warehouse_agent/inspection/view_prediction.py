@@ -8,7 +8,9 @@ from warehouse_agent.components.state import state_of
 from warehouse_agent.config import View, WarehouseConfig
 from warehouse_agent.history.refresh_history import read, refreshes
 from warehouse_agent.history.view_notes import ViewNotes
+from warehouse_agent.inspection import site_shares
 from warehouse_agent.inspection.place_prediction import Places, places_of_view
+from warehouse_agent.planning.site_joins import SiteJoinPrice
 from warehouse_agent.report import utc_at
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -39,6 +41,8 @@ class ViewForecast:
     `what` is the method, and `why` its reason; the seconds that both are expected to take are None
     if only one is possible. `seconds`: the median of the last view phases; None if there was none.
     `ahead`: what waits for it; None: nothing does. `places_expected`: where it runs, and why.
+    `site_joins`: what joins at sites would take, of each relation of which they are possible; none
+    if the view has them.
     """
 
     name: str
@@ -53,6 +57,7 @@ class ViewForecast:
     seconds: float | None
     ahead: WaitingChanges | None = None
     places_expected: Places = field(default_factory=dict)
+    site_joins: tuple[SiteJoinPrice, ...] = ()
 
 
 def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
@@ -89,6 +94,7 @@ def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
         seconds=sorted(times)[len(times) // 2] if times else None,
         ahead=_ahead(store, view, config),
         places_expected=places_of_view(sum(f.size for f in files)),
+        site_joins=site_shares.joins_priced(config, view),
     )
 
 

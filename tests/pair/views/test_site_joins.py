@@ -16,7 +16,10 @@ from tests.harness.legacy import LEGACIES
 from tests.harness.views import Sites, served
 from tests.pair.views.test_derived import is_equal
 from tests.warehouse_agent.cli.test_main import command
+from warehouse_agent.cli.plan import text_of_view
+from warehouse_agent.inspection import view_prediction
 from warehouse_agent.inspection.site_shares import decomposed
+from warehouse_agent.planning.site_joins import COMPARISON_BYTES
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
 
@@ -227,11 +230,20 @@ def test_the_view_decides(shop: Shop) -> None:
     shop.check()
     config, rows = shop.config(), sum(shop.expected("lines").values())
     (site,) = decomposed(config, config.views["lines"], ask=False)
-    said = (
-        f"at most {rows} of its 60 rows are in the view: site_joins = true would leave others at"
-        " the site, whose database then also reads about 40 rows of customer, orders"
-    )
-    assert [said in table.notes for table in site.tables] == [True, False, False]
+    planned = view_prediction.forecast(shop.store, config.views["lines"], config)
+    prices = {price.fragment: price for price in planned.site_joins}
+    price = prices["shop.line"]
+    assert (price.fragment, price.rows, price.joined) == ("shop.line", 60, rows)
+    assert (price.read, price.others) == (40, ("customer", "orders"))
+    loaded = COMPARISON_BYTES + 60 * price.row_bytes
+    assert price.load_bytes[0] == pytest.approx(loaded, abs=1)
+    said = price.describe()
+    assert f"would keep at most {rows} of the 60 rows of shop.line" in said
+    assert "would also read about 40 rows of customer, orders" in said
+    assert said in text_of_view(planned)
+    for table in site.tables:
+        advised = (one := prices.get(table.name)) is not None and one.is_advised
+        assert (one is not None and one.describe() in table.notes) == advised
 
 
 def test_a_view_waits_while_its_rows_are_of_two_snapshots(shop: Shop) -> None:
