@@ -518,6 +518,7 @@ def test_lots_do_the_same(runs: Runs, name: str) -> None:
     assert same(runs.in_lots(name), runs.in_driver(name))
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(STEP_THREADS < 2, reason="ONE CORE, PROCESSES OF STEPS NOT TESTED")
 @pytest.mark.parametrize("name", ["integer key", "composite key"])
 def test_steps_in_processes_do_the_same(

@@ -41,6 +41,7 @@ def test_an_exception_in_a_log_controls_no_terminal() -> None:
     assert sum("forged line" in line for line in others) == 3
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("module", "words"),
     [("source_agent.cli.main", ["check"]), ("warehouse_agent.cli.main", ["status"])],

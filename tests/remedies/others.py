@@ -244,6 +244,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/pair/views/test_flips.py::test_two_commands_where_locks_exclude_nobody": (
         "Run the command again: it goes on from what was committed.",
     ),
+    "tests/warehouse_agent/tasks/test_processes.py::test_a_process_that_is_killed_ends_the_step": (
+        (
+            "Run the command again. If it repeats, set a smaller `driver_share`, so that Spark"
+            " does more."
+        ),
+    ),
     "tests/pair/parts/test_scan_hours.py::test_refused_then_in_part_then_completely": (
         "Run the refresh again then, or refresh it by key (…).",
     ),

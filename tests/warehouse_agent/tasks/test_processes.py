@@ -20,6 +20,7 @@ from tests import ROOT
 from tests.harness.processes import is_alive
 from warehouse_agent.tasks.processes import ReadingProcesses
 
+pytestmark = pytest.mark.starts
 SCHEMA = pa.schema([("n", pa.int64()), ("pid", pa.int64())])
 
 
