@@ -60,7 +60,7 @@ class Bench:
 
     @property
     def textfile(self) -> Path:
-        return self.pair.folder.parent / "driftline.prom"
+        return self.pair.folder.parent / "tables.prom"
 
     def refresh(self, *options: str) -> Ended:
         return command("refresh", *options, config=self.config)
