@@ -217,8 +217,8 @@ def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
     ]
     lines += [line for status in shown for line in _failed(status, now)]
     lines += [
-        f"{s.name}: well again; {one.times:,}× failed, the last {age(one.at, now)}: {one.code}:"
-        f" {one.where}: {one.message}"
+        f"{s.name}: {one.times:,}× failed, then well again; the last {age(one.at, now)}:"
+        f" {one.code}: {one.where}: {one.message}"
         for s in shown
         for one in s.recovered or ()
     ]
