@@ -146,6 +146,7 @@ def test_what_a_killed_load_has_written_is_found_by_gc(pair: Pair) -> None:
     assert done.returncode == -signal.SIGKILL, (pair.folder / "log").read_text()
     assert (left := data_files(pair))
     assert pair.version("t") is None
+    pair.end_leases()
     pair.refresh("t")
     pair.check("t")
     assert set(left) < set(data_files(pair))
