@@ -1,6 +1,7 @@
-"""`--debug` of both command lines: before a command's name, and behind it.
+"""`--debug` of both command lines: before a command's name, and behind it; their list of commands.
 
-Errors say to run a command with it, and people add it at the end of what they ran.
+Errors say to run a command with it, and people add it at the end of what they ran. In the list the
+first paragraph of each command's help is whole: click would cut it off after a line.
 """
 
 from __future__ import annotations
@@ -39,3 +40,11 @@ class DebugGroup(click.Group):
         )
         cmd.params.append(option)
         super().add_command(cmd, name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, with the first paragraph of the help of each."""
+        helps = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, " ".join(text.partition("\n\n")[0].split())) for name, text in helps]
+            )

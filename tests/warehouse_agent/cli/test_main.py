@@ -251,7 +251,10 @@ def test_usage(tmp_path: Path, words: list[str], said: str) -> None:
 
 
 def test_help_and_version() -> None:
-    assert "refresh" in command("--help").out
+    said = command("--help").out
+    assert "refresh" in said
+    assert "prove" in said
+    assert "..." not in said.partition("Commands:")[2], "a description is cut off"
     assert command("--version").out.startswith("driftline ")
 
 
