@@ -8,12 +8,13 @@ sends or waits (`transport.waiting`), uses Spark or knows a method.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Positions
-from driftline.errors import MalformedMessage
+from driftline.errors import LimitExceeded, MalformedMessage
 from driftline.reconciliation.named_keys import KeyMap
 from driftline.reconciliation.ranges import Partition
 from driftline.relations import derivation_messages, derivations
@@ -33,6 +34,7 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import warnings
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.report import utc_now
+from warehouse_agent.spark.machine import machine
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.tasks.difference import (
     BelowKeys,
@@ -43,6 +45,10 @@ from warehouse_agent.tasks.difference import (
     Outcome,
 )
 from warehouse_agent.tasks.digests import Listing
+
+KEYS_SHARE: Final = 8  # of the memory of this process, for the keys of rows that come: one part
+_ARRAY_BYTES: Final = 128  # of an array besides its numbers
+N = TypeVar("N", np.uint64, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +165,49 @@ class ExchangeTerms:
         )
 
 
+class _KeptNumbers(Generic[N]):
+    """Numbers of rows that come, one a row. Their memory is bounded: a frame of 2 kB may hold
+    65,536 rows."""
+
+    def __init__(self, kind: type[N]) -> None:
+        self._kept: list[npt.NDArray[N]] = [np.zeros(0, kind)]
+        self._bytes, self._most = 0, machine().memory // KEYS_SHARE
+
+    def __bool__(self) -> bool:
+        return len(self._kept) > 1
+
+    def add(self, numbers: npt.NDArray[N]) -> None:
+        """Keep some more. Raises LimitExceeded: there is no memory for them."""
+        self._bytes += numbers.nbytes + _ARRAY_BYTES
+        if self._bytes > self._most:
+            raise LimitExceeded(
+                f"The keys of the rows that the source has sent take {self._bytes:,} bytes of"
+                f" memory, and {self._most:,} may be taken.",
+                remedy="If so many rows can have changed, give this process more memory; if not,"
+                " check what runs at the source's address. Nothing was published.",
+            )
+        self._kept.append(numbers)
+
+    def joined(self) -> npt.NDArray[N]:
+        """Return them all, in the order in which they came."""
+        return np.concatenate(self._kept)
+
+
 class ShippedKeys:
     """The k of the rows that came and lie inside an embedding; they may replace our rows."""
 
     def __init__(self, terms: ExchangeTerms, embedding: KeyMap, among: U64 | None = None) -> None:
         """among: the only k to be collected, uint64 [n] ascending; None: all."""
         self._terms, self._embedding, self._among = terms, embedding, among
-        self._ks: list[U64] = []
+        self._ks = _KeptNumbers(np.uint64)
 
     def take(self, frame: bytes) -> None:
-        """Add the rows of a frame. Raises FrameDamaged."""
+        """Add the rows of a frame. Raises FrameDamaged; LimitExceeded: they are too many."""
         terms = self._terms
         keys = join(received(frames.decode(frame).columns, terms.recipe))
         where = positions(keys, terms.recipe, position_seed(terms.fragment_key))
         ks, inside = self._embedding.embed(where, terms.salt)
-        self._ks.append(ks[inside] if self._among is None else _among(ks[inside], self._among))
+        self._ks.add(ks[inside] if self._among is None else _among(ks[inside], self._among))
 
     @property
     def came(self) -> bool:
@@ -183,7 +217,7 @@ class ShippedKeys:
     def replaced(self, gone: U64) -> BelowKeys:
         """Return that our rows of all collected k are replaced, and those of `gone`, uint64 [n],
         for which the source has no row."""
-        return BelowKeys(np.unique(np.concatenate([*self._ks, gone])), self._embedding)
+        return BelowKeys(np.unique(np.concatenate([self._ks.joined(), gone])), self._embedding)
 
 
 class ShippedPositions:
@@ -194,11 +228,11 @@ class ShippedPositions:
         self._terms = terms
         names = [column.name for column in terms.recipe.columns]
         self._checksum = names.index(checksum) if checksum else None
-        self._positions: list[Positions] = []
+        self._positions = _KeptNumbers(np.int64)
         self.rows = self.digest = Digest()
 
     def take(self, frame: bytes) -> None:
-        """Add the rows of a frame. Raises FrameDamaged."""
+        """Add the rows of a frame. Raises FrameDamaged; LimitExceeded: they are too many."""
         terms, decoded, checksums = self._terms, frames.decode(frame), None
         columns = decoded.columns
         keys = join(received(columns, terms.recipe))
@@ -207,12 +241,12 @@ class ShippedPositions:
             values = columns[self._checksum]
             checksums = checksum_hashes(values.data, values.starts, values.lengths, terms.salt)
         self.rows += decoded.digest
-        self._positions.append(where)
+        self._positions.add(where)
         self.digest += mixed_keys(where, terms.salt, checksums).digest()
 
     def ascending(self) -> Positions:
         """Return all positions, int64 [n] ascending."""
-        return np.sort(np.concatenate([np.zeros(0, np.int64), *self._positions]))
+        return np.sort(self._positions.joined())
 
 
 def _marker_use(done: pb.Finished, recipe: Recipe) -> MarkerUse | None:

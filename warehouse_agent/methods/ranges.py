@@ -230,21 +230,19 @@ def mismatch(reply: pb.Reply, ranges: int) -> Requests[tuple[Bools, npt.NDArray[
 def row_hashes() -> Requests[Hashes | None]:
     """Return all row hashes, uint64 [n], in the order they came; None: too many, everything
     follows. Raises MalformedMessage."""
-    pieces: list[Hashes] = []
-    held = 0
+    held = bytearray()  # one, for a piece may hold a single hash
     while True:
         reply = yield None
         if reply.HasField("hashes_end"):
             if reply.hashes_end.too_many:
-                if pieces:
+                if held:
                     raise MalformedMessage("Row hashes came, and were too many to be sent.")
                 return None
-            return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
+            return np.frombuffer(held, "<u8").astype(np.uint64)
         if len(reply.row_hashes.hashes) % 8 or not reply.row_hashes.hashes:
             raise MalformedMessage("Row hashes were expected.")
-        pieces.append(np.frombuffer(reply.row_hashes.hashes, "<u8").astype(np.uint64))
-        held += len(pieces[-1])
-        if held > ROW_HASHES_MAX:
+        held += reply.row_hashes.hashes
+        if len(held) > 8 * ROW_HASHES_MAX:
             raise MalformedMessage(f"More than {ROW_HASHES_MAX} row hashes came.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from driftline.errors import (
 )
 from driftline.limits import FRAME_ROWS_MAX, NO_ADVANCE_S
 from driftline.reconciliation.ranges import uniform
+from driftline.reconciliation.sketches import Embedding
 from driftline.rows import frames
 from driftline.rows.digests import Digest, Salt, mix
 from driftline.rows.fingerprints import fingerprints
@@ -29,7 +31,11 @@ from tests.harness.exchange_pair import KEY, SALT, Ours
 from tests.harness.rogue import line_to
 from tests.samples.exchanges import ORDERS
 from tests.samples.rows import block, recipe
+from warehouse_agent.methods import conversation
+from warehouse_agent.methods.conversation import KEYS_SHARE, ShippedKeys, ShippedPositions
+from warehouse_agent.methods.ranges import row_hashes
 from warehouse_agent.methods.registry import compare
+from warehouse_agent.spark.machine import Machine
 from warehouse_agent.storage import store
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import staging as stage
@@ -39,6 +45,7 @@ from warehouse_agent.transport.frame_admission import FrameAdmission, StagingRoo
 from warehouse_agent.transport.throughput import ProgressCheck
 
 MADE = recipe(["int8", "text"])
+ALL = Embedding(1 << 20)
 REPLIES_MAX = 5_000  # of a source that never ends: the tests end before
 
 
@@ -150,6 +157,41 @@ def test_a_count_is_what_it_says() -> None:
     with pytest.raises(MalformedMessage, match="counted 1,000 rows and has sent"):
         admits.admit(whole)
     assert admits.is_overrun
+
+
+@pytest.mark.parametrize("rows", [1, 4096])
+@pytest.mark.parametrize("kind", [ShippedKeys, ShippedPositions])
+def test_keys_of_endless_rows_do_not_fill_memory(
+    monkeypatch: pytest.MonkeyPatch, rows: int, kind: type[ShippedKeys | ShippedPositions]
+) -> None:
+    """They are held until the source has said which of our rows are gone."""
+    most = 1 << 17
+    monkeypatch.setattr(conversation, "machine", lambda: Machine(1, KEYS_SHARE * most))
+    terms, made = ours(0).terms(), frame(rows)
+    of = ShippedPositions(terms, "") if kind is ShippedPositions else ShippedKeys(terms, ALL)
+
+    def take_all() -> None:
+        for _ in range(most):
+            of.take(made)
+
+    tracemalloc.start()
+    with pytest.raises(LimitExceeded, match=f"{most:,} may be taken"):
+        take_all()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most / 3 < held < 2 * most
+
+
+def test_row_hashes_that_come_one_by_one_take_little_memory() -> None:
+    hashes, count = row_hashes(), 20_000
+    next(hashes)
+    one = pb.Reply(row_hashes=pb.RowHashes(hashes=bytes(8)))
+    tracemalloc.start()
+    for _ in range(count):
+        hashes.send(one)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 16 * count
 
 
 # Over mutual TLS: a source that never ends.
