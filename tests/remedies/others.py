@@ -309,7 +309,13 @@ NOBODY: dict[str, tuple[str, ...]] = {
         "Remove `read_at_most` from the fragment, so that all rows are compared.",
         "Run the refresh again: it compares all rows.",
     ),
-    _MACHINE: ("The agent's machine has too little memory.",),
+    _MACHINE: (
+        "The agent's machine has too little memory.",
+        (
+            "If so many rows can have changed, give this process more memory; if not, check what"
+            " runs at the source's address. Nothing was published."
+        ),
+    ),
     _CLUSTER: (
         (
             "Ask for what the cluster has free (`spark.executor.memory`, `spark.executor.cores`,"
