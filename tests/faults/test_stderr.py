@@ -110,7 +110,8 @@ def test_a_bad_value_is_one_paragraph(site: Site) -> None:
             "error VALUE: terms: The timestamptz value 'infinity' of column 'until' does not fit "
             "into timestamp. Its row has the key 7. The date value '-infinity' of column 'd' does "
             'not fit into date. Its row has the key 7. Set carriers = {until = "string", d = '
-            '"string"} in the fragment\'s section of warehouse.toml.'
+            '"string"} in its section [fragments.…] of warehouse.toml; if it has a version, '
+            "refresh it with --accept-schema."
         )
         assert lines == [
             says,

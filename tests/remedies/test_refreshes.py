@@ -274,8 +274,12 @@ def test_a_value_that_spark_does_not_hold(site: Site) -> None:
     site.sql("CREATE TABLE days (id INTEGER PRIMARY KEY NOT NULL, d DATE)")
     site.sql("INSERT INTO days VALUES (1, '2026-01-01'), (2, 'infinity')")
     site.serve('table = "days"\ntypes = { d = "date" }')
-    remedy = told(site.fault(), "Set carriers = {…} in the fragment's section of warehouse.toml.")
-    site.keep(remedy.removeprefix("Set ").partition(" in the fragment")[0])
+    remedy = told(
+        site.fault(),
+        "Set carriers = {…} in its section [fragments.…] of warehouse.toml; if it has a version,"
+        " refresh it with --accept-schema.",
+    )
+    site.keep(remedy.removeprefix("Set ").partition(" in its section")[0])
     assert site.refresh().code == 0
 
 

@@ -179,8 +179,10 @@ def text_of(report: Report) -> str:
     proven = {"keys": "keys proven equal", "claimed": "claimed, not proven"}.get(
         report.proof or "", "proven equal"
     )
+    changes = f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}"
+    if report.schema_changed:
+        changes = "all written for its new columns, changes not counted"
     return (
         f"{report.name}: version {report.version}, {counted(report.rows_total, 'row')}, "
-        f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "
-        f"{proven} as of {report.as_of}{extra} ({report.method}, {', '.join(took)})"
+        f"{changes}, {proven} as of {report.as_of}{extra} ({report.method}, {', '.join(took)})"
     )

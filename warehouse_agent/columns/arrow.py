@@ -196,7 +196,10 @@ def as_strings(names: Sequence[str]) -> str:
     """Return what to do about columns with values that do not fit."""
     keys = [n if re.fullmatch(r"[A-Za-z0-9_-]+", n) else f'"{n}"' for n in names]
     carriers = ", ".join(f'{key} = "string"' for key in keys)
-    return f"Set carriers = {{{carriers}}} in the fragment's section of warehouse.toml."
+    return (
+        f"Set carriers = {{{carriers}}} in its section [fragments.…] of warehouse.toml; if it has a"
+        " version, refresh it with --accept-schema."
+    )
 
 
 def _decoded(column: Column, data: bytes, row: int | None = None) -> str:

@@ -185,6 +185,8 @@ def refuse_duplicates(
     samples = {
         f"sample {n + 1}": ", ".join(
             f"{column.name} = {value!r}"
+            if isinstance(value, str | bytes)
+            else f"{column.name} = {value}"
             for column, value in zip(layout.recipe.key, values, strict=True)
         )
         for n, values in enumerate(repeated)
