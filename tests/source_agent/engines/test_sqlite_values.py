@@ -73,8 +73,13 @@ def _parsed(parse: Callable[[str], object]) -> Expected:
 
 
 def _day(text: str) -> str:
-    """Return the text of a day, whose year may have more digits than Python's."""
+    """Return the text of a day, whose year may have more digits than Python's.
+
+    Raises ValueError: it is later than a date can be (PostgreSQL, table 8.9), or is no day.
+    """
     year, _, rest = text.partition("-")
+    if int(year) > 5_874_897:
+        raise ValueError(text)
     date.fromisoformat(f"{2000 + int(year) % 400}-{rest}")
     return f"{int(year):04}-{rest}"
 
