@@ -182,7 +182,7 @@ def _refuse_shrunk(job: Job, p: Prepared, out: Outcome) -> None:
     if choice.shrank(before, after):
         raise TableShrank(
             f"The source has {counted(after, 'row')} and the warehouse {before:,}{of}: "
-            "more than half are gone.",
+            f"more than half are gone. Version {p.base.version} stays published.",
             where=job.name,
             remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
         )

@@ -105,7 +105,8 @@ def explained(reply: pb.DescribeReply, base: Snapshot, name: str) -> RecipeChang
         new = replace(new, columns=tuple(c for c in new.columns if c.name in known))
     changes = phrases(old, new)
     return RecipeChanged(
-        f"The relation changed at the source: {'; '.join(changes)}.",
+        f"The relation changed at the source: {'; '.join(changes)}. Version"
+        f" {base.version} stays published.",
         where=name,
         remedy=f"To go on: driftline refresh {name} --accept-schema",
         details={f"change {i + 1}": text for i, text in enumerate(changes)},

@@ -134,9 +134,9 @@ def slots(labels: Sequence[str]) -> Axis:
 
 
 def count_text(amount: float) -> str:
-    """Return a count in words, short where it is large: `999`, `1.2 k`, `3 M`."""
-    for unit in ("", " k", " M", " G", " T"):
-        if amount < 999.5 or unit == " T":
+    """Return a count in words, short where it is large: `999`, `1.2 k`, `3 M`, `5.6 bn`."""
+    for unit in ("", " k", " M", " bn", " tn"):
+        if amount < 999.5 or unit == " tn":
             break
         amount /= 1000
     return f"{digits(amount)}{unit}"

@@ -205,7 +205,10 @@ def test_what_the_source_read_is_told_in_reads_of_the_whole_table() -> None:
     assert row.reads == 1
     assert row.all_reads == series.whole.rows_read / 1_204_118
     text = " ".join(harmless(pages.index(SCOPE, [row], [series.whole], [])).text.split())
-    assert f"{row.all_reads / 3:.1f} reads of the whole table a refresh; since " in text
+    assert (
+        f"{row.all_reads / 3:.1f} reads of the whole table a refresh, where a copy takes one;"
+        " since " in text
+    )
     assert " k (1.0×)" in text
     shown = pages.table(SCOPE, row, published(), series, None, ())
     assert "1.0 reads of the whole table, in the median" in shown
@@ -234,7 +237,10 @@ def test_commands_that_run_and_those_that_were_killed() -> None:
 def test_totals_say_what_was_saved() -> None:
     totals = [Totals(refreshes=3, moved_beside=2_000_000, copied=400_000_000, failed={"LOCKED": 2})]
     text = " ".join(harmless(pages.index(SCOPE, rows_of(published()), totals, [])).text.split())
-    assert "Bytes saved, beside copies of all rows99.5 %moved 2 MB of the 400 MB that" in text
+    assert (
+        "Bytes saved, beside copies of all rows99.5 %398 MB less: moved 2 MB of the 400 MB that"
+        in text
+    )
     assert "Refreshes that went well32 failed" in text
     dear = [Totals(refreshes=1, moved_beside=3, copied=2)]
     assert "<b>nothing</b>" in pages.index(SCOPE, [], dear, [])
